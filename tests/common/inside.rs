@@ -1,17 +1,17 @@
-//! Mounts in a namespace of their own: whatever becomes of the test, they end with it.
+//! Mounts in a separate namespace: they end with the test in every case.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Set inside: the directory of this run.
+/// Set in the inner run: its directory.
 const INSIDE: &str = "HOLDFAST_INSIDE";
 /// The file that an inner run leaves in its directory, below its own mounts. A run of no test succeeds too.
 const RAN: &str = "ran";
 
-/// Says something at once: the harness would swallow it.
+/// Prints at once: the harness would hide the text.
 pub(crate) fn say(text: impl std::fmt::Display) {
-    // Nobody is left to be told when standard error is closed.
+    // When standard error is closed, the text is dropped.
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
@@ -21,19 +21,21 @@ pub(crate) fn command(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Whether it is there: a program by its name, anything else by its path.
+/// Whether the program (by name) or the file (by absolute path) exists.
 pub(crate) fn has_program(need: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if need.starts_with('/') { Path::new(need).exists() } else { std::env::split_paths(&path).any(|dir| dir.join(need).is_file()) }
 }
 
-/// Runs `test` of this binary again with mounts of its own, and returns its directory there, which is in memory. `None`
-/// outside, where the inner run has been judged, or nothing could be tested and that was said.
+/// Runs `test` of this binary again with private mounts, and returns its directory there, which is
+/// in memory. Outside it returns `None`, after the inner run has been checked, or after a SKIPPED
+/// line.
 pub(crate) fn inside(test: &str, needs: &[&str]) -> Option<PathBuf> {
     inside_of(test, needs, &[])
 }
 
-/// The same with a network of its own too: what is made there ends with it. Its `/sys` shows that network.
+/// The same with a private network too: its interfaces end with it, and its `/sys` shows that
+/// network.
 pub(crate) fn inside_a_network(test: &str, needs: &[&str]) -> Option<PathBuf> {
     let needs: Vec<&str> = needs.iter().chain(&["ip"]).copied().collect();
     let dir = inside_of(test, &needs, &["--net"])?;
@@ -55,7 +57,7 @@ fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
     }
     let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
     let unshare = [&["--mount", "--propagation", "private"], also].concat();
-    // The kernel may forbid what root usually may.
+    // The kernel may forbid an operation that root usually has.
     let allowed = Command::new("unshare").args(&unshare).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output().unwrap();
     if !allowed.status.success() {
         say(format_args!("SKIPPED: {test}: {}", String::from_utf8_lossy(&allowed.stderr).trim()));
@@ -63,7 +65,7 @@ fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
     }
     let mut inner = Command::new("unshare");
     inner.args(&unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
-    // sled panics on some of what it finds, and each picture of its stack takes half a second.
+    // sled panics on some damaged files, and each backtrace takes half a second.
     let status = inner.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).status().unwrap();
     assert!(status.success(), "the inner run failed; its output is above");
     assert!(dir.path().join(RAN).exists(), "this binary has no test `{test}`: a name begins with its module");

@@ -1,4 +1,4 @@
-//! The life of a ledger under load, from a seed, and the model of what it must know afterwards.
+//! A ledger under random load from a seed, and the model of its expected content.
 
 use super::Random;
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp};
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// What a ledger knows.
+/// The expected content of a ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Model {
     pub(crate) live: BTreeMap<AllocId, Grant>,
@@ -16,7 +16,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// What a ledger knows that was just opened, history aside.
+    /// The content of a ledger that was just opened, without its history.
     pub(crate) fn of(recovered: Recovered) -> Model {
         let live = recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect();
         Model { live, names: recovered.names, ..Model::default() }
@@ -40,7 +40,7 @@ impl Model {
     }
 }
 
-/// Makes the orders.
+/// Generates the entries.
 #[derive(Debug)]
 pub(crate) struct Load {
     made: u64,
@@ -54,7 +54,7 @@ impl Load {
         Load { made, random, now: Timestamp::from_system(SystemTime::now()).0 }
     }
 
-    /// What is appended next to a ledger that knows `model`.
+    /// The next entries for a ledger with the content of `model`.
     pub(crate) fn entries(&mut self, model: &Model) -> Vec<Entry> {
         let mut after = model.clone();
         let entries = (0..=self.random.below(4)).map(|_| {
@@ -68,7 +68,7 @@ impl Load {
     fn entry(&mut self, model: &Model) -> Entry {
         let nth = self.random.index(model.live.len());
         self.now += 1;
-        // Some thirty live grants at a time, as a busy node has.
+        // About thirty live grants at a time, as on a busy node.
         let (kind, some) = (self.random.below(8), model.live.values().nth(nth));
         match some {
             Some(grant) if kind < 2 || model.live.len() > 30 => self.release(grant),
@@ -88,7 +88,7 @@ impl Load {
     fn grant(&mut self) -> Entry {
         self.made += 1;
         let n = self.made;
-        // Of many sizes; the largest soon fill a segment of the journal.
+        // Grants of many sizes; the largest soon fill a segment of the journal.
         let filler = "x".repeat(self.random.index(2) * self.random.index(24_000));
         Entry::Grant(Arc::new(Grant {
             alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),

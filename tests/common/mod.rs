@@ -1,6 +1,7 @@
-//! What the tests of the whole daemon share: a node in a folder, the daemon as a child process, waits for values.
+//! Helpers for tests of the whole daemon: a node in a folder, the daemon as a child process, waits
+//! for values.
 //!
-//! Nothing here sleeps: a wait ends with the value it waits for, or fails loudly when the daemon hangs.
+//! Nothing here sleeps: a wait ends with its value, or fails with a message when the daemon hangs.
 
 #![allow(dead_code, reason = "each test file uses its part of this")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a helper of a test fails the test, and may say why")]
@@ -32,7 +33,7 @@ use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
-/// A daemon that takes longer than this hangs. No promise is measured with it.
+/// A daemon that takes longer than this hangs. This is not a performance limit.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 
 /// Runs a test inside an actix system, as the daemon runs.
@@ -40,7 +41,8 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
     actix::System::new().block_on(test)
 }
 
-/// Has the panics that a test asks for pass without a report: a backtrace takes longer than the rebuild it hides.
+/// Suppresses the report of panics that a test requests: a backtrace takes longer than the rebuild
+/// that it hides.
 pub(crate) fn quiet_crashes() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -51,12 +53,12 @@ pub(crate) fn quiet_crashes() {
     }));
 }
 
-/// Waits, but not for ever.
+/// Waits for a future, at most `HANG`.
 pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Asks again until the answer fits: for views that follow what they show by milliseconds.
+/// Repeats the query until the answer fits: for views that follow their source by milliseconds.
 pub(crate) fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
     let began = Instant::now();
     loop {
@@ -72,16 +74,17 @@ pub(crate) fn name(text: &str) -> ResourceName {
     text.parse().unwrap()
 }
 
-/// A node: a host root in which plain files stand for device nodes, and a place for everything else.
+/// A node: a host root with plain files in place of device nodes, and folders for all other
+/// directories.
 #[derive(Debug)]
 pub(crate) struct Node {
     dir: Arc<TempDir>,
-    /// Tells the state of one instance of the daemon from that of another.
+    /// Distinguishes the state of one instance of the daemon from that of another.
     instance: &'static str,
 }
 
 impl Node {
-    /// An empty node. Its path is short: the paths of sockets may have 107 bytes.
+    /// An empty node. Its path is short, because a socket's path may have at most 107 bytes.
     pub(crate) fn new() -> Node {
         let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
         let node = Node { dir: Arc::new(dir), instance: "" };
@@ -90,7 +93,8 @@ impl Node {
         node
     }
 
-    /// A node with `count` nodes `/dev/<stem>0`, `/dev/<stem>1`, … for each stem, each a resource `example.com/<stem>`.
+    /// A node with `count` nodes `/dev/<stem>0`, `/dev/<stem>1`, … for each stem, each a resource
+    /// `example.com/<stem>`.
     pub(crate) fn with(resources: &[(&str, usize)]) -> Node {
         let node = Node::new();
         let mut text = String::from("[telemetry]\nlisten = \"off\"\n");
@@ -102,7 +106,7 @@ impl Node {
         node
     }
 
-    /// The same node for another instance of the daemon, with a ledger of its own.
+    /// The same node for another instance of the daemon, with a separate ledger.
     pub(crate) fn beside(&self, instance: &'static str) -> Node {
         Node { dir: Arc::clone(&self.dir), instance }
     }
@@ -164,7 +168,7 @@ impl Node {
         Kubelet::start(self.kubelet_config()).await.unwrap()
     }
 
-    /// A kubelet that has been there for an hour, as far as its socket tells: what it lists is believed at once.
+    /// A kubelet that, by its socket, has run for an hour: its listings count as proof at once.
     pub(crate) async fn start_old_kubelet(&self, config: KubeletConfig) -> Kubelet {
         let kubelet = Kubelet::start(config).await.unwrap();
         let made = TimeSpec::from_duration(UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(3600));
@@ -173,7 +177,7 @@ impl Node {
         kubelet
     }
 
-    /// A verb with this node's roots. `HOLDFAST_BIN` takes the place of the binary that was just built.
+    /// A verb with this node's roots. `HOLDFAST_BIN` replaces the binary that was just built.
     pub(crate) fn command(&self, verb: &[&str]) -> Command {
         let binary = std::env::var_os("HOLDFAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_holdfast").into());
         let mut command = Command::new(binary);
@@ -186,7 +190,7 @@ impl Node {
         command
     }
 
-    /// Runs a verb to its end. Not while the kubelet of this thread is needed for it.
+    /// Runs a verb to its end. Not for verbs that need the kubelet of this thread.
     pub(crate) fn output(&self, verb: &[&str]) -> Output {
         self.command(verb).output().unwrap()
     }
@@ -202,7 +206,7 @@ impl Node {
         Daemon::spawn(&mut self.command(&["run"]))
     }
 
-    /// The live grants, as the journal tells them.
+    /// The live grants in the journal.
     pub(crate) fn grants(&self) -> Vec<Grant> {
         store::peek(&self.state()).unwrap().grants
     }
@@ -241,7 +245,7 @@ impl Daemon {
         nix::sys::signal::kill(self.pid(), signal).unwrap();
     }
 
-    /// What it has logged so far.
+    /// The lines of its log so far.
     pub(crate) fn log(&self) -> Vec<String> {
         self.lines.borrow().clone()
     }
@@ -255,7 +259,7 @@ impl Daemon {
         find(&found).unwrap()
     }
 
-    /// Waits until `text` has been logged so many times.
+    /// Waits until `text` has been logged `times` times.
     pub(crate) async fn logged_often(&self, text: &str, times: usize) {
         let mut lines = self.lines.clone();
         let often = |lines: &Vec<String>| lines.iter().filter(|line| line.contains(text)).count() >= times;
@@ -269,7 +273,7 @@ impl Daemon {
         self.child.wait().unwrap()
     }
 
-    /// Waits for the end of this process alone: another one may go on writing its log.
+    /// Waits for the end of this process alone: another one may continue to write its log.
     pub(crate) async fn exited(&mut self) -> ExitStatus {
         let exited = async {
             loop {
@@ -282,7 +286,7 @@ impl Daemon {
         soon("the end of the daemon", exited).await
     }
 
-    /// Kills it with SIGKILL, and waits until nothing is left of it.
+    /// Kills it with SIGKILL, and waits until it has exited.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         assert_eq!(self.child.wait().unwrap().signal(), Some(9));
@@ -301,12 +305,12 @@ impl Drop for Daemon {
     }
 }
 
-/// Waits until the kubelet counts so many devices of the resource as healthy.
+/// Waits until the kubelet counts `healthy` devices of the resource as healthy.
 pub(crate) async fn offered(kubelet: &Kubelet, resource: &ResourceName, healthy: usize) {
     kubelet.wait_for(|view| view.capacity(resource).allocatable == healthy, HANG).await.unwrap();
 }
 
-/// How many events fit.
+/// The number of events that fit.
 pub(crate) fn count(kubelet: &Kubelet, fits: impl Fn(&EventKind) -> bool) -> usize {
     kubelet.view(|view| view.events().iter().filter(|event| fits(&event.kind)).count())
 }
@@ -324,14 +328,15 @@ pub(crate) async fn dial(kubelet: &Kubelet, node: &Node, resource: &ResourceName
     DevicePluginClient::new(channel)
 }
 
-/// Allocates for one container; its alloc-id.
+/// Allocates for one container and returns its alloc-id.
 pub(crate) async fn allocate(api: &mut DevicePluginClient<Channel>, ids: &[&str]) -> Result<AllocId, tonic::Status> {
     let request = api::ContainerAllocateRequest { devices_ids: ids.iter().map(ToString::to_string).collect() };
     let response = api.allocate(api::AllocateRequest { container_requests: vec![request] }).await?;
     Ok(AllocId::new(response.into_inner().container_responses[0].annotations[AllocId::ANNOTATION].clone()))
 }
 
-/// Reads what the daemon tells systemd, until it tells `wanted`, or anything of a variable such as `MAINPID=`. The line.
+/// Reads the daemon's notifications to systemd until the line `wanted`, or any value of a variable
+/// such as `MAINPID=`. Returns the line.
 pub(crate) async fn notified(socket: &UnixDatagram, wanted: &str) -> String {
     let is_wanted = |line: &&str| *line == wanted || (wanted.ends_with('=') && line.starts_with(wanted));
     let mut buffer = [0; 256];
@@ -351,14 +356,14 @@ pub(crate) fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
     grant.devices.iter().map(|device| device.id.clone()).collect()
 }
 
-/// Where `/metrics` and the others are served, as the log tells.
+/// The address of `/metrics` and the other pages, from the log.
 pub(crate) async fn telemetry(daemon: &Daemon) -> SocketAddr {
     let line = daemon.logged("serving /metrics").await;
     let (_, address) = line.split_once("address=").unwrap();
     address.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// A GET without ceremony: status code and body.
+/// A minimal GET: status code and body.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(HANG)).unwrap();
@@ -369,12 +374,12 @@ pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Whether this process may do everything, so that permissions hinder nothing.
+/// Whether this process is root, so that no permission applies to it.
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// The middle, the 99th of a hundred and the largest.
+/// The median, the 99th percentile and the maximum.
 pub(crate) fn percentiles(mut values: Vec<Duration>) -> String {
     values.sort();
     let at = |share: usize| values.get((values.len() * share / 100).min(values.len() - 1)).copied().unwrap_or_default();
@@ -393,7 +398,7 @@ impl Random {
         Random(seed)
     }
 
-    /// Those of a seed.
+    /// The numbers of a seed.
     pub(crate) fn of(seed: u64) -> Random {
         Random(seed)
     }
@@ -407,18 +412,19 @@ impl Random {
         (z ^ (z >> 31)) % bound.max(1)
     }
 
-    /// An index into so many.
+    /// An index into `count` elements.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         usize::try_from(self.below(count as u64)).unwrap()
     }
 }
 
-/// Every file below a directory with its bytes, to be compared later.
+/// Every file below a directory with its bytes, for a later comparison.
 pub(crate) fn files_below(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     look_below(dir).unwrap()
 }
 
-/// The same of a directory whose owner is at work: all of them at one moment, at which nothing changed.
+/// The same for a directory in use: waits for two equal passes, so that the files are from one time
+/// without a change.
 pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let deadline = Instant::now() + HANG;
     let mut before = None;
@@ -432,7 +438,7 @@ pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     }
 }
 
-/// An error when a file goes meanwhile.
+/// An error when a file disappears meanwhile.
 fn look_below(dir: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];

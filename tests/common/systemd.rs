@@ -1,4 +1,5 @@
-//! What systemd does for a process of a unit: it hears it, and keeps files for the next one (`FileDescriptorStoreMax=`).
+//! A stand-in for systemd: it receives a unit's notifications, and keeps files for its next process
+//! (`FileDescriptorStoreMax=`).
 
 use command_fds::{CommandFdExt as _, FdMapping};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -10,20 +11,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tokio::sync::watch;
 
-/// The first file that a process is given.
+/// The number of the first file that a process gets.
 const FIRST_FD: i32 = 3;
 
-/// What is told behind all that processes have told.
+/// Sent after all notifications of the processes.
 const BARRIER: &str = "BARRIER=1";
 
-/// It hears until the test ends.
+/// It receives until the test ends.
 #[derive(Debug)]
 pub(crate) struct Systemd {
     path: PathBuf,
     pub(crate) heard: watch::Receiver<Heard>,
 }
 
-/// What it has been told, and what it keeps.
+/// The notifications, and the kept files.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     lines: Vec<String>,
@@ -42,12 +43,12 @@ impl Systemd {
         Systemd { path: path.to_owned(), heard }
     }
 
-    /// How many files it keeps.
+    /// The number of kept files.
     pub(crate) fn keeps(&self) -> usize {
         self.heard.borrow().kept.len()
     }
 
-    /// Has it hear all that it was told until now.
+    /// Waits until it has received every notification that was sent so far.
     fn catch_up(&self) {
         let caught_up = || self.heard.borrow().times(BARRIER);
         let before = caught_up();
@@ -57,7 +58,8 @@ impl Systemd {
         }
     }
 
-    /// The command in a unit: it is heard, and gets what is kept, in an order of systemd's own.
+    /// The command as part of a unit: its notifications are received, and it gets the kept files,
+    /// in an order of systemd's own.
     pub(crate) fn in_unit(&self, command: &Command) -> Command {
         self.catch_up();
         let heard = self.heard.borrow();
@@ -75,7 +77,7 @@ impl Systemd {
 }
 
 impl Heard {
-    /// How often it has been told this.
+    /// The number of notifications with this line.
     pub(crate) fn times(&self, line: &str) -> usize {
         self.lines.iter().filter(|told| *told == line).count()
     }

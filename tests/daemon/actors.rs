@@ -1,4 +1,5 @@
-//! One actor's death is not the daemon's (I10): pods are admitted, streams stay open, nothing is lost or given twice.
+//! One actor's death is not the daemon's (I10): pods are admitted, streams stay open, nothing is
+//! lost or given twice.
 
 use crate::common::{HANG, Node, allocate, count, dial, ids, name, offered, percentiles, quiet_crashes, run, soon};
 use futures_util::future::{join, join_all};
@@ -13,14 +14,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 const DEVICES: usize = 48;
-/// Pods that hold devices at one time: always enough to make a double grant seen.
+/// Pods that hold devices at one time: always enough to reveal a double grant.
 const PODS_ALIVE: usize = 20;
-/// So many at least, so that devices change hands.
+/// The least number of pods, so that devices are reused.
 const PODS_MIN: usize = 80;
 /// The supervisor escalates at the tenth death within a minute.
 const DEATHS: usize = 9;
 
-/// Lets each actor die as often as it may without being given up: once one after the other, then side by side.
+/// Lets each actor die as often as the supervisor allows: once one after the other, then in
+/// parallel.
 async fn kill_all(app: &App, took: &RefCell<Vec<Duration>>) {
     let actors = &app.actors;
     let kill = async |number: usize| {
@@ -56,7 +58,8 @@ fn containers(kubelet: &Kubelet, uid: &str) -> Vec<(AllocId, BTreeSet<DeviceId>)
     edits.map(|(container, edits)| (AllocId::new(edits.annotations[AllocId::ANNOTATION].clone()), held(&container))).collect()
 }
 
-/// Admits pods until `done`, each with an init container that hands its devices on; every one must run.
+/// Admits pods until `done`, each with an init container that leaves its devices to the next one;
+/// every pod must run.
 async fn admit(kubelet: &Kubelet, done: &Cell<bool>) -> BTreeMap<AllocId, BTreeSet<DeviceId>> {
     let gpu = name("example.com/gpu");
     let mut granted = BTreeMap::new();
@@ -117,7 +120,8 @@ fn every_actor_dies_again_and_again_while_pods_are_admitted_and_nobody_notices()
             assert!(metrics::counted(Metric::ActorRestarts, &[actor]) >= DEATHS as u64, "{actor}");
         }
 
-        // The actors of the last life know everything: the list is whole, new devices are seen, grants find their pods.
+        // The rebuilt actors have the whole state: the list is complete, new devices are found,
+        // grants find their pods.
         node.create_device("gpu", DEVICES);
         offered(&kubelet, &name("example.com/gpu"), DEVICES + 1).await;
         let mut grants = app.views.grants.clone();
@@ -154,7 +158,7 @@ fn an_actor_that_keeps_dying_makes_the_daemon_give_up() {
         assert_eq!(app.actors.ledger.crash().await, Err(CallError::GivenUp("ledger")));
         assert_eq!(soon("the escalation", app.escalated()).await, "ledger");
 
-        // Until the process ends nothing is given that cannot be remembered.
+        // Until the process ends, no grant is given without a record.
         let refused = allocate(&mut api, &["dev:gpu1"]).await.unwrap_err();
         assert!(refused.message().contains("died too often"), "{refused}");
         assert_eq!(node.grants().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>(), [before]);

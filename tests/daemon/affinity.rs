@@ -1,4 +1,4 @@
-//! A pod that asks for a GPU and for an adapter gets both under one switch, in whichever order the kubelet asks.
+//! A pod with a GPU and an adapter gets both under one switch, in any order of the kubelet's calls.
 
 use crate::common::{Node, name, offered, run, soon};
 use holdfast::domain::DeviceId;
@@ -20,7 +20,7 @@ class = "rdma"
 select = { vf = true }
 "#;
 
-/// On which of the two sockets, each of which has one switch, the devices of a container are.
+/// The sockets of a container's devices; each of the two sockets has one switch.
 fn switches(node: &SimNode, ids: impl IntoIterator<Item = DeviceId>) -> BTreeSet<u8> {
     let address = |id: &DeviceId| {
         let gpu = (0..holdfast::lab::sim::hardware::GPUS).find(|index| node.gpu_uuid(*index) == id.as_str());
@@ -40,7 +40,8 @@ fn a_gpu_and_an_adapter_of_one_container_are_under_one_switch() {
         let (gpu, hca) = (name("example.com/gpu"), name("example.com/hca"));
         offered(&kubelet, &gpu, 8).await;
         offered(&kubelet, &hca, 8).await;
-        // One adapter of the second socket stays taken: the next one would be taken beside it, and the next GPU on the first.
+        // One adapter of the second socket stays taken: the next one would be taken next to it, and
+        // the next GPU on the first.
         let alone: Vec<PodSpec> = (0..5).map(|n| PodSpec::new("default", format!("alone-{n}")).app("main", &hca, 1)).collect();
         for pod in &alone {
             soon("a pod", kubelet.add_pod(pod.clone())).await;
@@ -50,7 +51,8 @@ fn a_gpu_and_an_adapter_of_one_container_are_under_one_switch() {
         }
         let left = kubelet.devices(&alone[4].uid, "main");
         assert_eq!(switches(&hardware, left.into_values().flatten()), [1].into());
-        // On a busy machine the kubelet may ask too late once; without attraction each of the three is torn apart.
+        // On a busy machine one of the kubelet's calls may come too late; without affinity all
+        // three pods are split.
         let mut together = 0;
         for number in 0..3 {
             let mut pod = PodSpec::new("default", format!("pod-{number}")).app("main", &gpu, 1);

@@ -1,4 +1,5 @@
-//! What the daemon answers: Allocate's errors, the lists that follow, and the questions of people and of monitoring.
+//! The daemon's answers: Allocate's errors, the lists that follow, and the replies to operators and
+//! monitoring.
 
 use crate::common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
 use holdfast::domain::{Durability, Entry, Grant, GrantState, ResourceName};
@@ -15,7 +16,7 @@ fn gpu() -> ResourceName {
     name("example.com/gpu")
 }
 
-/// Waits for a list of so many healthy and so many other devices.
+/// Waits for a list with these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
     let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
@@ -83,7 +84,7 @@ fn every_container_of_a_pool_gets_all_its_devices() {
         let held: BTreeSet<_> = node.grants().iter().flat_map(ids).map(|id| id.to_string()).collect();
         assert_eq!(held.into_iter().collect::<Vec<_>>(), ["0", "1"]);
 
-        // What is held stays in the list of the next process, also when the pool is gone.
+        // Held ids stay in the next process's list, also when the pool is absent.
         for index in 0..3 {
             node.remove_device("gpu", index);
         }
@@ -93,7 +94,7 @@ fn every_container_of_a_pool_gets_all_its_devices() {
         daemon.kill();
         let _next = node.start_daemon();
         kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
-        // And one of the devices is enough for everybody.
+        // One of the devices is enough for all shares.
         node.create_device("gpu", 1);
         listed(&kubelet, &gpu(), (2, 0)).await;
     });
@@ -136,7 +137,8 @@ fn cdi_names_stand_for_nodes_and_their_files_are_there_before_the_answer_and_aft
         daemon.logged("registered with the kubelet").await;
         assert_eq!(nodes(), both);
 
-        // Where the files cannot be written no container gets names that mean nothing to its runtime.
+        // Without its files on disk, a container must not get names that its runtime cannot
+        // resolve.
         daemon.kill();
         std::fs::write(node.path("run/file"), "").unwrap();
         config(&node.path("run/file/cdi"));
@@ -171,12 +173,12 @@ fn a_container_that_asks_for_more_shares_than_it_may_have_is_refused_in_words() 
 fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_once() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
-        // Behind a link into a folder that nobody watches: the Allocate is the first to see it.
+        // Behind a link into an unwatched folder: the Allocate is the first to find the loss.
         std::fs::create_dir(node.path("host/dev/hidden")).unwrap();
         std::fs::write(node.path("host/dev/hidden/node"), "").unwrap();
         symlink("hidden/node", node.path("host/dev/gpu9")).unwrap();
         let kubelet = node.start_kubelet().await;
-        // A directory that appears is a reason to scan again, which would see the loss too.
+        // A new directory triggers a scan, which would find the loss too.
         std::fs::create_dir(node.sockets()).unwrap();
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;
@@ -186,12 +188,12 @@ fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_
         let began = Instant::now();
         let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
         assert!(error.code() == Code::FailedPrecondition && error.message().contains("`dev:hidden-node`"), "{error}");
-        // Before the next slow scan, which comes after half a minute.
+        // Before the next regular scan, which comes after half a minute.
         tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1))).await.expect("the list follows at once");
         println!("from the Allocate to the list that has the device unhealthy: {:?}", began.elapsed());
         assert!(node.grants().is_empty());
 
-        // The same for a pod: it is rejected, and the next one gets what is left.
+        // The same for a pod: it is rejected, and the next pod gets the remaining devices.
         admit(&kubelet, PodSpec::new("default", "next").app("main", &gpu(), 2)).await;
     });
 }
@@ -209,7 +211,7 @@ fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() 
         }
         listed(&kubelet, &gpu(), (0, 3)).await;
 
-        // A new process finds nothing of them but the ledger.
+        // A new process has only the ledger's record of them.
         let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { .. });
         let lists = count(&kubelet, is_list);
         daemon.kill();
@@ -228,7 +230,8 @@ fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() 
     });
 }
 
-/// Nobody holds it, but the kubelet may be about to give it out: no list of this process lacks what the last one had.
+/// No container holds it, but the kubelet may be about to give it out: no list of this process
+/// lacks ids of the last list.
 #[test]
 fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
     run(async {
@@ -248,7 +251,8 @@ fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
     });
 }
 
-/// Rows of a document of grants, in the order of their making: what schema 1 has of them, which later ones have too.
+/// Rows of a document of grants, sorted by creation, with the fields of schema 1; later schemas
+/// have these too.
 fn rows(document: &Value) -> Vec<Value> {
     assert!([1, 2].map(Value::from).contains(&document["schema"]));
     let mut rows = document["grants"].as_array().unwrap().clone();
@@ -263,8 +267,8 @@ fn rows(document: &Value) -> Vec<Value> {
 const SCHEMA_1: [&str; 10] =
     ["alloc_id", "resource", "devices", "state", "pod", "container", "granted_at", "bound_at", "released_at", "released_by"];
 
-/// Both copies are lost, and nobody knows what was released: what the kubelet has kept is back, with alloc-id and pod, and
-/// what it still has of a pod that is gone is released again.
+/// Both copies are lost, including the releases: the kubelet's records come back with alloc-id and
+/// pod, and the ones of deleted pods are released again.
 #[test]
 fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
     run(async {
@@ -282,12 +286,12 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         std::fs::remove_dir_all(node.state()).unwrap();
         let mut daemon = node.start_daemon();
         daemon.logged("they are back").await;
-        // The names come with the first look at the pods' logs.
+        // The names come with the first scan of the pods' logs.
         daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
 
-        // Once more, beside a journal of which nothing can be read: what is missing is said, nothing is counted twice.
+        // Again, next to an unreadable journal: the loss is reported, and nothing is counted twice.
         daemon.kill();
         for (path, mut bytes) in files_below(&node.state()) {
             bytes.iter_mut().skip(3).for_each(|byte| *byte ^= 0x5a);
@@ -303,8 +307,8 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
     });
 }
 
-/// A sound ledger that is older than what the kubelet has kept, as when its directory was put back from a copy, or the power
-/// was cut under `process-crash`: what it never had comes back, and what it knows to be released does not.
+/// A sound ledger is older than the kubelet's checkpoint: its directory was restored from a copy,
+/// or the power was cut under `process-crash`. Missing grants come back, and released ones do not.
 #[test]
 fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from_there() {
     run(async {
@@ -346,7 +350,7 @@ fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from
         let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
         store.append(&[Entry::Grant(Arc::new(gone))]).unwrap();
         store.close().unwrap();
-        // Somebody else's by now.
+        // By now the resource belongs to another plugin.
         node.write_config(&resource("gpu"));
 
         let daemon = node.start_daemon();
@@ -361,8 +365,9 @@ fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from
     });
 }
 
-/// A node that moves from another plugin to Holdfast while pods run: what the kubelet's checkpoint says that they have is in the first list, also
-/// what the host does not show, and `who` names them.
+/// A node that moves from another plugin to Holdfast while pods run: the first list has the devices
+/// that the checkpoint records for them, including devices that the host does not show, and `who`
+/// names the pods.
 #[test]
 fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders() {
     run(async {
@@ -378,7 +383,7 @@ fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders()
         kubelet.stop();
         daemon.kill();
 
-        // Another plugin's answers carry nothing of ours, and Holdfast was never here.
+        // Another plugin's answers have no data of ours, and Holdfast never ran here.
         let checkpoint = node.path("kubelet/device-plugins/kubelet_internal_checkpoint");
         let mut kept: Value = serde_json::from_slice(&std::fs::read(&checkpoint).unwrap()).unwrap();
         for entry in kept["Data"]["PodDeviceEntries"].as_array_mut().unwrap() {
@@ -412,7 +417,7 @@ fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders()
         let of_probe = names().into_iter().find(|name| name.contains("probe")).unwrap();
         assert_eq!(of_probe, format!("\"ops\"/\"probe\" \"main\" [\"{id}\"]"));
 
-        // Once more: nothing is taken over twice.
+        // Again: nothing is taken over twice.
         drop(daemon);
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;

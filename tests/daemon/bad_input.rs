@@ -1,4 +1,5 @@
-//! What a person can get wrong ends in one sentence on standard error and a documented exit code, and loses nothing.
+//! An operator's mistakes end in one sentence on standard error and a documented exit code, and
+//! lose no data.
 
 use crate::common::{Node, allocate, count, dial, files_below, is_root, name, offered, resource, run, until};
 use holdfast::console::exit;
@@ -7,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-/// Runs to the end; the sentence, which must be all that is said.
+/// Runs to the end and returns the sentence, which must be the only output.
 fn sentence(command: &mut Command, code: u8) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -18,7 +19,7 @@ fn sentence(command: &mut Command, code: u8) -> String {
     said
 }
 
-/// The daemon does not start, says `parts` in its one sentence, and leaves the ledger as it was.
+/// The daemon does not start, prints one sentence with `parts`, and leaves the ledger as it was.
 fn refuses_to_run(node: &Node, code: u8, parts: &[&str]) {
     let before = files_below(&node.path(""));
     let said = sentence(&mut node.command(&["run"]), code);
@@ -28,7 +29,7 @@ fn refuses_to_run(node: &Node, code: u8, parts: &[&str]) {
     assert!(files_below(&node.path("")) == before, "files were changed by a start that failed: {said}");
 }
 
-/// A node on which a daemon has granted something.
+/// A node with a grant of an earlier daemon.
 fn node_with_a_grant() -> Node {
     let node = Node::with(&[("gpu", 2)]);
     run(async {
@@ -58,7 +59,8 @@ fn a_wrong_configuration_is_named_with_its_line_and_what_would_be_right() {
         ("[ledger\n".to_owned(), vec!["config.toml", "line 1"]),
     ] {
         node.write_config(&text);
-        // Its sentence is in logs that many read: without values, which whoever mends the file is told.
+        // Many can read the logs, so this sentence has no values; `config check` prints them for
+        // the editor of the file.
         refuses_to_run(&node, exit::CONFIG, &parts);
         let checked = String::from_utf8(node.output(&["config", "check"]).stdout).unwrap();
         for value in ["Example.com/gpu", "gppu", "everywhere"].into_iter().filter(|value| text.contains(value)) {
@@ -84,7 +86,7 @@ fn a_kubelet_directory_that_cannot_be_one_is_named() {
     std::fs::write(&kubelet, "").unwrap();
     refuses_to_run(&node, exit::KUBELET_DIR, &[kubelet.to_str().unwrap(), "not a directory", "--kubelet-dir"]);
 
-    // A link that leads to itself cannot be read by anybody, not even by root.
+    // A link to itself cannot be read, even by root.
     std::fs::remove_file(&kubelet).unwrap();
     symlink("kubelet", &kubelet).unwrap();
     refuses_to_run(&node, exit::KUBELET_DIR, &[kubelet.to_str().unwrap(), "symbolic links", "--kubelet-dir"]);
@@ -191,7 +193,7 @@ fn a_glob_that_matches_nothing_registers_an_empty_resource_and_warns() {
         let warning = daemon.logged("/dev/tpu*").await;
         assert!(warning.contains("WARN") && warning.contains("example.com/tpu"), "{warning}");
 
-        // It was a warning, not a verdict.
+        // It was only a warning: the daemon runs.
         node.create_device("tpu", 0);
         offered(&kubelet, &tpu, 1).await;
     });
@@ -215,14 +217,15 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     let other = other.to_str().unwrap();
     assert_eq!(said(&["config", "diff", other], exit::SUCCESS), "~ example.com/gpu: sharing\n");
     assert_eq!(said(&["config", "diff", file], exit::SUCCESS), "nothing changes\n");
-    // Nothing is done by half: what is shown is what is valid, and every mistake is told.
+    // Commands are all or nothing: only a valid configuration is shown, and every mistake is
+    // reported.
     node.write_config("[ledgr]\n[telemetry]\nlisten = 1\n");
     let told = said(&["config", "check"], exit::CONFIG);
     assert_eq!(told.lines().count(), 2, "{told}");
     assert!(told.starts_with(&format!("{file}:1:2: unknown key `ledgr`")), "{told}");
     sentence(&mut node.command(&["config", "show"]), exit::CONFIG);
     assert!(said(&["config", "check", other], exit::SUCCESS).contains("offers: example.com/gpu"));
-    // Another plugin's file: ours on standard output, warnings beside it.
+    // Another plugin's file: our configuration on standard output, warnings on standard error.
     let source = node.path("sriov.json");
     std::fs::write(
         &source,

@@ -1,4 +1,5 @@
-//! The measuring verbs run and print what they promise. Figures of a test machine say nothing, so none is judged.
+//! The benchmark verbs run and print the documented fields. Figures of a test machine mean nothing,
+//! so none is asserted.
 
 use crate::common::{Node, name, offered, run, soon, until};
 use holdfast::domain::Durability;
@@ -21,7 +22,7 @@ fn command(verb: &str, state_dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a measurement prints. The tests' own directory may be a tmpfs.
+/// The output of a measurement. The tests' own directory may be a tmpfs.
 fn bench(verb: &str, state_dir: &Path, arguments: &[&str]) -> String {
     let output = command(verb, state_dir, arguments).arg("--allow-tmpfs").output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
@@ -32,7 +33,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A distribution with so many durations, its quantiles in order.
+/// Checks a distribution of `count` durations with sorted quantiles.
 fn is_distribution(value: &Value, count: u64) {
     assert_eq!(value["count"], count, "{value}");
     let quantiles = ["p50_us", "p90_us", "p99_us", "p999_us", "max_us"].map(|name| value[name].as_f64().unwrap());
@@ -79,7 +80,7 @@ fn people_get_a_table_and_a_figure() {
 
 #[test]
 fn a_figure_that_cannot_be_written_is_found_out_before_anything_is_measured() {
-    // No daemon could be set up there.
+    // No daemon could be set up in this directory.
     let output = command("restart", Path::new("/proc"), &["--allow-tmpfs", "--plot", "/nowhere/figure.svg"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("the figure cannot be written to `/nowhere/figure.svg`"), "{}", said(&output));
@@ -136,7 +137,7 @@ fn a_tmpfs_is_refused_unless_it_is_wanted() {
 #[test]
 fn restarts_are_measured_beside_a_bare_plugin() {
     let dir = place();
-    // What a person has set may be too long for a socket's path.
+    // An operator's `TMPDIR` may be too long for a socket's path.
     let long = dir.path().join("a".repeat(100));
     std::fs::create_dir(&long).unwrap();
     let mut restart = command("restart", dir.path(), &["--allow-tmpfs", "--rounds=2", "--resources=2", "--devices=3", "-o", "json"]);
@@ -159,7 +160,7 @@ fn an_upgrade_is_measured_by_what_the_kubelet_notices() {
     let arguments = ["--rounds=1", "--devices=4", "-o", "json", "--durability", Durability::PowerLoss.as_str()];
     let json = bench("upgrade", dir.path(), &arguments);
     let report: Value = serde_json::from_str(&json).unwrap();
-    // How many there are in half a second of peace is the machine's affair.
+    // The number in half a second without load depends on the machine.
     let answered = report["during"]["allocate"]["count"].as_u64().unwrap();
     is_distribution(&report["during"]["allocate"], answered);
     for part in ["before", "during", "after"] {
@@ -203,7 +204,7 @@ fn scans_and_daemons_are_ended_in_the_midst_too() {
     let verbs: [(&[&str], Option<i32>); 3] = [
         (&["scan", "--functions=560", "--rounds=100000"], Some(1)),
         (&["scale", "--devices=64", "--resources=1", "--idle=600"], Some(1)),
-        // What it has until then is told.
+        // It prints its results so far.
         (&["soak", "--minutes=60"], Some(0)),
     ];
     for (arguments, code) in verbs {
@@ -211,7 +212,7 @@ fn scans_and_daemons_are_ended_in_the_midst_too() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
         command.arg("bench").args(arguments).arg("--state-dir").arg(state.path()).env("TMPDIR", temp.path());
         let bench = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // The first signal of its own: before it listens a signal would end it as any process.
+        // Waits for its signal handler: an earlier signal would end it as any process.
         let listens = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", bench.id())).unwrap();
             let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap().to_owned();
@@ -227,7 +228,7 @@ fn scans_and_daemons_are_ended_in_the_midst_too() {
     }
 }
 
-/// Any of the measuring verbs, with places of its own: what it leaves behind is seen.
+/// Any benchmark verb, in separate directories, so that leftover files are noticed.
 fn measure(arguments: &[&str]) -> (Output, Vec<std::ffi::OsString>) {
     let (state, temp) =
         (tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap());

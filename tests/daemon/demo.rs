@@ -1,4 +1,5 @@
-//! `holdfast demo` as its reader runs it: it holds, quickly; and every chapter that is spoilt for real is found out.
+//! `holdfast demo` as an operator runs it: it passes, quickly, and detects every chapter that is
+//! broken deliberately.
 
 use nix::pty::{Winsize, openpty};
 use std::fs::File;
@@ -20,9 +21,9 @@ const CHAPTERS: [(&str, &str); 9] = [
     ("release", "ok  nothing was released without proof"),
 ];
 
-/// Runs the demo with a temporary directory of its own, and checks that nothing stays in it.
+/// Runs the demo with a separate temporary directory, and checks that nothing stays in it.
 fn demo(arguments: &[&str]) -> Output {
-    // Short, since sockets lie below it.
+    // A short path, since sockets are below it.
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let output = command(arguments, temp.path()).output().unwrap();
     let left: Vec<_> = std::fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -32,7 +33,7 @@ fn demo(arguments: &[&str]) -> Output {
 
 fn command(arguments: &[&str], temp: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
-    // What the demo shows is a race with the kubelet. It is not to be lost to the other tests of this machine.
+    // The demo is a race with the kubelet. The other tests of this machine must not make it lose.
     command.args(["demo", "--admit-after", "1000"]).args(arguments).env("TMPDIR", temp).env_remove("HOLDFAST_LOG").stdin(Stdio::null());
     command
 }
@@ -69,7 +70,7 @@ fn on_a_usual_terminal_no_line_is_broken_in_a_word() {
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let mut child = command(&[], temp.path()).env("NO_COLOR", "1").stdout(terminal.slave).stderr(Stdio::null()).spawn().unwrap();
     let mut out = Vec::new();
-    // A terminal that nobody writes to any more is an error to its reader.
+    // A terminal without a writer is an error to its reader.
     drop(File::from(terminal.master).read_to_end(&mut out));
     let out = text(&out);
     assert!(child.wait().unwrap().success(), "{out}");
@@ -97,7 +98,8 @@ fn a_reader_of_the_log_that_goes_away_ends_nothing() {
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stdout));
 }
 
-/// One chapter spoilt: the demo says which claim failed, what it expected and what it saw, and exits with an error.
+/// One broken chapter: the demo names the failed claim, its expected and its actual value, and
+/// exits with an error.
 fn spoilt(chapter: &str) {
     let output = demo(&["--break", chapter]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));

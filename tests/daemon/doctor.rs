@@ -1,4 +1,5 @@
-//! `holdfast doctor`: each misconfiguration, made on a node in a folder, is found by its code, and on a node in order nothing is.
+//! `holdfast doctor`: each misconfiguration of a node in a folder is found by its code, and a
+//! healthy node has no finding.
 
 use crate::common::{Node, allocate, dial, is_root, name, offered, resource, run, until};
 use holdfast::config::Roots;
@@ -24,7 +25,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Where to look on this node. What is true of this process is as the test says.
+/// The directories of this node. Facts of the process come from the test's `own` folder.
 fn place(node: &Node) -> Place {
     let own = node.path("own");
     if !own.exists() {
@@ -41,7 +42,8 @@ fn look(place: Place) -> (Facts, Report) {
     (facts, report)
 }
 
-/// The codes of what was found, but for what the machine of this test may be: without root, its disk in layers or in memory.
+/// The codes of the findings, without those of the test machine itself: no root, or a disk in
+/// layers or in memory.
 fn codes(report: &Report, place: &Place) -> BTreeSet<&'static str> {
     let on_disk = medium(place.roots.state.ancestors().find(|dir| dir.is_dir()).unwrap()) == Some(Medium::Disk);
     let own = |code: &str| code == "not-root" && !is_root() || code.starts_with("state-") && !on_disk;
@@ -56,7 +58,7 @@ fn finds(node: &Node, expected: &[&'static str]) {
     assert_eq!(codes(&report, &place), wanted, "{report:#?}");
 }
 
-/// The same, of a daemon and a kubelet that live on the thread of the test.
+/// The same, with a daemon and a kubelet that run on the thread of the test.
 async fn finds_of_living(node: &Node, expected: &[&'static str]) {
     let place = place(node);
     let (_, report) = tokio::task::spawn_blocking({
@@ -69,7 +71,7 @@ async fn finds_of_living(node: &Node, expected: &[&'static str]) {
     assert_eq!(codes(&report, &place), wanted, "{report:#?}");
 }
 
-/// A kubelet that is there, as far as its sockets go.
+/// A listening socket in place of a kubelet's.
 fn listen(path: &Path) -> UnixListener {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     UnixListener::bind(path).unwrap()
@@ -90,7 +92,7 @@ fn on_a_living_node_in_order_nothing_is_found_and_each_thing_that_is_put_wrong_i
         let text = fs::read_to_string(node.config_file()).unwrap();
 
         set_modified(&node.config_file(), SystemTime::now() + Duration::from_secs(3600));
-        // It was touched, and says what it said.
+        // The file has another time and the same content.
         finds_of_living(&node, &[]).await;
         node.write_config(&format!("{text}# another word\n"));
         finds_of_living(&node, &["config-changed"]).await;
@@ -191,7 +193,7 @@ fn a_socket_that_a_kubelet_has_left_behind_is_taken_for_no_kubelet() {
     });
 }
 
-/// A node without a daemon, with a kubelet that answers nothing but is there.
+/// A node without a daemon, with a kubelet that listens but never answers.
 struct Quiet {
     node: Node,
     _sockets: [UnixListener; 1],
@@ -206,7 +208,7 @@ impl Quiet {
         Quiet { node, _sockets }
     }
 
-    /// Fails unless these are found, and what is of any such node.
+    /// Fails unless exactly these are found, and the findings of every such node.
     fn finds(&self, expected: &[&'static str]) {
         finds(&self.node, &[&QUIET, expected].concat());
     }
@@ -295,7 +297,7 @@ fn a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing() {
     quiet.finds(&[]);
 }
 
-/// A grant of the present boot, as the host of `quiet` tells it.
+/// A grant of the present boot, by the host of `quiet`.
 fn grant(number: u64, at: u64) -> Entry {
     let device = GrantedDevice {
         id: DeviceId::new("dev:gpu0"),
@@ -338,7 +340,7 @@ fn records_of_another_time_and_a_damaged_journal_are_found() {
     record(&quiet.node, &[grant(2, now() + DAY)]);
     quiet.finds(&["clock-moved-back"]);
 
-    // Nobody's machine has been up since 1970.
+    // No machine has been up since 1970.
     let quiet = Quiet::new();
     quiet.host("proc/sys/kernel/random/boot_id", "this-boot\n");
     record(&quiet.node, &[grant(1, 1)]);

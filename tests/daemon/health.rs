@@ -1,7 +1,8 @@
-//! Health, with the whole daemon: what goes wrong below the host's root is in the kubelet's list, and what an operator or an
-//! earlier process knows stays there.
+//! Health with the whole daemon: faults below the host's root appear in the kubelet's list, and
+//! instructions of an operator and verdicts of an earlier process persist.
 //!
-//! Nothing here waits for a patience or a hold: the ledger of a test begins with a verdict that has come that far.
+//! No test waits for a patience or a hold: its ledger starts with a verdict whose time is nearly
+//! over.
 
 use crate::common::{HANG, Node, name, offered, resource, run, soon, until};
 use actix::{Actor, Message};
@@ -32,7 +33,7 @@ fn gpu() -> ResourceName {
     name("example.com/gpu")
 }
 
-/// The list that came last has so many healthy devices, and so many others.
+/// Waits until the newest list has these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
     let seen = |view: &View<'_>| {
@@ -42,12 +43,12 @@ async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usiz
     kubelet.wait_for(seen, HANG).await.unwrap_or_else(|error| panic!("{resource} {wanted:?}: {error}"));
 }
 
-/// What `device show` says of one.
+/// The output of `device show` for one device.
 fn shown(node: &Node, device: &str) -> serde_json::Value {
     node.json(&["device", "show", device])["devices"][0].clone()
 }
 
-/// A ledger that remembers this of a device, in the boot of the node's tree.
+/// Writes this verdict on a device to the ledger, in the boot of the node's tree.
 fn remember(node: &Node, device: &DeviceId, state: State) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let verdict = Verdict { boot_id: "unknown".into(), state, ..Verdict::default() };
@@ -55,7 +56,7 @@ fn remember(node: &Node, device: &DeviceId, state: State) {
     store.close().unwrap();
 }
 
-/// A simulated machine, what its configuration says beside, and `[health]`.
+/// A simulated machine with these resources, and with `[health]`.
 fn machine(resources: &str, health: &str) -> (Node, SimNode) {
     let node = Node::new();
     let host = SimNode::create(node.path("host")).unwrap();
@@ -110,7 +111,7 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
             let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
             adapter.join("ports/1/state")
         };
-        // One has been down for as long as it takes; another has been up again for as long as that takes.
+        // One has been down for its whole patience; another has been up again for its whole hold.
         remember(&node, &of(1), State::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
         remember(&node, &of(2), State::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
         for function in [1, 3] {
@@ -119,7 +120,7 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
-        // Before the first look at them the second is the one that is ill.
+        // Until the first probe the second device is the unhealthy one.
         until("the first look", || shown(&node, of(1).as_str())["health"].clone(), |health| health == "Unhealthy");
         until("the first look", || shown(&node, of(2).as_str())["health"].clone(), |health| health == "Healthy");
         let down = shown(&node, of(1).as_str());
@@ -130,7 +131,7 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
         let status = node.json(&["status"]);
         assert_eq!(status["ailing"][0]["reason"], "port_down", "{status}");
 
-        // What is up again is held back for a while, and the next process goes on with that.
+        // A recovered device is held back, and the next process continues that hold.
         std::fs::write(port(1), "4: ACTIVE\n").unwrap();
         std::fs::write(port(3), "4: ACTIVE\n").unwrap();
         until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering");
@@ -142,7 +143,8 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
     });
 }
 
-/// A kubelet that has just started rejects pods for unhealthy devices that they hold: what may be over soon is kept from it.
+/// A kubelet that has just started rejects pods with unhealthy devices. A failure that may end soon
+/// is hidden from it.
 #[test]
 fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started() {
     run(async {
@@ -182,7 +184,7 @@ fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started(
         node.write_config(&text.replace("[health]\n", "[health]\nat_kubelet_start = \"tell\"\n"));
         let _daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
-        // Everywhere the reason is seen, and who held it.
+        // Every view has the reason, and the history has the holder.
         assert_eq!(node.json(&["who"])["grants"][0]["unhealthy"][held.as_str()], "port_down");
         assert_eq!(node.json(&["who", held.as_str()])["grants"][0]["unhealthy"][held.as_str()], "port_down");
         let failure = node.json(&["history", "--device", held.as_str()])["failures"][0].clone();
@@ -221,7 +223,7 @@ fn what_an_operator_takes_out_stays_out_across_a_restart_and_a_kill() {
         assert!(!unknown.status.success());
         assert!(node.output(&["device", "uncordon", "dev:gpu0"]).status.success());
         listed(&kubelet, &gpu(), (2, 0)).await;
-        // Nothing is left of it, for the next process either.
+        // Nothing of it remains, for the next process either.
         daemon.kill();
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (2, 0)).await;
@@ -256,7 +258,7 @@ fn a_check_that_fails_is_heard_and_one_that_passes_again_too() {
     });
 }
 
-/// Has health told what the kernel has said, as the readers of its log and of its uevents do.
+/// Sends health the kernel's message, as the readers of its log and of its uevents do.
 fn tell(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) -> bool {
     let of_log = record.and_then(KernelRecord::parse).and_then(|record| hardware::xid(&record.text));
     let event = of_log.or_else(|| hardware::event(&Uevent::parse(uevent?)?));
@@ -277,13 +279,14 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
         offered(&kubelet, &gpu(), GPUS).await;
         let slot = host.gpu_address(2).to_string();
         let line = format!("NVRM: Xid (PCI:{}): 79, pid=1, GPU has fallen off the bus.", slot.strip_suffix(".0").unwrap());
-        // Anybody who may write to the log, and whoever has udev repeat its events.
+        // Messages of other processes: any process may write to the log, and udev can repeat its
+        // events.
         assert!(!tell(&app, Some(format!("12,1,1000,-;{line}").as_bytes()), None));
         let path = host.root().join(format!("sys/bus/pci/devices/{slot}")).canonicalize().unwrap();
         let path = path.to_str().unwrap().split_once("/sys/").unwrap().1.to_owned();
         let began = |more: &str| format!("change@/{path}\0ACTION=change\0SUBSYSTEM=pci\0ERROR_EVENT=BEGIN_RECOVERY\0SEQNUM=7\0{more}");
         assert!(!tell(&app, None, Some(began("SYNTH_UUID=0\0").as_bytes())));
-        // The kernel.
+        // The kernel's own message.
         assert!(tell(&app, Some(format!("4,2,1000,-;{line}").as_bytes()), None));
         listed(&kubelet, &gpu(), (GPUS - 1, 1)).await;
         app.shut_down().await;
@@ -316,7 +319,7 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
     });
 }
 
-/// Answers nothing and forgets everything.
+/// A receiver that never answers and keeps nothing.
 struct Nobody;
 
 impl Door<Rescan> for Nobody {
@@ -335,12 +338,12 @@ impl Door<Judged> for Nobody {
     fn tell(&self, _: Judged) {}
 }
 
-/// The actor alone, with two devices `a` and `b`, and what it sees and shows.
+/// The actor alone, with two devices `a` and `b`, its inputs and its published views.
 struct Alone {
     inventory: watch::Receiver<Arc<Inventory>>,
     judgement: watch::Receiver<Judgement>,
     kubelet: watch::Sender<Option<KubeletGeneration>>,
-    /// Has both found again.
+    /// Triggers a scan that finds both.
     scan: Box<dyn Fn()>,
     _others: Box<dyn std::any::Any>,
 }
@@ -412,7 +415,7 @@ impl Alone {
         Alone { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }
     }
 
-    /// Waits until both devices are so: the reason, or none.
+    /// Waits until both devices have these states: the reason, or none.
     async fn shows(&mut self, wanted: [Option<Reason>; 2]) {
         let seen = |inventory: &Arc<Inventory>| {
             let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
@@ -429,7 +432,7 @@ fn complaint(reason: Reason) -> Signals {
 #[test]
 fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten_when_it_ends() {
     run(async {
-        // A pipe in the place of a file of sysfs: whoever reads it waits, as for a driver that does not answer.
+        // A pipe in place of a file of sysfs: a read blocks, as with a driver that does not answer.
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state");
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -441,7 +444,7 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
             }
             complaint(Reason::OffTheBus)
         };
-        // It has hung for as long as it takes to be told.
+        // It has hung until its patience is nearly over.
         let stuck = Verdict {
             boot_id: "boot".into(),
             state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
@@ -449,7 +452,7 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
         };
         let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
         alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
-        // The look that hangs ends, and the next one finds the file in its place.
+        // The probe that hangs ends, and the next one finds the file in its place.
         let mut pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, "live\n").unwrap();
@@ -460,7 +463,7 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
             matches!(state, Some(State::Recovering { reason: Reason::ProbeStuck, .. }))
         };
         let has_recovered = async {
-            // It is believed when a scan and a look are newer than what hung.
+            // The result counts when a scan and a probe are newer than the one that hung.
             while !recovers(&alone.judgement.borrow_and_update()) {
                 (alone.scan)();
                 drop(tokio::time::timeout(Duration::from_millis(100), alone.judgement.changed()).await);

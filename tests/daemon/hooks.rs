@@ -1,5 +1,5 @@
-//! Hooks, with the whole daemon and a kubelet that calls PreStartContainer: what is run when, who waits for it, and what
-//! is left of it after a kill.
+//! Hooks, with the whole daemon and a kubelet that calls PreStartContainer: when each hook runs,
+//! which pod waits for it, and its state after a kill.
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
 use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
@@ -14,14 +14,14 @@ fn gpu() -> ResourceName {
     name("example.com/gpu")
 }
 
-/// A node with one device, and what its resource says beside.
+/// A node with one device, and additional settings of its resource.
 fn node(more: &str) -> Node {
     let node = Node::with(&[("gpu", 1)]);
     node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{more}\n", resource("gpu")));
     node
 }
 
-/// A script of the node, as the command of a hook. `$1` is a folder to leave something in.
+/// A script of the node, as the command of a hook. `$1` is a folder for the script's files.
 fn script(node: &Node, text: &str) -> String {
     let (script, folder) = (node.path("script"), node.path("left"));
     std::fs::create_dir_all(&folder).unwrap();
@@ -33,7 +33,7 @@ fn left(node: &Node, file: &str) -> PathBuf {
     node.path("left").join(file)
 }
 
-/// The lines that were left in a file.
+/// The lines that the script wrote to a file.
 fn lines(node: &Node, file: &str) -> Vec<String> {
     std::fs::read_to_string(left(node, file)).unwrap_or_default().lines().map(str::to_owned).collect()
 }
@@ -47,14 +47,14 @@ async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usiz
     kubelet.wait_for(seen, within).await.unwrap();
 }
 
-/// The hook that `status` shows, and where it has failed why.
+/// The hook that `status` shows, and the reason if it has failed.
 fn shown(node: &Node) -> Option<(String, String)> {
     let status = node.json(&["status"]);
     let hook = status["hooks"].as_array().unwrap().first()?.clone();
     Some((hook["hook"].as_str().unwrap().to_owned(), hook["why"].as_str().unwrap_or_default().to_owned()))
 }
 
-/// A ledger in which a release was written and its hook has not been run: as a kill leaves it.
+/// A ledger after a kill: a release is written and its hook has not run.
 fn owe(node: &Node, resource: &ResourceName, device: &str) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let hook = OwedHook {
@@ -87,13 +87,15 @@ fn node_with_a_hook_that_waits() -> Node {
     node
 }
 
-/// Waits until the ledger knows the names of so many pods: the kubelet's checkpoint, which may be read first, has UIDs alone.
+/// Waits until the ledger has the names of `pods` pods. It may read the kubelet's checkpoint first,
+/// which has only UIDs.
 fn named(node: &Node, pods: usize) {
     let are_named = |grants: &Vec<Grant>| grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count() == pods;
     until("the names", || node.grants(), are_named);
 }
 
-/// The whole way: given back, hook under way, killed, run again, failed, mended. Nobody gets the device before its end.
+/// A complete sequence: the device is released, its hook is running, killed, run again, failed, and
+/// its cause fixed. No pod gets the device before the hook has ended well.
 #[test]
 fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill() {
     run(async {
@@ -103,7 +105,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         offered(&kubelet, &gpu(), 1).await;
         let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
         assert_eq!(pod.phase, PodPhase::Running);
-        // Also whose it is: who is gone is not listed, and is nameless for ever.
+        // And its pod's name: a deleted pod is not listed, and would stay without a name.
         named(&node, 1);
         assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to what is held");
         let alloc_id = node.grants()[0].alloc_id.clone();
@@ -153,7 +155,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
     });
 }
 
-/// Waits beside the kubelet, which runs on this thread.
+/// Waits while the kubelet runs, which is on this thread.
 async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
     let seen = async {
         loop {
@@ -167,13 +169,15 @@ async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) 
     soon(what, seen).await
 }
 
-/// The kubelet gives a device on while something of the former pod still runs. The next pod's container is kept from starting
-/// until that has gone and the hook has ended well, across two kills, and is never disturbed afterwards.
+/// The kubelet gives a device to the next pod while a process of the former pod still runs. The
+/// next pod's container must not start until that process has exited and the hook has ended well,
+/// across two kills. Afterwards it is not disturbed.
 #[test]
 fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_former_ones_hook_across_kills() {
     run(async {
         let node = node_with_a_hook_that_waits();
-        // A kubelet that has started lately: nothing is refused to it, and nothing released by its listings.
+        // A kubelet that has started recently: nothing is refused to it, and its listings release
+        // nothing.
         let restart_after = Duration::from_millis(100);
         let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
         let mut daemon = node.start_daemon();
@@ -232,7 +236,7 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
         let often = lines(&node, "runs").len();
         assert_eq!((owed(&node), node.grants().len()), (0, 1));
 
-        // Its own next start is nobody's business.
+        // A later start of the same container needs no hook.
         let starts =
             || crate::common::count(&kubelet, |kind| matches!(kind, EventKind::ContainerStarted { pod_uid, .. } if *pod_uid == two));
         let before = starts();
@@ -282,7 +286,7 @@ fn a_command_that_hangs_is_killed_with_its_children() {
     });
 }
 
-/// A daemon that ends takes its runs with it, and the next one begins anew.
+/// A daemon that ends kills its running hooks, and the next one starts them again.
 #[test]
 fn a_run_ends_with_the_daemon_and_stays_owed() {
     run(async {
@@ -318,7 +322,7 @@ fn what_the_configuration_has_no_more_is_dropped_and_said() {
     });
 }
 
-/// A mount makes no event: whoever is about to wipe a disk, or to give it away, looks.
+/// A mount causes no event: before a disk is wiped or given away, the daemon checks its mounts.
 #[test]
 fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_given_away() {
     run(async {
@@ -330,7 +334,8 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
         write("host/sys/class/block/gpu0/dev", "259:7\n");
         let mount = || write("host/proc/1/mountinfo", "36 35 259:7 / /data rw - xfs /dev/disk/by-id/nvme-x rw\n");
         let unmount = || std::fs::remove_file(node.path("host/proc/1/mountinfo")).unwrap();
-        // The first start on a node makes this directory, sees that it came, and scans once more; that scan is not to find the mount.
+        // The first start on a node creates this directory, gets its event, and scans again; that
+        // scan must not find the mount.
         std::fs::create_dir_all(node.path("kubelet/device-plugins/.holdfast")).unwrap();
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
@@ -343,7 +348,7 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
         allocate(&mut plugin, &["block:gpu0"]).await.unwrap();
         drop((daemon, plugin));
 
-        // A hook that fails is tried again, and by then somebody has mounted the disk to see what is on it.
+        // A failed hook is retried, and by then an operator has mounted the disk to read its data.
         let text =
             format!("[ -e {} ] && echo >\"$1/wiped\"; echo run >>\"$1/runs\"; exit 3\n", node.path("host/proc/1/mountinfo").display());
         let wipe = script(&node, &text);
@@ -362,7 +367,8 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
     });
 }
 
-/// As the real kubelet, this one calls before every start, gives the container's error to its status, and tries again.
+/// As the real kubelet, this one calls the hook before every start, shows its error in the
+/// container's status, and retries.
 #[test]
 fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own() {
     run(async {
@@ -412,7 +418,8 @@ fn alloc_of(node: &Node) -> AllocId {
     node.grants().into_iter().find(|grant| grant.resource == gpu()).unwrap().alloc_id
 }
 
-/// An init container's grant and the next one's are of one pod: the reset waits until the ledger knows that, and is done.
+/// The grants of an init container and of the next one are of one pod. The reset waits until the
+/// ledger knows that, then runs.
 #[test]
 fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
     run(async {
@@ -438,8 +445,8 @@ fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
     });
 }
 
-/// A pod that a later handler rejects never gets as far as a sandbox, so nobody learns its name; the kubelet gives its devices to the
-/// next pod all the same.
+/// A pod that a later handler rejects never gets a sandbox, so its name stays unknown; the kubelet
+/// still gives its devices to the next pod.
 #[test]
 fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_its_reset() {
     run(async {

@@ -1,4 +1,5 @@
-//! The daemon under kubelets of several versions, and in the orders of events in which a re-registration goes wrong.
+//! The daemon under kubelets of several versions, and in the event orders that make a
+//! re-registration fail.
 
 use crate::common::{HANG, Node, name, offered, run, soon};
 use holdfast::lab::sim::kubelet::{
@@ -6,7 +7,8 @@ use holdfast::lab::sim::kubelet::{
 };
 use std::time::Duration;
 
-/// A kubelet whose flows a test can hold. A busy machine that runs tests is given more time before the first pods.
+/// A kubelet whose flows a test can hold. A longer gap before the first pods allows for a busy test
+/// machine.
 async fn start(node: &Node, profile: Profile) -> (Kubelet, HookTable) {
     let hooks = HookTable::default();
     let first_batch_after = Duration::from_millis(500);
@@ -18,7 +20,8 @@ fn registered(view: &View<'_>) -> usize {
     view.events().iter().filter(|event| matches!(event.kind, EventKind::Registered { .. })).count()
 }
 
-/// Waits until an Allocate would succeed, and the end of who answers it would be noticed.
+/// Waits until an Allocate would succeed, and the kubelet would notice the end of the serving
+/// client.
 async fn served(kubelet: &Kubelet, profile: Profile) {
     let gpu = name("example.com/gpu");
     let is_served = |view: &View<'_>| {
@@ -39,7 +42,7 @@ fn every_kubelet_gets_the_devices_again_after_a_restart() {
             let (kubelet, _) = start(&node, profile).await;
             let _daemon = node.start_daemon();
             offered(&kubelet, &gpu, 4).await;
-            // The settling Register too.
+            // Including the settling Register.
             kubelet.wait_for(|view| registered(view) == 2, HANG).await.unwrap();
             let spec = PodSpec::new("default", "train").init("warm", &gpu, 1).app("main", &gpu, 2);
             assert_eq!(soon("an admission", kubelet.add_pod(spec)).await.phase, PodPhase::Running, "{profile:?}");

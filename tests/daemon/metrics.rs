@@ -1,4 +1,5 @@
-//! Metrics: the list of the documentation, what a daemon tells, and that the dashboard and the alerts ask for nothing else.
+//! Metrics: the documentation's list and a daemon's page match the table, and the dashboard and the
+//! alerts use nothing else.
 
 use crate::common::{Node, allocate, dial, http_get, name, offered, resource, run, soon, telemetry, until};
 use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
@@ -23,7 +24,7 @@ fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-/// The same row as the documentation has it.
+/// The row in the documentation's format.
 fn documented(row: &Row) -> String {
     let Row { name, kind, labels, help } = row;
     let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
@@ -66,7 +67,7 @@ fn samples(page: &str) -> Vec<(&str, Vec<&str>, bool)> {
         .collect()
 }
 
-/// Everything on the page is of the table, with its type and its labels.
+/// Checks that every series of the page is in the table, with its type and its labels.
 fn check_page(page: &str) {
     let mut seen = BTreeSet::new();
     let mut current: Option<&Row> = None;
@@ -100,7 +101,8 @@ fn a_daemon_tells_every_metric_of_the_table_once_something_happens_and_no_other(
         offered(&kubelet, &nic, 2).await;
         let address = telemetry(&daemon).await;
 
-        // What has not happened yet is there as 0, so that its first time is seen as a change.
+        // An event that has not happened yet has the value 0, so that its first time is a visible
+        // change.
         let page = http_get(address, "/metrics").1;
         for counted in [
             "holdfast_allocations_total{resource=\"example.com/gpu\",result=\"error\"} 0",
@@ -139,7 +141,7 @@ fn a_daemon_tells_every_metric_of_the_table_once_something_happens_and_no_other(
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         daemon.logged("the hook after release has failed").await;
-        // Its socket stays behind.
+        // The file of its socket stays.
         kubelet.stop();
         daemon.logged("stream ended").await;
         until("a kubelet that has ended", || http_get(address, "/metrics").1, |page| page.contains("\nholdfast_kubelet_present 0\n"));
@@ -199,7 +201,8 @@ fn strings<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
     }
 }
 
-/// Collects what Grafana 7.5 does not read, each with its place and the version that brought it.
+/// Collects the parts that Grafana 7.5 does not read, each with its place and the version that
+/// introduced it.
 fn newer_than_7_5(value: &Value, place: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
@@ -222,7 +225,8 @@ fn newer_than_7_5(value: &Value, place: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Grafana brings an older dashboard up to date when it loads it, never a newer one down: so this is the form of the oldest that is named.
+/// Grafana upgrades an older dashboard when it loads it, but never downgrades one. So this is the
+/// format of the oldest supported version.
 #[test]
 fn the_dashboard_has_the_form_of_grafana_7_5() {
     let dashboard: Value = serde_json::from_str(&text("packaging/grafana/holdfast.json")).unwrap();
@@ -249,7 +253,8 @@ fn the_dashboard_asks_for_metrics_of_the_table() {
         check_query("a variable of the dashboard", one["query"]["query"].as_str().unwrap());
     }
 
-    // What Grafana would mend by itself, or show as a hole: ids, places on the grid of 24, a source for every panel.
+    // Checks errors that Grafana would fix silently or show as a gap: ids, places on the grid of
+    // 24, a source for every panel.
     let panels = dashboard["panels"].as_array().unwrap();
     let mut ids = BTreeSet::new();
     let mut taken = BTreeSet::new();
@@ -270,7 +275,7 @@ fn the_dashboard_asks_for_metrics_of_the_table() {
     }
 }
 
-/// What a heading is linked by, as GitHub and others make it.
+/// The anchor of a heading, as GitHub and others generate it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c)).collect::<String>();
     kept.replace(' ', "-")
@@ -282,7 +287,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 const RUNBOOK: &str = "https://holdfast.dev/docs/operate.md#";
 
-/// Whether the words of an alert become what was said, with anything in place of `{{ … }}`.
+/// Whether an alert's text expands to the expected text, with any value in place of `{{ … }}`.
 fn becomes(words: &str, said: &str) -> bool {
     let literals: Vec<&str> = words.split("{{").map(|part| part.split_once("}}").map_or(part, |(_, literal)| literal)).collect();
     let [first, between @ .., last] = literals.as_slice() else { return words == said };
@@ -290,7 +295,7 @@ fn becomes(words: &str, said: &str) -> bool {
     rest.is_some_and(|rest| between.iter().try_fold(rest, |rest, literal| Some(rest.split_once(literal)?.1)).is_some())
 }
 
-/// promtool would tell, which is not everywhere.
+/// promtool would report this, but is not installed everywhere.
 #[test]
 fn the_cases_of_the_alerts_expect_what_the_alerts_say() {
     let read = |file: &str| -> Value { serde_saphyr::from_str(&text(file)).unwrap() };
@@ -344,7 +349,7 @@ fn every_exit_code_has_a_section() {
     }
 }
 
-/// Runs the check of node-problem-detector; its exit code and its line.
+/// Runs the check of node-problem-detector; returns its exit code and its line.
 fn check(address: &str, what: &str) -> (Option<i32>, String) {
     let output =
         Command::new(path("packaging/node-problem-detector/check-holdfast")).arg(what).env("HOLDFAST_TELEMETRY", address).output().unwrap();
@@ -373,7 +378,7 @@ fn node_problem_detector_is_told_of_the_daemon_and_of_its_devices() {
         let (_, line) = until("both devices", || check(&address, "devices"), |(code, line)| *code == Some(1) && line.contains("; "));
         assert_eq!(line, "1 of example.com/gpu: device_gone; 1 of example.com/nic: device_gone");
         assert_eq!(check(&address, "daemon").0, Some(0));
-        // What an operator has taken out is no problem of the node.
+        // A cordoned device is no problem of the node.
         node.create_device("gpu", 1);
         node.create_device("nic", 0);
         offered(&kubelet, &gpu, 2).await;
@@ -389,7 +394,8 @@ fn node_problem_detector_is_told_of_the_daemon_and_of_its_devices() {
 
 #[test]
 fn the_check_reads_what_is_wrong_with_a_daemon() {
-    // A daemon whose disk is full and whose kubelet does not take a resource: its page, and nothing else of it.
+    // The page of a daemon whose disk is full and whose kubelet refuses a resource, without the
+    // daemon.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let mut page = Page::default();
@@ -403,7 +409,8 @@ fn the_check_reads_what_is_wrong_with_a_daemon() {
     let page = page.into_text();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        // To the request's end: it comes in several pieces, and a connection closed on unread ones is reset.
+        // Reads the whole request: it comes in several pieces, and closing a connection with unread
+        // ones resets it.
         let asked = BufReader::new(stream.try_clone().unwrap());
         assert!(asked.lines().map_while(Result::ok).any(|line| line.is_empty()), "the request has no end");
         write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{page}", page.len()).unwrap();

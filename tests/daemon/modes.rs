@@ -1,5 +1,6 @@
-//! Who may read what Holdfast writes: the ledger, with the environments of grants, is root's alone whatever the umask is and was; what a container
-//! runtime and Multus read, they can.
+//! The permissions of Holdfast's files. The ledger, with the environments of grants, is readable by
+//! root alone under any past or present umask. The container runtime and Multus can read their
+//! files.
 
 use crate::common::{Daemon, Node, allocate, dial, is_root, name, offered, resource, run};
 use std::collections::BTreeMap;
@@ -45,7 +46,7 @@ fn node() -> Node {
     node
 }
 
-/// Grants once, and ends in order.
+/// Grants one device, and waits for the log line.
 async fn granted(node: &Node, daemon: &mut Daemon) {
     let (kubelet, sensor) = (node.start_kubelet().await, name("example.com/sensor"));
     offered(&kubelet, &sensor, 2).await;
@@ -71,7 +72,7 @@ fn under_any_umask_the_ledger_is_private_and_what_others_read_is_not() {
             }
             daemon.signal(nix::sys::signal::Signal::SIGTERM);
             assert!(daemon.ended().await.success());
-            // sled too has written by now.
+            // By now sled has written too.
             is_private(&node.state());
             let bundle = node.path("bundle.tar");
             let made = under(umask, &node.command(&["doctor", "--bundle", bundle.to_str().unwrap()])).output().unwrap();
@@ -116,7 +117,8 @@ fn a_state_directory_that_an_earlier_version_left_open_is_closed_and_that_is_sai
     });
 }
 
-/// A reader of the files that is not root is told so, and is not told that there is no ledger.
+/// Readers of the files without root get an error about that, not the message that there is no
+/// ledger.
 #[test]
 fn who_is_not_root_is_refused_the_files() {
     if !is_root() {
@@ -128,7 +130,8 @@ fn who_is_not_root_is_refused_the_files() {
         let mut daemon = node.start_daemon();
         granted(&node, &mut daemon).await;
         drop(daemon);
-        // Below the folder of the test, which lets others through, and so does the binary's, as far as this test can see to it.
+        // The test's folder and the binary's folder must allow access by other users, as far as
+        // this test can set that.
         fs::set_permissions(node.path(""), Permissions::from_mode(0o755)).unwrap();
         let program = node.path("holdfast");
         fs::copy(node.command(&[]).get_program(), &program).unwrap();
@@ -143,7 +146,8 @@ fn who_is_not_root_is_refused_the_files() {
     });
 }
 
-/// The copy of the database goes with its reader, also of a reader that fails; without a place for it the rest is told.
+/// The copy of the database is removed with its reader, also when the reader fails. Without space
+/// for it, the rest is printed.
 #[test]
 fn no_copy_of_the_history_is_left() {
     run(async {
@@ -158,7 +162,7 @@ fn no_copy_of_the_history_is_left() {
         let left = || fs::read_dir(&scratch).unwrap().count();
         assert!(history(&scratch).status.success());
         assert_eq!(left(), 0);
-        // A database that cannot be copied whole.
+        // A database that cannot be copied completely.
         let log = node.state().join("db/db");
         fs::rename(&log, node.path("log")).unwrap();
         fs::create_dir_all(log.join("not a file")).unwrap();

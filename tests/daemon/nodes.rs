@@ -1,4 +1,5 @@
-//! Nodes of `/dev` that come and go below a running daemon: folders that are one device, and devices in thousands of shares.
+//! Nodes of `/dev` that come and go under a running daemon: folders as one device, and devices in
+//! thousands of shares.
 
 use crate::common::{HANG, Node, allocate, dial, name, offered, run, soon};
 use holdfast::domain::ResourceName;
@@ -6,7 +7,7 @@ use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use nix::sys::signal::Signal;
 use std::fs;
 
-/// Waits for a list of so many healthy and so many other devices.
+/// Waits for a list with these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
     let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
@@ -16,7 +17,7 @@ async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usiz
     kubelet.wait_for(seen, HANG).await.unwrap();
 }
 
-/// What a pod with one device of a resource gets.
+/// The nodes that a pod with one device of a resource gets.
 async fn nodes_of_a_pod(kubelet: &Kubelet, pod: &str, resource: &ResourceName) -> Vec<String> {
     let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", pod).app("main", resource, 1))).await;
     assert_eq!(outcome.phase, PodPhase::Running);
@@ -44,13 +45,13 @@ fn a_folder_of_nodes_is_one_device_for_as_many_containers_as_it_is_shared_by() {
         make(&node, "snd/controlC0");
         listed(&kubelet, &audio, (2, 0)).await;
         assert_eq!(nodes_of_a_pod(&kubelet, "first", &audio).await, ["/dev/snd/controlC0"]);
-        // What comes later is in the next answer, and the device is the same.
+        // A later node is in the next answer, and the device is the same.
         make(&node, "snd/by-path/pcm");
         let had = |status: &serde_json::Value| status["devices"].to_string().contains("/dev/snd/by-path/pcm");
         crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had);
         assert_eq!(nodes_of_a_pod(&kubelet, "second", &audio).await, ["/dev/snd/by-path/pcm", "/dev/snd/controlC0"]);
         assert_eq!(node.grants().len(), 2);
-        // Without a node nothing is left of it, and what is held stays in the list.
+        // Without a node the device is absent, but its held shares stay in the list.
         fs::remove_dir_all(node.path("host/dev/snd")).unwrap();
         listed(&kubelet, &audio, (0, 2)).await;
         make(&node, "snd/controlC1");
@@ -76,7 +77,8 @@ fn sixteen_thousand_shares_are_one_list_that_is_remembered() {
         let shares: Vec<String> = (0..4).map(|n| format!("dev:{id}0::{n}")).collect();
         allocate(&mut api, &shares.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
         daemon.kill();
-        // What the kubelet was told is remembered, free shares too: none leaves the list at once (I3).
+        // The kubelet's last list is remembered, including free shares: none leaves the list at
+        // once (I3).
         node.remove_device(id, 0);
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu, (0, SHARES)).await;
@@ -108,7 +110,7 @@ fn each_node_that_comes_is_a_resource_and_what_is_held_outlives_its_node() {
         };
         assert_eq!(resources(&node.json(&["discover"])), ["board/i2c-1", "board/i2c-13", "board/snd"]);
 
-        // Its resource has no node any more, and goes when it is free.
+        // Its resource has no node any longer, and is removed when it is free.
         fs::remove_file(node.path("host/dev/i2c-13")).unwrap();
         listed(&kubelet, &second, (0, 1)).await;
         daemon.kill();
@@ -119,13 +121,13 @@ fn each_node_that_comes_is_a_resource_and_what_is_held_outlives_its_node() {
         listed(&kubelet, &second, (1, 0)).await;
         assert_eq!(node.grants().len(), 2);
 
-        // Another configuration counts with what is there.
+        // Another configuration applies to the present nodes.
         node.write_config(
             "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }]\nreplicas = 3\n",
         );
         assert!(node.command(&["config", "check"]).output().unwrap().status.success());
         daemon.signal(Signal::SIGHUP);
-        // The former id stays for a while.
+        // The former id stays for the minute before it leaves.
         listed(&kubelet, &first, (3, 1)).await;
         listed(&kubelet, &sound, (1, 0)).await;
     });

@@ -1,5 +1,6 @@
-//! What only NVML tells, from a small library in its place that a test compiles: names of MIG instances, UUIDs of GPUs that
-//! nobody has used yet, a call that hangs, libraries that are missing or lack something.
+//! Facts that only NVML has, from a small library that a test compiles in its place: names of MIG
+//! instances, UUIDs of GPUs that were never used, a hanging call, and libraries that are missing or
+//! incomplete.
 
 #![cfg(feature = "nvml")]
 
@@ -17,10 +18,11 @@ use std::process::Command;
 use std::sync::mpsc;
 use tonic::transport::Channel;
 
-/// The library. `SCRIPT` has a line for each thing that it knows: `<what it is asked by> <its UUID>`, for each link
-/// `link <UUID>/<number> <1: it is active>/<where it leads>`, for two GPUs that reach each other by NVLink `p2p <UUID>/<UUID>`,
-/// `mig <UUID> <1: it is in MIG mode>`, and `lost <UUID>`. While `<SCRIPT>.hang`
-/// is there no call ends; each start of it adds a byte to `<SCRIPT>.starts`.
+/// The library. `SCRIPT` has a line for each of its facts: `<key of the query> <its UUID>`; for
+/// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
+/// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
+/// While `<SCRIPT>.hang` exists, every call hangs. Each start of the library adds a byte to
+/// `<SCRIPT>.starts`.
 const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <string.h>
@@ -102,7 +104,8 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned of, unsigned *status
 }
 "#;
 
-/// Compiles `text` to `library`, which obeys `script`. False, and it is said, where nothing compiles.
+/// Compiles `text` to `library`, which reads `script`. Without a compiler it prints a SKIPPED line
+/// and returns false.
 fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str]) -> bool {
     if !has_program("cc") {
         say(format_args!("SKIPPED: {test}: there is no `cc` to compile a library in the place of NVML with"));
@@ -120,7 +123,7 @@ fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str])
 const LIBRARY_OF_THE_HOST: &str = "host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 const FIRST: &str = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f";
 const SECOND: &str = "MIG-90443af0-2fe6-57fb-86fe-54186d5a6581";
-/// The GPU that is cut into MIG instances, and the one that shows no UUID.
+/// The GPU that is split into MIG instances, and the one that shows no UUID.
 const CUT: usize = 2;
 const UNUSED: usize = 5;
 
@@ -139,7 +142,7 @@ fn cut(node: &Node, gi: u32) {
     }
 }
 
-/// A node of which the driver does not tell everything, and the script of its library.
+/// A node whose driver omits some facts, and the script of its library.
 fn node(config: &str) -> (Node, SimNode, PathBuf) {
     let node = Node::new();
     let hardware = SimNode::create(node.path("host")).unwrap();
@@ -170,7 +173,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
         if !compile("names", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             return;
         }
-        // The driver hangs at first: nobody waits for it.
+        // At first the driver hangs: the daemon does not wait for it.
         fs::write(node.path("script.hang"), "").unwrap();
         let kubelet = node.start_kubelet().await;
         let gpu = name("nvidia.com/gpu");
@@ -181,7 +184,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
 
         fs::remove_file(node.path("script.hang")).unwrap();
         offered(&kubelet, &gpu, GPUS).await;
-        // Made without an event: a look at the driver's files finds it, as every poll is one.
+        // Created without an event: a scan of the driver's files finds it, as each poll does.
         cut(&node, 2);
         write(&node, "dev/nvidia-caps-made", "");
         offered(&kubelet, &gpu, GPUS + 1).await;
@@ -189,7 +192,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
 
         let whole = hardware.gpu_uuid(CUT);
         let mut api = dial(&kubelet, &node, &gpu).await;
-        // An id that was published keeps, whatever better name is told later (I6).
+        // A published id stays, even if a better name becomes known later (I6).
         let unused = hardware.gpu_address(UNUSED).to_string();
         for id in [&format!("{whole}-gi1-ci0"), &format!("{whole}-gi2-ci0"), &unused] {
             allocate(&mut api, &[id]).await.unwrap();
@@ -209,7 +212,8 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
         assert_eq!(names(&found), 2, "a person is told the same");
         drop(daemon);
 
-        // Held devices stay in the list of the next daemon, but cannot be given without their names.
+        // Held devices stay in the list of the next daemon, but cannot be given without their
+        // names.
         fs::write(node.path("script.hang"), "").unwrap();
         let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
         let before = count(&kubelet, registered);
@@ -263,7 +267,8 @@ fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
             assert!(line.contains(why), "{line}");
             assert!(nvml_is_off(&node).unwrap().contains(why));
         }
-        // Where the driver tells everything, and no GPU has another one beside it, nobody asks.
+        // If the driver's files have every fact, and no GPU has a neighbour, the daemon does not
+        // call NVML.
         let node = Node::new();
         let hardware = SimNode::create(node.path("host")).unwrap();
         let script = node.path("script");
@@ -283,7 +288,7 @@ fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
     });
 }
 
-/// One call, waited for.
+/// The answer to one query.
 fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAnswer {
     let (tell, told) = mpsc::channel();
     ask_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
@@ -313,7 +318,8 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     compile("endless", "int nvmlInit_v2(void) { return 0; }", &library, &script, &[]);
     assert!(why(ask()).contains("is not complete"), "{:?}", ask());
 
-    // What it does know is told, whatever else it does not. (The one before was never let go, and keeps its path.)
+    // A partial answer has all the facts that the library knows. (The library before was never
+    // unloaded, and keeps its path.)
     let library = dir.path().join("another/libnvidia-ml.so.1");
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
@@ -325,8 +331,8 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
 }
 
-/// What the library tells of GPUs at 0000:01:00.0, 0000:02:00.0 and so on, `GPU-1`, `GPU-2` and so on, of which the last one is not
-/// asked for its links; and why it does not tell everything.
+/// The library's facts on GPUs at 0000:01:00.0, 0000:02:00.0 and so on, `GPU-1`, `GPU-2` and so on;
+/// the last one is not queried for its links. Also the reason if a fact is missing.
 fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<String>)> {
     let dir = tempfile::tempdir().unwrap();
     let (library, path) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
@@ -362,7 +368,8 @@ fn bridges_are_counted_by_their_links_and_what_is_no_gpu_or_not_active_is_none()
 
 #[test]
 fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
-    // The switch has an address, or none that can be seen; each GPU is at it by another number of links.
+    // The switch has an address, or none that is visible; each GPU has another number of links to
+    // it.
     let links: String =
         (1..=4).flat_map(|gpu| (0..gpu).map(move |link| format!("link GPU-{gpu}/{link} 1/00000000:c{link}:00.0\n"))).collect();
     let pairs: String = (1..=4).flat_map(|one| (1..=4).map(move |other| format!("p2p GPU-{one}/GPU-{other}\n"))).collect();
@@ -430,7 +437,7 @@ fn gpus_with_a_bridge_between_them_are_preferred_as_soon_as_nvml_has_told_it_by_
         if !compile("preferred", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             return;
         }
-        // A bridge from socket to socket; while the library hangs nobody knows of it.
+        // A bridge from socket to socket; while the library hangs, it is unknown.
         let [one, other] = [1, 6];
         let known: String = (0..GPUS).map(|index| format!("{} {}\n", hardware.gpu_address(index), hardware.gpu_uuid(index))).collect();
         let half = |one: usize, other: usize| {
@@ -468,7 +475,7 @@ fn gpus_with_a_bridge_between_them_are_preferred_as_soon_as_nvml_has_told_it_by_
     });
 }
 
-/// What is preferred of these.
+/// The preferred ones of these ids.
 async fn preferred(api: &mut DevicePluginClient<Channel>, available: &[String], size: i32) -> Vec<String> {
     let request = api::ContainerPreferredAllocationRequest {
         available_device_i_ds: available.to_vec(),

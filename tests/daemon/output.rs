@@ -1,6 +1,7 @@
-//! What the verbs print. Devices, a cordon's reason, files, arguments and values of the configuration may hold line breaks, escape sequences
-//! and characters that turn the text: no verb, no log, no metric, no page and no answer to the kubelet shows them as they are, and JSON keeps
-//! them exactly. What could not be printed whole is an error.
+//! The output of the verbs. Devices, a cordon's reason, files, arguments and values of the
+//! configuration may contain line breaks, escape sequences and characters that change the text's
+//! direction. No verb, log, metric, page or answer to the kubelet shows them raw, and JSON keeps
+//! them exactly. Output that could not be written completely is an error.
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, http_get, name, offered, run};
 use holdfast::domain::is_unprintable;
@@ -9,13 +10,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::process::{Output, Stdio};
 use tokio::process::Command;
 
-/// What acts on a terminal, one kind each.
+/// Characters that act on a terminal, one of each kind.
 const HOSTILE: &str =
     "\u{1b}[2J\u{1b}]0;own\u{7}\r\n2026-01-01T00:00:00Z ERROR forged\u{85}\u{9b}31m\u{2028}\u{202e}\u{2066}\u{feff}\u{7f}";
 
-/// Runs a verb beside the kubelet of this thread. Whatever it says must be printable.
+/// Runs a verb while the kubelet of this thread runs. All of its output must be printable.
 async fn says(node: &Node, verb: &[&str]) -> (String, String) {
-    // `doctor --bundle` makes a file of the name that it is given.
+    // `doctor --bundle` creates a file with the given name.
     let Output { stdout, stderr, .. } = Command::from(node.command(verb)).current_dir(node.path("")).output().await.unwrap();
     let said = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     for text in [&said.0, &said.1] {
@@ -25,13 +26,13 @@ async fn says(node: &Node, verb: &[&str]) -> (String, String) {
     said
 }
 
-/// The same of a verb that prints a JSON document.
+/// The same for a verb that prints a JSON document.
 async fn tells(node: &Node, verb: &[&str]) -> serde_json::Value {
     let (document, _) = says(node, &[verb, &["-o", "json"]].concat()).await;
     serde_json::from_str(&document).unwrap_or_else(|error| panic!("{verb:?}: {error}: {document}"))
 }
 
-/// A node with a device of a hostile name, one of bytes that are no text, and one in order.
+/// A node with a device of a hostile name, one whose name is not valid text, and a usual one.
 fn node() -> Node {
     let node = Node::with(&[("sensor", 1)]);
     node.write_config(&std::fs::read_to_string(node.config_file()).unwrap().replace("\"off\"", "\"127.0.0.1:0\""));
@@ -123,7 +124,7 @@ fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
             serde_json::from_str::<serde_json::Value>(&line).unwrap();
         }
         drop(daemon);
-        // What the files tell, without a daemon; and a log in text.
+        // The content of the files, without a daemon; and a log in text format.
         for verb in [&["who"][..], &["history"], &["ledger", "verify"], &["discover"], &["topology"], &["who", &unknown]] {
             says(&node, verb).await;
         }
@@ -135,7 +136,8 @@ fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
     });
 }
 
-/// A reader that has gone, and a disk that is full, are errors of every verb: a script must not take a part for the whole.
+/// A closed reader and a full disk are errors of every verb: a script must not treat a part as the
+/// complete output.
 #[test]
 fn what_cannot_be_printed_is_an_error_of_every_verb() {
     run(async {

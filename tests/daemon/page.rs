@@ -1,6 +1,6 @@
-//! The page at `/` and `holdfast topology`, of a daemon that has something to show: pods with hostile names, a device that is
-//! broken, one that is taken out. Where a Chromium is found, it looks at the page too; `HOLDFAST_SCREENSHOTS` names a folder
-//! for what it sees.
+//! The page at `/` and `holdfast topology` of a daemon with content: pods with hostile names, a
+//! broken device, a cordoned one. If a Chromium is installed, it renders the page too;
+//! `HOLDFAST_SCREENSHOTS` names a folder for its screenshots.
 
 use crate::common::inside::{has_program, say};
 use crate::common::{Daemon, HANG, Node, http_get, name, offered, run, soon, telemetry, until};
@@ -27,7 +27,7 @@ class = "rdma"
 select = { vf = true }
 "#;
 
-/// No slash: the kubelet makes a folder of it.
+/// Without a slash: the kubelet makes a folder of it.
 const HOSTILE: &str = "<img src=x onerror=alert(1)>&amp;\"'";
 
 struct Shown {
@@ -57,7 +57,7 @@ async fn shown() -> Shown {
     let cordoned = node.output(&["device", "cordon", &hardware.gpu_uuid(6), "--reason", "fan <b>noise</b>"]);
     assert!(cordoned.status.success(), "{}", String::from_utf8_lossy(&cordoned.stderr));
     offered(&kubelet, &gpu, 6).await;
-    // A pod's name may be known a moment after its grant is.
+    // A pod's name may be known slightly later than its grant.
     until("both pods are known", || answer(page, "/"), |html| html.matches("<td>ml/").count() == 4);
     Shown { node, kubelet, daemon, hardware, page }
 }
@@ -111,7 +111,7 @@ fn the_page_and_the_picture_show_what_the_daemon_knows() {
 
         watched(&node);
 
-        // Without a daemon the ledger tells who has what.
+        // Without a daemon, the holders come from the ledger.
         let mut daemon = daemon;
         daemon.kill();
         let text = String::from_utf8(node.output(&["topology"]).stdout).unwrap();
@@ -120,7 +120,7 @@ fn the_page_and_the_picture_show_what_the_daemon_knows() {
     });
 }
 
-/// `who --watch` in a pipe: a document a line, and Ctrl-C is an end in order.
+/// `who --watch` in a pipe: one document a line, and Ctrl-C is a clean end.
 fn watched(node: &Node) {
     let mut watch = node.command(&["who", "--watch", "0.1", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
@@ -168,7 +168,7 @@ fn a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night() {
 
 fn looked_at(browser: &str, url: &str, home: &Path, folder: &Path) {
     let dom = String::from_utf8(look(browser, &["--dump-dom"], url, home)).unwrap();
-    // As the browser has understood it: the hostile name is a text, and nothing was left out.
+    // As parsed by the browser: the hostile name is text, and nothing is missing.
     assert!(dom.contains("ml/&lt;img src=x") && !dom.contains("<img") && dom.trim_end().ends_with("</html>"), "{dom}");
     std::fs::create_dir_all(folder).unwrap();
     let mut seen = Vec::new();

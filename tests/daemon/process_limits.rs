@@ -1,5 +1,6 @@
-//! Small limits, and pipes in the place of files: the daemon works, or says in one sentence what is missing and ends with a code of its own; and a
-//! shortage while it runs is no evidence of anything.
+//! Small limits, and pipes in place of files: the daemon works, or prints one sentence about the
+//! missing resource and exits with a specific code. A shortage at run time is no evidence about any
+//! device or pod.
 
 use crate::common::{Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry, until};
 use holdfast::console::exit;
@@ -12,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A verb behind a few words of a shell.
+/// A verb after a shell command.
 fn behind(words: &str, command: &Command) -> Command {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", &format!("{words} && exec \"$@\""), "sh"]).arg(command.get_program()).args(command.get_args());
     shell
 }
 
-/// The one sentence of a start that fails with this code.
+/// The single sentence of a start that fails with this code.
 fn refused(command: &mut Command, code: u8) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -81,7 +82,8 @@ fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
     assert!(refused(&mut node.command(&["run"]), exit::CONFIG).contains("it is a device, not a regular file"));
     fs::remove_file(&config).unwrap();
 
-    // What others write: the kubelet's checkpoint, files for the container runtime, what is kept for the next process.
+    // Files of others: the kubelet's checkpoint, files for the container runtime, descriptors kept
+    // for the next process.
     let cdi = node.path("cdi");
     node.write_config(&format!("[cdi]\ndirectory = {cdi:?}\n{text}cdi = [\"cri\"]\n"));
     fifo(&node.path("run/kept"));
@@ -105,10 +107,11 @@ fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
     });
 }
 
-/// Where a child of the test below opens a pipe that nobody writes to, as a start may wait for a disk.
+/// The path of a pipe without a writer. A child of the test below blocks on it, as a start may
+/// block on a disk.
 const HANGS_AT: &str = "HOLDFAST_TEST_HANGS_AT";
 
-/// SIGTERM ends a start also where the thread hangs that would hear of it.
+/// SIGTERM also ends a start when the thread that would handle the signal hangs.
 #[test]
 fn a_start_that_hangs_is_ended_by_sigterm() {
     if let Some(pipe) = std::env::var_os(HANGS_AT) {
@@ -136,7 +139,7 @@ fn a_start_that_hangs_is_ended_by_sigterm() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
-/// A cgroup of this test's own with a limit of tasks, where this process may make one.
+/// A private cgroup with a limit of tasks, if this process may create one.
 struct Tasks(PathBuf);
 
 impl Tasks {
@@ -173,7 +176,7 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // Whoever was in it ends a moment after its parent has seen its end.
+        // A process leaves the cgroup slightly later than its parent sees its exit.
         until("the end of the cgroup", || fs::remove_dir(&self.0).is_ok() || !self.0.exists(), |gone| *gone);
     }
 }
@@ -195,7 +198,7 @@ fn a_start_with_too_few_threads_says_so() {
         let said = refused(&mut tasks.run(&node.command(&["run"])), exit::LIMITS);
         assert!(said.contains("18 threads more") && said.contains("TasksMax"), "{limit}: {said}");
     }
-    // Of the verbs too, none panics.
+    // No verb panics either.
     tasks.limit("2");
     for verb in [&["status"][..], &["discover"], &["doctor"], &["who"], &["topology"]] {
         let output = tasks.run(&node.command(verb)).output().unwrap();
@@ -204,28 +207,28 @@ fn a_start_with_too_few_threads_says_so() {
     }
 }
 
-/// How many threads of the daemon have such a name.
+/// The number of the daemon's threads whose name begins with `name`.
 fn threads(daemon: &Daemon, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     tasks.filter(|task| fs::read_to_string(task.as_ref().unwrap().path().join("comm")).is_ok_and(|comm| comm.starts_with(name))).count()
 }
 
-/// How many checks could not be run.
+/// The number of checks that could not be run.
 fn not_run(address: std::net::SocketAddr) -> u64 {
     let (_, metrics) = http_get(address, "/metrics");
     let wanted = "holdfast_hooks_total{resource=\"example.com/lamp\",phase=\"check\",result=\"not_run\"} ";
     metrics.lines().find_map(|line| line.strip_prefix(wanted)?.parse().ok()).unwrap_or(0)
 }
 
-/// No thread and no process can be had while it runs: devices stay what they are, hooks wait, everything is answered, and goes on when there
-/// are some again.
+/// While the daemon runs, no thread and no process can be created. Devices keep their state, hooks
+/// wait, every request is answered, and work continues when threads are available again.
 #[test]
 fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
     let Some(tasks) = tasks() else { return };
     tasks.limit("max");
     run(async {
         let node = Node::with(&[("sensor", 3), ("lamp", 1)]);
-        // A thread that runs it, one that waits for its end, the shell; and what the shell runs.
+        // A thread that runs it, one that waits for its end, the shell; and the shell's own child.
         let check = "check = { command = [\"/bin/sh\", \"-c\", \"/bin/true; /bin/true\"], timeout = \"5s\", every = \"5s\" }\n";
         let hook = "before_start = { command = [\"/bin/true\"], timeout = \"5s\" }\n";
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{hook}{}{check}", resource("sensor"), resource("lamp")));
@@ -235,7 +238,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         offered(&kubelet, &sensor, 3).await;
         let mut api = dial(&kubelet, &node, &sensor).await;
         allocate(&mut api, &["dev:sensor0"]).await.unwrap();
-        // sled's threads come behind the start.
+        // sled's threads start after the daemon's start.
         until("sled", || threads(&daemon, "sled-io"), |threads| *threads == 7);
         let status = || serde_json::from_slice::<serde_json::Value>(&node.output(&["status", "-o", "json"]).stdout).unwrap();
         tasks.limit("1");
@@ -243,7 +246,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         let short = status();
         assert_eq!(short["not_run"][0]["phase"], "check", "{short}");
         assert!(short["ailing"].as_array().unwrap().is_empty(), "{short}");
-        // Also with room for the check itself, and none for what it runs.
+        // The same with threads for the check itself, but none for the shell's child.
         let count = || async move { tokio::task::spawn_blocking(move || not_run(address)).await.unwrap() };
         let before = count().await;
         tasks.limit(&(tasks.count() + 3).to_string());

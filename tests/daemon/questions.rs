@@ -1,5 +1,5 @@
-//! What an operator asks of the ledger: who holds this, who held it then, is it sound, give me all of it, take this. With a
-//! daemon and without one the answers are the same, and no Allocate waits for them.
+//! An operator's queries of the ledger: present holders, past holders, verification, export,
+//! import. The answers are the same with and without a daemon, and no Allocate waits for them.
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, run};
 use holdfast::domain::{
@@ -21,7 +21,7 @@ fn now() -> u64 {
     Timestamp::from_system(SystemTime::now()).0
 }
 
-/// A grant of one device, made so many hours ago.
+/// A grant of one device, made `hours` hours ago.
 fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
     let node = EditDevice { host: format!("/dev/node{n}"), container: "/dev/node".into(), permissions: "rw".into() };
     Grant {
@@ -67,13 +67,13 @@ const A: (&str, &str) = ("pci:0000:18:00.0/10de:2330", "GPU-5a7c1f00");
 const B: (&str, &str) = ("pci:0000:3b:00.0/10de:2330", "GPU-5a990000");
 const C: (&str, &str) = ("pci:0000:86:00.0/10de:2330", "GPU-c0000000");
 
-/// A node with a history: A was held by `old`, then by nobody, and is held by `train`; B was given back two hours ago; C
-/// was never held.
+/// A node with a history: A was held by `old`, then free, and is held by `train`; B was released
+/// two hours ago; C was never held.
 fn node() -> Node {
     node_with(&[])
 }
 
-/// The same, and something more in its ledger.
+/// The same, with more entries in its ledger.
 fn node_with(more: &[Entry]) -> Node {
     let node = Node::with(&[("gpu", 2)]);
     let [old, train, failed, web, shared] = [
@@ -123,14 +123,14 @@ fn numbers(document: &Value) -> Vec<u64> {
     document["grants"].as_array().unwrap().iter().map(id).collect()
 }
 
-/// The document, and that the exit code is the wanted one.
+/// The document; checks that the verb has the wanted exit code.
 fn document(node: &Node, verb: &[&str], code: i32) -> Value {
     let (exit, stdout, stderr) = ask(node, &[verb, &["-o", "json"]].concat());
     assert_eq!(exit, code, "{verb:?}: {stdout}{stderr}");
     serde_json::from_str(&stdout).unwrap()
 }
 
-/// Runs the checks on the files alone, and then beside a daemon that has read them.
+/// Runs the checks on the files alone, and then with a daemon that has read them.
 fn with_and_without_a_daemon(check: impl Fn(&Node)) {
     run(async {
         let node = node();
@@ -161,7 +161,7 @@ fn a_device_is_asked_for_by_whatever_names_it() {
     });
 }
 
-/// The answer has no node: NVIDIA's toolkit, or the runtime, adds what stands behind the name.
+/// The answer has no node: NVIDIA's toolkit, or the runtime, adds the nodes of the name.
 #[test]
 fn a_gpu_that_was_answered_by_its_name_is_found_by_its_node() {
     run(async {
@@ -278,7 +278,7 @@ fn the_history_tells_who_held_what_at_any_time() {
     });
 }
 
-/// What is remarked on who held what at a time.
+/// The remarks of `history` about a past time.
 fn remarks_of(node: &Node, at: &str) -> String {
     ask(node, &["history", "--at", at]).2
 }
@@ -286,7 +286,7 @@ fn remarks_of(node: &Node, at: &str) -> String {
 #[test]
 fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
     run(async {
-        // More than fits into all the buffers on the way.
+        // More than fits into all buffers on the way.
         let more = (100..3100).map(|n| grant(n, "nvidia.com/gpu", B, 5));
         let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());
         let node = node_with(&more.collect::<Vec<_>>());
@@ -304,7 +304,7 @@ fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
         for _ in 0..20 {
             allocate(&mut api, &["dev:gpu0"]).await.unwrap();
         }
-        // Another one is answered meanwhile, the new grants too.
+        // Another reader is answered meanwhile, with the new grants.
         assert_eq!(document(&node, &["history"], 0)["grants"].as_array().unwrap().len(), 3000 + 5 + 20);
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
@@ -327,14 +327,14 @@ fn an_export_makes_the_same_ledger_again() {
         assert_eq!(ask(&fresh, &["ledger", "export"]).1, exported);
         assert_eq!(ask(&fresh, &["ledger", "verify"]).0, 0);
 
-        // Once more changes nothing; from standard input.
+        // A second import changes nothing; this one is from standard input.
         let input = std::fs::File::open(&file).unwrap();
         let output = fresh.command(&["ledger", "import", "-", "-o", "json"]).stdin(input).output().unwrap();
         let done: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((done["live"].as_u64(), done["released"].as_u64(), done["already_there"].as_u64()), (Some(0), Some(0), Some(5)));
         assert_eq!(ask(&fresh, &["ledger", "export"]).1, exported);
 
-        // A daemon tells the same grants, and takes no import.
+        // A daemon exports the same grants, and an import is refused.
         let _daemon = start(&fresh).await;
         let (code, told, stderr) = ask(&fresh, &["ledger", "export"]);
         assert_eq!((code, stderr.as_str()), (0, ""));
@@ -356,7 +356,7 @@ fn an_import_that_contradicts_the_ledger_changes_nothing() {
     let (code, stdout, stderr) = ask(&node, &["ledger", "import", &file]);
     assert_eq!((code, stdout.as_str()), (1, ""));
     assert!(stderr.contains("contradicts the ledger: grant 01890a5d-ac96-774b-bcce-000000000002 is bound in the ledger"), "{stderr}");
-    // Nor is the grant taken over that the ledger does not have.
+    // Nor is the grant imported that the ledger does not have.
     assert_eq!(ask(&node, &["ledger", "export"]).1, exported);
     assert_eq!(ask(&node, &["ledger", "import", "/nonexistent"]).0, 1);
 }
@@ -390,7 +390,8 @@ fn the_history_is_as_long_as_the_configuration_says() {
         let node = node_with(&more.collect::<Vec<_>>());
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&format!("[ledger]\nhistory_size = 1000\n{text}"));
-        // The database is opened behind the start, and is as short as it may be after a stop, if it was open by then.
+        // The database is opened after the start. A stop shortens its history only if the database
+        // is open by then.
         let begun = Instant::now();
         let left = loop {
             let mut daemon = start(&node).await;
@@ -403,7 +404,7 @@ fn the_history_is_as_long_as_the_configuration_says() {
         };
         let live = left["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] != "released").count();
         assert_eq!((live, left["grants"].as_array().unwrap().len()), (2, 2 + 1000));
-        // That something was forgotten is said wherever it matters, with and without a daemon.
+        // Every affected answer mentions the removed history, with and without a daemon.
         let doubts = |node: &Node| {
             let begins = document(node, &["history"], 0)["remembers_from"].as_str().unwrap().to_owned();
             (begins, remarks_of(node, "5h").contains("the history begins at"), remarks_of(node, "1h").contains("the history begins at"))

@@ -1,7 +1,8 @@
-//! How soon what happens to a device is in the kubelet's list: with the whole daemon, whose host's kernel is played here below all
-//! that reads it, and on virtual time, where the bounds of `docs/health.md` hold to the millisecond.
+//! The time until a device's failure is in the kubelet's list. One part runs the whole daemon with
+//! a simulated host kernel below all its readers. The other runs on virtual time, where the bounds
+//! of `docs/health.md` hold to the millisecond.
 //!
-//! `HOLDFAST_ROUNDS` is how often `how_soon_the_kubelet_knows` is measured: eight devices each.
+//! `HOLDFAST_ROUNDS` is the number of rounds of `how_soon_the_kubelet_knows`: eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
 use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
@@ -19,9 +20,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No two lists of a resource are closer than this (`serving/plugin.rs`).
+/// The shortest time between two lists of a resource (`serving/plugin.rs`).
 const LISTS_APART: Duration = Duration::from_millis(50);
-/// What a function that has fallen off the bus answers.
+/// The values that a function reads as when it has fallen off the bus.
 const ONES: [u8; 64] = [0xff; 64];
 
 fn gpu() -> ResourceName {
@@ -32,7 +33,7 @@ fn gpu() -> ResourceName {
 struct Machine {
     node: Node,
     host: SimNode,
-    /// A terminal that stands for `/dev/kmsg`: each line that is typed is one read.
+    /// A terminal in place of `/dev/kmsg`: each typed line is one read.
     log: OpenptyResult,
     listener: OwnedFd,
 }
@@ -53,7 +54,8 @@ impl Machine {
         Machine { node, host, log, listener }
     }
 
-    /// The daemon and its kubelet when all GPUs are offered, and the way of the kernel's events to it.
+    /// The daemon and its kubelet when all GPUs are offered, and the channel of the kernel's events
+    /// to the daemon.
     async fn start(&self) -> (Kubelet, Daemon, Events) {
         let kubelet = self.node.start_kubelet().await;
         let daemon = self.node.start_daemon();
@@ -62,7 +64,7 @@ impl Machine {
         (kubelet, daemon, events)
     }
 
-    /// A line of the log: of the kernel itself with a priority below 8.
+    /// Writes a line of the log; a priority below 8 marks it as the kernel's own.
     fn logs(&self, priority: u32, line: &str) {
         nix::unistd::write(&self.log.master, format!("{priority},7,1000,-;{line}\n").as_bytes()).unwrap();
     }
@@ -72,7 +74,7 @@ impl Machine {
         format!("NVRM: Xid (PCI:{}): {code}, pid=1, GPU has fallen off the bus.", slot.strip_suffix(".0").unwrap())
     }
 
-    /// An event of a GPU's function, or of what is below it.
+    /// An event of a GPU's function, or of a device below it.
     fn event(&self, gpu: usize, below: &str, fields: &str) -> String {
         let folder = self.file(gpu, "").canonicalize().unwrap();
         let path = folder.to_str().unwrap().split_once("/sys/").unwrap().1.to_owned();
@@ -88,7 +90,7 @@ impl Machine {
     }
 }
 
-/// The way of the kernel's events to one daemon.
+/// The channel of the kernel's events to one daemon.
 struct Events(RawFd);
 
 impl Events {
@@ -103,7 +105,7 @@ impl Drop for Events {
     }
 }
 
-/// Waits until the list says that these are unhealthy, and only these.
+/// Waits until exactly these are unhealthy in the list.
 async fn unhealthy(kubelet: &Kubelet, machine: &Machine, gpus: impl IntoIterator<Item = usize>) {
     let gone: BTreeSet<DeviceId> = gpus.into_iter().map(|gpu| machine.id(gpu)).collect();
     let healthy: BTreeSet<DeviceId> = (0..GPUS).map(|gpu| machine.id(gpu)).filter(|id| !gone.contains(id)).collect();
@@ -113,12 +115,13 @@ async fn unhealthy(kubelet: &Kubelet, machine: &Machine, gpus: impl IntoIterator
 #[test]
 fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_say_is_not() {
     run(async {
-        // No poll comes to help.
+        // The poll is too slow to matter here.
         let machine = Machine::new("60s");
         let (kubelet, _daemon, events) = machine.start().await;
         let (began, failed) = ("SUBSYSTEM=pci ERROR_EVENT=BEGIN_RECOVERY", "SUBSYSTEM=pci ERROR_EVENT=FAILED_RECOVERY");
         let wedged = "SUBSYSTEM=drm DEVNAME=dri/card3 WEDGED=rebind,bus-reset";
-        // Whoever may write to the log, whoever has udev repeat its events, and what is no failure: of the first one.
+        // No failures of the first GPU: lines of other processes, repeated events of udev, and
+        // events that are no failure.
         machine.logs(12, &machine.xid(0, 79));
         machine.logs(4, &machine.xid(0, 13));
         machine.logs(4, &format!("hello: {}", machine.xid(0, 79)));
@@ -126,7 +129,7 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
         events.say(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
         events.say(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
         events.say(&format!("libudev\0{}", machine.event(0, "", began)));
-        // The kernel, of the others. What was said before is read before.
+        // The kernel's own messages, about the other GPUs. Earlier messages are read earlier.
         machine.logs(4, &machine.xid(1, 79));
         unhealthy(&kubelet, &machine, [1]).await;
         events.say(&machine.event(2, "", began));
@@ -146,7 +149,8 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
     });
 }
 
-/// Prints how long it takes from what happens to a list that says so; no figure is asserted, for the machine may be busy.
+/// Prints the time from a failure to its list. No figure is asserted, since the machine may be
+/// busy.
 #[test]
 fn how_soon_the_kubelet_knows() {
     let rounds = std::env::var("HOLDFAST_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
@@ -156,7 +160,7 @@ fn how_soon_the_kubelet_knows() {
             let machine = Machine::new("1s");
             let (kubelet, _daemon, events) = machine.start().await;
             for gpu in 0..GPUS {
-                // What comes right behind another list waits for its turn.
+                // A change right after another list would wait for the rate limit.
                 tokio::time::sleep(LISTS_APART * 2).await;
                 let began = Instant::now();
                 let times = match gpu % 4 {
@@ -183,7 +187,7 @@ fn how_soon_the_kubelet_knows() {
     println!("config reads ones → list, polled every second ({}): {}", polled.len(), percentiles(polled));
 }
 
-/// The same machine before the judge, on virtual time.
+/// The same machine with the judge alone, on virtual time.
 fn trial(host: &SimNode, poll: u64) -> HealthTrial {
     let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Gpu));
     let policy = HealthPolicy { poll: secs(poll), ..HealthPolicy::default() };
@@ -199,7 +203,7 @@ fn simulated() -> (SimNode, tempfile::TempDir) {
     (SimNode::create(dir.path()).unwrap(), dir)
 }
 
-/// How often the list changes until then, while `act` is done in every step.
+/// The number of changes of the list until then, with `act` in every step.
 fn lists(trial: &mut HealthTrial, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthTrial)) -> usize {
     let (mut lists, mut before) = (0, trial.ailing());
     while trial.now() < until {
@@ -244,7 +248,7 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     let poll = secs(10);
     let set = |is_bad: bool| if is_bad { fs::write(&config, ONES).unwrap() } else { drop(fs::remove_file(&config)) };
 
-    // Bad at every second poll: it is never in order for long enough.
+    // Bad at every second poll: it is never good for long enough.
     let mut bad = false;
     let mut every_poll = trial(&host, 10);
     let count = lists(&mut every_poll, secs(900 + 300), poll, |_| {
@@ -253,7 +257,7 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     });
     assert_eq!(count, 1);
 
-    // As bad as can be: good for just so long that it is believed, and then bad again.
+    // The worst case: good until its recovery is believed, and then bad again.
     let mut sly = trial(&host, 10);
     let count = lists(&mut sly, secs(900 + 3600), poll, |trial| {
         let verdict = trial.verdict(&id).map(|verdict| verdict.state);

@@ -1,5 +1,5 @@
-//! Another configuration for a daemon that runs: what changed changes, what did not is not touched, and a file that is not valid
-//! changes nothing.
+//! Another configuration for a running daemon: changed settings apply, everything else is
+//! unaffected, and an invalid file changes nothing.
 
 use crate::common::{
     Daemon, HANG, Node, Random, allocate, count, dial, http_get, name, notified, offered, quiet_crashes, resource, run, soon, telemetry,
@@ -16,7 +16,8 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixDatagram;
 
-/// For a minute, as it is run, a removed resource has its devices; it ends some seconds later.
+/// In operation a removed resource keeps its devices for a minute and ends some seconds later; the
+/// tests use this time.
 const LEAVE_AFTER: Duration = Duration::from_secs(12);
 
 fn gpu() -> ResourceName {
@@ -40,13 +41,13 @@ fn report(app: &App) -> ConfigReport {
     app.views.config.borrow().clone()
 }
 
-/// What the list says of an id; `None` where it is not in it.
+/// The health of an id in the list; `None` if it is absent.
 fn health(app: &App, resource: &ResourceName, id: &str) -> Option<Health> {
     let inventory = app.views.inventory.borrow();
     inventory.resources.get(resource)?.devices.iter().find(|(listed, _)| listed.as_str() == id).map(|(_, offered)| offered.health)
 }
 
-/// What the kubelet has seen of a resource: Registers, lists, ends of streams.
+/// The kubelet's counts for a resource: Registers, lists, ends of streams.
 fn seen(kubelet: &Kubelet, resource: &ResourceName) -> (usize, usize, usize) {
     let of = |fits: fn(&EventKind) -> bool| count(kubelet, |kind| fits(kind) && kind.resource() == Some(resource));
     let registers = of(|kind| matches!(kind, EventKind::Options { .. }));
@@ -54,7 +55,7 @@ fn seen(kubelet: &Kubelet, resource: &ResourceName) -> (usize, usize, usize) {
     (registers, lists, of(|kind| matches!(kind, EventKind::StreamEnded { .. })))
 }
 
-/// Waits until the Registers are through that settle a new registration: one is 12 s after it.
+/// Waits until the Registers that settle a new registration are complete: one is 12 s after it.
 async fn settled(kubelet: &Kubelet, resource: &ResourceName) {
     let is_over = |view: &View<'_>| view.lists(resource) >= 3 && view.lists(resource) == view.registers(resource);
     kubelet.wait_for(is_over, HANG).await.unwrap();
@@ -96,7 +97,7 @@ fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
             assert_eq!(change.resources.get(&nic()), Some(&ResourceChange::Added));
             offered(&kubelet, &nic(), 4).await;
             enough(20).await;
-            // Its environment counts for the next Allocate, and the kubelet is told nothing.
+            // Its environment applies to the next Allocate, and the kubelet gets no message.
             settled(&kubelet, &nic()).await;
             let of_nic = seen(&kubelet, &nic());
             node.write_config(&config(&[resource("gpu"), format!("{}env = {{ SPEED = \"fast\" }}\n", resource("nic"))]));
@@ -106,14 +107,14 @@ fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
             let answer = plugin.allocate(api::AllocateRequest { container_requests: vec![request] }).await.unwrap().into_inner();
             assert_eq!(answer.container_responses[0].envs.get("SPEED").map(String::as_str), Some("fast"));
             assert_eq!(seen(&kubelet, &nic()), of_nic, "nothing that the kubelet was told has changed");
-            // What it is told at Register has: that it has to call before a start.
+            // The options at Register have changed: the kubelet has to call before a start.
             let hook = "before_start = { command = [\"/bin/true\"] }\n";
             node.write_config(&config(&[resource("gpu"), format!("{}{hook}", resource("nic"))]));
             assert_eq!(reload(&mut app).await.resources.get(&nic()), Some(&ResourceChange::Changed(vec!["env", "before_start"])));
             standing(&kubelet, "another Register", |view| view.registers(&nic()) > u64::try_from(of_nic.0).unwrap(), HANG).await;
             offered(&kubelet, &nic(), 4).await;
             enough(20).await;
-            // The same text again is no change at all.
+            // The same text again is no change.
             let generation = report(&app).generation;
             assert!(reload(&mut app).await.is_empty());
             assert_eq!((report(&app).generation, generation), (4, 4));
@@ -127,8 +128,8 @@ fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
     });
 }
 
-/// Both resources go; the one that nobody holds a device of when its devices may leave, the other one that long after its last
-/// holder.
+/// Both resources are removed. The one without a held device ends when its devices may leave, the
+/// other one that long after its last release.
 #[test]
 fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
     run(async {
@@ -142,11 +143,12 @@ fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
         assert_eq!(pod.phase, PodPhase::Running);
         let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
         let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
-        // The daemon learns who holds it; else the release of a grant that never started would come.
+        // Waits until the daemon knows the holder; otherwise it would release the grant as never
+        // started.
         soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
 
         node.write_config(&config(&[]));
-        // Without any resource the known hardware is offered, of which there is none.
+        // Without any resource the known hardware is offered, and there is none.
         reload(&mut app).await;
         assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy), "a holder keeps it");
         assert_eq!(health(&app, &gpu(), free), Some(Health::Unhealthy(Reason::Deselected)));
@@ -155,7 +157,7 @@ fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
         offered(&kubelet, &nic(), 0).await;
         let refused = allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
         assert!(refused.message().contains("deselected"), "{refused}");
-        // Also with actors that are built again.
+        // Also with rebuilt actors.
         quiet_crashes();
         app.actors.health.crash().await.unwrap();
         app.actors.discovery.crash().await.unwrap();
@@ -178,7 +180,7 @@ fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
         crate::common::until("no socket is left", sockets, |left| *left == 0);
         assert_eq!(kubelet.panicked(), None, "no device left a list that the kubelet could have been giving away");
 
-        // It comes again as new.
+        // It comes back as a new resource.
         node.write_config(&config(&[resource("gpu")]));
         reload(&mut app).await;
         offered(&kubelet, &gpu(), 2).await;
@@ -207,7 +209,7 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
         let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
         soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
 
-        // Every list that is ever published.
+        // Every published list.
         let mut inventory = app.views.inventory.clone();
         let watched = tokio::task::spawn_local(async move {
             while inventory.changed().await.is_ok() {
@@ -222,7 +224,8 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
         reload(&mut app).await;
         assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy));
         assert_eq!(health(&app, &nic(), &held), Some(Health::Unhealthy(Reason::HeldAsOther)));
-        // One that nobody holds changes hands after some seconds: whoever was just being given it has it by then.
+        // A free id moves to the other resource after some seconds: an Allocate under way has then
+        // recorded its grant.
         assert_eq!(health(&app, &nic(), free), Some(Health::Unhealthy(Reason::HeldAsOther)));
         offered(&kubelet, &nic(), 1).await;
         assert_eq!(health(&app, &nic(), free), Some(Health::Healthy));
@@ -258,7 +261,7 @@ fn shares_that_are_no_more_say_nothing_of_their_device() {
         let listed = &status["resources"][0];
         assert_eq!((&listed["devices"], &listed["healthy"]), (&8.into(), &4.into()), "four leave the list: {status}");
         assert_eq!(status["ailing"], serde_json::json!([]), "{status}");
-        // Where none is left it is the device that goes.
+        // When the resource offers no share of it, the device itself is reported.
         let status = with(config(&[resource("nic")])).await;
         assert_eq!((&status["ailing"][0]["id"], &status["ailing"][0]["reason"]), (&"dev:gpu0".into(), &"deselected".into()), "{status}");
         daemon.signal(Signal::SIGTERM);
@@ -299,7 +302,7 @@ fn a_bad_file_keeps_the_last_good_one_and_says_so() {
         daemon.logged("the last good one stays").await;
         allocate(&mut dial(&kubelet, &node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
 
-        // What only a start can take is told as such, and no longer when it is as it was.
+        // A setting that needs a restart is reported as such, until it has its former value again.
         node.write_config(&good.replace("127.0.0.1:0", "127.0.0.1:1"));
         signal(&daemon).await;
         let status = node.json(&["status"]);
@@ -317,7 +320,8 @@ fn a_bad_file_keeps_the_last_good_one_and_says_so() {
     });
 }
 
-/// Writes a volume as the kubelet does: a folder of its own for each version, and a link that is exchanged at once.
+/// Publishes a volume as the kubelet does: a folder for each version, and a link that is replaced
+/// atomically.
 fn publish(volume: &Path, version: &str, files: &[(&str, &str)]) {
     std::fs::create_dir_all(volume.join(version)).unwrap();
     for (file, text) in files {
@@ -343,17 +347,16 @@ fn a_config_map_that_is_exchanged_counts_by_itself_and_an_edit_does_not() {
         offered(&kubelet, &gpu(), 1).await;
         publish(&volume, "..2", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
         offered(&kubelet, &nic(), 1).await;
-        // Also in a folder of drop-ins that has come since.
+        // Also in a drop-in folder that was created since.
         publish(&drop_ins, "..1", &[("10.toml", &resource("disk"))]);
         offered(&kubelet, &name("example.com/disk"), 1).await;
-        // A bad one changes nothing, the next good one counts.
+        // A bad version changes nothing, the next good one applies.
         publish(&volume, "..3", &[("config.toml", "nonsense")]);
         daemon.logged("the last good one stays").await;
         publish(&volume, "..4", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
         crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good);
 
-        // A file beside is nobody's business before a signal comes: the reload that the exchange brings finds it, and the one before
-        // has not.
+        // An additional file alone triggers no reload: only the reload after the signal finds it.
         std::fs::write(drop_ins.join("20.toml"), "[ledger]\nrefuse = \"never\"\n").unwrap();
         assert_eq!(daemon.log().iter().filter(|line| line.contains("ledger.refuse")).count(), 0);
         daemon.signal(Signal::SIGHUP);
@@ -363,7 +366,7 @@ fn a_config_map_that_is_exchanged_counts_by_itself_and_an_edit_does_not() {
     });
 }
 
-/// What a process has open, and how many threads it has.
+/// The open descriptors of a process, its threads, and its sockets.
 fn footprint(daemon: &Daemon, node: &Node) -> (usize, usize, usize) {
     let entries = |path: String| std::fs::read_dir(path).unwrap().count();
     let pid = daemon.pid();
@@ -375,7 +378,7 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
     run(async {
         let node = Node::with(&[("gpu", 2), ("nic", 1)]);
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-        // No kubelet: what a registration has open is not what is looked at here.
+        // Without a kubelet: descriptors of a registration are not part of this test.
         let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
         notified(&systemd, "READY=1").await;
         let round = async |number: usize| {
@@ -385,7 +388,8 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
             notified(&systemd, "RELOADING=1").await;
             notified(&systemd, "READY=1").await;
         };
-        // The threads that read are kept for a while by the runtime: as many as there ever were at a time.
+        // The runtime keeps idle reader threads for a time, at most as many as were ever in use
+        // together.
         for number in 0..5 {
             round(number).await;
         }
@@ -395,7 +399,7 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
             round(number).await;
         }
         assert_eq!(node.json(&["status"])["config"]["generation"], serde_json::json!(56));
-        // What a scan has open for a moment is none of it.
+        // Descriptors of a scan under way do not count.
         let is_clean = |after: &(usize, usize, usize)| after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2;
         let after = crate::common::until("no descriptor, thread or socket is left", || footprint(&daemon, &node), is_clean);
         println!("descriptors, threads, sockets: {before:?} before fifty reloads, {after:?} after");
@@ -427,7 +431,7 @@ fn a_signal_during_the_start_is_answered_after_it() {
     });
 }
 
-/// A file that nobody writes, as on a file system whose server is gone.
+/// A file whose read hangs, as on a file system whose server is absent.
 #[test]
 fn a_read_that_never_ends_keeps_no_daemon_from_ending() {
     run(async {
@@ -463,7 +467,7 @@ fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
             actors.ledger.crash().await.unwrap();
             actors.serving.crash().await.unwrap();
             actors.registration.crash().await.unwrap();
-            // A device that comes is found by whoever was built again, and judged.
+            // The rebuilt actors find and judge a new device.
             node.create_device("nic", 2 + round);
             offered(&kubelet, &nic(), 3 + round).await;
             offered(&kubelet, &gpu(), 2).await;
@@ -502,13 +506,13 @@ fn damage(text: &str, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// `HOLDFAST_VARIANTS` says how many damaged files there are.
+/// `HOLDFAST_VARIANTS` is the number of damaged files.
 #[test]
 fn no_damaged_file_reaches_a_daemon_that_runs() {
     run(async {
         let variants: usize = std::env::var("HOLDFAST_VARIANTS").map_or(200, |text| text.parse().unwrap());
         let node = Node::with(&[("gpu", 2)]);
-        // What stays whatever the damage: a file of its own, which is not damaged.
+        // A separate, undamaged file, which must keep its effect.
         let good = "[health]\npoll = \"10s\"\nfatal_xids = [48, 79]\n[[resource]]\nname = \"example.com/nic\"\nclass = \"char\"\n\
             paths = [{ host = \"/dev/nic*\", container = \"/dev/net/\", permissions = \"rw\" }]\nreplicas = 2\nenv = { A = \"1\" }\n\
             mounts = [{ host = \"/etc/calibration\", container = \"/etc/calibration\", read_only = true }]\n";
@@ -529,7 +533,7 @@ fn no_damaged_file_reaches_a_daemon_that_runs() {
             let shown = || format!("variant {number}:\n{}", String::from_utf8_lossy(&text));
             let generation = report(&app).generation;
             match soon("a reload", app.reload()).await {
-                // Some damage is another good configuration.
+                // Some damaged files are valid configurations.
                 Ok(_) => assert_eq!(report(&app).error, None, "{}", shown()),
                 Err(error) => {
                     let error = error.to_string();

@@ -1,6 +1,7 @@
-//! What only root may read: environments, arguments and the output of hooks and checks, an operator's words, wrong values of the configuration.
-//! The open page, `/metrics`, the log, answers to the kubelet and the archive of `doctor --bundle` have none of it, whole or in part; the
-//! control socket tells what commands wrote.
+//! Data that only root may read: environments, arguments and the output of hooks and checks, an
+//! operator's texts, and wrong values of the configuration. The open page, `/metrics`, the log,
+//! answers to the kubelet and the archive of `doctor --bundle` contain none of it, in whole or in
+//! part. The control socket returns the output of commands.
 
 use crate::common::{Node, dial, http_get, name, offered, resource, run, soon, telemetry, until};
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -12,7 +13,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use tokio::process::Command;
 
-/// Parts of secrets, none of which may be seen.
+/// Parts of secrets, which must not appear.
 const PARTS: [&str; 12] = [
     "hunter2xyz",
     "swordfish",
@@ -63,7 +64,7 @@ fn unpacked(path: &Path) -> BTreeMap<String, String> {
     archive.entries().unwrap().map(read).collect()
 }
 
-/// What is open, and what is given away.
+/// Checks all open pages and all files that are passed on.
 async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String]) {
     for path in ["/", "/metrics"] {
         let body = tokio::task::spawn_blocking(move || http_get(address, path).1).await.unwrap();
@@ -71,7 +72,7 @@ async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String])
     }
     let text = log.join("\n");
     holds_none(&format!("the log {when}"), &text);
-    // As the kubelet keeps it.
+    // In the kubelet's log folder.
     let pod_log = node.path("host/var/log/pods/kube-system_holdfast-x_uid/holdfast/0.log");
     std::fs::create_dir_all(pod_log.parent().unwrap()).unwrap();
     std::fs::write(pod_log, text).unwrap();
@@ -96,7 +97,7 @@ fn neither_page_nor_log_nor_archive_has_what_only_root_may_read() {
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let daemon = node.start_daemon();
         let address = telemetry(&daemon).await;
-        // The check fails for each of them, which is told with how it ended.
+        // The check fails for each of them; its exit status is reported.
         daemon.logged_often("reason=check_failed", 3).await;
         let mut api = dial(&kubelet, &node, &sensor).await;
         let request = api::PreStartContainerRequest { devices_ids: vec!["dev:sensor0".into()] };
@@ -110,26 +111,27 @@ fn neither_page_nor_log_nor_archive_has_what_only_root_may_read() {
         assert!(Command::from(node.command(&cordon)).output().await.unwrap().status.success());
         looked_at(&node, "running", address, &daemon.log()).await;
 
-        // Root is told, by the control socket.
+        // Root gets the output, through the control socket.
         let shown = Command::from(node.command(&["device", "show", "dev:sensor0"])).output().await.unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
         assert!(shown.contains("exit status: 4") && shown.contains("SECONDLINE") && shown.contains("before_start"), "{shown}");
         let shown = Command::from(node.command(&["device", "show", "dev:sensor1"])).output().await.unwrap();
         assert!(String::from_utf8(shown.stdout).unwrap().contains("ask-jane"));
 
-        // Another argument and another value: the former ones are still in memory, in grants and in the log.
+        // Another argument and another value: the former ones are still in memory, in grants and in
+        // the log.
         node.write_config(&config("rotated-secret-argument", "\"rotated-secret-value\""));
         daemon.signal(Signal::SIGHUP);
         daemon.logged("was read anew").await;
         looked_at(&node, "rotated", address, &daemon.log()).await;
 
-        // A number where a text belongs.
+        // A number in place of a text.
         node.write_config(&config("swordfish", "424242424242"));
         daemon.signal(Signal::SIGHUP);
         daemon.logged("the configuration is not taken").await;
         looked_at(&node, "invalid", address, &daemon.log()).await;
         drop(daemon);
-        // A start with it, whose sentence the service manager writes into the log.
+        // A start with this configuration; the service manager writes its sentence to the log.
         let started = Command::from(node.command(&["run"])).output().await.unwrap();
         assert_eq!(started.status.code(), Some(3));
         let said = String::from_utf8(started.stderr).unwrap();
@@ -140,7 +142,8 @@ fn neither_page_nor_log_nor_archive_has_what_only_root_may_read() {
     });
 }
 
-/// A hook after release fails, which the ledger records, `status` and the gate tell, and a restart remembers.
+/// A hook after release fails. The ledger records that, `status` and PreStartContainer report it,
+/// and it survives a restart.
 #[test]
 fn how_a_hook_ended_is_recorded_without_what_it_wrote() {
     run(async {

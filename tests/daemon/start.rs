@@ -1,7 +1,8 @@
-//! How long a start takes beside a long history, 1000 live grants and many that were given back, and how long after damage.
-//! What is known afterwards is judged; times are printed, since the machine may be busy.
+//! The time of a start with a long history (1000 live grants and many released ones), and after
+//! damage. The recovered state is asserted; times are only printed, since the machine may be busy.
 //!
-//! `HOLDFAST_HISTORY` is the number of released grants, `HOLDFAST_BIN` another binary, such as the release build.
+//! `HOLDFAST_HISTORY` is the number of released grants, `HOLDFAST_BIN` another binary, such as the
+//! release build.
 
 use crate::common::{Daemon, Node, percentiles, resource};
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
@@ -21,7 +22,7 @@ fn pod(n: u64) -> PodRef {
     PodRef { uid: format!("00000000-0000-4000-8000-{n:012}"), namespace: Some("default".into()), name: Some(format!("pod-{n}")) }
 }
 
-/// The `n`-th grant; of a device that is there as long as `n` is small enough.
+/// The `n`-th grant; its device exists if `n` is small enough.
 fn grant(n: u64, state: GrantState) -> Entry {
     let id = format!("gpu{}", n % LIVE);
     Entry::Grant(Arc::new(Grant {
@@ -43,7 +44,7 @@ fn grant(n: u64, state: GrantState) -> Entry {
     }))
 }
 
-/// Writes a ledger as a daemon of this boot has left it.
+/// Writes a ledger in the state that a daemon of this boot leaves.
 fn write(state: &Path, boot: &str, released: u64) {
     let now = Timestamp::from_system(SystemTime::now());
     let (mut store, _) = Store::open(state, Durability::ProcessCrash, Some(boot)).unwrap();
@@ -64,7 +65,8 @@ fn write(state: &Path, boot: &str, released: u64) {
     store.close().unwrap();
 }
 
-/// From the start of the process until it tells the service manager that it is ready, without a kubelet.
+/// The time from the start of the process until it notifies the service manager that it is ready,
+/// without a kubelet.
 fn start(node: &Node) -> (Daemon, Duration) {
     let socket = node.path("notify");
     drop(fs::remove_file(&socket));
@@ -137,11 +139,11 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
         file.set_len(file.metadata().unwrap().len() / 2).unwrap();
     };
     let cases: [(&str, &str, Damage<'_>); 4] = [
-        // It ends in its head, as a kill leaves it.
+        // The segment ends within its head, as after a kill.
         ("half of the journal is gone", "", &|| cut(&segment(&node))),
         ("half of the database is gone", "damaged", &|| cut(&database.join("db"))),
         ("the database is gone", "the query database is gone", &|| fs::remove_dir_all(&database).unwrap()),
-        // Whoever reads it waits for a writer, who never comes. That says nothing against the database.
+        // Its reader waits for a writer that never comes. That is no evidence against the database.
         ("the database cannot be opened", "it is a FIFO, not a regular file", &|| {
             fs::remove_file(database.join("conf")).unwrap();
             nix::unistd::mkfifo(&database.join("conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -150,7 +152,7 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
     for (how, said, damage) in cases {
         let open = || Store::open(&node.state(), Durability::PowerLoss, Some("the boot before")).unwrap().0;
         open().close().unwrap();
-        // As a power cut leaves it, so that both copies are read before anything is served.
+        // As after a power cut, so that both copies are read before anything is served.
         drop(open());
         damage();
         let (mut daemon, ready) = start(&node);

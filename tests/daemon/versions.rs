@@ -1,4 +1,4 @@
-//! The versions of the kubelet's APIs: old and new kubelets on one node, one daemon.
+//! The versions of the kubelet's APIs: old and new kubelets on one node, with one daemon.
 
 use crate::common::{Daemon, HANG, Node, dial, name, offered, quiet_crashes, run, soon};
 use holdfast::domain::{AllocId, ResourceName};
@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tonic::Code;
 
-/// Twice what a daemon waits before it settles a loss by another Register: what has not come by then does not come.
+/// Twice the time until a daemon settles a loss by another Register: a Register that has not come
+/// by then does not come.
 const SETTLED_WITHIN: Duration = Duration::from_millis(1400);
 
 fn gpu() -> ResourceName {
@@ -29,20 +30,21 @@ async fn admit(kubelet: &Kubelet, pod: &str, count: u32) -> String {
     outcome.uid
 }
 
-/// The version of the API that `status` tells of the resource.
+/// The API version of the resource in `status`.
 fn api_version(node: &Node) -> Value {
     let status = node.json(&["status"]);
     assert_eq!(status["resources"][0]["registered"], true);
     status["resources"][0]["api_version"].clone()
 }
 
-/// Waits until the daemon has said so many times that the kubelet has its resource: the kubelet knows it a moment earlier.
+/// Waits until the daemon has logged `times` registrations: the kubelet knows each one slightly
+/// earlier.
 async fn registered(daemon: &Daemon, kubelet: &Kubelet, devices: usize, times: usize) {
     offered(kubelet, &gpu(), devices).await;
     daemon.logged_often("registered with the kubelet", times).await;
 }
 
-/// What `who` tells of a pod: its name, its container and its devices.
+/// A pod's row in `who`: its name, its container and its devices.
 fn who(node: &Node, uid: &str) -> (String, String, BTreeSet<String>) {
     let who = node.json(&["who"]);
     let row = who["grants"].as_array().unwrap().iter().find(|row| row["pod"]["uid"] == uid).unwrap();
@@ -54,7 +56,7 @@ fn held(kubelet: &Kubelet, uid: &str) -> BTreeSet<String> {
     kubelet.devices(uid, "main").into_values().flatten().map(|id| id.to_string()).collect()
 }
 
-/// Admits a pod and sees that the daemon knows it by name.
+/// Admits a pod and checks that the daemon knows it by name.
 async fn admitted_and_known(node: &Node, daemon: &Daemon, kubelet: &Kubelet, pod: &str, bound: usize) -> String {
     let uid = admit(kubelet, pod, 1).await;
     daemon.logged_often(" pod=\"", bound).await;
@@ -77,7 +79,7 @@ fn a_kubelet_that_speaks_only_v1alpha_gets_everything() {
         assert_eq!(held(&kubelet, &uid).len(), 1);
         let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
         assert!(edits.annotations.contains_key(AllocId::ANNOTATION) && edits.devices.len() == 1, "{edits:?}");
-        // A device that breaks is told in this version too.
+        // A failed device is reported in this version too.
         node.remove_device("gpu", (0..4).find(|index| !held(&kubelet, &uid).contains(&format!("dev:gpu{index}"))).unwrap());
         offered(&kubelet, &gpu(), 3).await;
     });
@@ -124,7 +126,7 @@ fn a_kubelet_that_ends_the_former_stream_at_every_register_is_not_registered_wit
         assert!(standing.streams == 1 && standing.serving == Some(2) && !standing.is_stopped, "{standing:?}");
         admit(&kubelet, "web-0", 1).await;
 
-        // The end of the newest stream is a loss all the same.
+        // The end of the newest stream is still a loss.
         kubelet.restart().await.unwrap();
         offered(&kubelet, &gpu(), 2).await;
     });

@@ -1,4 +1,4 @@
-//! What the operator can choose where no answer is right for everybody. The full disk is in `tests/full_disk.rs`.
+//! Settings where no single answer fits every operator. The full disk is in `tests/full_disk.rs`.
 
 use crate::common::{name, run, soon};
 use actix::{Actor, Addr, Arbiter};
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// A kubelet that has been there for long.
+/// A kubelet that has run for long.
 const KUBELET: Option<KubeletGeneration> = Some(KubeletGeneration { inode: 1, made_ns: 1 });
 
 fn grant(alloc_id: &str, state: GrantState) -> Grant {
@@ -41,7 +41,7 @@ fn grant(alloc_id: &str, state: GrantState) -> Grant {
     }
 }
 
-/// A ledger that knows one pod, which runs: its sandbox and its container. It has looked at it.
+/// A ledger with one running pod: its sandbox and its container. Its first pass is complete.
 async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerActor> {
     let root = dir.join("host/sys/fs/cgroup");
     fs::create_dir_all(&root).unwrap();
@@ -75,7 +75,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         gate: Arc::default(),
     };
     let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
-    // With the name it has seen what runs.
+    // A ledger with the pod's name has also read its cgroups.
     let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
     drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
     ledger

@@ -1,12 +1,13 @@
-//! A deterministic executor with virtual time: the whole of a simulation is one thread and one seed.
+//! A deterministic executor with virtual time: a whole simulation runs on one thread from one seed.
 //!
-//! Of the tasks that can go on, the seed picks the next one. Only when none can, time jumps to the next timer: an hour
-//! of a node takes as long as what happens in it. No thread, no real clock and no map in random order is involved, so
-//! that the same seed gives the same run, poll by poll.
+//! The seed picks the next task among those that are ready. Time jumps to the next timer only when
+//! no task is ready. So an hour of a node costs only the steps that run in it. No thread, no real
+//! clock and no randomly ordered map is involved: the same seed gives the same run, poll by poll.
 //!
-//! Tasks may use whatever wakes by a [`Waker`], the channels of `tokio::sync` too. What decides by itself at random
-//! must not be used: `tokio::select!` only with `biased`. The order in which a channel wakes its waiters does not count,
-//! since the ready set is kept in the order of the tasks' numbers.
+//! Tasks may use anything that wakes through a [`Waker`], including the channels of `tokio::sync`.
+//! They must not use anything that draws its own random numbers: `tokio::select!` only with
+//! `biased`. The order of a channel's wake-ups does not matter, because the ready set is ordered by
+//! task number.
 
 use super::random::Random;
 use futures_util::future::BoxFuture;
@@ -17,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-/// So many steps in one moment are a task that never waits: the simulation would stand still for ever.
+/// More steps than this without an advance of time mean a task that never waits: the simulation
+/// would never end.
 const STEPS_MAX: u64 = 1_000_000;
 
 /// Runs tasks. Dropping it drops every task.
@@ -53,14 +55,14 @@ impl Executor {
         Executor { handle: Handle(Arc::new(Inner { state: Mutex::new(state), ready: Arc::default() })) }
     }
 
-    /// What tasks and their makers use.
+    /// The handle that tasks and their creators use.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// Runs until `done` says so, looking after every step; at the latest until the time `limit`. Says whether it is
-    /// done.
+    /// Runs until `done` returns true, checked after every step, at the latest until the time
+    /// `limit`. Returns whether `done` was reached.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
             if !self.step(limit) {
@@ -70,12 +72,12 @@ impl Executor {
         true
     }
 
-    /// Runs everything that happens until the time `limit`, which it is then.
+    /// Runs everything that happens until the time `limit`, then leaves the clock at `limit`.
     pub fn run_to(&mut self, limit: Duration) {
         while self.step(limit) {}
     }
 
-    /// Runs a future to its end, for `within` at the longest. `None` if it did not end.
+    /// Runs a future to its end, for at most `within`. `None` if it did not end.
     pub fn run<T: Send + 'static>(&mut self, within: Duration, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
         let result = Arc::new(Mutex::new(None));
         let place = Arc::clone(&result);
@@ -89,7 +91,8 @@ impl Executor {
         result.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// One task goes on, or time does. False when nothing happens until `limit`, which it is then.
+    /// One step: polls one ready task, or advances the time. Returns false when nothing happens
+    /// until `limit`; the clock is at `limit` then.
     fn step(&mut self, limit: Duration) -> bool {
         if let Some((id, mut future, waker)) = self.handle.pick() {
             let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
@@ -100,7 +103,7 @@ impl Executor {
     }
 }
 
-/// Time, chance and new tasks, for whatever runs on an [`Executor`]. Cheap to clone.
+/// Time, random numbers and new tasks for code that runs on an [`Executor`]. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle(Arc<Inner>);
 
@@ -121,7 +124,7 @@ struct State {
     random: Random,
     tasks: BTreeMap<u64, Slot>,
     next_task: u64,
-    /// By deadline, then in the order of their making.
+    /// By deadline, then in the order of creation.
     timers: BTreeMap<(Duration, u64), Waker>,
     next_timer: u64,
     polls: u64,
@@ -130,7 +133,7 @@ struct State {
 }
 
 struct Slot {
-    /// Away while the task is polled.
+    /// `None` while the task is polled.
     future: Option<BoxFuture<'static, ()>>,
     waker: Waker,
 }
@@ -155,26 +158,27 @@ impl Handle {
         self.0.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The virtual time since the executor was made.
+    /// The virtual time since the executor was created.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.lock().now
     }
 
-    /// How many steps tasks have made: two runs of one seed agree in it.
+    /// The number of polls so far: two runs of one seed agree in it.
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.lock().polls
     }
 
-    /// Decides something at random.
+    /// Draws from the seed's random numbers.
     pub fn random<R>(&self, draw: impl FnOnce(&mut Random) -> R) -> R {
         draw(&mut self.lock().random)
     }
 
-    /// Runs a task. Dropping what is returned leaves it running.
+    /// Runs a task. It continues when the returned value is dropped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
-        // Inside a task of tokio its channels would otherwise stop after some steps, and wait for a turn of tokio's.
+        // Without this, tokio's cooperative budget stops its channels after some steps inside a
+        // tokio task, until tokio's scheduler runs again.
         let future: BoxFuture<'static, ()> = Box::pin(tokio::task::unconstrained(task));
         let mut state = self.lock();
         let id = state.next_task;
@@ -185,25 +189,25 @@ impl Handle {
         Task { handle: self.clone(), id }
     }
 
-    /// Waits. No time at all is no wait.
+    /// Waits for a time. A zero time does not yield.
     #[must_use]
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.sleep_until(self.now().saturating_add(time))
     }
 
-    /// Waits until a time; not at all if it is past.
+    /// Waits until a time; returns at once if it is past.
     #[must_use]
     pub fn sleep_until(&self, deadline: Duration) -> Sleep {
         Sleep { handle: self.clone(), deadline, timer: None }
     }
 
-    /// Lets the others go on first, if the seed wants it so.
+    /// Yields once, so that the seed may run other tasks first.
     #[must_use]
     pub fn pass(&self) -> Pass {
         Pass { passed: false }
     }
 
-    /// The future's value, or `None` when it takes longer.
+    /// The future's value, or `None` if it takes longer than `time`.
     pub async fn timeout<T>(&self, time: Duration, future: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -212,7 +216,7 @@ impl Handle {
         }
     }
 
-    /// Takes out the task that goes on now.
+    /// Takes the next task to poll out of the set.
     fn pick(&self) -> Option<(u64, BoxFuture<'static, ()>, Waker)> {
         let mut state = self.lock();
         loop {
@@ -243,11 +247,11 @@ impl Handle {
             slot.future = over.take();
         }
         drop(state);
-        // Outside the lock: what a task owns may wake or spawn others.
+        // Dropped outside the lock: values that a task owns may wake or spawn others.
         drop(over);
     }
 
-    /// Moves the time to the next timer, or to `limit` if that comes first: then false.
+    /// Moves the time to the next timer. If `limit` comes first, moves it there and returns false.
     fn advance(&self, limit: Duration) -> bool {
         let mut state = self.lock();
         state.since_advance = 0;
@@ -273,7 +277,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Drops the task where it stands; one that is just running is dropped at its next wait.
+    /// Drops the task where it waits. A task that is being polled is dropped at its next wait.
     pub fn abort(&self) {
         let slot = self.handle.lock().tasks.remove(&self.id);
         drop(slot);
@@ -314,14 +318,14 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        // A timer that nobody waits for must not hold up the time.
+        // A timer without a waiter must not stop the clock from jumping past it.
         if let Some(timer) = self.timer {
             self.handle.lock().timers.remove(&(self.deadline, timer));
         }
     }
 }
 
-/// A step aside.
+/// One yield.
 #[derive(Debug)]
 pub struct Pass {
     passed: bool,
@@ -346,7 +350,7 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// Ten tasks that talk, wait and step aside; what they did, in order.
+    /// Ten tasks that exchange messages, wait and yield; returns their ordered log.
     fn run(seed: u64) -> (Vec<(Duration, usize, usize)>, u64) {
         let mut executor = Executor::new(seed);
         let handle = executor.handle();
@@ -361,7 +365,7 @@ mod tests {
                         0 => handle.pass().await,
                         1 => handle.sleep(handle.random(|random| random.between(Duration::ZERO, HOUR))).await,
                         _ => {
-                            // Whether it changed or the time was up does not matter.
+                            // Either result will do: a change or a timeout.
                             let _ = handle.timeout(Duration::from_millis(3), changes.changed()).await;
                         }
                     }

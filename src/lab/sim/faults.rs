@@ -1,7 +1,8 @@
-//! Has calls to the host fail, one at a time and many at once, beneath everything that looks at it (I12).
+//! Makes host calls fail, one at a time and many at once, below every reader of the host (I12).
 //!
-//! A daemon's scans, probes and judgements run on virtual time over a node with every class of device. Whatever fails, no device may leave its
-//! list, get another id, become unhealthy or healthy, or be taken for free. `HOLDFAST_FAULTS` asks for more runs.
+//! A daemon's scans, probes and verdicts run on virtual time over a node with every class of
+//! device. No failing call may make a device leave its list, get another id, become unhealthy or
+//! healthy, or count as free. `HOLDFAST_FAULTS` sets the number of runs.
 
 use super::hardware::SimNode;
 use super::health::HealthTrial;
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 const LIVING: &str = "aaaaaaaa-0000-4000-8000-000000000001";
 
-/// A node with something of every kind, and resources for all of it.
+/// A node with a device of every class, and resources for all of them.
 struct Node {
     _dir: tempfile::TempDir,
     root: HostRoot,
@@ -41,7 +42,7 @@ fn link(root: &Path, target: &str, rel: &str) {
     symlink(target, path).unwrap();
 }
 
-/// A PCI function with these files, in the bus's folder itself.
+/// A PCI function with these files, directly in the bus's folder.
 fn function(root: &Path, address: &str, class: &str, ids: &str, driver: &str, files: &[(&str, &str)]) {
     let place = format!("sys/bus/pci/devices/{address}");
     write(root, &format!("{place}/uevent"), &format!("DRIVER={driver}\nPCI_CLASS={class}\nPCI_ID={ids}\nMODALIAS=pci\n"));
@@ -56,7 +57,7 @@ impl Node {
         let dir = tempfile::tempdir().unwrap();
         SimNode::create(dir.path()).unwrap();
         let root = dir.path();
-        // AMD: a GPU that is cut into two partitions.
+        // AMD: a GPU that is split into two partitions.
         let drm = [("drm/card1/dev", "226:1\n"), ("drm/renderD128/dev", "226:128\n"), ("unique_id", "5a1f2c3d4e5f6071\n")];
         function(root, "0000:0a:00.0", "120000", "1002:74A1", "amdgpu", &drm);
         for (number, minor, unique) in [(1, 128, 7), (2, 129, 8)] {
@@ -64,7 +65,7 @@ impl Node {
             write(root, &format!("sys/class/kfd/kfd/topology/nodes/{number}/properties"), &text);
         }
         fs::create_dir_all(root.join("sys/devices/platform/amdgpu_xcp_0/drm/renderD129")).unwrap();
-        // NVMe: a disk for pods, one of the host, and one with two namespaces.
+        // NVMe: a disk for pods, a disk of the host, and a disk with two namespaces.
         for (address, number, serial) in [("0000:05:00.0", 0, "FREE"), ("0000:06:00.0", 1, "HOST"), ("0000:07:00.0", 2, "TWO")] {
             let controller = format!("nvme/nvme{number}");
             let (model, serial_file) = (format!("{controller}/model"), format!("{controller}/serial"));
@@ -82,7 +83,7 @@ impl Node {
         write(root, "sys/class/block/nvme1n1/holders/dm-0/dev", "253:0\n");
         write(root, "proc/1/mountinfo", "36 35 253:0 / / rw shared:1 - ext4 /dev/mapper/root rw\n");
         write(root, "proc/swaps", "Filename Type Size Used Priority\n");
-        // Interfaces: one that the host needs.
+        // Interfaces: the host needs one of them.
         for (address, name) in [("0000:41:00.0", "eth0"), ("0000:42:00.0", "eth1")] {
             function(
                 root,
@@ -106,7 +107,8 @@ impl Node {
         for node in ["vfio/vfio", "vfio/20", "kfd", "dri/card1", "dri/renderD128", "dri/renderD129"] {
             write(root, &format!("dev/{node}"), "");
         }
-        // Nodes with udev's links, and disks by their nodes: a free one, and one of the host.
+        // Nodes with udev's links, and disks by their nodes: a free one, and one that the host
+        // uses.
         for number in 0..3 {
             write(root, &format!("dev/ttyUSB{number}"), "");
             link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-path/pci-{number}"));
@@ -187,12 +189,12 @@ fn list(inventory: &Inventory) -> BTreeMap<(String, String), String> {
     inventory.resources.iter().flat_map(of).collect()
 }
 
-/// Which calls of a run fail, and with what.
+/// Selects the calls of a run that fail, and their errno.
 fn plan(random: &mut Random, calls: u64) -> impl FnMut(u64) -> Option<i32> + use<> {
     let errno = ERRORS[random.below(ERRORS.len())];
     let at = random.number() % calls.max(1);
     let (from, to) = match random.below(5) {
-        // One call, some in a row, or all of them.
+        // One call, some in a row, all of them, or 3 % at random.
         0 | 1 => (at, at + 1),
         2 => (at, at + 1 + random.number() % 50),
         3 => (0, u64::MAX),
@@ -205,7 +207,7 @@ fn plan(random: &mut Random, calls: u64) -> impl FnMut(u64) -> Option<i32> + use
     }
 }
 
-/// Something wrong, for real: its verdict must neither go nor grow by a read that fails.
+/// Breaks two devices for real: a failing read must neither clear nor worsen their verdicts.
 fn fail_some(root: &Path) {
     fs::remove_file(root.join("dev/dri/renderD129")).unwrap();
     fs::write(root.join("sys/bus/pci/devices/0000:05:00.0/nvme/nvme0/state"), "dead\n").unwrap();
@@ -239,7 +241,7 @@ fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
     let mut now = Duration::from_secs(200);
     for seed in 0..runs {
         let mut random = Random::new(seed);
-        // Longer than what is gone stays in a list.
+        // Two or more rounds take longer than the minute that an absent device stays in a list.
         for _ in 0..1 + random.below(4) {
             now += Duration::from_secs(40);
             let (fault, until) = (plan(&mut random, calls), now);
@@ -250,7 +252,8 @@ fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
             assert_eq!(list(trial.inventory()), settled, "seed {seed}");
         }
         if seed % 10 == 0 {
-            // A daemon that starts meanwhile knows nothing from before: what it offers is no more than there is, by the same ids.
+            // A daemon that starts meanwhile has no memory: it offers only devices that exist,
+            // under the same ids.
             let fault = plan(&mut random, calls);
             let (fresh, _) = with_faults(fault, || start(now));
             let known = |(key, health): (&(String, String), &String)| all.contains_key(key) && (health == "ok" || settled[key] != "ok");

@@ -1,14 +1,16 @@
-//! A node's hardware as plain files: a host root that an unprivileged process can make, scan and break.
+//! A node's hardware as plain files: a host root that an unprivileged process can create, scan and
+//! break.
 //!
 //! ```text
 //!  NUMA 0  pci0000:15 ─ 15:01.0 ─ 16:00.0 ─┬ 17:00.0..17:03.0 ─ GPU 0..3  (18:00.0 .. 1b:00.0)
-//!                                          └ 17:04.0 ────────── HCA 0     (1c:00.0, VFs 1c:00.1 .. 1c:00.4)
+//!                                          └ 17:04.0 ────────── HCA 0     (1c:00.0, VFs 1c:00.1-4)
 //!  NUMA 1  pci0000:97 ─ 97:01.0 ─ 98:00.0 ─┬ 99:00.0..99:03.0 ─ GPU 4..7  (9a:00.0 .. 9d:00.0)
-//!                                          └ 99:04.0 ────────── HCA 1     (9e:00.0, VFs 9e:00.1 .. 9e:00.4)
+//!                                          └ 99:04.0 ────────── HCA 1     (9e:00.0, VFs 9e:00.1-4)
 //!          pci0000:b0 ─ b0:02.0 ─────────────────────────────── FPGA      (b1:00.0)
 //! ```
 //!
-//! Links are relative and directories nest as in a real sysfs; plain files stand for the device nodes.
+//! Links are relative and directories nest as in a real sysfs; plain files replace the device
+//! nodes.
 
 mod large;
 
@@ -20,24 +22,24 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// How many GPUs the node has.
+/// GPUs of the node.
 pub const GPUS: usize = 8;
-/// How many RDMA adapters it has.
+/// RDMA adapters of the node.
 pub const ADAPTERS: usize = 2;
-/// How many virtual functions each adapter has.
+/// Virtual functions of each adapter.
 pub const VFS_PER_ADAPTER: usize = 4;
 
 const GPUS_PER_SWITCH: usize = GPUS / ADAPTERS;
 /// Processors of each NUMA node; the second half of each pair of ranges are hyper-threads.
 const CPU_LISTS: [&str; ADAPTERS] = ["0-55,112-167", "56-111,168-223"];
 
-/// One simulated node. Its files stay when it is dropped: they belong to whoever gave the folder.
+/// One simulated node. Its files stay when it is dropped: they belong to the owner of the folder.
 #[derive(Debug)]
 pub struct SimNode {
     root: PathBuf,
 }
 
-/// What one PCI function shows in sysfs.
+/// The facts of one PCI function in sysfs.
 struct Function<'a> {
     path: String,
     numa: usize,
@@ -65,7 +67,7 @@ impl SimNode {
         Ok(node)
     }
 
-    /// Where its `sys`, `proc` and `dev` lie: what `--host-root` takes.
+    /// The folder with its `sys`, `proc` and `dev`: the value of `--host-root`.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
@@ -96,27 +98,28 @@ impl SimNode {
         address(0xb1, 0)
     }
 
-    /// Takes the GPU's node away, as a driver that fails to initialise the GPU does.
+    /// Removes the GPU's node, as a driver that fails to initialise the GPU does.
     pub fn remove_gpu_node(&self, index: usize) -> io::Result<()> {
         self.remove_node(&format!("/dev/nvidia{index}"))
     }
 
-    /// Puts the GPU's node back.
+    /// Restores the GPU's node.
     pub fn restore_gpu_node(&self, index: usize) -> io::Result<()> {
         self.create_node(&format!("/dev/nvidia{index}"))
     }
 
-    /// Makes a node, such as `/dev/ttyUSB0`.
+    /// Creates a node, such as `/dev/ttyUSB0`.
     pub fn create_node(&self, path: &str) -> io::Result<()> {
         self.write(path.trim_start_matches('/'), "")
     }
 
-    /// Takes a node away.
+    /// Removes a node.
     pub fn remove_node(&self, path: &str) -> io::Result<()> {
         fs::remove_file(self.root.join(path.trim_start_matches('/')))
     }
 
-    /// Surprise removal: the function's entry goes first, then its folder and the links of its class devices.
+    /// Surprise removal: the function's entry disappears first, then its folder and the links of
+    /// its class devices.
     pub fn remove_function(&self, address: PciAddress) -> io::Result<()> {
         let link = self.root.join(format!("sys/bus/pci/devices/{address}"));
         let folder = fs::canonicalize(&link)?;
@@ -125,7 +128,7 @@ impl SimNode {
         for class in fs::read_dir(self.root.join("sys/class"))? {
             for entry in fs::read_dir(class?.path())? {
                 let entry = entry?.path();
-                // What now leads nowhere was below the function.
+                // A link that is now dangling pointed below the function.
                 if !entry.exists() {
                     fs::remove_file(entry)?;
                 }
@@ -134,7 +137,8 @@ impl SimNode {
         Ok(())
     }
 
-    /// Puts a GPU in its slot with everything that its driver shows; the reverse of [`SimNode::remove_function`].
+    /// Puts a GPU into its slot with all files that its driver shows; the reverse of
+    /// [`SimNode::remove_function`].
     pub fn restore_gpu(&self, index: usize) -> io::Result<()> {
         let (numa, slot) = (index / GPUS_PER_SWITCH % ADAPTERS, index % GPUS_PER_SWITCH);
         let address = self.gpu_address(index);
@@ -143,7 +147,8 @@ impl SimNode {
         self.gpu_information(index, address)
     }
 
-    /// What NVIDIA's driver shows of the GPU that has this number, and its node.
+    /// The `information` file that NVIDIA's driver shows for the GPU with this number, and its
+    /// node.
     fn gpu_information(&self, index: usize, address: PciAddress) -> io::Result<()> {
         let uuid = self.gpu_uuid(index);
         let information =
@@ -152,7 +157,7 @@ impl SimNode {
         self.restore_gpu_node(index)
     }
 
-    /// Takes a function's driver away, as a write to the driver's `unbind` does.
+    /// Unbinds a function's driver, as a write to the driver's `unbind` does.
     pub fn unbind_driver(&self, address: PciAddress) -> io::Result<()> {
         let folder = format!("sys/bus/pci/devices/{address}");
         let uevent = self.root.join(&folder).join("uevent");
@@ -212,7 +217,7 @@ impl SimNode {
         let name = path.rsplit('/').next().unwrap_or_default();
         let up = "../".repeat(path.split('/').count() + 1);
         let hex = |id: &str| id.trim_start_matches("0x").to_uppercase();
-        // As the kernel writes it (`pci_uevent` in `drivers/pci/pci-driver.c`).
+        // The format of the kernel (`pci_uevent` in `drivers/pci/pci-driver.c`).
         let (class_hex, vendor, device) = (hex(class), hex(ids.0), hex(ids.1));
         let (base, sub, interface) = (&class_hex[..2], &class_hex[2..4], &class_hex[4..]);
         let mut uevent = format!(
@@ -339,7 +344,7 @@ mod tests {
             assert_eq!(gpu.nodes.len(), 4);
             assert_eq!(node_health(&root, gpu), Some(Health::Healthy));
         }
-        // The virtual functions are offered, so the two physical ones are not.
+        // The virtual functions are offered, therefore the two physical ones are not.
         let vfs = offered(&found, "example.com/rdma");
         assert_eq!(vfs.len(), ADAPTERS * VFS_PER_ADAPTER);
         assert!(vfs.iter().all(|vf| vf.pci.as_ref().unwrap().is_vf() && node_health(&root, vf) == Some(Health::Healthy)));
@@ -387,7 +392,8 @@ mod tests {
         assert!(!root.exists("sys/class/infiniband/mlx5_0"));
     }
 
-    /// What a scan finds of the first adapter's functions: those that a resource for whole adapters has, and for virtual ones.
+    /// The functions of the first adapter that a scan finds, for a resource of whole adapters and
+    /// for one of virtual functions.
     fn adapters(node: &SimNode) -> (Vec<String>, Vec<String>) {
         let root = HostRoot::new(node.root());
         let only = |vf| Select { vf: Some(vf), ..Select::default() };
@@ -405,8 +411,9 @@ mod tests {
         (of(["example.com/nic", "example.com/hca"]), of(["example.com/nic-vf", "example.com/hca-vf"]))
     }
 
-    /// The kernel's order: it says `add` of a virtual function before there are links between it and its physical one,
-    /// `change` when there are, and `bind` when its driver has made what is below it. When they go, the links go first.
+    /// The kernel's order. On creation, `add` of a virtual function comes before the links between
+    /// it and its physical function. `change` comes when the links exist, and `bind` when the
+    /// driver has created its class devices. On removal the links disappear first.
     #[test]
     fn a_virtual_function_that_comes_or_goes_is_never_taken_for_a_whole_adapter() {
         let dir = tempfile::tempdir().unwrap();
@@ -436,7 +443,7 @@ mod tests {
         node.net_device(&path, "ens1v0").unwrap();
         assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "bind");
 
-        // A scan that had read the physical function before its link went.
+        // A scan that read the physical function before its link disappeared.
         remove_link(&format!("{vf}/physfn"));
         assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]));
         remove_link(&format!("{pf}/virtfn0"));

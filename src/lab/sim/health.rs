@@ -1,7 +1,9 @@
-//! A host's files before the judge of health, on virtual time: what a daemon would tell of them, from second to second.
+//! Runs the judge of health over a host's files on virtual time: the verdicts of a daemon, second
+//! by second.
 //!
-//! Scans, probes and the judge are the daemon's own; what its actors do with timers is done here without waiting. Probing takes no
-//! time and hits the poll exactly, but for a look that hangs: that is given up when the daemon would.
+//! Scans, probes and the judge are the daemon's own code; the timers of its actors are replaced by
+//! virtual time. A probe takes no time and runs exactly at its poll. A probe that hangs is given up
+//! when the daemon would give it up.
 
 use crate::discovery;
 use crate::domain::{
@@ -16,10 +18,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often discovery looks of its own accord.
+/// The period of discovery's regular scans.
 const SCAN: Duration = Duration::from_secs(30);
 
-/// The judge, and the files that it goes by.
+/// The judge, and the files that it reads.
 #[derive(Debug)]
 pub struct HealthTrial {
     root: HostRoot,
@@ -31,13 +33,13 @@ pub struct HealthTrial {
     judge: Judge,
     inventory: Arc<Inventory>,
     remembered: Verdicts,
-    /// Devices of which no look ends, with the look that hangs since it began.
+    /// Devices whose probes hang, with the hanging probe and its start.
     hanging: BTreeMap<DeviceId, Option<(Arc<Device>, Moment)>>,
     now: Duration,
 }
 
 impl HealthTrial {
-    /// A daemon that has just been started, so long after the boot.
+    /// A daemon that has just been started, `now` after the boot.
     #[must_use]
     pub fn start(root: HostRoot, specs: Vec<Arc<ResourceSpec>>, policy: HealthPolicy, now: Duration) -> Self {
         let specs: Arc<[_]> = specs.into();
@@ -49,7 +51,7 @@ impl HealthTrial {
         trial
     }
 
-    /// Another process takes over, in the same boot or another one, with what was remembered.
+    /// Starts another process, in the same boot or another one, with the remembered verdicts.
     pub fn restart(&mut self, boot_id: &str, now: Duration) {
         self.judge = judge(&self.specs, &self.policy, boot_id, &self.remembered);
         self.former = None;
@@ -57,13 +59,13 @@ impl HealthTrial {
         self.look();
     }
 
-    /// Containers hold these.
+    /// Sets the grants of containers.
     pub fn hold(&mut self, grants: Vec<Arc<Grant>>) {
         self.grants = grants;
         self.judge_all();
     }
 
-    /// The daemon has heard that something has changed, and scans.
+    /// Scans, as the daemon does after an event.
     pub fn scan(&mut self) {
         let began = self.moment();
         let scan = hardware::scan_after(&self.root, self.former.as_ref().map_or(&[], |former| &former.devices));
@@ -78,19 +80,19 @@ impl HealthTrial {
         self.judge_all();
     }
 
-    /// The kernel has told of something.
+    /// Delivers an event of the kernel.
     pub fn happened(&mut self, event: &DeviceEvent) {
         let held = self.held();
         self.judge.happened(event, self.moment(), &held);
         self.judge_all();
     }
 
-    /// From now on no look at this device ends.
+    /// From now on every probe of this device hangs.
     pub fn hang(&mut self, device: &DeviceId) {
         self.hanging.entry(device.clone()).or_default();
     }
 
-    /// Looks at it end again, the one that hangs too.
+    /// Probes of the device end again, including the one that hangs.
     pub fn let_go(&mut self, device: &DeviceId) {
         if let Some(Some((device, began))) = self.hanging.remove(device) {
             let signals = hardware::signals(&self.root, &device);
@@ -99,14 +101,14 @@ impl HealthTrial {
         }
     }
 
-    /// An operator has spoken.
+    /// Delivers an operator's instruction. Returns whether the device is known.
     pub fn instructed(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
         let is_known = self.judge.instructed(device, instruction, self.moment());
         self.look();
         is_known
     }
 
-    /// Lives on until then, with every look that falls due.
+    /// Runs until that time, with every probe and scan that falls due.
     pub fn advance(&mut self, until: Duration) {
         loop {
             let wanted = self.judge.next_look().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
@@ -125,7 +127,7 @@ impl HealthTrial {
                 self.look();
                 continue;
             }
-            // The judge never waits for both.
+            // The judge does not wait for both of them.
             if scan == next {
                 self.scan();
             }
@@ -136,32 +138,32 @@ impl HealthTrial {
         }
     }
 
-    /// What is unhealthy in any list, and why.
+    /// The unhealthy devices of all lists, with their reasons.
     #[must_use]
     pub fn ailing(&self) -> BTreeMap<DeviceId, Reason> {
         let offered = self.inventory.resources.values().flat_map(|offering| &offering.devices);
         offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).collect()
     }
 
-    /// How many ids are in the lists.
+    /// The number of ids in the lists.
     #[must_use]
     pub fn listed(&self) -> usize {
         self.inventory.resources.values().map(|offering| offering.devices.len()).sum()
     }
 
-    /// The list as it would be sent.
+    /// The inventory that would be published.
     #[must_use]
     pub fn inventory(&self) -> &Inventory {
         &self.inventory
     }
 
-    /// What is remembered of a device.
+    /// The remembered verdict of a device.
     #[must_use]
     pub fn verdict(&self, device: &DeviceId) -> Option<&Verdict> {
         self.remembered.get(device)
     }
 
-    /// The time, since the boot.
+    /// The time since the boot.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.now
@@ -185,7 +187,7 @@ impl HealthTrial {
         }
     }
 
-    /// Has it judged that looks hang: those that have been given up.
+    /// Reports the probes that were given up to the judge, as stuck.
     fn note_stuck(&mut self) {
         let (at, looks) = (self.moment(), self.hanging.values().flatten());
         for (device, _) in looks.filter(|(_, began)| at.boot >= began.boot + LOOK_DEADLINE) {

@@ -1,8 +1,9 @@
 //! Simulators: a kubelet and a node's hardware, for the demo, the benchmarks and the tests.
 //!
-//! `kubelet` speaks real gRPC over real sockets. `memory` puts the same kubelet on a node in memory, on an `executor`
-//! whose only clock and chance is a seed: ten thousand nights of a node, each of which can be had again. `health` puts the judge
-//! of health before a host's files, without waiting.
+//! `kubelet` speaks real gRPC over real sockets. `memory` runs the same kubelet on a node in
+//! memory, on an `executor` whose clock and random numbers come only from a seed: ten thousand runs
+//! of a node, each repeatable. `health` runs the judge of health over a host's files, without
+//! waiting.
 
 pub mod executor;
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Random numbers that a seed repeats for ever: a simulation that failed can be run again, step by step.
+//! Random numbers that a seed repeats: a failed simulation can be run again, step by step.
 
 use std::time::Duration;
 
-/// A generator of 64 bits of state: SplitMix64, by the constants of Steele, Lea and Flood (OOPSLA 2014). Fast and well
-/// mixed; not for secrets.
+/// A generator of 64 bits of state: SplitMix64, by the constants of Steele, Lea and Flood (OOPSLA
+/// 2014). Fast and well mixed; not for secrets.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -23,19 +23,19 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of 0 to `count` - 1; 0 where there is no choice.
+    /// A number below `count`; 0 if `count` is below 2.
     pub fn below(&mut self, count: usize) -> usize {
         if count < 2 {
             return 0;
         }
-        // The high half of the product: even, without a division.
+        // The high half of the product: evenly distributed, without a division.
         let wide = u128::from(self.number()) * count as u128;
         usize::try_from(wide >> 64).unwrap_or_default()
     }
 
-    /// Whether something of this probability happens.
+    /// Returns true with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits are what an f64 holds exactly.
+        // An f64 holds exactly 53 bits.
         #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
         let drawn = (self.number() >> 11) as f64 / (1_u64 << 53) as f64;
         drawn < probability

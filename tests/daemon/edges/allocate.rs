@@ -1,4 +1,5 @@
-//! Allocate: what the kubelet asks twice, at once, without waiting for the answer, or for a device that is not free.
+//! Allocate calls that are repeated, parallel, abandoned by the kubelet, or for a device that is
+//! not free.
 
 use crate::common::{Node, allocate, dial, ids, run, soon};
 use crate::edges::alone::Alone;
@@ -20,8 +21,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{RwLock, watch};
 
-/// Whoever lists the pods during an Allocate makes the kubelet forget what it has reserved, and the next pod gets the same
-/// id. The daemon cannot hinder others; the ledger has both holders.
+/// A client that lists the pods during an Allocate makes the kubelet forget its reservation, and
+/// the next pod gets the same id. The daemon cannot prevent that; the ledger has both holders.
 #[test]
 fn edge_13_both_holders_of_a_device_that_is_given_twice_are_known() {
     on_every_profile(async |profile| {
@@ -47,8 +48,8 @@ fn edge_13_both_holders_of_a_device_that_is_given_twice_are_known() {
     });
 }
 
-/// While the daemon answers an Allocate it does not begin to list, whatever the ledger would like to know; afterwards it
-/// does.
+/// While the daemon answers an Allocate it does not start a listing, even if the ledger needs one;
+/// afterwards it does.
 #[test]
 fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
     run(async {
@@ -61,8 +62,9 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         granted(&app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
         app.shut_down().await;
 
-        // The ledger alone, and an Allocate that takes as long as this test wants. Only a listing could tell whether the pod
-        // has ended, and its log folder tells its name: with that it is known that the ledger has looked.
+        // The ledger alone, with an Allocate that the test holds. Only a listing could prove that
+        // the pod has ended. Its log folder has its name: once the ledger knows the name, it has
+        // made its pass.
         std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         std::fs::remove_file(&logs).unwrap();
         std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", pod.spec.uid))).unwrap();
@@ -100,8 +102,9 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
     });
 }
 
-/// An init container hands its devices on: the kubelet allocates the same ids again within milliseconds, without saying for
-/// whom. Every answer is the same but for its alloc-id, and each container has a grant of its own.
+/// An init container leaves its devices to the next one: the kubelet allocates the same ids again
+/// within milliseconds, without a pod name. Every answer is the same except for its alloc-id, and
+/// each container has its own grant.
 async fn hand_on(profile: Profile, inits: &[&str]) {
     let stage = Stage::new(profile).await;
     let app = stage.start_app().await;
@@ -122,20 +125,20 @@ async fn hand_on(profile: Profile, inits: &[&str]) {
     app.shut_down().await;
 }
 
-/// A held id is asked for again, rightly.
+/// A held id is allocated again, correctly.
 #[test]
 fn edge_14_an_init_container_hands_its_devices_on() {
     on_every_profile(async |profile| hand_on(profile, &["prepare"]).await);
 }
 
-/// And again: each init container gets what the one before it had.
+/// The same with several init containers: each gets the devices of the one before.
 #[test]
 fn edge_15_init_containers_hand_their_devices_on_in_a_row() {
     on_every_profile(async |profile| hand_on(profile, &["fetch", "prepare", "warm-up"]).await);
 }
 
-/// The kubelet dies with the answer on its way: the grant is durable, and nobody has it. It stands in nobody's way: the
-/// next kubelet allocates anew, and every device can be given.
+/// The kubelet dies with the answer on its way: the grant is durable but has no holder. It blocks
+/// nothing: the next kubelet allocates again, and every device can be given.
 #[test]
 fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
     const HOOKS: [Hook; 5] =
@@ -155,7 +158,8 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
             gate.reached().await;
             stage.sound(devices).await;
             gate.open(Verdict::Pass);
-            // In the end they hold every device: what nobody got was free each time.
+            // At the end the pods hold every device: a device whose grant reached no container was
+            // free each time.
             stage.wait(|view| view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running)).await;
             let grants = stage.node.grants();
             assert!(grants.iter().any(|grant| grant.alloc_id == alloc_id(&stage.pod(&outcome.uid), "main")), "{hook:?}: {grants:#?}");
@@ -167,7 +171,7 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
     });
 }
 
-/// A ledger that takes a grant and never says more: its disk hangs.
+/// A ledger that accepts a grant and never answers: its disk hangs.
 #[derive(Debug)]
 struct Stuck;
 
@@ -183,7 +187,8 @@ impl Handler<Record> for Stuck {
     }
 }
 
-/// The kubelet has no deadline of its own, and its whole sync loop waits. An Allocate ends by itself.
+/// The kubelet sets no deadline, and its whole sync loop waits. The daemon ends such an Allocate on
+/// its own.
 #[test]
 fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
     run(async {
@@ -200,7 +205,8 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
     });
 }
 
-/// An Allocate waits for a listing that is under way. One that the kubelet never answers is given up soon.
+/// An Allocate waits for a listing that is under way. A listing that the kubelet never answers is
+/// given up soon.
 #[test]
 fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
     on_every_profile(async |profile| {
@@ -209,7 +215,8 @@ fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
         let stage = Stage::on(node, profile, |_| {}).await;
         let app = stage.start_app().await;
         let pod = stage.admit_one("gone", 1).await;
-        // Its cgroup is gone, so the next look asks for a listing; the checkpoint of the next pod is a reason to look.
+        // Its cgroup is absent, so the next pass requests a listing; the checkpoint of the next pod
+        // triggers that pass.
         std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         stage.admit_one("next", 1).await;
         lister.was_asked(1).await;
@@ -218,8 +225,8 @@ fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
     });
 }
 
-/// After a restart the kubelet starts containers without PreStartContainer until the plugin is back. Nothing depends on it:
-/// it is not asked for, and does nothing.
+/// After a restart the kubelet starts containers without PreStartContainer until the plugin is
+/// back. Nothing depends on the call: the options do not request it, and it does nothing.
 #[test]
 fn edge_31_nothing_is_left_to_pre_start_container() {
     run(async {
@@ -234,8 +241,8 @@ fn edge_31_nothing_is_left_to_pre_start_container() {
     });
 }
 
-/// The kubelet takes of a preference what it can use: of too many a random part, of too few it fills up at random. The
-/// answer has the size that was asked for, and what it must include.
+/// The kubelet uses the usable part of a preference: of too many ids a random part, and it
+/// completes too few at random. The answer has the requested size, and includes the required ids.
 #[test]
 fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
     run(async {
@@ -261,7 +268,8 @@ fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
     });
 }
 
-/// Containers are started side by side, so that calls for one resource meet. Each is answered, and each is remembered.
+/// Containers start in parallel, so calls for one resource overlap. Each call is answered and
+/// recorded.
 #[test]
 fn edge_42_many_calls_at_once_are_all_answered_and_remembered() {
     run(async {

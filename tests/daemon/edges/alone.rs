@@ -1,4 +1,5 @@
-//! A serving actor of the test's own beside a daemon: the kubelet's calls are answered, and the test hears what it tells.
+//! A separate serving actor next to a daemon: the kubelet's calls are answered, and the test
+//! receives the actor's messages.
 
 use crate::common::Node;
 use crate::edges::stage::gpu;
@@ -24,7 +25,8 @@ pub(crate) struct Alone {
 }
 
 impl Alone {
-    /// Serves what `app` offers. Nobody hears what it tells but those whom `change` puts there.
+    /// Serves the inventory of `app`. Its messages are dropped, except those that `change`
+    /// redirects.
     pub(crate) fn serve(node: &Node, app: &App, change: impl FnOnce(&mut Shared)) -> Alone {
         let (escalate, _escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
@@ -56,14 +58,14 @@ impl Alone {
         Alone { bind, supervision }
     }
 
-    /// A connection to the socket of this registration, which is made for it.
+    /// Binds the socket of this registration and connects to it.
     pub(crate) async fn connect(&self, node: &Node, registration: u64) -> Channel {
         let made = self.bind.call(Bind { resource: gpu(), registration }, Duration::from_secs(2)).await;
         uds::connect(node.path("plugins").join(made.unwrap().unwrap())).await.unwrap()
     }
 }
 
-/// Nobody behind a door.
+/// A receiver that never answers.
 #[derive(Debug)]
 pub(crate) struct Nobody;
 
@@ -78,7 +80,7 @@ where
     fn tell(&self, _: M) {}
 }
 
-/// The test behind a door.
+/// A receiver that forwards messages to the test.
 #[derive(Debug)]
 pub(crate) struct Heard<M>(pub(crate) mpsc::UnboundedSender<M>);
 

@@ -1,4 +1,5 @@
-//! A checkpoint that cannot be read: status, doctor and metric say so, Allocate is answered, and nothing is released.
+//! An unreadable checkpoint: status, doctor and metrics report it, Allocate is answered, and
+//! nothing is released.
 
 use crate::common::{Node, allocate, dial, http_get, offered, resource, run, soon, telemetry, until};
 use crate::edges::stage::gpu;
@@ -8,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// What doctor finds, by code.
+/// The codes of doctor's findings.
 fn found_by_doctor(node: &Node) -> Vec<String> {
     let output = node.output(&["doctor", "-o", "json"]);
     let findings: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -1,6 +1,6 @@
-//! What the ledger is told and not told: pods that are rejected, listings that are empty or refused, checkpoints that are
-//! lost, names that come again. What takes more than a minute of a kubelet's life, the release itself, is held by
-//! `src/ledger/core/tests.rs`, where time is an argument.
+//! Evidence that the ledger gets or misses: rejected pods, empty or refused listings, lost
+//! checkpoints, repeated names. The release itself takes more than a minute of a kubelet's life;
+//! `src/ledger/core/tests.rs` tests it with time as an argument.
 
 use crate::common::{Node, soon};
 use crate::edges::lister::{Answer, Lister};
@@ -18,8 +18,8 @@ async fn bound(app: &App, pod: &Pod) {
     granted(app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
 }
 
-/// A later handler of the admission may reject a pod that has its devices. The kubelet takes nothing back and tells nobody;
-/// the grant waits for proof, and stands in nobody's way.
+/// A later handler of the admission may reject a pod that has its devices. The kubelet keeps the
+/// grant and notifies no plugin. The grant waits for proof, and blocks nothing.
 #[test]
 fn edge_16_a_pod_that_is_rejected_after_its_allocate_blocks_nobody_and_is_remembered() {
     on_every_profile(async |profile| {
@@ -35,7 +35,8 @@ fn edge_16_a_pod_that_is_rejected_after_its_allocate_blocks_nobody_and_is_rememb
     });
 }
 
-/// A kubelet without its checkpoint takes every device for free while their containers run. The ledger frees nothing.
+/// A kubelet without its checkpoint treats every device as free while their containers run. The
+/// ledger frees nothing.
 #[test]
 fn edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger() {
     on_every_profile(async |profile| {
@@ -64,8 +65,9 @@ fn edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger() {
     });
 }
 
-/// A kubelet that has just started lists no pods, or a few. Whatever else looks like the end of a pod, and however often it
-/// is not listed: from a kubelet that has not settled that is no proof.
+/// A kubelet that has just started lists no pods, or only some. From a kubelet that has not
+/// settled, a missing pod is no proof, even if it is missing often and other evidence suggests
+/// its end.
 #[test]
 fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
     crate::common::run(async {
@@ -80,7 +82,8 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         look.tell(Reconcile);
         lister.was_asked(1).await;
         let began = Instant::now();
-        // Each listing comes after the last one was judged; these are as many and as far apart as a release takes.
+        // Each listing starts after the last one was judged. Their number and distance would
+        // suffice for a release.
         while began.elapsed() <= ABSENCE_MIN {
             lister.was_asked(lister.asked() + 1).await;
         }
@@ -92,8 +95,8 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
     });
 }
 
-/// The next pod of a StatefulSet has the name of the last one, and pod-resources tells no UIDs. Each grant is bound by its
-/// alloc-id, to the pod that has it.
+/// The next pod of a StatefulSet has the name of the last one, and pod-resources has no UIDs. Each
+/// grant is bound by its alloc-id, to the pod that has it.
 #[test]
 fn edge_24_a_pod_of_the_same_name_is_another_pod() {
     on_every_profile(async |profile| {
@@ -108,7 +111,8 @@ fn edge_24_a_pod_of_the_same_name_is_another_pod() {
         let last = stage.admit(PodSpec::new("shop", "web-0").app("main", &gpu(), 1)).await;
         bound(&app, &last).await;
         for grant in stage.node.grants() {
-            // One that was deleted before anybody looked may be without a pod; none has another one's.
+            // A grant whose pod was deleted early may be without a pod; none has another grant's
+            // pod.
             let Some(holder) = grant.pod() else { continue };
             let pod = pods.iter().chain([&last]).find(|pod| alloc_id(pod, "main") == grant.alloc_id).unwrap();
             assert_eq!(holder.uid, pod.spec.uid);
@@ -117,8 +121,8 @@ fn edge_24_a_pod_of_the_same_name_is_another_pod() {
     });
 }
 
-/// A pod that is deleted by force is forgotten by the kubelet while its containers run on: its devices are given again. The
-/// ledger has both pods.
+/// The kubelet forgets a pod that is deleted by force while its containers run, and gives its
+/// devices again. The ledger has both pods.
 #[test]
 fn edge_25_a_pod_that_is_deleted_by_force_keeps_its_grant_beside_the_next_one() {
     on_every_profile(async |profile| {
@@ -136,15 +140,15 @@ fn edge_25_a_pod_that_is_deleted_by_force_keeps_its_grant_beside_the_next_one() 
     });
 }
 
-/// All clients of pod-resources share one limit, so that others can use it up. A refused listing says nothing, and it is
-/// asked for again.
+/// All clients of pod-resources share one rate limit, so other clients can exhaust it. A refused
+/// listing is no evidence, and is requested again.
 #[test]
 fn edge_26_a_listing_that_is_refused_is_asked_for_again() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
         let lister = Lister::start(&node, Answer::Busy);
         let stage = Stage::on(node, profile, |_| {}).await;
-        // Without log folders only a listing tells the pod's name.
+        // Without log folders, only a listing has the pod's name.
         let logs = stage.node.path("host/var/log/pods");
         fs::remove_dir(&logs).unwrap();
         fs::write(&logs, "").unwrap();
@@ -156,7 +160,7 @@ fn edge_26_a_listing_that_is_refused_is_asked_for_again() {
         let devices = vec![api::ContainerDevices { resource_name: gpu().to_string(), device_ids: vec![id], topology: None }];
         let containers = vec![api::ContainerResources { name: "main".to_owned(), devices, cpu_ids: Vec::new(), memory: Vec::new() }];
         lister.answers(Answer::Pods(vec![api::PodResources { name: "named".to_owned(), namespace: "default".to_owned(), containers }]));
-        // The kubelet's next write is a reason to look.
+        // The kubelet's next write triggers a pass.
         stage.admit_one("next", 1).await;
         let is_named = |state: &GrantState| matches!(state, GrantState::Bound { pod, .. } if pod.name.as_deref() == Some("named"));
         granted(&app, "the pod's name", |grants| grants.iter().any(|grant| is_named(&grant.state))).await;

@@ -1,4 +1,5 @@
-//! A pod-resources API that says what a test tells it to: for answers that a kubelet gives only when it is unwell.
+//! A pod-resources API with answers that a test sets: for answers that a kubelet gives only when it
+//! is overloaded or young.
 
 use crate::common::Node;
 use holdfast::kubelet::proto::podresources_v1 as api;
@@ -9,14 +10,14 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// What it answers to List.
+/// Its answer to List.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     /// These pods.
     Pods(Vec<api::PodResources>),
-    /// That others ask too much.
+    /// The rate limit is exceeded.
     Busy,
-    /// Nothing, ever.
+    /// No answer.
     Never,
 }
 
@@ -35,7 +36,7 @@ impl Drop for Lister {
 }
 
 impl Lister {
-    /// Serves in the kubelet's place: the node's configuration says where.
+    /// Serves in place of the kubelet, through the node's configuration.
     pub(crate) fn start(node: &Node, answer: Answer) -> Lister {
         let socket = node.path("lister.sock");
         let text = std::fs::read_to_string(node.config_file()).unwrap();
@@ -51,12 +52,12 @@ impl Lister {
         self.answer.send_replace(answer);
     }
 
-    /// How often it was asked.
+    /// The number of List calls.
     pub(crate) fn asked(&self) -> usize {
         *self.asked.borrow()
     }
 
-    /// Waits until it was asked so often.
+    /// Waits until there were `times` List calls.
     pub(crate) async fn was_asked(&self, times: usize) {
         let mut asked = self.asked.clone();
         crate::common::soon("a listing", asked.wait_for(|asked| *asked >= times)).await.unwrap();

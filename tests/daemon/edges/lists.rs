@@ -1,4 +1,4 @@
-//! The list: what may never leave it, what may never be in it, and how often it is sent.
+//! The list: ids that may never leave it, ids that may never be in it, and its rate.
 
 use crate::common::{Node, allocate, dial, name, offered, resource, run, soon};
 use crate::edges::stage::{GPUS, Stage, gpu, on_every_profile};
@@ -13,7 +13,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
-/// Whether the newest list of a resource has so many healthy and so many other devices.
+/// Whether the newest list of a resource has these numbers of healthy and of other devices.
 fn lists(view: &View<'_>, resource: &ResourceName, wanted: (usize, usize)) -> bool {
     let event = view.last(|kind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)).map(|event| &event.kind);
     matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
@@ -29,8 +29,9 @@ async fn list(kubelet: &Kubelet, node: &Node, resource: &ResourceName) -> Vec<ap
     soon("a list", stream.message()).await.unwrap().unwrap().devices
 }
 
-/// From 1.35 on a kubelet dereferences what is held without looking whether it is listed; with a topology policy it does
-/// so at every start, for ever. A held id stays in the list, unhealthy, whoever restarts.
+/// From 1.35 on a kubelet dereferences held devices without checking that they are listed; with a
+/// topology policy it does so at every start. A held id stays in the list, unhealthy, across
+/// restarts of both sides.
 #[test]
 fn edge_11_a_held_device_that_is_pulled_stays_listed_and_no_kubelet_crashes() {
     on_every_profile(async |profile| {
@@ -52,7 +53,7 @@ fn edge_11_a_held_device_that_is_pulled_stays_listed_and_no_kubelet_crashes() {
         let is_listed = |view: &View<'_>| lists(view, &gpu, (SIM_GPUS - 2, 2));
         stage.wait(is_listed).await;
         app.shut_down().await;
-        // Nothing but the ledger tells the next daemon of them.
+        // Only the ledger has them for the next daemon.
         let app = stage.node.start_app().await;
         for _ in 0..3 {
             stage.kubelet.restart().await.unwrap();
@@ -65,7 +66,8 @@ fn edge_11_a_held_device_that_is_pulled_stays_listed_and_no_kubelet_crashes() {
     });
 }
 
-/// The kubelet looks at the device again after the Allocate. A device that is pulled meanwhile is listed on, unhealthy.
+/// The kubelet reads the device again after the Allocate. A device that is pulled meanwhile stays
+/// listed, unhealthy.
 #[test]
 fn edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it() {
     on_every_profile(async |profile| {
@@ -87,7 +89,8 @@ fn edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it(
     });
 }
 
-/// The kubelet checks nothing: an id that is listed twice counts twice, and the NUMA node -1 is its own word for none.
+/// The kubelet checks nothing: an id that is listed twice counts twice, and the NUMA node -1 is its
+/// own value for none.
 #[test]
 fn edge_27_ids_are_listed_once_and_only_with_numa_nodes_that_there_are() {
     run(async {
@@ -95,7 +98,7 @@ fn edge_27_ids_are_listed_once_and_only_with_numa_nodes_that_there_are() {
         let hardware = SimNode::create(node.path("host")).unwrap();
         let fact = |gpu, file| node.path(&format!("host/sys/bus/pci/devices/{}/{file}", hardware.gpu_address(gpu)));
         fs::write(fact(0, "numa_node"), "-1\n").unwrap();
-        // One more than the kubelet can count, and no processors that would tell better.
+        // One more than the kubelet can count, without a CPU list to correct it.
         fs::write(fact(1, "numa_node"), "64\n").unwrap();
         fs::write(fact(1, "local_cpulist"), "\n").unwrap();
         // One node by three names.
@@ -125,8 +128,8 @@ fn edge_27_ids_are_listed_once_and_only_with_numa_nodes_that_there_are() {
     });
 }
 
-/// The kubelet writes and syncs its checkpoint for every list. A device that comes and goes a thousand times a second
-/// makes no more lists than one that does so twenty times.
+/// The kubelet writes and syncs its checkpoint for every list. A device that flaps a thousand times
+/// a second causes as few lists as one that flaps twenty times a second.
 #[test]
 fn edge_29_a_flapping_device_makes_few_lists() {
     on_every_profile(async |profile| {
@@ -134,7 +137,7 @@ fn edge_29_a_flapping_device_makes_few_lists() {
         let app = stage.start_app().await;
         let rescan = app.actors.discovery.mailbox::<Rescan>();
         let (before, began, mut flaps) = (stage.kubelet.view(|view| view.lists(&gpu())), Instant::now(), 0);
-        // Each flap is looked at: no hint is dropped, so that only the list's own limit is left.
+        // Each flap is scanned: no event is dropped, so only the rate limit of lists applies.
         while began.elapsed() < Duration::from_secs(1) {
             match flaps % 2 {
                 0 => stage.node.remove_device("gpu", 0),
@@ -145,7 +148,7 @@ fn edge_29_a_flapping_device_makes_few_lists() {
         }
         let took = began.elapsed();
         let sent = usize::try_from(stage.kubelet.view(|view| view.lists(&gpu())) - before).unwrap();
-        // With those of a Register that falls in with it.
+        // Including the lists of a Register at the same time.
         let streams = stage.kubelet.view(|view| view.standing(&gpu()).streams);
         let most = (took.as_millis() / 50 + 2) as usize * streams;
         println!("{flaps} flaps in {took:?}: {sent} lists on {streams} streams");
@@ -158,8 +161,8 @@ fn edge_29_a_flapping_device_makes_few_lists() {
     });
 }
 
-/// A message above 4 MiB ends the stream, and the next one too. A list of that size is not sent at all: the stream stays,
-/// nothing is registered again, and the other resources do not notice.
+/// A message above 4 MiB ends the stream, and the next one too. A list of that size is not sent at
+/// all: the stream stays, there is no new registration, and the other resources are not affected.
 #[test]
 fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
     on_every_profile(async |profile| {
@@ -173,7 +176,8 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         let many = name("example.com/many");
         stage.wait(|view| view.registers(&many) >= 2 && view.standing(&many).is_streaming).await;
         stage.admit_one("other", 1).await;
-        // The kubelet lacks its devices: that is told, and registered for some times more, in vain.
+        // The kubelet lacks its devices: the daemon reports that, and registers some more times,
+        // without effect.
         let mut registrations = app.views.registrations.clone();
         let told = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
         assert!(soon("the disagreement", told).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
@@ -183,7 +187,7 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
             let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. }) && kind.resource() == Some(&many);
             assert!(view.last(ended).is_none(), "its stream was to stay");
         });
-        // Its devices can be given all the same: a kubelet that knows them from before goes on.
+        // Its devices can still be allocated: a kubelet that knows them already continues.
         let mut plugin = dial(&stage.kubelet, &stage.node, &many).await;
         allocate(&mut plugin, &[&format!("dev:{stem}0::7")]).await.unwrap();
         app.shut_down().await;

@@ -1,4 +1,4 @@
-//! The processors that a container has for itself, beside its devices.
+//! The exclusive processors of a container, in addition to its devices.
 
 use crate::common::{Node, soon};
 use crate::edges::lister::{Answer, Lister};

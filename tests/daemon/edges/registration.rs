@@ -1,4 +1,4 @@
-//! Registration: what becomes of it when clients, streams and Registers of one resource meet.
+//! Registration when clients, streams and Registers of one resource overlap.
 
 use crate::common::{Node, count, soon};
 use crate::edges::alone::{Alone, Heard};
@@ -11,8 +11,8 @@ use holdfast::messages::{HungUp, Mailbox, StreamEnded};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc;
 
-/// Up to 1.36 clients are known by name alone, so the end of the old instance's stream cuts the new instance. The new
-/// one is back by itself; from 1.37 on it is not touched at all.
+/// Up to 1.36 clients are known by name alone, so the end of the old instance's stream cuts the new
+/// instance. The new one registers again without an operator; from 1.37 on it is not affected.
 #[test]
 fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() {
     on_every_profile(async |profile| {
@@ -41,8 +41,8 @@ fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() 
     });
 }
 
-/// The goroutine of a client that was cut finds the client that came for it under its name, and cuts that one too.
-/// Registration goes on until nobody is left to cut.
+/// The goroutine of a client that was cut finds its successor under the name, and cuts that one
+/// too. Registration continues until no client is left to cut.
 #[test]
 fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
     crate::common::run(async {
@@ -50,7 +50,8 @@ fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
         let old = Stranger::start(&stage).await;
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
-        // The end of the old stream passes; that of the client which it cuts is held until its successor is there.
+        // The end of the old stream passes; the end of the client that it cuts is held until the
+        // successor is registered.
         let mut gate = stage.hooks.gate_after(Hook::OnStreamEnd, 1);
         old.end_streams();
         gate.reached().await;
@@ -65,8 +66,8 @@ fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
     });
 }
 
-/// The endpoint that is stopped is newer than the client that was disconnected: its stream stays open and nothing tells.
-/// The settling Register gives the resource a fresh endpoint.
+/// The stopped endpoint is newer than the disconnected client: its stream stays open, without any
+/// signal. The settling Register gives the resource a fresh endpoint.
 #[test]
 fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
     crate::common::run(async {
@@ -81,10 +82,10 @@ fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
         stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
         stop.open(Verdict::Pass);
         stage.saw(Interleaving::F).await;
-        // Nobody but the daemon itself does anything from here on.
+        // From here on only the daemon itself acts.
         stage.wait(|view| !view.standing(&gpu()).is_stopped && view.standing(&gpu()).healthy.len() == GPUS).await;
         stage.admit_one("after", 1).await;
-        // What was held goes on at last, and finds a client to cut.
+        // The held flow continues now, and finds a client to cut.
         end.reached().await;
         end.open(Verdict::Pass);
         stage.saw(Interleaving::E).await;
@@ -93,8 +94,8 @@ fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
     });
 }
 
-/// A client that is cut before its ListAndWatch is registered, and nobody ever listens to it. A stream that does not come
-/// within a quarter of a second is a reason to register.
+/// A client that is cut before its ListAndWatch is registered, but its stream is never opened. If
+/// no stream comes within a quarter of a second, the daemon registers again.
 #[test]
 fn edge_04_a_register_without_a_stream_is_repeated() {
     crate::common::run(async {
@@ -114,13 +115,13 @@ fn edge_04_a_register_without_a_stream_is_repeated() {
     });
 }
 
-/// A Register that fails makes a kubelet up to 1.36 lose sight of the client that it has: its end would not be noticed.
-/// A failure is followed by a Register that succeeds.
+/// A Register that fails makes a kubelet up to 1.36 forget the client that it has: it would not
+/// notice that client's end. After a failure the daemon registers again, with success.
 #[test]
 fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
-        // The first Register succeeds; the settling one fails where the options are asked for.
+        // The first Register succeeds; the settling one fails at the options.
         stage.hooks.gate_after(Hook::AfterDial, 1).open(Verdict::Fail);
         let app = stage.node.start_app().await;
         stage.saw_event(|kind| matches!(kind, EventKind::RegisterFailed { .. })).await;
@@ -132,8 +133,8 @@ fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
     });
 }
 
-/// Somebody else's failing Register does the same, and tells nobody: while the daemon is dead the kubelet goes on to
-/// believe in it. The next start ends that.
+/// A failing Register of another plugin has the same effect, silently: while the daemon is dead,
+/// the kubelet continues to trust it. The daemon's next start corrects that.
 #[test]
 fn edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start() {
     on_every_profile(async |profile| {
@@ -155,8 +156,8 @@ fn edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start() 
     });
 }
 
-/// The kubelet dials for ten seconds and waits for the options for ever, all inside Register. The daemon gives up after
-/// two seconds, and what becomes of the Register that it gave up does not matter.
+/// The kubelet dials for ten seconds and waits for the options without limit, all inside Register.
+/// The daemon gives up after two seconds, and the result of that Register does not matter.
 #[test]
 fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
     on_every_profile(async |profile| {
@@ -168,7 +169,7 @@ fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
         assert!(stage.kubelet.view(|view| view.registers(&gpu())) >= 2);
         gate.open(Verdict::Pass);
         if profile == Profile::K125 {
-            // It ends only now, and takes the client from the map that came meanwhile.
+            // It ends only now, and removes the later client from the map.
             stage.saw(Interleaving::C).await;
         }
         stage.settled_after(0).await;
@@ -176,7 +177,8 @@ fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
     });
 }
 
-/// Up to 1.36 every stream of a resource feeds the same list, and the last message wins. All of them are fed.
+/// Up to 1.36 every stream of a resource feeds the same list, and the last message wins. The daemon
+/// feeds all streams.
 #[test]
 fn edge_28_every_open_stream_is_told_of_every_change() {
     on_every_profile(async |profile| {
@@ -215,8 +217,8 @@ fn edge_28_every_open_stream_is_told_of_every_change() {
     });
 }
 
-/// From 1.37 on a socket that is in use is refused for ever. No registration shares its socket with another one, whatever
-/// it follows: a settling Register, a restart of the kubelet, a restart of the daemon.
+/// From 1.37 on a socket in use is refused for ever. No two registrations share a socket, after a
+/// settling Register, a restart of the kubelet or a restart of the daemon.
 #[test]
 fn edge_43_no_socket_is_registered_twice() {
     on_every_profile(async |profile| {
@@ -242,8 +244,8 @@ fn edge_43_no_socket_is_registered_twice() {
     });
 }
 
-/// A kubelet that hangs up between the options and the lists says nothing of it, and would never come again: registration is told,
-/// of that connection and of no other.
+/// A kubelet that hangs up between the options and the lists sends no other signal, and would not
+/// connect again: registration gets a message about that connection, and about no other.
 #[test]
 fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
     crate::common::run(async {
@@ -272,7 +274,8 @@ fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
     });
 }
 
-/// The node's kubelet is exchanged for one of another version. The daemon does the same with each of them.
+/// A kubelet of another version replaces the node's kubelet. The daemon behaves the same with each
+/// version.
 #[test]
 fn edge_44_a_kubelet_of_another_version_takes_over_in_mid_life() {
     crate::common::run(async {

@@ -1,4 +1,5 @@
-//! Restarts of the kubelet, of the daemon and of the node: who is back in time, and what a container is started with.
+//! Restarts of the kubelet, of the daemon and of the node: the timing of both sides, and the
+//! devices of started containers.
 
 use crate::common::{count, run, soon};
 use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile, registrations};
@@ -7,7 +8,7 @@ use nix::sys::signal::Signal;
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-/// Whether the first list of this start is there, and has every device healthy.
+/// Whether the first list of this start has arrived, with every device healthy.
 fn first_list_is_whole(view: &View<'_>) -> Option<bool> {
     let events: Vec<_> = view.events().iter().map(|event| &event.kind).collect();
     let start = events.iter().rposition(|kind| matches!(kind, EventKind::Started { .. }))?;
@@ -21,8 +22,8 @@ fn allocations(stage: &Stage) -> usize {
     count(&stage.kubelet, |kind| matches!(kind, EventKind::Allocated { .. }))
 }
 
-/// A kubelet that ends unlinks nothing: its socket is there and nobody listens. The daemon waits, and is there when
-/// somebody does.
+/// A kubelet that ends unlinks nothing: its socket exists without a listener. The daemon waits, and
+/// registers when there is one.
 #[test]
 fn edge_07_a_stale_kubelet_socket_is_waited_at() {
     on_every_profile(async |profile| {
@@ -39,9 +40,9 @@ fn edge_07_a_stale_kubelet_socket_is_waited_at() {
     });
 }
 
-/// A kubelet that starts removes the sockets beside its own, those made since its last end too. Ours lie below, in a
-/// directory that it passes over: those of the last kubelet are still there, and a daemon that starts meanwhile is not
-/// too early.
+/// A starting kubelet removes the sockets next to its own, including those created since its last
+/// end. Ours are in a sub-directory, which it skips: those for the last kubelet still exist, and a
+/// daemon that starts meanwhile is not too early.
 #[test]
 fn edge_08_a_starting_kubelet_removes_sockets_beside_its_own_and_not_ours() {
     on_every_profile(async |profile| {
@@ -68,8 +69,8 @@ fn edge_08_a_starting_kubelet_removes_sockets_beside_its_own_and_not_ours() {
     });
 }
 
-/// A kubelet in a crash loop: each of its sockets is a reason to register anew, and what was under way with the one before
-/// does not matter. It dies at every stage of a registration.
+/// A kubelet in a crash loop: each of its sockets triggers a new Register, and work with the
+/// previous one does not matter. It dies at every stage of a registration.
 #[test]
 fn edge_10_a_kubelet_that_crashes_again_and_again_has_the_resource_at_its_last_start() {
     on_every_profile(async |profile| {
@@ -108,8 +109,9 @@ fn edge_10_a_kubelet_that_crashes_again_and_again_has_the_resource_at_its_last_s
     });
 }
 
-/// After a reboot nothing is allocated: the kubelet starts every pod with the answers that it has stored, if their
-/// devices are listed as healthy. The ledger has the grants still, although no process and no cgroup is left of the pods.
+/// After a reboot nothing is allocated: the kubelet starts every pod with its stored answers, if
+/// their devices are listed as healthy. The ledger still has the grants, although no process and no
+/// cgroup of the pods is left.
 #[test]
 fn edge_20_after_a_reboot_pods_are_admitted_with_what_they_had() {
     on_every_profile(async |profile| {
@@ -148,8 +150,8 @@ fn edge_20_after_a_reboot_pods_are_admitted_with_what_they_had() {
     });
 }
 
-/// The kubelet dies between the Allocates of a pod: what it has stored of the first one is what that container is started
-/// with, by a later kubelet and beside a later daemon. The ledger knows that very answer.
+/// The kubelet dies between the Allocates of a pod. A later kubelet starts the first container with
+/// the stored answer, with a later daemon. The ledger has that very answer.
 #[test]
 fn edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon() {
     on_every_profile(async |profile| {
@@ -180,8 +182,9 @@ fn edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon() {
     });
 }
 
-/// A kubelet that starts admits its pods again. Those of which a container does not run (an init container that ended, a
-/// crash loop) are rejected unless all that they hold is listed as healthy: the very first list is whole.
+/// A starting kubelet admits its pods again. It rejects a pod with a stopped container (an ended
+/// init container, a crash loop) unless all its devices are listed as healthy: so the very first
+/// list is complete.
 #[test]
 fn edge_22_the_first_list_after_a_restart_has_everything_that_is_held() {
     on_every_profile(async |profile| {
@@ -205,8 +208,8 @@ fn edge_22_the_first_list_after_a_restart_has_everything_that_is_held() {
     });
 }
 
-/// inotify's queue holds so many events and then says that some were lost, without saying which. The one that told of the
-/// new kubelet is among them.
+/// inotify's queue is bounded; on overflow the kernel reports that some events were lost, but not
+/// which. The event of the new kubelet is among them.
 #[test]
 fn edge_39_a_kubelet_whose_coming_inotify_did_not_tell_is_found() {
     run(async {

@@ -1,4 +1,4 @@
-//! One node with a kubelet whose flows can be held, and what is asked of it again and again.
+//! One node with a kubelet whose flows can be held, and the common waits and checks.
 
 use crate::common::{HANG, Node, name, run, soon};
 use futures_util::FutureExt as _;
@@ -14,14 +14,14 @@ use std::time::Duration;
 /// The kubelets that Holdfast runs under.
 pub(crate) const PROFILES: [Profile; 3] = [Profile::K125, Profile::K137, Profile::K137Dedupe];
 
-/// How many devices `example.com/gpu` has.
+/// The devices of `example.com/gpu`.
 pub(crate) const GPUS: usize = 4;
 
 pub(crate) fn gpu() -> ResourceName {
     name("example.com/gpu")
 }
 
-/// Runs a test once for each profile, side by side: most of each is waiting.
+/// Runs a test once for each profile, in parallel: most of the time is waiting.
 pub(crate) fn on_every_profile<F: Future<Output = ()>>(test: impl Fn(Profile) -> F) {
     let told = async |profile| {
         let outcome = AssertUnwindSafe(test(profile)).catch_unwind().await;
@@ -61,7 +61,7 @@ impl Stage {
         self.kubelet.wait_for(seen, HANG).await.unwrap();
     }
 
-    /// Starts the daemon and waits until it has settled: what happens afterwards is an answer to something.
+    /// Starts the daemon and waits until it has settled: later events are reactions to the test.
     pub(crate) async fn start_app(&self) -> App {
         let before = self.kubelet.view(|view| registrations(view).len());
         let app = self.node.start_app().await;
@@ -69,7 +69,8 @@ impl Stage {
         app
     }
 
-    /// Waits until the daemon has registered after the given number of registrations, and has settled that.
+    /// Waits until the daemon has registered after the given number of registrations, and has
+    /// settled.
     pub(crate) async fn settled_after(&self, before: usize) {
         let settled = |view: &View<'_>| {
             let clients = registrations(view);
@@ -79,7 +80,8 @@ impl Stage {
         self.sound(GPUS).await;
     }
 
-    /// Waits until the kubelet stands as it should to `example.com/gpu`, and everything that it has cut has ended.
+    /// Waits until the kubelet's state of `example.com/gpu` is sound, and all cut clients have
+    /// ended.
     pub(crate) async fn sound(&self, healthy: usize) {
         self.wait(|view| is_sound(view, healthy)).await;
     }
@@ -99,7 +101,7 @@ impl Stage {
         self.pod(&outcome.uid)
     }
 
-    /// Has a pod with so many devices in one container admitted.
+    /// Has a pod admitted with `devices` devices in one container.
     pub(crate) async fn admit_one(&self, pod: &str, devices: u32) -> Pod {
         self.admit(PodSpec::new("default", pod).app("main", &gpu(), devices)).await
     }
@@ -109,7 +111,8 @@ impl Stage {
     }
 }
 
-/// The clients of Holdfast's registrations of `example.com/gpu` since the kubelet's start, and their endpoints, in order.
+/// The clients of Holdfast's registrations of `example.com/gpu` since the kubelet's start, and
+/// their endpoints, in order.
 pub(crate) fn registrations(view: &View<'_>) -> Vec<(u64, String)> {
     let mut found = Vec::new();
     for event in view.events().iter() {
@@ -124,14 +127,14 @@ pub(crate) fn registrations(view: &View<'_>) -> Vec<(u64, String)> {
     found
 }
 
-/// Whether a list of this client has come since the kubelet's start.
+/// Whether this client has sent a list since the kubelet's start.
 pub(crate) fn has_listed(view: &View<'_>, number: u64) -> bool {
     let events = view.events().iter().rev().take_while(|event| !matches!(event.kind, EventKind::Started { .. }));
     events.into_iter().any(|event| matches!(event.kind, EventKind::Listed { client, .. } if client == number))
 }
 
-/// The oracle of every recovery: the client that serves is known and listened to, nothing is stopped, every device is
-/// healthy, and the end of no client that was cut is still to come.
+/// The condition of every recovery: the serving client is known and its stream open, nothing is
+/// stopped, every device is healthy, and every client that was cut has ended.
 fn is_sound(view: &View<'_>, healthy: usize) -> bool {
     let standing = view.standing(&gpu());
     let (mut cut, mut ended) = (BTreeSet::new(), BTreeSet::new());
@@ -147,7 +150,7 @@ fn is_sound(view: &View<'_>, healthy: usize) -> bool {
     serves && standing.healthy.len() == healthy && cut.is_subset(&ended)
 }
 
-/// The end of the stream of one client.
+/// Matches the end of one client's stream.
 pub(crate) fn ended(number: u64) -> impl Fn(&EventKind) -> bool {
     move |kind| matches!(kind, EventKind::StreamEnded { client, .. } if *client == number)
 }

@@ -1,4 +1,5 @@
-//! Somebody else's plugin for the same resource: an older instance during an upgrade, or another vendor's.
+//! A foreign plugin for the same resource: an older instance during an upgrade, or another vendor's
+//! plugin.
 
 use crate::edges::stage::{GPUS, Stage, gpu};
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -16,12 +17,12 @@ use tonic::{Request, Response, Status};
 
 type Lists = Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>> + Send>>;
 
-/// What it does with the resource.
+/// Its use of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Habit {
-    /// It offers the same devices, and gives none: it is about to leave.
+    /// It offers the same devices, and gives none: it is about to exit.
     Leaves,
-    /// It offers the same devices, and gives them, without a word of whose they are.
+    /// It offers the same devices, and gives them without an alloc-id.
     Gives,
     /// It offers devices of its own.
     OffersOthers,
@@ -68,7 +69,7 @@ impl Stranger {
     }
 }
 
-/// Registers `example.com/gpu` at an endpoint; gives up after a moment, as a plugin may.
+/// Registers `example.com/gpu` at an endpoint.
 pub(crate) async fn register(stage: &Stage, endpoint: &str) -> Result<(), Status> {
     let channel = uds::connect(stage.node.path("kubelet/device-plugins/kubelet.sock")).await.unwrap();
     let request = api::RegisterRequest {

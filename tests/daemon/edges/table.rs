@@ -1,15 +1,15 @@
-//! All edges by number: who holds each one, or why nobody does.
+//! All edge cases by number: the tests of each one, or why there is none.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What becomes of an edge. A test is named alone where it stands in this folder, with its file where it does not.
+/// The coverage of an edge case. A test of this folder is named alone, any other with its file.
 #[derive(Debug)]
 enum Verdict {
-    /// These tests hold it.
+    /// These tests cover it.
     Held(&'static [&'static str]),
-    /// These tests hold what Holdfast does today; the rest is open.
+    /// These tests cover Holdfast's present behaviour; the rest is open.
     Partly(&'static [&'static str], &'static str),
     /// No test: it is open, or it cannot apply to Holdfast today.
     Not(&'static str),

@@ -1,5 +1,5 @@
-//! A resource that another plugin registers after us: our streams stay open, so that nothing tells. What the kubelet has is
-//! held against what is ours.
+//! Another plugin registers a resource after us. Our streams stay open without any signal, so the
+//! daemon compares the kubelet's list with its own.
 
 use crate::common::soon;
 use crate::edges::stage::{GPUS, Stage, gpu, on_every_profile, registrations};
@@ -9,7 +9,7 @@ use holdfast::lab::sim::kubelet::PodSpec;
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
 
-/// Waits until `status` tells of a disagreement that says this.
+/// Waits until `status` reports a disagreement that contains this text.
 async fn disagreement(app: &App, says: &str) {
     let mut registrations = app.views.registrations.clone();
     let tells = |text: &String| text.contains(says);
@@ -41,7 +41,8 @@ fn a_resource_that_another_plugin_took_in_silence_is_taken_back() {
 fn another_plugin_that_offers_the_same_devices_is_known_by_its_answers() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
-        // It was here first, and has given a device: that is nothing to be said, however often it is seen.
+        // It was here first, and has given a device: that is no disagreement, however often it is
+        // seen.
         let first = Stranger::with(&stage, Habit::Gives).await;
         stage.admit_one("before", 1).await;
         drop(first);

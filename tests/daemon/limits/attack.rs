@@ -1,4 +1,4 @@
-//! What comes to telemetry's address from somebody who means no good, each kind in threads of its own until it is dropped.
+//! Attacks on telemetry's address, each kind in threads of its own until it is dropped.
 
 use crate::common::HANG;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,25 +12,25 @@ use std::time::Duration;
 
 /// A request that never ends.
 const HALF_A_HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n";
-/// How long a connection is tried for: it may wait in the kernel's queue.
+/// The time limit of a connection attempt: it may wait in the kernel's queue.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
 
-/// What is done.
+/// The kind of attack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
-    /// Connections are made, and nothing is sent.
+    /// Opens connections and sends nothing.
     Idle,
-    /// Each has sent a part of a head.
+    /// Sends a part of a head on each connection.
     Halves,
-    /// Each has sent a head of 400 KB that does not end.
+    /// Sends a head of 400 KB without an end on each connection.
     LargeHeads,
-    /// Each asks for pages, a hundred at once, and reads nothing.
+    /// Requests a hundred pages at once on each connection, and reads nothing.
     Unread,
-    /// Connections are made, and left for the next one, without a pause.
+    /// Opens and drops connections without a pause.
     Flood,
-    /// Each asks for `/healthz`, and is left for the next one, without a pause.
+    /// Requests `/healthz` on a connection and drops it, without a pause.
     Requests,
-    /// HTTP/2 is begun on each.
+    /// Starts HTTP/2 on each connection.
     Http2,
 }
 
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// The series in which the daemon counts it.
+    /// The series that counts it.
     pub(crate) fn counted(self) -> Option<&'static str> {
         match self {
             Kind::Idle | Kind::Halves => Some("holdfast_connections_evicted_total{socket=\"telemetry\"}"),
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// An attack that goes on.
+/// A running attack.
 #[derive(Debug)]
 pub(crate) struct Attack {
     kind: Kind,
@@ -72,7 +72,7 @@ pub(crate) struct Attack {
 }
 
 impl Attack {
-    /// Begins. What holds its connections makes `count`, in all threads together.
+    /// Begins. A kind that holds its connections opens `count`, in all threads together.
     pub(crate) fn begin(kind: Kind, address: SocketAddr, count: usize, threads: usize) -> Attack {
         let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let together = Arc::new(Barrier::new(threads + 1));
@@ -93,12 +93,13 @@ impl Attack {
         Attack { kind, stop, made, threads }
     }
 
-    /// How many connections were made, or are being made.
+    /// Connections that were opened, or are being opened.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open.
+    /// Waits until all held connections were made, or stops an endless attack. Returns the
+    /// connections that this side has open.
     pub(crate) fn end(mut self) -> Vec<TcpStream> {
         if !self.kind.is_held() {
             self.stop.store(true, Ordering::Relaxed);
@@ -120,7 +121,7 @@ fn connect(kind: Kind, address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECTS_WITHIN).ok()?;
     stream.set_write_timeout(Some(CONNECTS_WITHIN)).unwrap();
     if !kind.is_held() {
-        // No port waits for packets of a connection that has ended.
+        // The port of an ended connection must not stay in TIME_WAIT.
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     }
     // The other side may close it meanwhile.
@@ -132,7 +133,7 @@ fn connect(kind: Kind, address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Reads until the other side has closed it, by an end or a reset. Whether it has.
+/// Reads until the other side has closed it, by an end or a reset. Returns whether it has.
 pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(HANG)).unwrap();
     let mut buffer = [0; 4096];

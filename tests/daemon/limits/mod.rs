@@ -1,8 +1,9 @@
-//! The limits of the sockets (I14): whatever comes to telemetry's address and to the sockets, the kubelet is answered, the probes are
-//! answered, and the daemon stays as small as it was.
+//! The limits of the sockets (I14). Under any load on telemetry's address and on the sockets, the
+//! kubelet and the probes get answers, and the daemon's memory stays small.
 //!
-//! `HOLDFAST_CONNECTIONS` is the number of connections of each attack, `HOLDFAST_BIN` another binary, such as the release build; with
-//! `--nocapture` the test prints its figures. Times are printed and not judged, since the machine may be busy.
+//! `HOLDFAST_CONNECTIONS` is the number of connections of each attack, `HOLDFAST_BIN` another
+//! binary, such as the release build. With `--nocapture` the test prints its figures. Times are
+//! printed but not asserted, since the machine may be busy.
 
 mod attack;
 mod sockets;
@@ -19,19 +20,21 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Instant;
 
-/// The devices: many, so that few of the Allocates ask for the same.
+/// The devices: many, so that few of the Allocates are for the same one.
 const DEVICES: usize = 500;
-/// What the daemon's memory may grow by under an attack, in KiB.
+/// The most that the daemon's memory may grow under an attack, in KiB.
 const GROWTH_MAX: u64 = 16 << 10;
-/// What the daemon has open itself, whatever comes: less than forty when nothing happens, and some more while it scans.
+/// The daemon's own open descriptors, without connections: less than forty when idle, and some more
+/// while it scans.
 const OWN_DESCRIPTORS: usize = 80;
 
-/// How many Allocates are measured at a time.
+/// The number of Allocates in one measurement.
 fn calls() -> usize {
     if std::env::var_os("HOLDFAST_CONNECTIONS").is_some() { 2000 } else { 100 }
 }
 
-/// How many connections an attack makes: what the environment says, as far as this process may have files open.
+/// The number of connections of an attack, from the environment; raises this process's limit of
+/// open files if necessary.
 fn connections(usual: usize) -> usize {
     let wanted = std::env::var("HOLDFAST_CONNECTIONS").map_or(usual, |text| text.parse().unwrap());
     let (limit, needed) = (getrlimit(Resource::Nofile), Some(wanted as u64 + 500));
@@ -56,7 +59,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// The daemon may have so many files open.
+    /// `descriptors` is the daemon's limit of open files.
     async fn new(descriptors: u64) -> Stage {
         let node = Node::with(&[("gpu", DEVICES)]);
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
@@ -71,14 +74,14 @@ impl Stage {
         fs::read_dir(format!("/proc/{}/fd", self.daemon.pid())).unwrap().count()
     }
 
-    /// In KiB.
+    /// The resident memory, in KiB.
     fn memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// How the kubelet and a probe fare, in words.
+    /// The latencies of Allocates and of probes, as text.
     async fn measured(&self) -> String {
         let mut plugin = dial(&self.kubelet, &self.node, &gpu()).await;
         let (mut calls, mut probes) = (Vec::new(), Vec::new());
@@ -97,20 +100,21 @@ impl Stage {
         format!("Allocate {}; /healthz {}", percentiles(calls), percentiles(probes))
     }
 
-    /// Whether a series is above 0. A page may be refused for a moment.
+    /// Whether a series is above 0. A page may be refused at first.
     fn counted(&self, series: &str) -> bool {
         let page = until("the metrics", || http_get(self.address, "/metrics"), |(status, _)| *status == 200).1;
         page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"))
     }
 
-    /// The daemon has no more open than its own, and what telemetry's limit allows.
+    /// Checks that the daemon has only its own descriptors open, and those that telemetry's limit
+    /// allows.
     fn check_descriptors(&self) {
         let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.limits.telemetry + BATCH);
         assert!(open <= most, "{open} descriptors, of which telemetry may have {}", self.limits.telemetry);
     }
 }
 
-/// The same command, which may have so many files open.
+/// The same command with a limit of open files.
 fn limited(command: &Command, descriptors: u64) -> Command {
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &descriptors.to_string()]);
@@ -124,7 +128,8 @@ fn limited(command: &Command, descriptors: u64) -> Command {
     limited
 }
 
-/// Each attack on a daemon of its own: first how much it holds of the daemon, then what is left for the kubelet while it goes on.
+/// Each attack runs on a separate daemon: first its effect on the daemon, then the kubelet's
+/// latency during the attack.
 #[test]
 fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_daemon_stays_small() {
     let connections = connections(600);
@@ -158,7 +163,8 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
     }
 }
 
-/// Fewer descriptors than the sockets would take: each has its share, and the rest is the daemon's.
+/// Fewer descriptors than the sockets' usual limits: each socket has its share, and the daemon has
+/// the rest.
 #[test]
 fn with_few_descriptors_everything_but_telemetry_goes_on() {
     run(async {
@@ -180,7 +186,7 @@ fn with_few_descriptors_everything_but_telemetry_goes_on() {
     });
 }
 
-/// Each of these would stay for ever, if it were let.
+/// Each of these connections would stay open for ever without a limit.
 #[test]
 fn no_connection_stays_that_sends_nothing_more_or_reads_nothing() {
     run(async {
@@ -210,7 +216,7 @@ fn no_connection_stays_that_sends_nothing_more_or_reads_nothing() {
 fn answered(address: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(HANG)).unwrap();
-    // It may be refused before all of it is sent.
+    // The request may be refused before all of it is sent.
     let _refused = stream.write_all(bytes);
     let mut answer = Vec::new();
     // A reset is an end too.
@@ -247,7 +253,8 @@ fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
     });
 }
 
-/// Who reads nothing may have half of the pages; then it is refused, and probes are not.
+/// Clients that read nothing may have half of the pages; then new pages are refused, and probes are
+/// not.
 #[test]
 fn a_page_for_which_there_is_no_room_is_refused_and_may_be_asked_for_again() {
     run(async {

@@ -1,4 +1,5 @@
-//! The sockets that only root may open: what holds many connections there takes nothing from the kubelet either.
+//! The sockets that only root may open: a process that holds many connections there does not affect
+//! the kubelet either.
 
 use super::{DEVICES, OWN_DESCRIPTORS, Stage, gpu};
 use crate::common::{allocate, dial, offered, run, until};
@@ -17,7 +18,7 @@ fn plugin_socket(stage: &Stage) -> PathBuf {
     files.pop().unwrap()
 }
 
-/// Connections on which nothing is said.
+/// Connections without any bytes sent.
 fn connect(socket: &Path, count: usize) -> Vec<UnixStream> {
     (0..count).map(|_| UnixStream::connect(socket).unwrap()).collect()
 }
@@ -33,7 +34,7 @@ fn connections_of_the_plugin_sockets_are_few_and_the_kubelets_stays() {
         let held = connect(&plugin_socket(&stage), 300);
         let most = OWN_DESCRIPTORS + 2 * stage.limits.plugin;
         until("the others closed", || stage.descriptors(), |open| *open <= most);
-        // The list comes on the stream that the kubelet has had open.
+        // The list comes on the stream that the kubelet already has open.
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         allocate(&mut dial(&stage.kubelet, &stage.node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
@@ -68,7 +69,7 @@ fn a_socket_has_few_streams_of_lists_and_one_more_is_refused_until_another_has_e
                 Err(status) => assert_eq!(status.code(), Code::ResourceExhausted),
             }
         }
-        // The kubelet's next socket is one without any.
+        // The kubelet's next socket is one without any such stream.
         stage.kubelet.restart().await.unwrap();
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
@@ -76,7 +77,7 @@ fn a_socket_has_few_streams_of_lists_and_one_more_is_refused_until_another_has_e
     });
 }
 
-/// A request names each id of the longest list twice at most.
+/// A request has each id of the longest list at most twice.
 #[test]
 fn a_call_that_is_larger_than_any_of_the_kubelets_is_refused() {
     run(async {

@@ -1,4 +1,5 @@
-//! The captured trees: unpacked once below the build folder, and again only when the archive changes.
+//! The captured trees: unpacked once below the build folder, and again only when the archive
+//! changes.
 
 use holdfast::host::room;
 use serde_json::Value;
@@ -14,16 +15,17 @@ pub(crate) struct Capture {
     pub(crate) name: String,
     pub(crate) root: PathBuf,
     pub(crate) truth: Value,
-    /// How near its devices are to each other; empty where nobody has said.
+    /// The distances between its devices; empty where none are recorded.
     pub(crate) pairs: Vec<Value>,
 }
 
-/// The folder of the unpacked trees and that of their truth; `None`, after saying why, when they can not be had.
+/// The folders of the unpacked trees and of their truth; `None`, after a SKIPPED line with the
+/// reason, without an archive.
 fn unpacked() -> Option<&'static (PathBuf, PathBuf)> {
     static UNPACKED: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
     let unpacked = UNPACKED.get_or_init(|| {
         unpack().inspect_err(|why| {
-            // Straight to the terminal: the harness swallows what a passing test prints.
+            // Directly to the terminal: the harness hides the output of a passing test.
             let _printed = writeln!(std::io::stderr(), "SKIPPED: the captured machines were not looked at: {why}");
         })
     });
@@ -35,7 +37,8 @@ pub(crate) fn sample(rel: &str) -> Option<Vec<u8>> {
     Some(fs::read(unpacked()?.0.join(rel)).unwrap())
 }
 
-/// Every capture with its truth, in the order of their names; `None`, after saying why, when they can not be had.
+/// Every capture with its truth, sorted by name; `None`, after a SKIPPED line with the reason,
+/// without an archive.
 pub(crate) fn captures() -> Option<Vec<Capture>> {
     let (trees, truth) = unpacked()?;
     let mut captures: Vec<Capture> = fs::read_dir(truth)
@@ -55,8 +58,8 @@ pub(crate) fn captures() -> Option<Vec<Capture>> {
     Some(captures)
 }
 
-/// The same tree once more. Where that can be, a file is a second name of the same: damage never writes to a file, it puts another
-/// one in its place.
+/// Copies the tree. Files are hard links where possible: damage never writes to a file, it puts
+/// another one in its place.
 pub(crate) fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -73,8 +76,8 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// A folder for a copy: in memory where there is room for all of them at once (a container may have 64 MiB there), since to make so
-/// many names takes a disk's file system twice as long as all the rest.
+/// A folder for a copy. It is in memory if all copies fit there (a container may have 64 MiB
+/// there): a disk's file system needs twice as long to create this many names as all other work.
 pub(crate) fn folder() -> tempfile::TempDir {
     const ROOM: u64 = 2 << 30;
     let memory = Path::new("/dev/shm");
@@ -95,7 +98,8 @@ fn unpack() -> Result<(PathBuf, PathBuf), String> {
     if trees.is_dir() {
         return Ok((trees, truth));
     }
-    // Renamed when it is whole: an interrupted run leaves no half of it under the final name.
+    // Renamed when complete, so that an interrupted run leaves no partial tree under the final
+    // name.
     let partial = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).map_err(|error| error.to_string())?;
     let output = Command::new("tar")
         .arg("-xJf")
@@ -110,7 +114,7 @@ fn unpack() -> Result<(PathBuf, PathBuf), String> {
         return Err(format!("tar cannot unpack it (is xz installed?): {}", String::from_utf8_lossy(&output.stderr).trim()));
     }
     if fs::rename(partial.path(), &trees).is_ok() {
-        // Its new name is the one to keep; there is nothing left to remove under the old one.
+        // The folder keeps its new name; nothing is left to remove under the old one.
         let _renamed = partial.keep();
     }
     if trees.is_dir() { Ok((trees, truth)) } else { Err(format!("{} could not be made", trees.display())) }

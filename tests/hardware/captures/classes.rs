@@ -1,4 +1,4 @@
-//! What each class knows beyond its PCI record, held against the truth of the captures.
+//! The facts of each class beyond its PCI record, compared with the truth of the captures.
 
 use crate::captures::archive::{Capture, captures};
 use holdfast::domain::{Device, DeviceClass, ResourceSpec, Select};
@@ -84,7 +84,7 @@ fn ports_of_fpga_cards_have_their_function_and_their_interface() {
     }
 }
 
-/// The kernel tells what the node of an engine is called: `DEVNAME` of its uevent.
+/// The kernel names the node of an engine: `DEVNAME` in its uevent.
 #[test]
 fn vector_engines_have_the_node_that_the_kernel_names() {
     let Some(captures) = captures() else { return };
@@ -129,8 +129,8 @@ fn mediated_devices_are_offered_to_guests_by_their_type_and_not_as_gpus() {
     assert_eq!(offered("vf").len(), 13, "of 16 virtual functions, three are used by a mediated device");
 }
 
-/// The capture has the compute topology of the machine and nothing else: the functions and render nodes that belong to it
-/// are put beside it.
+/// The capture has only the machine's compute topology; the test adds the functions and render
+/// nodes that belong to it.
 #[test]
 fn the_partitions_of_amd_gpus_are_grouped_as_they_are() {
     let Some(captures) = captures() else { return };

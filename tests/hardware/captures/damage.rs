@@ -1,15 +1,17 @@
-//! Trees with something wrong in them: files, links and folders that are gone, cut off, full of noise, renamed, swapped
-//! for each other, or a pipe that nobody writes to.
+//! Discovery on damaged trees: files, links and folders that are missing, truncated, full of noise,
+//! renamed or swapped, or pipes without a writer.
 //!
-//! What is promised of every such tree:
+//! Guarantees for every such tree:
 //!
 //! - The scan ends, and does not panic.
-//! - No device is invented: each sits at an address that the tree has, and ids and keys are unique.
-//! - What lies in one function's folder is that function's affair: all others are described as before, under their ids.
-//! - A look for the signals of every device ends and does not panic, of those that are found and of those that were there.
+//! - No device is invented: each has an address that the tree has, and ids and keys are unique.
+//! - Damage in one function's folder affects only that function: all others are described as
+//!   before, under their ids.
+//! - A probe of every device ends and does not panic, for the found devices and for those before
+//!   the damage.
 //!
-//! `HOLDFAST_VARIANTS` is the number of damaged trees; `HOLDFAST_SEED` makes others. A failure names its variant, and
-//! `HOLDFAST_VARIANT` looks at that one alone.
+//! `HOLDFAST_VARIANTS` is the number of damaged trees; `HOLDFAST_SEED` selects others. A failure
+//! names its variant, and `HOLDFAST_VARIANT` runs only that one.
 
 use crate::captures::archive::{captures, copy_tree, folder};
 use holdfast::cli::discover::document;
@@ -27,15 +29,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// Repeats the same variants every time; another one finds others.
+/// Repeats the same variants in every run; another seed gives others.
 const SEED: u64 = 8_212_771_320_174_923_019;
-/// In every run of the tests.
+/// The number of variants in a default run.
 const VARIANTS: u64 = 300;
-/// A scan takes milliseconds. One that takes this long waits for something that will not come.
+/// A scan takes milliseconds. A scan that takes this long waits for an event that will not come.
 const SCAN_DEADLINE: Duration = Duration::from_secs(120);
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// Entries that discovery reads on purpose: much of the damage is done to these.
+/// Entries that discovery reads deliberately: much of the damage is done to these.
 const READ: [&str; 38] = [
     "vendor",
     "device",
@@ -77,22 +79,22 @@ const READ: [&str; 38] = [
     "errors",
 ];
 
-/// A tree that may be damaged and is mended again.
+/// A tree that can be damaged and restored.
 struct Tree {
     name: String,
     root: PathBuf,
-    /// What can be damaged, below the root.
+    /// The entries that can be damaged, relative to the root.
     entries: Vec<PathBuf>,
-    /// The indices of those that discovery reads on purpose.
+    /// The indices of the entries that discovery reads deliberately.
     read: Vec<usize>,
-    /// The indices of the functions' own entries, by which they are there or not.
+    /// The indices of the functions' own entries: without one, the function is absent.
     places: Vec<usize>,
-    /// The indices of those that are one function's affair.
+    /// The indices of the entries that affect one function only.
     inside: Vec<usize>,
     addresses: BTreeSet<PciAddress>,
-    /// What is there before any damage.
+    /// The discovery of the undamaged tree.
     whole: Arc<Discovery>,
-    /// The ids of a daemon that saw it whole.
+    /// The ids that a daemon remembers from the undamaged tree.
     remembered: BTreeMap<String, DeviceId>,
     _dir: tempfile::TempDir,
 }
@@ -116,7 +118,7 @@ impl Tree {
         Tree { name: name.to_owned(), root, entries, read, places, inside, addresses, whole: Arc::new(whole), remembered, _dir: dir }
     }
 
-    /// One of the entries; `confined` to folders of functions, where there are any.
+    /// One of the entries; with `confined` one inside of a function's folder, if there is any.
     fn entry(&self, random: &mut Random, confined: bool) -> &Path {
         let chosen = match random.below(4) {
             _ if confined => &self.inside,
@@ -156,7 +158,7 @@ fn trees() -> Vec<Tree> {
     trees
 }
 
-/// Resources that want everything, with the usual ones before them.
+/// Discovers with resources that select everything, after the default ones.
 fn look(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     let root = HostRoot::new(root);
     let mut specs: Vec<Arc<ResourceSpec>> = defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
@@ -172,7 +174,7 @@ fn look(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     found
 }
 
-/// What was done to a tree, and how it is undone.
+/// The damage of a tree, and the steps to undo it.
 #[derive(Default)]
 struct Damage {
     done: Vec<Done>,
@@ -180,14 +182,14 @@ struct Damage {
 }
 
 struct Done {
-    /// Where the thing was, and where something else may be now.
+    /// The path of the entry; the damage may have put another one there.
     path: PathBuf,
-    /// Where it is kept; `None` where nothing was there.
+    /// The path where the original is kept; `None` where there was no entry.
     kept: Option<PathBuf>,
 }
 
 impl Damage {
-    /// Moves what is at `path` away.
+    /// Moves the entry at `path` away.
     fn take(&mut self, tree: &Tree, rel: &Path, how: &str) -> Option<PathBuf> {
         let path = tree.root.join(rel);
         path.symlink_metadata().ok()?;
@@ -204,7 +206,7 @@ impl Damage {
         }
     }
 
-    /// Something goes wrong with one entry.
+    /// Damages one entry.
     fn do_one(&mut self, tree: &Tree, confined: bool, random: &mut Random) {
         let rel = tree.entry(random, confined);
         let other = tree.entry(random, false);
@@ -246,7 +248,8 @@ impl Damage {
                 if tree.root.join(&renamed).symlink_metadata().is_err()
                     && let Some(kept) = self.take(tree, rel, &format!("is called {}", renamed.display()))
                 {
-                    // What is kept is the thing itself, so it is moved on, and back again before it is mended.
+                    // The kept entry is the original, so it is moved to its new name, and moved
+                    // back before the other steps are undone.
                     let path = tree.root.join(renamed);
                     fs::rename(&kept, &path).unwrap();
                     self.done.push(Done { path: kept, kept: Some(path) });
@@ -269,19 +272,20 @@ impl Damage {
     }
 }
 
-/// Nothing where there is no file: it may be a pipe by now.
+/// Empty where there is no file: the entry may be a pipe by now.
 fn text_of(path: &Path) -> Vec<u8> {
     if path.is_file() { fs::read(path).unwrap_or_default() } else { Vec::new() }
 }
 
-/// The way from one entry to another, through the root.
+/// The relative path from one entry to another, through the root.
 fn back_to(rel: &Path, other: &Path) -> PathBuf {
     let up: PathBuf = rel.components().skip(1).map(|_| "..").collect();
     up.join(other)
 }
 
-/// The function in whose folder an entry lies, directly or in a folder of that function; `None` where others may
-/// depend on it: outside of all functions, a function's own entry, and what ties functions to each other.
+/// The function whose folder contains an entry, directly or in a subfolder. `None` where others may
+/// depend on the entry: outside of all functions, a function's own entry, and entries that connect
+/// functions.
 fn function_of(rel: &Path) -> Option<PciAddress> {
     let below = rel.strip_prefix("sys/devices").or_else(|_| rel.strip_prefix(DEVICES)).ok()?;
     let names: Vec<_> = below.components().map(|component| component.as_os_str().to_string_lossy().into_owned()).collect();
@@ -291,7 +295,7 @@ fn function_of(rel: &Path) -> Option<PciAddress> {
     (!ties.iter().any(|tie| inside.starts_with(tie))).then(|| names[at].parse().unwrap())
 }
 
-/// What is wrong with what was found in a damaged tree.
+/// The violated guarantees of a discovery in a damaged tree.
 fn judge(tree: &Tree, damage: &Damage, touched: &[PathBuf], found: &Discovery) -> Vec<String> {
     let mut wrong = Vec::new();
     let unique = |names: Vec<&str>, what: &str, wrong: &mut Vec<String>| {
@@ -314,7 +318,7 @@ fn judge(tree: &Tree, damage: &Damage, touched: &[PathBuf], found: &Discovery) -
         device.nodes.iter().any(|node| is_odd(&node.host) || is_odd(&node.container))
     };
     wrong.extend(found.devices.iter().filter(|device| outside(device)).map(|device| format!("{}: a node outside of /dev", device.id)));
-    // Where all the damage is inside of functions, it stays there.
+    // If all damage is inside of functions, it affects only these.
     let inside: Option<BTreeSet<PciAddress>> = touched.iter().map(|rel| function_of(rel)).collect();
     if let Some(inside) = inside {
         let elsewhere = |device: &&Arc<Device>| device.pci.as_ref().is_some_and(|function| !inside.contains(&function.address));
@@ -333,7 +337,7 @@ fn judge(tree: &Tree, damage: &Damage, touched: &[PathBuf], found: &Discovery) -
 
 type Order = (PathBuf, Arc<BTreeMap<String, DeviceId>>, Arc<Discovery>);
 
-/// Looks at trees on a thread of its own, so that a scan that hangs fails the test instead of hanging it.
+/// Discovers on a separate thread, so that a hanging scan fails the test and does not hang it.
 struct Looker {
     orders: Sender<Order>,
     answers: Receiver<Result<Discovery, String>>,
@@ -385,10 +389,10 @@ fn no_damage_stops_a_scan_or_invents_a_device() {
     let (mut failures, mut confined) = (Vec::new(), 0);
     for variant in chosen.clone() {
         let tree = &trees[usize::try_from(variant).unwrap() % trees.len()];
-        // A sequence of its own for every variant: one can be repeated without those before it.
+        // Each variant has its own random sequence: it can be repeated without the earlier ones.
         let mut random = Random::new(seed ^ Random::new(variant).number());
         let mut damage = Damage::default();
-        // Mostly little; now and then a tree of which hardly anything is whole.
+        // Mostly little damage; in some variants hardly anything stays intact.
         let wanted = if random.chance(0.05) { 200 } else { 1 + random.below(4) };
         let within_functions = random.chance(0.4);
         let mut touched = Vec::new();
@@ -414,7 +418,7 @@ fn no_damage_stops_a_scan_or_invents_a_device() {
         damage.mend();
         assert!(!hangs, "{}", failures.join("\n"));
     }
-    // The trees are as they were: what was found is about the damage of each variant alone.
+    // The trees are restored: each result depended on the damage of its variant alone.
     for tree in &trees {
         assert!(*tree.whole == look(&tree.root, &BTreeMap::new()), "{} was not mended", tree.name);
     }

@@ -1,10 +1,10 @@
-//! `holdfast doctor` on captured machines: hardware that was in order is not found fault with.
+//! `holdfast doctor` on captured machines: healthy hardware gives no finding.
 
 use super::archive::{Capture, captures};
 use holdfast::config::Roots;
 use holdfast::doctor::{Level, Place, examine, gather};
 
-/// What is found of every tree here, since there is neither a kubelet nor a daemon.
+/// Findings of every tree here, because there is neither a kubelet nor a daemon.
 const NOT_HARDWARE: [&str; 3] = ["not-root", "daemon-absent", "kubelet-absent"];
 
 #[test]
@@ -18,7 +18,7 @@ fn no_captured_machine_is_found_fault_with() {
     for Capture { name, root, .. } in &captures {
         let roots = Roots { host: root.clone(), kubelet: path("kubelet"), state: path("state"), run: path("run") };
         let report = examine(&gather(Place { roots, config: Some(path("config.toml")), own: path("own") }));
-        // What the folder of these tests lies on is no hardware either.
+        // The disk of the test's folder is not part of the capture either.
         let of_disk = |code: &str| code.starts_with("state-");
         let found = report.findings.iter().filter(|finding| finding.level != Level::Ok);
         let found = found.filter(|finding| !NOT_HARDWARE.contains(&finding.code) && !of_disk(finding.code));

@@ -1,25 +1,26 @@
-//! Faults of a copied machine: files that say something else, are gone, or never answer.
+//! Faults of a copied machine: files with other content, missing files, and files whose read hangs.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What nobody answers with.
+/// The content that reads return when no device answers.
 pub(crate) const ONES: [u8; 64] = [0xff; 64];
 
-/// What is done to a file of a function, below its folder, or of the machine, below its root.
+/// A change of a function's file, relative to its folder, or of the machine's, relative to its
+/// root.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Edit<'a> {
     Text(&'a str, &'a [u8]),
     Gone(&'a str),
     Pipe(&'a str),
-    /// A link that leads elsewhere.
+    /// A link with another target.
     Leads(&'a str, &'a str),
 }
 
 impl<'a> Edit<'a> {
-    /// The file.
+    /// The file that the edit changes.
     pub(crate) fn file(&self) -> &'a str {
         match self {
             Edit::Text(file, _) | Edit::Gone(file) | Edit::Pipe(file) | Edit::Leads(file, _) => file,
@@ -27,14 +28,15 @@ impl<'a> Edit<'a> {
     }
 }
 
-/// A fault that was made.
+/// A fault that can be undone.
 pub(crate) struct Fault {
-    /// Each path, where its file is kept, whether there was one, and the first folder that was made for it.
+    /// Each path, where its file is kept, whether there was one, and the first folder that was
+    /// created for it.
     undo: Vec<(PathBuf, PathBuf, bool, Option<PathBuf>)>,
 }
 
 impl Fault {
-    /// Puts other files in the place of the machine's.
+    /// Replaces files of the machine.
     pub(crate) fn make(root: &Path, address: &str, edits: &[Edit<'_>]) -> Fault {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let mut undo = Vec::new();
@@ -57,7 +59,7 @@ impl Fault {
         Fault { undo }
     }
 
-    /// Puts everything back.
+    /// Restores all files.
     pub(crate) fn mend(self) {
         for (path, kept, was_there, made) in self.undo.into_iter().rev() {
             drop(fs::remove_file(&path));

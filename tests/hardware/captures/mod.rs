@@ -1,7 +1,8 @@
-//! Discovery on trees captured from real machines, held against what is known of each.
+//! Discovery on trees captured from real machines, compared with their known truth.
 //!
-//! `HOLDFAST_CAPTURES` names the archive (default `../shared/captures/public.tar.xz`); the truth lies in `truth/`
-//! beside it. Without them, or without `tar` and `xz`, the tests say that they are skipped and why.
+//! `HOLDFAST_CAPTURES` names the archive (default `../shared/captures/public.tar.xz`); the truth is
+//! in `truth/` next to it. Without them, or without `tar` and `xz`, the tests print that they are
+//! skipped, and why.
 
 mod archive;
 mod classes;
@@ -39,7 +40,7 @@ fn rows(root: &Path) -> BTreeMap<String, Value> {
     whole.map(|row| (row["pci_address"].as_str().unwrap().to_owned(), row)).collect()
 }
 
-/// A device of the truth in the words of the document.
+/// A device of the truth, with the document's field names.
 fn expected(truth: &Value) -> Value {
     let hex = |value: &Value| value.as_str().map(|text| text.trim_start_matches("0x").to_owned());
     json!({
@@ -66,7 +67,7 @@ fn sorted(names: &Value) -> Vec<String> {
     names
 }
 
-/// Whether the class that Holdfast gives agrees with the kinds of the truth.
+/// Whether Holdfast's class agrees with the kinds of the truth.
 fn class_agrees(class: &str, kinds: &[&str]) -> bool {
     let is = |kind: &str| kinds.contains(&kind);
     match class {
@@ -76,7 +77,7 @@ fn class_agrees(class: &str, kinds: &[&str]) -> bool {
         "nic" => is("netctl") && !is("rdma"),
         "fpga" => is("accel-1200") || kinds == ["sriov-pf"],
         "accelerator" => is("accel-1200") || is("coprocessor-0b40"),
-        // A virtio function that an FPGA's image presents is in its class, yet nothing that can be offered.
+        // A virtio function that an FPGA's image presents has its own class, but cannot be offered.
         _ => !["gpu", "rdma", "nvme", "netctl", "coprocessor-0b40"].iter().any(|kind| is(kind)),
     }
 }
@@ -116,7 +117,7 @@ fn discovery_agrees_with_the_truth_of_every_capture() {
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }
 
-/// The facts of the records that the document does not show.
+/// Differences in facts of the records that the document does not show.
 fn record_differences(name: &str, root: &Path, devices: &[Value]) -> Vec<String> {
     let scan = scan(&HostRoot::new(root));
     let mut differences = Vec::new();
@@ -184,7 +185,7 @@ fn a_port_of_an_fpga_card_is_offered_once_and_only_where_it_is() {
     }
 }
 
-/// Every address, bus, domain, node and name that a row holds, put through the mapping.
+/// A row with every address, bus, domain, node and name mapped.
 fn mapped(row: &Value, mapping: &Mapping) -> Value {
     let text = |value: &Value| value.as_str().map_or(Value::Null, |text| json!(mapping.text(text)));
     let list = |value: &Value| value.as_array().unwrap().iter().map(text).collect::<Vec<_>>();
@@ -206,7 +207,7 @@ fn mapped(row: &Value, mapping: &Mapping) -> Value {
     row
 }
 
-/// Nodes are listed by name, and GPUs are counted by address, so that a renaming can change their order.
+/// Nodes are listed by name, and GPUs are counted by address, so a renaming can change their order.
 fn without_order(mut row: Value) -> Value {
     row["nodes"] = json!(sorted(&row["nodes"]));
     row["attributes"].as_object_mut().unwrap().remove("index");

@@ -1,4 +1,5 @@
-//! A published id stays (I6): whatever order things are found in, and whatever is learnt of them later.
+//! A published id stays the same (I6) in any order of discovery, and when more facts become known
+//! later.
 
 use crate::captures::archive::{Capture, captures};
 use crate::captures::rewrite::{self, Mapping};
@@ -10,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Everything that can be offered, so that every name is one to be remembered.
+/// Discovers every device that can be offered, so that every name is remembered.
 fn found(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     let spec = |class: &str| {
         let name = format!("example.com/{class}").parse().unwrap();
@@ -21,7 +22,7 @@ fn found(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     discover(&HostRoot::new(root), &specs, remembered)
 }
 
-/// The captured machines, and one whose GPUs have numbers, identities and nodes.
+/// The captured machines, and a simulated one whose GPUs have numbers, identities and nodes.
 fn machines() -> (Vec<(String, PathBuf)>, tempfile::TempDir) {
     let simulated = crate::captures::archive::folder();
     SimNode::create(simulated.path()).unwrap();

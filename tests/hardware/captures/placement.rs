@@ -1,4 +1,4 @@
-//! How near the devices of real machines are to each other, and which of them are preferred.
+//! The distances between devices of real machines, and the preferred devices.
 
 use crate::captures::archive::{Capture, captures};
 use holdfast::domain::topology::{Nearness, nearness};

@@ -1,33 +1,34 @@
-//! Copies of a captured tree in which the same hardware sits elsewhere or was found in another order.
+//! Copies of a captured tree with the same hardware at other addresses or in another order of
+//! discovery.
 
 use holdfast::domain::PciAddress;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-/// What discovery reads; the rest of a tree is not copied.
+/// The classes that discovery reads; the rest of a tree is not copied.
 const CLASSES: [&str; 7] = ["net", "infiniband", "infiniband_verbs", "infiniband_mad", "nvme", "drm", "fpga_region"];
-/// Files below a function's own folder that are read, by name; folders are copied with what they hold.
+/// The largest file that is copied, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// Folders below a function that are copied.
+/// The depth of copied folders below a function.
 const DEPTH: u32 = 7;
-/// Which of them are read: most of a tree is not.
+/// The folders that are read: most of a tree is not.
 const FOLDERS: [&str; 12] = ["net", "infiniband", "nvme", "drm", "fpga", "accel", "ve", "virtio", "nvidia", "mdev", "vdpa", "iommu_group"];
-/// What tells a thing from others of its kind, by the file that has it.
+/// The facts that identify a device among others of its kind, by the name of the file or the line.
 const IDENTITIES: [&str; 6] = ["unique_id", "serial", "model", "node_guid", "wwid", "GPU UUID"];
 
 /// The folder of a mediated device.
 const UUID_LENGTH: usize = 36;
 
-/// How a copy differs.
+/// The difference between a copy and the original.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mapping {
     /// Other domains, buses, NUMA nodes, and names of network and RDMA devices.
     Elsewhere,
-    /// The same machine after a boot in which its drivers were quicker or slower: numbers change hands in pairs.
+    /// The same machine after a boot with other driver timing: numbers are swapped in pairs.
     Renumbered,
-    /// The same machine while nothing that identifies a thing can be read yet.
+    /// The same machine while no identifying fact can be read yet.
     Anonymous,
 }
 
@@ -36,7 +37,7 @@ impl Mapping {
         if *self == Mapping::Elsewhere { node + 3 } else { node }
     }
 
-    /// What a file of this name says; `None` where it is not there.
+    /// The content of a file with this name; `None` where the file is absent.
     fn file(&self, name: &str, text: &str) -> Option<String> {
         match self {
             Mapping::Anonymous if IDENTITIES.contains(&name) => None,
@@ -44,7 +45,7 @@ impl Mapping {
                 let lines = text.lines().filter(|line| !IDENTITIES.iter().any(|identity| line.starts_with(identity)));
                 Some(lines.map(|line| format!("{line}\n")).collect())
             }
-            // The one number that stands alone in a text.
+            // The only number without a prefix in a text.
             Mapping::Renumbered if name == "information" => {
                 let swap = |line: &str| match line.rsplit_once(' ').and_then(|(name, minor)| Some((name, minor.parse::<u32>().ok()?))) {
                     Some((name, minor)) if name.starts_with("Device Minor") => format!("{name} {}\n", minor ^ 1),
@@ -56,7 +57,7 @@ impl Mapping {
         }
     }
 
-    /// Every word of a text: a path, a link's target, a file's content, an id.
+    /// Maps every word of a text: a path, a link's target, a file's content, an id.
     pub(crate) fn text(&self, text: &str) -> String {
         let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '_' | '-');
         let mut out = String::new();
@@ -80,7 +81,8 @@ impl Mapping {
 }
 
 fn elsewhere(word: &str) -> String {
-    // A bus of a host bridge, `pci0000:15`, and a function, `0000:15:01.0`. XOR keeps different buses different.
+    // A bus of a host bridge, `pci0000:15`, and a function, `0000:15:01.0`. XOR keeps different
+    // buses different.
     let (prefix, place) = word.strip_prefix("pci").map_or(("", word), |place| ("pci", place));
     let parts: Vec<&str> = place.splitn(3, ':').collect();
     let hex = |text: &str, lengths: std::ops::RangeInclusive<usize>| {
@@ -116,7 +118,7 @@ fn renumbered(word: &str) -> String {
     word.to_owned()
 }
 
-/// Copies what discovery reads of `root`, every name and text put through the mapping.
+/// Copies the files of `root` that discovery reads, with every name and text mapped.
 pub(crate) fn copy(root: &Path, mapping: &Mapping) -> tempfile::TempDir {
     let copy = crate::captures::archive::folder();
     let walk = |rel: &str, depth| walk(root, copy.path(), Path::new(rel), mapping, depth);
@@ -135,7 +137,7 @@ pub(crate) fn copy(root: &Path, mapping: &Mapping) -> tempfile::TempDir {
     copy
 }
 
-/// `depth` counts the folders below a function; folders of functions and host bridges count nothing.
+/// `depth` counts the folders below a function; folders of functions and host bridges do not count.
 fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
     let source = from.join(rel);
     let Ok(metadata) = source.symlink_metadata() else { return };

@@ -1,5 +1,6 @@
-//! What speaks against a device, on captured machines: nothing on those in order, however odd they look; on copies with a
-//! fault exactly that fault, of exactly the devices that have it, and nothing again when it is undone.
+//! Signals of failure on captured machines. Healthy machines give none, however odd their values
+//! are. A copy with a fault gives exactly that fault, for exactly the affected devices, and none
+//! again when the fault is undone.
 
 use crate::captures::archive::{captures, copy_tree, folder, sample};
 use crate::captures::fault::{Edit, Fault, ONES};
@@ -14,7 +15,7 @@ fn devices(root: &HostRoot) -> Vec<Arc<Device>> {
     discover(root, &[], &BTreeMap::new()).devices
 }
 
-/// What the captures show that is no lie. One is put together from files of many machines.
+/// Complaints about the captures that are true. This capture combines files of many machines.
 const TRUE_COMPLAINTS: [(&str, &str, Reason, &str); 1] =
     [("procfs-mixed", "0000:a2:00.0", Reason::NoCarrier, "enp162s0f0np0 is up and has no carrier")];
 
@@ -50,13 +51,13 @@ fn nothing_speaks_against_a_machine_in_order() {
         remarks.iter().cloned().collect::<Vec<_>>().join("\n")
     );
     assert!(counters > 50, "hardly any machine had counters");
-    // In order with half of its lanes: that is why a remark it stays.
+    // It works with half of its lanes, so this is only a remark.
     let expected = ["nvidia-a2-vgpu 0000:08:00.0 (gpu): its link has 8 lanes, and both ends could have 16"];
     assert!(remarks.iter().eq(expected.iter()), "{remarks:?}");
     assert!(wrong.is_empty(), "{} are said wrongly:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// A copy of a captured machine, of which single files are replaced and put back.
+/// A copy of a captured machine; the tests replace single files and restore them.
 struct Machine {
     root: PathBuf,
     devices: Vec<Arc<Device>>,
@@ -64,7 +65,7 @@ struct Machine {
     _dir: tempfile::TempDir,
 }
 
-/// What speaks against the devices: by address, and by the function that counts.
+/// The signals of all devices: by address, and by the function that counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
     complaints: BTreeSet<(String, Reason, String)>,
@@ -85,7 +86,7 @@ impl Machine {
         Some(machine)
     }
 
-    /// The signals of every device as discovery saw it before anything was done.
+    /// The signals of every device as discovered before any fault.
     fn seen(&self) -> Seen {
         let root = HostRoot::new(&self.root);
         let mut seen = Seen { complaints: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
@@ -101,7 +102,7 @@ impl Machine {
         seen
     }
 
-    /// The machine with a fault, and again without it.
+    /// The signals with a fault; afterwards checks that the machine is as before.
     fn with(&self, address: &str, edits: &[Edit<'_>]) -> Seen {
         let fault = Fault::make(&self.root, address, edits);
         let seen = self.seen();
@@ -110,7 +111,7 @@ impl Machine {
         seen
     }
 
-    /// Exactly this is said of exactly these devices.
+    /// Checks that exactly these complaints are made about exactly these devices.
     #[track_caller]
     fn complains(&self, address: &str, edits: &[Edit<'_>], expected: &[(&str, Reason, &str)]) {
         let seen = self.with(address, edits);
@@ -119,7 +120,7 @@ impl Machine {
         assert_eq!(seen.counters, self.whole.counters);
     }
 
-    /// Nothing is said of any device, not even a remark that was not there before.
+    /// Checks that there is no complaint, and no remark that was not there before.
     #[track_caller]
     fn is_silent(&self, address: &str, edits: &[Edit<'_>]) {
         let seen = self.with(address, edits);
@@ -127,7 +128,7 @@ impl Machine {
         assert!(seen.remarks.is_subset(&self.whole.remarks), "{:?}", seen.remarks);
     }
 
-    /// The counters that are other than before, and nothing else is.
+    /// Checks that exactly these counters changed, and nothing else.
     #[track_caller]
     fn counts(&self, address: &str, edits: &[Edit<'_>], expected: &[(&str, Reason, &str, u64)]) {
         let seen = self.with(address, edits);
@@ -138,7 +139,7 @@ impl Machine {
         assert_eq!(seen.complaints, self.whole.complaints);
     }
 
-    /// The virtual functions of a physical one; some are cut into parts.
+    /// The virtual functions of a physical one; some are split into parts.
     fn vfs(&self, pf: &str) -> BTreeSet<String> {
         let pf: PciAddress = pf.parse().unwrap();
         let functions = self.devices.iter().filter_map(|device| device.pci.as_ref());
@@ -146,7 +147,8 @@ impl Machine {
     }
 }
 
-/// The GPU of `nvidia-a2-vgpu`, the port above it, its first virtual function, and the machine's disk.
+/// The GPU of `nvidia-a2-vgpu`, the port above it, its first virtual function, and the machine's
+/// disk.
 const GPU: &str = "0000:08:00.0";
 const PORT: &str = "0000:00:03.0";
 const VF: &str = "0000:08:00.4";
@@ -165,7 +167,8 @@ fn what_falls_off_the_bus_is_told_of_it_and_of_its_virtual_functions() {
     machine.complains(GPU, &[off()], &expected);
     machine.complains(GPU, &[off(), Edit::Text("power_state", b"D3hot\n"), Edit::Text("power/runtime_status", b"active\n")], &expected);
     machine.complains(DISK, &[off()], &[(DISK, Reason::OffTheBus, "the configuration space reads ffffffff")]);
-    // It lies: all of a virtual function's; and what sleeps is not looked at.
+    // These values are misleading: a virtual function always reads as all ones, and a suspended
+    // device is not probed.
     machine.is_silent(VF, &[off()]);
     machine.is_silent(GPU, &[off(), Edit::Text("power/runtime_status", b"suspended\n")]);
     machine.is_silent(GPU, &[off(), Edit::Text("power_state", b"D3cold\n")]);
@@ -186,7 +189,7 @@ fn of_power_link_and_driver_only_an_error_of_power_speaks_against_a_device() {
     let narrow = machine.with(GPU, &[Edit::Text("current_link_width", b"1\n")]);
     assert!(narrow.complaints.is_empty());
     assert!(narrow.remarks.contains(&(GPU.into(), "its link has 1 lanes, and both ends could have 16".into())));
-    // That the driver is gone, or the device, discovery tells.
+    // A missing driver or device is discovery's to report.
     machine.is_silent(DISK, &[Edit::Gone("driver"), Edit::Text("uevent", b"PCI_ID=144D:A808\n"), Edit::Gone("nvme")]);
     machine.is_silent(GPU, &[Edit::Gone("sys/bus/pci/devices/0000:08:00.4"), Edit::Gone("virtfn0"), Edit::Text("sriov_numvfs", b"0\n")]);
     let gone = machine.with(DISK, &[Edit::Gone("sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0")]);
@@ -203,14 +206,15 @@ fn errors_are_counted_at_the_device_and_at_the_port_above_it() {
         &[Edit::Text("aer_dev_nonfatal", b"Data Link Protocol 2\nMalformed TLP 3\n")],
         &[(GPU, Reason::AerNonfatal, GPU, 5)],
     );
-    // Only the port has seen it: of the GPU and of all of its virtual functions it is above, of itself its own.
+    // Only the port has seen it: it counts as "above" for the GPU and all its virtual functions,
+    // and as its own for the port.
     let vfs = machine.vfs(GPU);
     let mut expected = vec![(PORT, Reason::AerFatal, PORT, 1), (GPU, Reason::AerFatalAbove, PORT, 1)];
     expected.extend(vfs.iter().map(|vf| (vf.as_str(), Reason::AerFatalAbove, PORT, 1)));
     machine.counts(PORT, &[Edit::Text("aer_dev_fatal", one)], &expected);
     let seen = machine.with(PORT, &[Edit::Text("aer_rootport_total_err_fatal", b"9\n"), Edit::Text("aer_dev_correctable", b"RxErr 9\n")]);
     assert_eq!(seen, machine.whole, "what anybody below has reported, and what was corrected");
-    // Half a file is no reset.
+    // A truncated file is not a reset of the counter.
     let cut = machine.with(GPU, &[Edit::Text("aer_dev_fatal", b"Undefined 0\nDL")]);
     assert_eq!(cut.counters.len(), machine.whole.counters.len() - 1);
 }
@@ -230,7 +234,8 @@ fn a_disk_is_in_order_while_its_controller_lives() {
     let none = [(DISK, Reason::NvmeDead, "its driver has it, and there is no controller")];
     machine.complains(DISK, &[Edit::Gone("nvme")], &none);
     machine.complains(DISK, &[Edit::Gone("nvme"), Edit::Gone("sys/class/nvme/nvme0")], &none);
-    // Its alarm is no critical one, and asking for it is a command to the controller.
+    // This alarm is not the critical one, and reading that one would send a command to the
+    // controller.
     machine.is_silent(DISK, &[Edit::Text("nvme/nvme0/hwmon0/temp1_alarm", b"1\n")]);
     machine.complains(GPU, &[Edit::Text("hwmon/hwmon9/temp1_crit_alarm", b"1\n")], &[(GPU, Reason::TooHot, "temp1 is critical")]);
     machine.is_silent(GPU, &[Edit::Text("hwmon/hwmon9/temp1_crit_alarm", b"0\n")]);
@@ -243,9 +248,9 @@ fn an_interface_that_is_up_has_a_carrier() {
     let lost = [(CARD, Reason::NoCarrier, "eno49 is up and has no carrier")];
     machine.complains(CARD, &[Edit::Text("net/eno49/carrier", b"0\n"), Edit::Text("net/eno49/operstate", b"down\n")], &lost);
     machine.is_silent(CARD, &[Edit::Text("net/eno49/operstate", b"unknown\n")]);
-    // Somebody has switched it off; the kernel then refuses to tell of the carrier.
+    // The interface was switched off; the kernel then refuses to report the carrier.
     machine.is_silent(CARD, &[Edit::Text("net/eno49/flags", b"0x1002\n"), Edit::Text("net/eno49/carrier", b"")]);
-    // It is in a pod.
+    // The interface is in a pod.
     machine.is_silent(CARD, &[Edit::Gone("net"), Edit::Gone("sys/class/net/eno49")]);
 }
 

@@ -1,21 +1,29 @@
-//! What becomes of a device on a captured machine when it fails: scanned, probed and judged on virtual time. Each fault is told with
-//! its reason, when its patience is over and not before; each is forgotten when its hold is over and not before. What only looks
-//! like a fault changes nothing, on any machine.
+//! Verdicts on failing devices of captured machines, with scans, probes and the judge on virtual
+//! time.
+//!
+//! Each fault is reported with its reason exactly when its patience ends, and cleared exactly when
+//! its hold ends. Values that only resemble a fault change nothing, on any machine.
 //!
 //! | made on a captured machine | held by |
 //! | --- | --- |
-//! | surprise removal, a node that is gone | [`FAULTS`], `device_gone`, `node_missing` |
-//! | a driver that is lost, or another one in its place | [`FAULTS`], `driver_lost`; of what somebody holds, `what_is_held_loses_its_driver_too` |
-//! | fallen off the bus; all ones of a virtual function's | [`FAULTS`], `off_the_bus`; `what_only_looks_like_a_fault_is_none_on_any_machine` |
+//! | surprise removal, a missing node | [`FAULTS`], `device_gone`, `node_missing` |
+//! | a lost driver, or another one in its place | [`FAULTS`], `driver_lost` |
+//! | a lost driver of a held device | `what_is_held_loses_its_driver_too` |
+//! | off the bus | [`FAULTS`], `off_the_bus` |
+//! | a virtual function's all ones | `what_only_looks_like_a_fault_is_none_on_any_machine` |
 //! | AER at the device; at the root port alone | [`FAULTS`], `aer_fatal`, `aer_fatal_above` |
-//! | a port down, in `INIT`, in `INIT` for a while; the RDMA device gone | [`FAULTS`], `port_down`, `rdma_lost`; [`PASSING`] |
-//! | NVMe dead, resetting, resetting and then live; its folder gone | [`FAULTS`], `nvme_dead`, `nvme_not_live`; [`PASSING`] |
+//! | a port down or in `INIT`; the RDMA device missing | [`FAULTS`], `port_down`, `rdma_lost` |
+//! | a port in `INIT` for a short time | [`PASSING`] |
+//! | NVMe dead, resetting; its folder missing | [`FAULTS`], `nvme_dead`, `nvme_not_live` |
+//! | NVMe resetting, then live | [`PASSING`] |
 //! | a narrow or slow link, no NUMA node | `what_only_looks_like_a_fault_is_none_on_any_machine` |
-//! | virtual functions that go, and come back without their links | `virtual_functions_that_go_are_gone_and_come_back_as_they_were` |
+//! | virtual functions removed | `virtual_functions_that_go_are_gone_and_come_back_as_they_were` |
 //! | a group that no guest can have | [`FAULTS`], `iommu_group_not_viable` |
 //! | other numbers | `names::another_order_of_enumeration_renames_no_device` |
-//! | a read that hangs | `a_look_that_hangs_is_given_up_and_others_are_looked_at`; a pipe: `signals`, `damage`, `tests/health.rs` |
-//! | what the kernel tells | `what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows`, `tests/health.rs` |
+//! | a read that hangs | `a_look_that_hangs_is_given_up_and_others_are_looked_at` |
+//! | a read of a pipe without a writer | `signals`, `damage`, `tests/health.rs` |
+//! | an event of the kernel | `what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows` |
+//! | an event of the kernel, end to end | `tests/health.rs` |
 
 use crate::captures::archive::{Capture, captures, copy_tree, folder};
 use crate::captures::fault::{Edit, Fault, ONES};
@@ -32,11 +40,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A captured machine whose devices are offered, each class by a resource.
+/// A captured machine whose devices are offered, with one resource for each class.
 struct Machine {
     root: PathBuf,
     specs: Vec<Arc<ResourceSpec>>,
-    /// The ids of everything that is there, by address; parts not among them.
+    /// The ids of all whole devices, by address.
     ids: BTreeMap<String, DeviceId>,
     _dir: tempfile::TempDir,
 }
@@ -46,7 +54,7 @@ impl Machine {
         Machine::prepared(capture, false)
     }
 
-    /// The same; or after [`for_guests`], with a resource for them.
+    /// The same; with `guest` after [`for_guests`], and with a resource for guests.
     fn prepared(capture: &Capture, guest: bool) -> Machine {
         let dir = folder();
         let root = dir.path().join("root");
@@ -90,7 +98,8 @@ impl Machine {
     }
 }
 
-/// Some captures have a device without what its driver makes for containers: a render node, that of RDMA verbs.
+/// Adds nodes that some captures lack though the driver makes them for containers: a render node,
+/// that of RDMA verbs.
 fn complete(root: &Path, found: &Discovery) {
     for (number, (id, missing)) in found.unfulfilled.iter().enumerate() {
         let device = found.devices.iter().find(|device| device.id == *id).unwrap();
@@ -106,7 +115,8 @@ fn complete(root: &Path, found: &Discovery) {
     }
 }
 
-/// The GPU's virtual functions are for guests, and so is the whole group of the display, which is taken for a GPU.
+/// Gives the GPU's virtual functions to guests, and the whole group of the display, which is
+/// declared a GPU.
 fn for_guests(root: &Path) {
     let vfs: Vec<String> = (0..16).map(|n| vf(root, n)).collect();
     for address in vfs.iter().map(String::as_str).chain(GROUP) {
@@ -125,7 +135,8 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Lives on until this is so; so many half seconds at most. How many seconds it took.
+/// Advances in half seconds until the condition holds, for at most `most` seconds. Returns the time
+/// that it took.
 fn wait(trial: &mut HealthTrial, most: u64, fits: impl Fn(&HealthTrial) -> bool) -> Option<Duration> {
     let began = trial.now();
     for _ in 0..=most * 2 {
@@ -139,15 +150,16 @@ fn wait(trial: &mut HealthTrial, most: u64, fits: impl Fn(&HealthTrial) -> bool)
 
 /// How a failure ends.
 enum Ends {
-    /// When it is undone, so many seconds later.
+    /// This many seconds after it is undone.
     Undone(u64),
-    /// When nothing more is seen of it, so many seconds after it was told.
+    /// This many seconds after it was reported, when its cause is no longer seen.
     ByItself(u64),
     /// By evidence of a reset only.
     ByReset,
 }
 
-/// One row: the machine, the function, what is done to it; then why it is unhealthy, so many seconds later, and how that ends.
+/// One row: the machine, the function, the edits, the reason, the seconds until it is reported, and
+/// how it ends.
 type Row<'a> = (&'a str, &'a str, &'a [Edit<'a>], Reason, u64, Ends);
 
 const GPU: &str = "0000:08:00.0";
@@ -168,14 +180,15 @@ const NO_DRIVER: [Edit<'_>; 2] = [Edit::Gone("driver"), Edit::Text("uevent", b"P
 /// A disk without its driver has no controller.
 const NO_DISK: [Edit<'_>; 3] = [Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=0\n"), Edit::Gone("nvme")];
 
-/// Faults begin three seconds after a poll, which comes every ten: what a probe finds, is found seven seconds later. What a scan
-/// finds is found at once.
+/// Faults begin three seconds after a poll, which comes every ten: a probe finds them seven seconds
+/// later, a scan at once.
 #[rustfmt::skip]
 const FAULTS: &[Row<'_>] = {
     use Edit::{Gone, Leads, Text};
     use Ends::{ByItself, ByReset, Undone};
     &[
-        // Presence: told at once, and over a second after it was seen to be back; what is to be probed first, another one later.
+        // Presence: reported at once, and cleared a second after the scan that sees it again. A
+        // device that must be probed first needs another second.
         (A2, DISK, &[Gone("sys/bus/pci/devices/0000:05:00.0")], Reason::DeviceGone, 0, Undone(2)),
         (A2, DISK, &[Gone("dev/nvme0n1")], Reason::NodeMissing, 0, Undone(1)),
         (A2, GPU, &NO_DRIVER, Reason::DriverLost, 0, Undone(2)),
@@ -184,13 +197,13 @@ const FAULTS: &[Row<'_>] = {
         (IB.0, IB.1, &[Gone("driver"), Gone("infiniband"), Gone("sys/class/infiniband/mlx5_2"), Gone("net")], Reason::DriverLost, 0, Undone(2)),
         (GUESTS, DISPLAY, &NO_DRIVER, Reason::DriverLost, 0, Undone(2)),
         (GUESTS, SIBLING, &[Leads("driver", "../../../../bus/pci/drivers/hpilo"), Text("uevent", b"DRIVER=hpilo\n")], Reason::GroupNotViable, 0, Undone(1)),
-        // Hard: at the first probe, and over half a minute after the first good one.
+        // Hard: reported at the first probe, and cleared half a minute after the first good one.
         (A2, DISK, &[Text("config", &ONES)], Reason::OffTheBus, 7, Undone(37)),
         (A2, DISK, &[Text("nvme/nvme0/state", b"dead\n")], Reason::NvmeDead, 7, Undone(37)),
-        // That its folder is back, the scan at once has seen: the hold begins there.
+        // The scan sees at once that its folder is back: the hold begins there.
         (A2, DISK, &[Gone("nvme")], Reason::NvmeDead, 7, Undone(30)),
         (FPGA, CARD, &[Text("fpga_region/region0/dfl-fme.0/errors/catfatal_errors", b"0x40\n")], Reason::FpgaError, 7, Undone(37)),
-        // Soft: when it has lasted.
+        // Soft: reported when it has lasted.
         (A2, DISK, &[Text("power_state", b"error\n")], Reason::PowerError, 37, Undone(37)),
         (A2, DISK, &[Text("nvme/nvme0/state", b"resetting\n")], Reason::NvmeNotLive, 67, Undone(37)),
         (A2, "0000:04:00.0", &[Text("net/eno49/carrier", b"0\n")], Reason::NoCarrier, 37, Undone(37)),
@@ -198,7 +211,7 @@ const FAULTS: &[Row<'_>] = {
         (IB.0, IB.1, &[Text("infiniband/mlx5_2/ports/1/state", b"1: DOWN\n"), Text("infiniband/mlx5_2/ports/1/phys_state", b"2: Polling\n")], Reason::PortDown, 37, Undone(37)),
         (IB.0, IB.1, &[Text("infiniband/mlx5_2/ports/1/state", b"2: INIT\n")], Reason::PortDown, 37, Undone(37)),
         (IB.0, IB.1, &[Gone("infiniband")], Reason::RdmaLost, 37, Undone(30)),
-        // Counted by the bridge above: of what is below nothing more is known.
+        // Counted by the bridge above: the devices below it show no further sign.
         (A2, PORT, &[Text("aer_dev_fatal", b"Undefined 0\nDLP 0\nTLP 1\nTOTAL_ERR_FATAL 1\n")], Reason::AerFatalAbove, 7, ByItself(40)),
         // Sticky.
         (A2, GPU, &[Text("aer_dev_fatal", b"Undefined 0\nDLP 0\nTLP 1\nTOTAL_ERR_FATAL 1\n")], Reason::AerFatal, 7, ByReset),
@@ -217,7 +230,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         let mut trial = machine.start();
         trial.advance(at(1013));
         let before = trial.ailing();
-        // Whose device it is.
+        // The device that the fault affects.
         let owner = match *address {
             PORT => GPU,
             SIBLING => DISPLAY,
@@ -227,7 +240,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         let is_told = |trial: &HealthTrial| trial.ailing().values().any(|told| told == reason);
         assert!(!is_told(&trial), "{case}: {before:?}");
         let fault = Fault::make(&machine.root, address, edits);
-        // What changes a folder of sysfs or of /dev comes with an event.
+        // A change of a folder in sysfs or `/dev` comes with an event.
         let is_heard = edits.iter().any(|edit| matches!(edit, Edit::Gone(_) | Edit::Leads(..)));
         if is_heard {
             trial.scan();
@@ -235,7 +248,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         assert_eq!(wait(&mut trial, 100, is_told), Some(at(*after)), "{case}: when it was told; {:?}", trial.ailing());
         let told: BTreeMap<_, _> = trial.ailing().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
         assert!(told.values().all(|told| told == reason), "{case}: {told:?}");
-        // Nobody else ails; of a card that is offered by its parts all do.
+        // No other device is affected. If a card is offered by its parts, all parts are.
         let is_below = |id: &DeviceId| {
             of.contains(id)
                 || trial.inventory().resources.values().any(|offering| {
@@ -248,7 +261,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         match ends {
             Ends::ByItself(seconds) => assert_eq!(wait(&mut trial, 100, is_over), Some(at(*seconds)), "{case}: when it was over"),
             Ends::Undone(seconds) => {
-                // A free device that is gone leaves the list after a minute.
+                // A free device that is absent leaves the list after a minute.
                 trial.advance(trial.now() + at(if *after == 0 { 30 } else { 33 }));
                 assert!(is_told(&trial), "{case}: it lasts");
                 fault.mend();
@@ -265,15 +278,15 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
                 assert_eq!(wait(&mut trial, 100, is_over), Some(Duration::from_millis(30_500)), "{case}: when it was over");
             }
         }
-        // It is not found again.
+        // It is not reported again.
         trial.advance(trial.now() + at(100));
         assert!(is_over(&trial), "{case}: {:?}", trial.ailing());
         fault.mend();
     }
 }
 
-/// What passes before anybody's patience is over: the machine, the function, what is done to it, the reason that is not told, and how
-/// many seconds it lasts.
+/// Faults that end before their patience does: the machine, the function, the edits, the reason
+/// that is not reported, and the seconds that it lasts.
 #[rustfmt::skip]
 const PASSING: &[(&str, &str, &[Edit<'_>], Reason, u64)] = &[
     (A2, DISK, &[Edit::Text("nvme/nvme0/state", b"resetting\n")], Reason::NvmeNotLive, 55),
@@ -321,7 +334,7 @@ fn what_is_held_loses_its_driver_too() {
     }
 }
 
-/// A container holds this device.
+/// A grant of this device to a container.
 fn grant(trial: &HealthTrial, id: &DeviceId) -> Arc<Grant> {
     let mut offered = trial.inventory().resources.iter();
     let (resource, device) = offered.find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device))).unwrap();
@@ -359,7 +372,7 @@ fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
     let held = machine.ids[&vfs[3]].clone();
     trial.hold(vec![grant(&trial, &held)]);
 
-    // `echo 0 > sriov_numvfs`: first the functions go, then their links.
+    // `echo 0 > sriov_numvfs`: first the functions disappear, then their links.
     let gone: Vec<Fault> =
         vfs.iter().map(|vf| Fault::make(&machine.root, vf, &[Edit::Gone(&format!("sys/bus/pci/devices/{vf}"))])).collect();
     trial.scan();
@@ -372,7 +385,7 @@ fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
     trial.advance(at(1100));
     assert_eq!(trial.ailing(), [(held.clone(), Reason::DeviceGone)].into(), "what is free leaves the list after a minute");
 
-    // They come back: each without the links that make it a virtual one, and without a driver.
+    // They come back, each without the links that make it a virtual function, and without a driver.
     let bare: Vec<Fault> = {
         gone.into_iter().for_each(Fault::mend);
         let bare = |vf: &String| Fault::make(&machine.root, vf, &[Edit::Gone("physfn"), NO_DRIVER[0], NO_DRIVER[1]]);
@@ -410,7 +423,7 @@ fn a_look_that_hangs_is_given_up_and_others_are_looked_at() {
     trial.advance(at(1113));
     other.mend();
     assert_eq!(wait(&mut trial, 100, |trial| !trial.ailing().contains_key(gpu)), Some(at(37)), "as if nothing hung");
-    // What the look would have seen a minute ago is no evidence; the next one is asked for at once.
+    // The result of a probe from a minute ago is no evidence; the next probe is requested at once.
     trial.let_go(disk);
     assert_eq!(trial.ailing()[disk], Reason::ProbeStuck);
     assert_eq!(wait(&mut trial, 100, |trial| trial.ailing().is_empty()), Some(at(31)));
@@ -445,7 +458,8 @@ fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
     }
 }
 
-/// What machines in order say too, of each device that has the file; what can be said at one time, on one line.
+/// Values that healthy machines show too, for each device that has the file. A line holds edits
+/// that can be made together.
 #[rustfmt::skip]
 const LIES: &[&[Edit<'_>]] = {
     use Edit::{Gone, Text};
@@ -470,7 +484,7 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
         let mut trial = machine.start();
         trial.advance(at(1035));
         let before = trial.ailing();
-        // One capture is put together from files of many machines: an interface there has no carrier.
+        // One capture combines files of many machines: one of its interfaces has no carrier.
         assert!(before.values().all(|reason| matches!(reason, Reason::NoCarrier | Reason::GroupNotViable)), "{}: {before:?}", capture.name);
         assert!(
             !before.values().any(|reason| *reason == Reason::NoCarrier) || capture.name == "procfs-mixed",

@@ -1,4 +1,4 @@
-//! The state directory on a disk that is full, read-only or broken, in memory, and in layers.
+//! The state directory on a full, read-only or broken disk, in memory, and in an overlay.
 
 use super::scene::{MOUNT, Mounted, doctor, is_in_order, start};
 use crate::common::inside::{command, has_program, inside, say};
@@ -37,18 +37,18 @@ impl Disk {
         String::from_utf8(Command::new("losetup").arg("-j").arg(&self.image).output().unwrap().stdout).unwrap()
     }
 
-    /// Bytes that anybody may still write.
+    /// Bytes that an unprivileged process may still write.
     fn room(&self) -> u64 {
         holdfast::host::room(self.at())
     }
 
-    /// Takes so many bytes, and writes none of them.
+    /// Allocates this many bytes without writing them.
     fn take(&self, name: &str, bytes: u64) -> bool {
         let mut fallocate = Command::new("fallocate");
         fallocate.arg("-l").arg(bytes.to_string()).arg(self.at().join(name)).output().unwrap().status.success()
     }
 
-    /// Takes all that root can have.
+    /// Allocates everything that root can have.
     fn take_everything(&self) {
         let mut bytes = 1 << 30;
         for round in 0.. {
@@ -63,7 +63,7 @@ impl Disk {
         while rest.write_all(&[7; 4096]).is_ok() {}
     }
 
-    /// Ends it, and the device with it.
+    /// Unmounts it and waits for the end of the loop device.
     fn end(mut self) {
         drop(self.mounted.take());
         until("the loop device is gone", || self.devices(), String::is_empty);
@@ -83,7 +83,8 @@ fn a_state_disk_that_fills_up() {
         assert!(disk.take("others", disk.room() - (50 << 20)));
         doctor(&node).await.is(&["state-disk-low"], &state, &["MiB are left", "make room", "--state-dir"]);
 
-        // What ext4 keeps back the daemon may have, since it is root: grants are recorded still.
+        // The daemon is root, so it may use the blocks that ext4 reserves: grants are still
+        // recorded.
         assert!(disk.take("more", disk.room()) && disk.room() < 4096, "{}", disk.room());
         let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
         for _ in 0..200 {
@@ -137,7 +138,8 @@ fn a_state_disk_that_is_read_only_or_broken() {
         let (kubelet, mut daemon) = start(&node).await;
         is_in_order(&node).await;
 
-        // An error of the disk, as the kernel takes it: up to 6.14 it sets the file system read-only, later it says so elsewhere.
+        // An error of the disk as the kernel handles it: up to 6.14 it sets the file system
+        // read-only, later it marks it elsewhere.
         let device = disk.devices();
         let device = device.split(':').next().unwrap().trim_start_matches("/dev/");
         fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "made by a test").unwrap();
@@ -173,7 +175,8 @@ fn a_state_disk_that_is_read_only_or_broken() {
         }
         doctor(&node).await.is(&["daemon-absent"], &node.path("run/control.sock"), &["holdfast run"]);
 
-        // What a disk comes to that is pulled out, as XFS and ext4 take it: nothing of it can be read any more.
+        // The state of a disk that was pulled out, with XFS and ext4: no file of it can be read any
+        // longer.
         if has_program("perl") {
             let shut_down =
                 r#"open(my $dir, "<", $ARGV[0]) or die "$!"; my $how = pack("I", 2); ioctl($dir, 0x8004587d, $how) // die "$!""#;
@@ -193,14 +196,14 @@ fn a_state_directory_in_memory_or_in_layers() {
         let node = Node::with(&[("gpu", 2)]);
         let state = node.state();
         let words = ["put --state-dir on a disk", "hostPath"];
-        // One has a size, the other has none and is not full for that.
+        // One has a size. The other has none, and must not count as full because of that.
         for (kind, options) in [("tmpfs", "size=512m"), ("ramfs", "mode=755")] {
             let mounted = Mounted::of_type(kind, options, &state);
             let (kubelet, daemon) = start(&node).await;
             doctor(&node).await.is(&["state-in-memory"], &state, &words);
             drop((daemon, kubelet, mounted));
         }
-        // As a container's own files: they lie above an image.
+        // As a container's own files: in a layer above an image.
         let [image, upper, work] = ["image", "upper", "work"].map(|name| {
             fs::create_dir_all(dir.join("layers").join(name)).unwrap();
             dir.join("layers").join(name)

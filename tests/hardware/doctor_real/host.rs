@@ -1,4 +1,4 @@
-//! The kubelet's directory as a file, the kernel's log, inotify, and a root that is somebody else.
+//! The kubelet's directory as a file, the kernel's log, inotify, and root of a user namespace.
 
 use super::scene::{MOUNT, Mounted, Said, asked, behind, doctor, start};
 use crate::common::inside::{command, inside, say};
@@ -27,7 +27,7 @@ fn a_kubelet_directory_that_is_mounted_as_a_file() {
             let mounted = Mounted::new(&["--bind"], &file, &place);
             let said = doctor(&node).await;
             said.is(&["kubelet-dir-unusable", "state-in-memory", "daemon-absent"], &place, &["a file is mounted", "hostPath", "Directory"]);
-            // What it says of the daemon is so.
+            // The daemon's exit confirms doctor's statement about it.
             let mut daemon = node.start_daemon();
             assert_eq!(daemon.ended().await.code(), Some(exit::KUBELET_DIR.into()), "{:#?}", daemon.log());
             drop(mounted);
@@ -44,7 +44,7 @@ fn a_kubelet_directory_that_is_mounted_as_a_file() {
         drop(mounted);
         fs::remove_file(&socket).unwrap();
 
-        // What happens with the mount when the kubelet has made another socket.
+        // The effect of the mount after the kubelet has created another socket.
         let (kubelet, daemon) = start(&node).await;
         let mounted = Mounted::new(&["--bind"], &socket, &socket);
         doctor(&node).await.is(&["kubelet-socket-mounted", "state-in-memory"], &socket, &words);
@@ -52,7 +52,7 @@ fn a_kubelet_directory_that_is_mounted_as_a_file() {
     });
 }
 
-/// The host of a node as a running machine that has the log of this one, as far as `kmsg` gives it.
+/// The host of a node as a running machine with this machine's log, as far as `kmsg` provides it.
 fn log_of(node: &Node, kmsg: Option<&str>) {
     let device = node.path("host/dev/kmsg");
     drop(fs::remove_file(&device));
@@ -71,7 +71,7 @@ fn a_kernel_log_that_cannot_be_read() {
         let host = Mounted::of_type("tmpfs", "size=64m,dev", &node.path("host"));
         SimNode::create(node.path("host")).unwrap();
         node.write_config("[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n");
-        // A machine that runs, by its `null`, has devices for nodes.
+        // Its `null` device marks it as a running machine, so its nodes must be devices.
         for index in 0..8 {
             node.remove_device("nvidia", index);
             command(Command::new("mknod").arg(node.path(&format!("host/dev/nvidia{index}"))).args(["c", "195", &index.to_string()]));
@@ -89,7 +89,7 @@ fn a_kernel_log_that_cannot_be_read() {
         };
         let restricted = fs::read_to_string("/proc/sys/kernel/dmesg_restrict").is_ok_and(|flag| flag.trim() == "1");
         let without_syslog = ["setpriv", "--bounding-set=-syslog", "--inh-caps=-syslog"];
-        // It is the daemon that counts where there is one, else whoever looks.
+        // The daemon's access counts if there is a daemon, otherwise doctor's own.
         for has_daemon in [false, true] {
             for (log, prefix, words) in [
                 (Some("1 11"), &["setpriv"][..], None),
@@ -120,11 +120,11 @@ fn a_kernel_log_that_cannot_be_read() {
     });
 }
 
-/// A user namespace in which root is root and that has limits of its own, with a daemon.
+/// A user namespace with a daemon, where root is root and inotify has separate limits.
 struct Namespace(Daemon);
 
 impl Namespace {
-    /// So many instances there may be, and so many watches.
+    /// The commands that set the limits of instances and of watches.
     fn limits([instances, watches]: [usize; 2]) -> String {
         format!("cd /proc/sys/user; echo {instances} > max_inotify_instances; echo {watches} > max_inotify_watches; exec \"$@\"")
     }
@@ -134,14 +134,14 @@ impl Namespace {
         Namespace(Daemon::spawn(command.env_remove("NOTIFY_SOCKET")))
     }
 
-    /// Has something else done in it, under other limits.
+    /// Runs doctor in it, under other limits.
     async fn asked(&self, limits: [usize; 2], inner: &Command) -> Said {
         let pid = self.0.pid().to_string();
         let enter = ["nsenter", "--user", "--preserve-credentials", "--target", &pid, "sh", "-ec", &Namespace::limits(limits), "sh"];
         asked(behind(&enter, inner)).await
     }
 
-    /// How many watches the daemon has.
+    /// The number of the daemon's watches.
     fn watches(&self) -> usize {
         let files = fs::read_dir(format!("/proc/{}/fdinfo", self.0.pid())).unwrap().flatten();
         files.filter_map(|file| fs::read_to_string(file.path()).ok()).map(|text| text.matches("inotify wd:").count()).sum()
@@ -186,21 +186,21 @@ fn limits_of_inotify_that_are_reached() {
                 continue;
             };
             said.is(codes, on, &["raise that limit", &format!("sysctl {limit}=")]);
-            // Nobody's limit is made smaller.
+            // The suggested command lowers no user's limit.
             let command = said.findings.iter().find(|finding| finding["code"] == codes[0]).unwrap()["command"].clone();
             let value = command.as_str().and_then(|command| command.split('=').nth(1)?.parse::<u64>().ok());
             assert!(value >= Some(2 * setting(limit)), "{command}");
         }
         drop(inside);
 
-        // Without any, the daemon serves all the same.
+        // The daemon also serves without an instance, or without a watch.
         for limits in [[0, 99], [99, 0]] {
             let inside = Namespace::of(limits, &node.command(&["run"]));
             offered(&kubelet, &gpu, 2).await;
             inside.0.logged("registered").await;
             inside.asked(limits, &doctor).await.is(&["inotify-exhausted", "state-in-memory"], on, &["no more files can be watched"]);
             assert_eq!(inside.watches(), 0);
-            // When there are some again it has them by itself.
+            // When the limit is raised, it gets its watches without an operator.
             inside.asked([99, 99], &doctor).await.is(&["state-in-memory"], &node.state(), &[]);
             until("the daemon's watches", || inside.watches(), |watches| *watches > 0);
         }
@@ -208,7 +208,7 @@ fn limits_of_inotify_that_are_reached() {
     });
 }
 
-/// As a pod with `hostUsers: false` has it: its root is somebody else, to whom the node's files are others'.
+/// A pod with `hostUsers: false`: its root is another user, and the node's files belong to others.
 #[test]
 fn root_of_a_user_namespace() {
     let test = "doctor_real::host::root_of_a_user_namespace";
@@ -232,10 +232,11 @@ fn root_of_a_user_namespace() {
         let look = || asked(behind(&["nsenter", "--user", "--target", &target], &node.command(&["doctor", "-o", "json"])));
         let said = look().await;
         said.tells("user-namespace", Path::new("holdfast"), &["0 100000 65536", "hostUsers"]);
-        // What the node's files refuse to such a root is no fault of theirs.
+        // Access that the node's files deny to such a root is no fault of the node.
         assert_eq!(said.codes(), ["user-namespace", "state-in-memory"].into(), "{said:#?}");
 
-        // Where the folder and the socket are opened to all, the daemon asks the kernel who the peer is.
+        // With the folder and the socket open to all users, the daemon reads the peer's user from
+        // the kernel.
         open(node.path("run"), 0o755);
         open(node.path("run/control.sock"), 0o666);
         let said = look().await;

@@ -1,9 +1,11 @@
-//! `holdfast doctor` on misconfigurations that are made for real: file systems that are full, read-only, broken or in layers,
-//! mounts in the wrong place, limits of the kernel that are reached, a log that may not be read, root that is not root.
+//! `holdfast doctor` on real misconfigurations: full, read-only, broken or layered file systems,
+//! mounts in the wrong place, reached limits of the kernel, an unreadable log, and root without
+//! root's rights.
 //!
-//! Each test has mounts of its own, which end with it whatever becomes of it, and a kubelet and a daemon to which nothing is
-//! wrong before. Only root can make them; elsewhere the tests say that they are skipped. The machine's own settings stay.
-//! NFS is not among them: it would take a server of it, and a kernel that has both.
+//! Each test has private mounts, which end with it in every case, and a kubelet and a daemon
+//! without any fault at first. Only root can create them; otherwise the tests print that they are
+//! skipped. The machine's own settings stay. NFS is not covered: it would need a server, and a
+//! kernel with both sides.
 
 mod disks;
 mod host;

@@ -1,4 +1,4 @@
-//! What each test is made of: mounts that end with it, and doctor, asked and judged.
+//! Helpers of these tests: mounts that end with the test, and doctor with checks of its findings.
 
 use crate::common::inside::command;
 use crate::common::{Daemon, Node, name, offered};
@@ -10,10 +10,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What a mount takes.
+/// The programs that a mount needs.
 pub(crate) const MOUNT: [&str; 2] = ["mount", "umount"];
 
-/// Something that is mounted until this goes.
+/// A mount that ends when this is dropped.
 pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Mounted {
@@ -22,7 +22,7 @@ impl Mounted {
         Mounted(at.to_owned())
     }
 
-    /// A file system that is no disk.
+    /// Mounts a file system without a disk.
     pub(crate) fn of_type(kind: &str, options: &str, at: &Path) -> Mounted {
         fs::create_dir_all(at).unwrap();
         Mounted::new(&["-t", kind, "-o", options], Path::new(kind), at)
@@ -36,14 +36,14 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let umount = |options: &[&str]| Command::new("umount").args(options).arg(&self.0).output();
-        // Somebody may be in it still when a test has failed.
+        // After a failed test a process may still use it.
         if !umount(&[]).is_ok_and(|output| output.status.success()) {
             drop(umount(&["--lazy"]));
         }
     }
 }
 
-/// What doctor has said.
+/// The findings and the exit code of doctor.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) findings: Vec<Value>,
@@ -55,7 +55,8 @@ impl Said {
         let document: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
         let findings = document["findings"].as_array().unwrap().iter().filter(|finding| finding["level"] != "ok");
-        // The machine of this test may be a container, in which its folders are nobody's mounts.
+        // The machine of this test may be a container: there the kubelet's directory need not be a
+        // mount.
         let findings = findings.filter(|finding| finding["code"] != "kubelet-dir-not-mounted").cloned();
         Said { findings: findings.collect(), code: output.status.code() }
     }
@@ -64,7 +65,8 @@ impl Said {
         self.findings.iter().map(|finding| finding["code"].as_str().unwrap()).collect()
     }
 
-    /// Fails unless these are found and nothing else, the exit code says so, and the first one names the place and each of `words`.
+    /// Fails unless exactly these codes are found with the matching exit code, and the first one
+    /// names the place and each of `words`.
     pub(crate) fn is(&self, codes: &[&str], on: &Path, words: &[&str]) {
         assert_eq!(self.codes(), codes.iter().copied().collect(), "{self:#?}");
         let is_bad = self.findings.iter().any(|finding| finding["level"] != "note");
@@ -83,7 +85,7 @@ impl Said {
     }
 }
 
-/// What a verb of this node says, asked in such a way; its kubelet lives on the thread of the test.
+/// Runs this command and parses its findings. The node's kubelet runs on the thread of the test.
 pub(crate) async fn asked(mut command: Command) -> Said {
     Said::of(&tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
 }
@@ -92,14 +94,14 @@ pub(crate) async fn doctor(node: &Node) -> Said {
     asked(node.command(&["doctor", "-o", "json"])).await
 }
 
-/// A command behind another, such as `nsenter`.
+/// A command with a prefix, such as `nsenter`.
 pub(crate) fn behind(prefix: &[&str], inner: &Command) -> Command {
     let mut command = Command::new(prefix[0]);
     command.args(&prefix[1..]).arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
     command
 }
 
-/// A kubelet and a daemon at work.
+/// A running kubelet and daemon.
 pub(crate) async fn start(node: &Node) -> (Kubelet, Daemon) {
     let kubelet = node.start_kubelet().await;
     let daemon = node.start_daemon();
@@ -108,7 +110,7 @@ pub(crate) async fn start(node: &Node) -> (Kubelet, Daemon) {
     (kubelet, daemon)
 }
 
-/// Nothing is found.
+/// Checks that doctor finds nothing.
 pub(crate) async fn is_in_order(node: &Node) {
     let nothing = Path::new("");
     doctor(node).await.is(&[], nothing, &[]);

@@ -1,4 +1,4 @@
-//! Disks: those that the kernel makes when a file is read, and partitions of a file that is taken for a disk.
+//! Disks: those that the kernel creates when a file is read, and partitions of a loop device.
 
 use super::machine::{Host, ZRAM, Zram, alone, can, done, output};
 use crate::common::inside::has_program;
@@ -37,7 +37,7 @@ fn what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not() {
     });
 }
 
-/// A file as a disk.
+/// A file as a loop device.
 #[derive(Debug)]
 struct Loop(String);
 
@@ -46,7 +46,7 @@ impl Loop {
         Loop(done("losetup", &["--find", "--show", file]))
     }
 
-    /// Tells the kernel of a partition: its second half. Its id.
+    /// Adds a partition in the kernel: the second half of the disk. Returns its id.
     fn add_partition(&self) -> String {
         done("addpart", &[&self.0, "1", "1024", "512"]);
         format!("block:{}p1", self.0.trim_start_matches("/dev/"))
@@ -55,7 +55,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // The kernel keeps a partition that it was told of, whatever becomes of the file. There may be none.
+        // The kernel keeps a partition that was added, even without the file. There may be none.
         output("delpart", &[&self.0, "1"]);
         done("losetup", &["--detach", &self.0]);
     }
@@ -81,7 +81,8 @@ fn a_file_becomes_a_disk_whose_partition_comes_and_goes() {
             running.listed(&id, true).await;
             running.rest().await;
             let before = running.work().await;
-            // A disk without partitions is a change of a device that was there: every mount of an image makes some.
+            // A disk without partitions changes an existing device: every mount of an image causes
+            // such events.
             drop(Loop::attach(&plain));
             running.rest().await;
             assert_eq!(running.work().await.since(before).lists, 0, "nothing has changed that anybody offers");

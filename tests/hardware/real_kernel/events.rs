@@ -1,4 +1,4 @@
-//! Events: a hint is never believed, a swarm of them is one scan, and those that are lost are made up for.
+//! Events: they only trigger a rescan, many of them trigger few scans, and lost ones are recovered.
 
 use super::machine::{Host, ZRAM, Zram, alone, can};
 use crate::common::run;
@@ -22,7 +22,7 @@ fn an_event_that_is_not_true_changes_nothing() {
         let mut others = Vec::new();
         for action in ["remove", "unbind", "offline", "move", "change", "bind", "add", "online"] {
             first.say(action);
-            // The list that has the second disk is of a scan that began after the event.
+            // The list with the second disk is from a scan that began after the event.
             let second = Zram::new();
             running.listed(&second.id(), true).await;
             assert!(running.healthy().contains(&first.id()), "{action}");
@@ -44,7 +44,7 @@ fn a_swarm_of_events_is_looked_into_now_and_then() {
         let (_first, running) = Zram::offered(&host).await;
         running.rest().await;
         let before = running.work().await;
-        // What `udevadm trigger` does.
+        // The effect of `udevadm trigger`.
         (0..3000).for_each(|_| fs::write(&function, "change").unwrap());
         running.rest().await;
         let now = running.work().await;
@@ -66,7 +66,7 @@ fn events_that_were_lost_are_made_up_for() {
         let host = Host::new("/dev/zram*");
         let (first, running) = Zram::offered(&host).await;
         running.daemon.signal(Signal::SIGSTOP);
-        // More than the socket's buffer takes.
+        // More than the socket's buffer holds.
         (0..20_000).for_each(|_| first.say("change"));
         let second = Zram::new();
         running.daemon.signal(Signal::SIGCONT);
@@ -76,8 +76,8 @@ fn events_that_were_lost_are_made_up_for() {
     });
 }
 
-/// `HOLDFAST_REBIND=0000:00:05.0` names a function of this machine that nobody needs, such as a virtual machine's source of
-/// random numbers: its driver is taken away and given back.
+/// `HOLDFAST_REBIND=0000:00:05.0` names a function of this machine that is not needed, such as a
+/// virtual machine's random number generator: the test unbinds and rebinds its driver.
 #[test]
 fn the_events_of_a_driver_come_in_the_kernels_order() {
     let _alone = alone();

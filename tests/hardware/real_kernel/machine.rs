@@ -1,4 +1,4 @@
-//! This machine, and the daemon that sees it.
+//! This machine, and a daemon that has it as its host.
 
 use crate::common::inside::say;
 use crate::common::{Daemon, HANG, Node, http_get, is_root, name, telemetry};
@@ -11,19 +11,20 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No two scans, and no two lists of a resource, are closer than this (`app/watcher.rs`, `serving/plugin.rs`).
+/// The shortest time between two scans, and between two lists of a resource (`app/watcher.rs`,
+/// `serving/plugin.rs`).
 pub(crate) const APART: Duration = Duration::from_millis(50);
-/// Longer than everything that follows from one event: what comes then comes alone.
+/// Longer than all effects of one event: the next event then comes alone.
 const QUIET: Duration = Duration::from_millis(150);
 
-/// This machine is one: what a test makes, every daemon sees. One test is made after the other.
+/// Locks this machine: every daemon sees the devices of a test, so tests run one after the other.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // A test that has failed has cleaned up too.
+    // A failed test has cleaned up too.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a test can be made here; where it cannot, that is said.
+/// Whether a test can run here; otherwise prints that it is skipped.
 pub(crate) fn can(test: &str, needs: &str, has: bool) -> bool {
     let can = is_root() && has;
     if !can {
@@ -37,15 +38,15 @@ pub(crate) fn output(program: &str, args: &[&str]) -> Output {
     Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program} {args:?}: {error}"))
 }
 
-/// The same, and it must succeed; what it printed.
+/// The same; the program must succeed. Returns its output.
 pub(crate) fn done(program: &str, args: &[&str]) -> String {
     let output = output(program, args);
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A node whose daemon has this machine for a host and one resource: the nodes that `path` matches. What it writes stays in
-/// the node.
+/// A node whose daemon has this machine as its host, and one resource: the nodes that `path`
+/// matches. The daemon's files stay in the node.
 #[derive(Debug)]
 pub(crate) struct Host {
     node: Node,
@@ -64,7 +65,7 @@ impl Host {
         self.node.path(rel).to_str().unwrap().to_owned()
     }
 
-    /// The daemon and its kubelet, when the first list has arrived.
+    /// Starts the daemon and its kubelet, and waits for the first list.
     pub(crate) async fn start(&self) -> Running<'_> {
         let kubelet = self.node.start_kubelet().await;
         let usual = self.node.command(&["run"]);
@@ -79,7 +80,7 @@ impl Host {
     }
 }
 
-/// A daemon at work.
+/// A running daemon.
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
     pub(crate) daemon: Daemon,
@@ -87,22 +88,22 @@ pub(crate) struct Running<'a> {
     host: &'a Host,
 }
 
-/// How much the daemon has done.
+/// The daemon's work so far.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) scans: usize,
-    /// Those that told the kubelet of a change.
+    /// Lists that reported a change to the kubelet.
     pub(crate) lists: usize,
     at: Instant,
 }
 
 impl Work {
-    /// What of it was done since then.
+    /// The work since then.
     pub(crate) fn since(self, before: Work) -> Work {
         Work { scans: self.scans - before.scans, lists: self.lists - before.lists, at: self.at }
     }
 
-    /// How many things may have been done between two moments that are done no closer than [`APART`].
+    /// The most scans or lists between two times if they are at least [`APART`] from each other.
     pub(crate) fn most(self, before: Work) -> usize {
         let between = (self.at - before.at).as_millis() / APART.as_millis();
         usize::try_from(between).unwrap() + 2
@@ -110,7 +111,8 @@ impl Work {
 }
 
 impl Running<'_> {
-    /// Waits until the kubelet's list says of a device what it should, and tells how long that took.
+    /// Waits until the kubelet's list has a device as `healthy`, or not. Returns the time that it
+    /// took.
     pub(crate) async fn listed(&self, id: &str, healthy: bool) -> Duration {
         let (began, id) = (Instant::now(), DeviceId::new(id));
         let resource = &self.host.resource;
@@ -138,21 +140,21 @@ impl Running<'_> {
             _ => None,
         };
         let clients: Vec<u64> = self.kubelet.view(|view| view.events().iter().filter_map(|event| listed(&event.kind)).collect());
-        // The first one of a stream is no news.
+        // The first list of a stream reports no change.
         let lists = clients.len() - clients.iter().collect::<BTreeSet<_>>().len();
         Work { scans, lists, at: Instant::now() }
     }
 
-    /// Lets everything that has happened so far have its consequences, so that the next thing happens alone.
+    /// Waits until all effects of earlier events are over, so that the next event comes alone.
     pub(crate) async fn rest(&self) {
         tokio::time::sleep(QUIET).await;
     }
 }
 
-/// Where the kernel makes disks in memory.
+/// Where the kernel creates disks in memory.
 pub(crate) const ZRAM: &str = "/sys/class/zram-control";
 
-/// A disk that the kernel has made for this test. It stays empty, of size 0, and nobody uses it.
+/// A disk that the kernel has created for this test. It stays empty, of size 0, and unused.
 #[derive(Debug)]
 pub(crate) struct Zram(u32);
 
@@ -173,7 +175,7 @@ impl Zram {
         format!("block:zram{}", self.0)
     }
 
-    /// Has the kernel say of it what is not so.
+    /// Makes the kernel send an event about it that is not true.
     pub(crate) fn say(&self, action: &str) {
         fs::write(format!("/sys/block/zram{}/uevent", self.0), action).unwrap();
     }

@@ -1,5 +1,5 @@
-//! Interfaces, in a network of the test's own: those that nobody offers, and those that have a node, wherever they are
-//! moved.
+//! Interfaces in a private network namespace: without a node they are not offered; with a node they
+//! are, wherever they are moved.
 
 use super::machine::{Host, alone, done, output};
 use crate::common::inside::{inside_a_network, say};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-/// One `ip` for all of these commands. The kubelet of this thread goes on meanwhile.
+/// One `ip` for all of these commands. Meanwhile the kubelet of this thread continues.
 async fn ip(commands: impl IntoIterator<Item = String>) {
     let text: String = commands.into_iter().map(|command| command + "\n").collect();
     let batch = move || {
@@ -19,13 +19,13 @@ async fn ip(commands: impl IntoIterator<Item = String>) {
     soon("ip", tokio::task::spawn_blocking(batch)).await.unwrap();
 }
 
-/// Interfaces that have a node: it is named by their number. Each test has numbers of its own, which no other interface of
-/// this machine has.
+/// Interfaces with a node that is named by their number. Each test has its own numbers, which no
+/// other interface of this machine has.
 #[derive(Debug, Clone, Copy)]
 struct Taps(u32);
 
 impl Taps {
-    /// In a network of the test's own; `None` where there can be none, or it was tried there.
+    /// In a private network namespace. `None` if that is impossible, or if the test has run there.
     fn new(test: &str, first: u32) -> Option<Taps> {
         inside_a_network(test, &["nsenter"])?;
         let taps = Taps(first);
@@ -38,7 +38,7 @@ impl Taps {
         Some(taps)
     }
 
-    /// A node that is offered: all but the last hundred.
+    /// The host with a resource of these nodes: all but the last hundred.
     fn host(self) -> Host {
         Host::new(&format!("/dev/tap{}[0-8]??", self.0 / 1000))
     }
@@ -56,7 +56,7 @@ impl Taps {
     }
 }
 
-/// A network that belongs to a process, as a pod's does.
+/// A network namespace that belongs to a process, as a pod's does.
 struct Pod(Child);
 
 impl Pod {
@@ -90,14 +90,14 @@ fn an_interface_that_is_moved_into_a_pods_network_is_offered_on() {
         let running = host.start().await;
         running.listed(&taps.id(1), true).await;
         let pod = Pod::new();
-        // The kernel takes its node away for a moment, and makes it again there.
+        // The kernel removes its node, and creates it again there.
         ip([format!("link set tap-1 netns {}", pod.pid())]).await;
         assert!(!std::path::Path::new("/sys/class/net/tap-1").exists(), "this network has it no more");
         ip([taps.add(2)]).await;
         running.listed(&taps.id(2), true).await;
         running.listed(&taps.id(1), true).await;
         assert_eq!(running.healthy(), [taps.id(1), taps.id(2)].into(), "it has kept its name, although this network's sysfs shows none");
-        // Nobody tells this network that it is gone; its node does.
+        // The removal sends no event to this network; the node's removal does.
         done("nsenter", &["--net", "--target", &pod.pid(), "ip", "link", "del", "tap-1"]);
         running.listed(&taps.id(1), false).await;
         assert_eq!(running.healthy(), [taps.id(2)].into());
@@ -125,7 +125,7 @@ fn a_storm_of_interfaces_that_nobody_offers_is_noise() {
             scans.push(work.scans);
         }
         println!("scans in a storm of 500 pairs: {scans:?}");
-        // Something else may come to this machine meanwhile; not every time.
+        // Other events may come to this machine meanwhile; not every time.
         assert!(scans.iter().any(|scans| *scans <= 2), "each time was looked for what 500 pairs of interfaces have changed: {scans:?}");
         ip([taps.add(2)]).await;
         running.listed(&taps.id(2), true).await;

@@ -1,10 +1,11 @@
-//! A node with as many PCI functions as one wants: what a large server has, and what no server has yet.
+//! A node with any number of PCI functions up to `FUNCTIONS_MAX`: as large as a large server, and
+//! larger.
 //!
-//! It is the small node and, behind it, in domains of their own:
+//! It is the small node plus two PCI domains of its own:
 //!
 //! ```text
-//!  0001  blocks of 64 functions: 4 bridges, a GPU, an NVMe controller, and 58 that no driver has (uncore, ports, counters),
-//!        which are most of what a real server shows
+//!  0001  blocks of 64 functions: 4 bridges, a GPU, an NVMe controller, and 58 without a driver
+//!        (uncore, ports, counters), which are most of a real server's functions
 //!  0002  RDMA adapters of 64 virtual functions each, one adapter for each bus
 //! ```
 
@@ -14,24 +15,25 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Virtual functions of one adapter; what is left goes to the last one.
+/// Virtual functions of one adapter; the last adapter gets the rest.
 const VFS_OF_ADAPTER: usize = 64;
 /// Functions of a bus, with ARI.
 const FUNCTIONS_OF_BUS: usize = 256;
-/// The most functions that a node is made of: the buses of one domain, and more than any machine has.
+/// The most functions of a node: fills the buses of one domain, and is more than any machine has.
 pub const FUNCTIONS_MAX: usize = 10_000;
 /// The most virtual functions among them.
 pub const VFS_MAX: usize = 4096;
 
-/// Where the blocks and the adapters lie.
+/// The PCI domains of the blocks and of the adapters.
 const BLOCKS: u32 = 1;
 const CARDS: u32 = 2;
 
-/// Functions of a block: the first four are bridges, then a GPU, a disk, and what nobody drives.
+/// Functions of a block: four bridges, a GPU, a disk, and functions without a driver.
 const BLOCK: usize = 64;
 const BRIDGES: usize = 4;
 
-/// What a function shows that no driver has; the first files are as the kernel names them in `Documentation/ABI/testing/sysfs-bus-pci`.
+/// The files of a function without a driver. The first ones are named as in the kernel's
+/// `Documentation/ABI/testing/sysfs-bus-pci`.
 const IDLE: [(&str, &str); 15] = [
     ("vendor", "0x8086"),
     ("device", "0x09a2"),
@@ -54,8 +56,9 @@ const IDLE: [(&str, &str); 15] = [
 ];
 
 impl SimNode {
-    /// Writes a node with `functions` PCI functions below `dir`, `vfs` of them virtual ones besides those of the small node, as
-    /// many as there is room for. A node is never smaller than the small one.
+    /// Writes a node with `functions` PCI functions below `dir`. `vfs` of them are virtual ones, in
+    /// addition to those of the small node, as far as `functions` allows. A node is never smaller
+    /// than the small one.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -65,7 +68,7 @@ impl SimNode {
         let mut room = functions.min(FUNCTIONS_MAX).saturating_sub(small);
         let mut left = vfs.min(VFS_MAX);
         for adapter in 0.. {
-            // Each has a physical function and the port above it.
+            // Each adapter also needs a physical function and the port above it.
             let vfs = left.min(VFS_OF_ADAPTER).min(room.saturating_sub(2));
             if vfs == 0 {
                 break;
@@ -90,7 +93,8 @@ impl SimNode {
         function(&path, "0x1021")?;
         self.write(&format!("sys/devices/{path}/sriov_totalvfs"), "127")?;
         self.write(&format!("sys/devices/{path}/sriov_numvfs"), &vfs.to_string())?;
-        // Behind those of the small node; each adapter has one device for itself and one for each virtual function.
+        // Numbered after those of the small node; each adapter has one RDMA device for itself and
+        // one for each virtual function.
         let first = ADAPTERS * (1 + VFS_PER_ADAPTER) + adapter * (1 + VFS_OF_ADAPTER);
         self.rdma_device(&path, &format!("mlx5_{first}"), first, &format!("a088:c203:0051:{adapter:04x}"))?;
         self.net_device(&path, &format!("ens2{adapter:02}np0"))?;
@@ -107,7 +111,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// The function of this number, of blocks that are all alike.
+    /// Writes the function with this number; all blocks are alike.
     fn write_one_of_block(&self, number: usize) -> io::Result<()> {
         let (block, place) = (number / BLOCK, number % BLOCK);
         let (own, numa) = (at(BLOCKS, number), block % ADAPTERS);
@@ -141,8 +145,8 @@ impl SimNode {
         self.create_node(&format!("/dev/{disk}"))
     }
 
-    /// Nearly all functions are such, and all of these say the same: they share their files, or a tree of ten thousand would
-    /// fill a disk.
+    /// Nearly all functions are of this kind, with the same content. They share their files by hard
+    /// links; otherwise a tree of ten thousand functions would fill a disk.
     fn write_idle(&self, path: &str, own: PciAddress) -> io::Result<()> {
         let (folder, shared) = (self.root.join(format!("sys/devices/{path}")), self.root.join("idle"));
         fs::create_dir_all(folder.join("power"))?;
@@ -158,7 +162,7 @@ impl SimNode {
     }
 }
 
-/// The function of this number in a domain whose buses are full.
+/// The address of the function with this number in a domain whose buses are full.
 fn at(domain: u32, number: usize) -> PciAddress {
     let small = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let place = number % FUNCTIONS_OF_BUS;
@@ -193,7 +197,7 @@ mod tests {
             .map(|name| found.selection.resources[&name.parse().unwrap()].len())
             .to_vec();
         assert_eq!(offered, [3, vfs, GPUS + 3]);
-        // No two have one id, one node or one index.
+        // Ids, nodes and indexes are unique.
         let of = |name: &str| -> BTreeSet<&str> { found.devices.iter().filter_map(|device| device.attribute(name)).collect() };
         assert_eq!((of("uuid").len(), of("index").len(), of("serial").len()), (GPUS + 3, GPUS + 3, 3));
         assert!(found.devices.iter().all(|device| device.nodes.iter().all(|node| root.node_exists(&node.host))));

@@ -1,11 +1,14 @@
-//! No kernel object has two holders, whatever way leads to it (I2): random histories of a small machine.
+//! Random histories of a small machine show that no kernel object has two holders, on any path to
+//! it (I2).
 //!
-//! Things are plugged in and out, get other numbers, udev's links move between twins, disks are named by themselves, by their partitions and
-//! by other nodes, a function's own node is offered beside it, resources change, the daemon restarts, with its ledger or with what the
-//! kubelet's checkpoint has kept. A kubelet gives away what the last list that it has read calls healthy and what it has not given
-//! already. The naming, the selection, the judge, the decision and the ledger are the daemon's own.
+//! Devices are plugged in and out and get other numbers. udev's links move between twins. Disks are
+//! named by their own node, by their partitions and by other nodes. A function's node is also
+//! offered as a device of its own. Resources change. The daemon restarts, with its ledger or with
+//! the grants of the kubelet's checkpoint. The kubelet gives away ids that are healthy in the last
+//! list that it has read and that it has not given already. The naming, the selection, the judge,
+//! the decision and the ledger are the daemon's own.
 //!
-//! `HOLDFAST_HISTORIES` asks for more of them.
+//! `HOLDFAST_HISTORIES` sets the number of histories.
 
 mod world;
 
@@ -21,7 +24,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl World {
-    /// A container is given something by the kubelet. Whether two have one thing by now, in words.
+    /// The kubelet gives a container a device. The error describes an object that two containers
+    /// have now.
     fn allocate(&mut self) -> Result<(), String> {
         let given: BTreeSet<(&ResourceName, &DeviceId)> = self.pods.iter().map(|pod| (&pod.resource, &pod.id)).collect();
         let free: Vec<(ResourceName, DeviceId)> = self
@@ -39,7 +43,7 @@ impl World {
         let Some(offering) = self.inventory.resources.get(&resource).cloned() else { return Ok(()) };
         let Ok(offered) = serving::core::decide(&offering, std::slice::from_ref(&id)) else { return Ok(()) };
         let device = Arc::clone(&offered[0].device);
-        // An Allocate finds that a node is gone.
+        // Allocate finds that a node is absent.
         let exists =
             |node: &DeviceNode| self.nodes().iter().any(|(found, ..)| found.path == node.host) || node.host == "/dev/dri/renderD128";
         if !device.nodes.iter().all(exists) {
@@ -81,7 +85,8 @@ impl World {
         twice.map_or(Ok(()), Err)
     }
 
-    /// A pod ends: the kubelet has its ids for others at once, and the ledger proves it later.
+    /// A pod ends: the kubelet gives its ids to others at once; the ledger proves the release
+    /// later.
     fn release(&mut self) {
         if self.pods.is_empty() {
             return;
@@ -99,7 +104,7 @@ impl World {
         self.publish();
     }
 
-    /// The daemon is started anew: with its ledger, or with what the kubelet has kept of its answers.
+    /// Restarts the daemon: with its ledger, or with the answers that the kubelet's checkpoint has.
     fn restart(&mut self) {
         if self.random.chance(0.4) {
             let grants: Vec<Grant> = self.ledger.grants().map(|grant| (**grant).clone()).collect();
@@ -135,7 +140,7 @@ impl World {
                 if self.sticks[stick].is_none() && !free.is_empty() {
                     let number = free[self.random.below(free.len())];
                     self.sticks[stick] = Some(Plugged { number, by_path: self.random.chance(0.7) });
-                    // The last of the twins to come has their link.
+                    // The last twin that is plugged in gets their link.
                     self.by_id[usize::from(stick == 2)] = self.random.chance(0.8).then_some(stick);
                     self.history.push(format!("stick{stick} is plugged in as {number}"));
                 }
@@ -143,7 +148,7 @@ impl World {
             1 => {
                 let stick = self.random.below(STICKS);
                 self.sticks[stick] = None;
-                // What is taken out, no container has any more. It keeps the number.
+                // A container loses a stick that is taken out. It keeps the number.
                 self.pods.iter_mut().for_each(|pod| pod.things.retain(|thing| *thing != format!("stick{stick}")));
                 self.by_id.iter_mut().filter(|link| **link == Some(stick)).for_each(|link| *link = None);
                 self.history.push(format!("stick{stick} is taken out"));
@@ -162,7 +167,7 @@ impl World {
                 }
             }
             4 => {
-                // The disk as a whole, or one of the other ways to it.
+                // The disk as a whole, or one of the other nodes that lead to it.
                 let nodes = match self.random.below(3) {
                     0 => &DISK_NODES[..],
                     1 => &DISK_NODES[3..4],
@@ -172,7 +177,7 @@ impl World {
                     if !self.disk_nodes.remove(node) {
                         self.disk_nodes.insert(node);
                     }
-                    // With its kernel device, what a container has through it is gone.
+                    // Without the kernel device, a container can reach nothing through it.
                     self.pods.iter_mut().filter(|pod| pod.node.ends_with(&format!("/{node}"))).for_each(|pod| pod.things.clear());
                 }
             }
@@ -199,7 +204,7 @@ impl World {
     }
 }
 
-/// Plays a history. What went wrong, with the way there; else how much was given.
+/// Plays a history. Returns the number of grants, or the failure with the steps that led to it.
 fn play(seed: u64) -> Result<usize, String> {
     let mut world = World::new(seed);
     world.scan();

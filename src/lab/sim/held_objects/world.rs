@@ -1,4 +1,4 @@
-//! A small machine: what is plugged in, how it is named, and what a scan of it comes to.
+//! A small machine: its plugged-in devices, their names, and the result of a scan.
 
 use super::super::random::Random;
 use crate::domain::{
@@ -12,37 +12,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sticks that may be plugged in; the first two are twins, which have one link by id.
+/// Sticks that may be plugged in; the first two are twins that share one link by id.
 pub(super) const STICKS: usize = 3;
-/// Numbers that they may get.
+/// Device numbers that a stick may get.
 pub(super) const NUMBERS: usize = 3;
-/// The nodes of the disk: itself, its two partitions, the generic node, and a second path.
+/// The nodes of the disk: its own, its two partitions, the generic node, and a second path.
 pub(super) const DISK_NODES: [&str; 5] = ["sda", "sda1", "sda2", "sg0", "sdb"];
 
 /// A stick that is plugged in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plugged {
     pub(super) number: usize,
-    /// Whether udev has made its link by path, and whether it has one by id.
+    /// Whether udev has created its link by path.
     pub(super) by_path: bool,
 }
 
-/// What is really there, and what is really held.
+/// The devices that really exist, and the objects that are really held.
 pub(super) struct World {
     pub(super) random: Random,
     pub(super) now: u64,
     pub(super) sticks: [Option<Plugged>; STICKS],
-    /// Where the link by id of the twins leads, and that of the third stick.
+    /// The stick that the twins' link by id points to, and the one of the third stick's link.
     pub(super) by_id: [Option<usize>; 2],
     pub(super) disk_nodes: BTreeSet<&'static str>,
     pub(super) specs: Vec<Arc<ResourceSpec>>,
     pub(super) names: BTreeMap<String, DeviceId>,
     pub(super) ledger: Ledger,
     pub(super) judge: Judge,
-    /// The list that the kubelet has read last, which may be older than the newest.
+    /// The newest inventory. `known` is the list that the kubelet has read last, which may be
+    /// older.
     pub(super) inventory: Arc<Inventory>,
     pub(super) known: Arc<Inventory>,
-    /// What the kubelet has given away: its ids, and the things behind the nodes of the answer.
+    /// The ids that the kubelet has given away, with the objects behind the nodes of the answers.
     pub(super) pods: Vec<Pod>,
     pub(super) grants: u64,
     pub(super) history: Vec<String>,
@@ -52,7 +53,7 @@ pub(super) struct Pod {
     pub(super) alloc_id: AllocId,
     pub(super) resource: ResourceName,
     pub(super) id: DeviceId,
-    /// The node of the answer.
+    /// The node that the answer contained.
     pub(super) node: String,
     pub(super) things: BTreeSet<String>,
     pub(super) is_shared: bool,
@@ -64,7 +65,7 @@ pub(super) fn resource(name: &str, class: DeviceClass, globs: &[&str], sharing: 
     Arc::new(ResourceSpec { paths, sharing, ..ResourceSpec::new(name.parse().unwrap(), class) })
 }
 
-/// Configurations: which resource has which nodes.
+/// Configurations: the nodes of each resource.
 pub(super) fn configurations() -> Vec<Vec<Arc<ResourceSpec>>> {
     let tty = |sharing| resource("a.com/tty", DeviceClass::Char, &["tty"], sharing);
     let gpu = |sharing| {
@@ -111,7 +112,8 @@ impl World {
         Moment { boot: Duration::from_secs(self.now), wall: Timestamp(self.now * 1000) }
     }
 
-    /// The nodes of `/dev` with what leads to them, as a scan finds them, and the names of the globs that match.
+    /// The nodes of `/dev` with the links to them, as a scan finds them, and the names of the
+    /// matching globs.
     pub(super) fn nodes(&self) -> Vec<(NamedNode, DeviceNumber, &'static str, Attributes)> {
         let mut nodes = Vec::new();
         for (stick, plugged) in self.sticks.iter().enumerate() {
@@ -142,7 +144,7 @@ impl World {
         nodes
     }
 
-    /// A scan, and what follows from it.
+    /// A scan and its consequences.
     pub(super) fn scan(&mut self) {
         let held: Vec<HeldNode> = self
             .ledger
@@ -192,7 +194,7 @@ impl World {
         }
     }
 
-    /// The things behind a node, as they are now: what a container does through it, it does to these.
+    /// The objects behind a node now: a container that uses the node acts on these.
     pub(super) fn things(&self, path: &str) -> BTreeSet<String> {
         let name = path.rsplit('/').next().unwrap();
         let all = match name {
@@ -203,7 +205,7 @@ impl World {
             _ => {
                 let number: usize = name.strip_prefix("ttyUSB").unwrap().parse().unwrap();
                 let stick = self.sticks.iter().position(|stick| stick.is_some_and(|plugged| plugged.number == number));
-                // The cgroup lets the container open whatever has this number, now and later.
+                // The cgroup lets the container open any device with this number, now and later.
                 stick.map(|stick| format!("stick{stick}")).into_iter().chain([format!("number{number}")]).collect()
             }
         };
@@ -230,7 +232,7 @@ pub(super) fn attributes(kernel: &str, disk: Option<Option<&str>>) -> Attributes
     attributes
 }
 
-/// A GPU whose render node may be offered by itself, too.
+/// A GPU whose render node may also be offered alone.
 pub(super) fn gpu() -> Device {
     let function = PciFunction { driver: Some("amdgpu".into()), ..PciFunction::at("0000:18:00.0".parse().unwrap()) };
     let number = Some(DeviceNumber { is_block: false, major: 226, minor: 128 });

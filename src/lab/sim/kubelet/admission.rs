@@ -17,7 +17,7 @@ use std::time::Duration;
 pub(super) enum Halt {
     /// The pod is rejected.
     Refused(AllocateError),
-    /// The kubelet is gone; its next life decides.
+    /// The kubelet has exited; its next life decides.
     Over,
 }
 
@@ -27,13 +27,14 @@ impl From<AllocateError> for Halt {
     }
 }
 
-/// What the sync loop does next.
+/// The next work of the sync loop.
 enum Work {
     Admit(PodSpec),
     Resize(PodSpec),
 }
 
-/// Admits what the node has after a gap, then what is added, until the life ends.
+/// After a gap, admits the pods that the node has already, then every added pod, until the life
+/// ends.
 pub(super) async fn sync_loop(shared: &Arc<Shared>, life: u64) {
     shared.ground.sleep(shared.behaviour.gaps.to_first_batch).await;
     shared.hook(life, Hook::BeforeFirstBatch).await;
@@ -41,7 +42,7 @@ pub(super) async fn sync_loop(shared: &Arc<Shared>, life: u64) {
     for uid in batch.unwrap_or_default() {
         let spec = shared.in_life(life, |state| {
             let present = state.life.as_mut()?;
-            // Each pod is known before it is admitted, and those that are over stay so.
+            // Each pod is known before it is admitted. A pod that has ended is not admitted again.
             present.known.insert(uid.clone());
             state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_over()).map(|pod| pod.spec.clone())
         });
@@ -74,8 +75,8 @@ fn next(state: &mut State) -> Option<Work> {
     Some(Work::Resize(pod.spec.clone()))
 }
 
-/// Decides on one pod, for the first time or again. Nothing that it got is taken back when it is rejected: the next
-/// purge does that.
+/// Decides on one pod, for the first time or again. A rejected pod keeps its devices until the next
+/// purge.
 async fn admit(shared: &Arc<Shared>, life: u64, spec: &PodSpec) {
     match decide(shared, life, spec).await {
         Ok(()) => {
@@ -87,7 +88,7 @@ async fn admit(shared: &Arc<Shared>, life: u64, spec: &PodSpec) {
     }
 }
 
-/// Decides once more on a pod that runs: a rejection leaves it as it is.
+/// Decides again on a running pod: a rejection leaves the pod as it is.
 async fn resize(shared: &Arc<Shared>, life: u64, spec: &PodSpec) {
     if let Err(Halt::Refused(error)) = decide(shared, life, spec).await {
         shared.log(EventKind::ResizeRefused { pod_uid: spec.uid.clone(), error: error.to_string() });
@@ -111,7 +112,7 @@ async fn allocate(shared: &Shared, life: u64, spec: &PodSpec, container: &Contai
     shared.life(life, |present| present.manager.finish(&spec.uid, &container.name, leaves_devices)).ok_or(Halt::Over)
 }
 
-/// The resources of a container, in any order, as Go walks a map.
+/// The resources of a container in random order, as Go walks a map.
 pub(super) fn resources(shared: &Shared, container: &ContainerSpec) -> Vec<(ResourceName, usize)> {
     let required = |count: &u32| usize::try_from(*count).unwrap_or(usize::MAX);
     let mut left: Vec<_> = container.resources.iter().map(|(resource, count)| (resource.clone(), required(count))).collect();
@@ -122,7 +123,8 @@ pub(super) fn resources(shared: &Shared, container: &ContainerSpec) -> Vec<(Reso
     order
 }
 
-/// Gives a container what it has not got yet: at its admission, and at its start where nothing is recorded.
+/// Gives a container the devices that it has not got yet: at its admission, and at its start where
+/// nothing is recorded.
 pub(super) async fn allocate_resources(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
     let (mut purged, mut changed) = (false, false);
     for (resource, required) in resources(shared, container) {
@@ -162,7 +164,7 @@ fn check_topology(shared: &Shared, life: u64, spec: &PodSpec, container: &Contai
     Ok(())
 }
 
-/// Asks the plugin which devices it prefers, if it offers that, and takes them.
+/// Calls GetPreferredAllocation if the plugin offers it, and reserves devices by its answer.
 async fn choose(shared: &Shared, life: u64, resource: &ResourceName, choice: Choice) -> Result<BTreeSet<DeviceId>, Halt> {
     let endpoint = shared.life(life, |present| {
         let endpoint = present.manager.endpoint(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
@@ -182,7 +184,7 @@ async fn choose(shared: &Shared, life: u64, resource: &ResourceName, choice: Cho
     Ok(shared.life(life, |present| present.manager.choose(choice, &preferred, &mut below)).ok_or(Halt::Over)??)
 }
 
-/// The Allocate call, and the record of what it gave.
+/// Calls Allocate and records the granted devices.
 async fn call(
     shared: &Shared,
     life: u64,
@@ -204,7 +206,7 @@ async fn call(
         Err(error) => Err(error),
         Ok(_) if fails => Err(AllocateError::Rpc(BROKEN.to_owned())),
         Ok(client) => {
-            // The hook is passed while the plugin is at work, and its answer waits for it.
+            // The hook runs while the plugin works; its answer waits for the hook.
             let (answer, verdict) = future::join(client.allocate(ids), shared.hook(life, Hook::DuringAllocate)).await;
             let answer = if verdict == Verdict::Fail { Err(BROKEN.to_owned()) } else { answer };
             answer.map_err(AllocateError::Rpc)
@@ -215,7 +217,7 @@ async fn call(
     shared.hook(life, Hook::AfterAllocate).await;
     let edits = match answer {
         Ok(Some(edits)) => edits,
-        // The reservation stays, as in the kubelet: only a purge or a failed call drops it.
+        // As in the kubelet, the reservation stays: only a purge or a failed call drops it.
         Ok(None) => return Err(AllocateError::NoContainers.into()),
         Err(error) => {
             shared.life(life, |present| present.manager.forget_reservations()).ok_or(Halt::Over)?;
@@ -237,12 +239,12 @@ async fn call(
     Ok(())
 }
 
-/// What a call comes to whose connection broke, in grpc-go's words.
+/// The error of a call whose connection broke, as grpc-go words it.
 const BROKEN: &str = "rpc error: code = Unavailable desc = error reading from server: EOF";
 
-/// The pod fails for good, and what runs of it is killed. Its devices count as free from now on; a real kubelet counts them
-/// as held again from the moment when it begins to kill, two seconds later at most, until it is through. So this one gives
-/// away sooner what still runs.
+/// The pod fails for good, and its running containers are killed. Its devices count as free from
+/// now on. A real kubelet counts them as held again when it begins to kill, at most two seconds
+/// later, until the kill is complete. So this one gives away devices of running containers sooner.
 async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &AllocateError) {
     shared.hook(life, Hook::BeforeReject).await;
     let at = shared.ground.now();
@@ -264,7 +266,7 @@ async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &Allocat
     }
     let wait = Duration::from_millis(u64::try_from(shared.ground.below(steps)).unwrap_or_default());
     let (shared, uid) = (Arc::clone(shared), spec.uid.clone());
-    // The container runtime goes on with it when the kubelet dies.
+    // The container runtime continues the kill when the kubelet dies.
     let _ = Arc::clone(&shared).ground.spawn(Box::pin(async move {
         shared.ground.sleep(wait).await;
         kill(&shared, &uid);
@@ -276,7 +278,7 @@ fn kill(shared: &Shared, uid: &str) {
         let containers = state.pod(uid).map(|pod| pod.containers.values_mut());
         containers.map(|containers| containers.for_each(|container| container.running = false)).is_some()
     });
-    // What was deleted by force meanwhile runs on.
+    // A pod that was deleted by force meanwhile continues to run.
     if found {
         worker::note(shared, shared.ground.remove_cgroup(uid));
     }

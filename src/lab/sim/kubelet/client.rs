@@ -1,4 +1,4 @@
-//! What the kubelet keeps of one Register.
+//! The kubelet's state for one Register.
 
 use super::core::Options;
 use super::ground::{CLOSING, Connection, Lists};
@@ -13,7 +13,7 @@ pub(in crate::lab::sim) struct Client {
     /// Counts the Register calls, from 1.
     pub(super) number: u64,
     pub(super) resource: ResourceName,
-    /// Below the device-plugin directory.
+    /// Relative to the device-plugin directory.
     pub(super) socket: String,
     connection: OnceLock<Arc<dyn Connection>>,
     cut: AtomicBool,
@@ -45,7 +45,8 @@ impl Client {
         self.connection().is_ok_and(|connection| connection.is_open())
     }
 
-    /// Closes the connection, if there is one: one that is made only later is not closed, as in the kubelet.
+    /// Closes the connection if there is one. A connection that is made later is not closed, as in
+    /// the kubelet.
     pub(super) fn close(&self) {
         if let Some(connection) = self.connection.get() {
             self.cut.store(true, Ordering::Release);
@@ -53,7 +54,8 @@ impl Client {
         }
     }
 
-    /// What a call came to; one that was cut by [`Client::close`] is cancelled, whatever the transport says.
+    /// The result of a call. After [`Client::close`] every error is a cancellation, independent of
+    /// the transport's error.
     fn said<T>(&self, result: Result<T, String>) -> Result<T, String> {
         result.map_err(|error| if self.is_cut() { CLOSING.to_owned() } else { error })
     }

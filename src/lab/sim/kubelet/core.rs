@@ -1,8 +1,10 @@
-//! The kubelet's device manager, as pure state and decisions: no clock, no socket, no file.
+//! The kubelet's device manager as pure state and decisions: no clock, no socket, no file.
 //!
-//! It follows kubelet 1.36 step by step, also where the kubelet forgets a reservation or dereferences a device that
-//! has left the list: a plugin that lives with this one lives with the real one. Where the kubelet walks a Go map, in
-//! random order, this walks an ordered one, or asks for an order where it decides which device is given out.
+//! It follows kubelet 1.36 step by step, including the places where the kubelet forgets a
+//! reservation or dereferences a device that has left the list. A plugin that works with this
+//! kubelet works with the real one. Where the kubelet walks a Go map in random order, this code
+//! walks an ordered map. Where the order decides which device is given out, the caller supplies the
+//! order.
 
 mod affinity;
 mod values;
@@ -20,29 +22,33 @@ pub const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
 
 type Sets = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
-/// Everything the kubelet knows of devices.
+/// Everything that the kubelet knows about devices.
 #[derive(Debug)]
 pub struct DeviceManager<C> {
     endpoints: BTreeMap<ResourceName, Endpoint<C>>,
     all: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<i64>>>,
     healthy: Sets,
     unhealthy: Sets,
-    /// Reserved ids. Not always those of `held`: the kubelet reserves before a call and records after it.
+    /// Reserved ids. They can differ from those of `held`: the kubelet reserves before a call and
+    /// records after it.
     allocated: Sets,
     held: PodDevices,
-    /// What finished init containers of the pod under admission leave to its next containers.
+    /// Devices that finished init containers of the pod under admission leave to its next
+    /// containers.
     reuse: BTreeMap<String, Sets>,
     sources_ready: bool,
-    /// Whether a device that has left the list crashes it; older ones take it for one without topology.
+    /// Whether a device that has left the list crashes the kubelet. Older kubelets treat it as a
+    /// device without topology.
     panics: bool,
-    /// Whether a topology policy is active: devices that lie together are given out together.
+    /// Whether a topology policy is active: devices of the same NUMA nodes are given out together.
     aligns: bool,
     /// Containers that ran when this kubelet started: (pod UID, container).
     initially_running: BTreeSet<(String, String)>,
 }
 
 impl<C: Clone> DeviceManager<C> {
-    /// Starts from a checkpoint: what is held is known at once, known resources have no device until the first list.
+    /// Starts from a checkpoint. The held ids are known at once; known resources have no devices
+    /// until the first list.
     pub fn start(held: PodDevices, known: BTreeSet<ResourceName>, initially_running: BTreeSet<(String, String)>, now: Duration) -> Self {
         let empty: Sets = known.iter().map(|resource| (resource.clone(), BTreeSet::new())).collect();
         let stopped = |resource| (resource, Endpoint { client: None, options: None, stopped_at: Some(now) });
@@ -61,26 +67,28 @@ impl<C: Clone> DeviceManager<C> {
         }
     }
 
-    /// Whether it crashes where it takes a device that has left the list.
+    /// Sets whether it crashes where it uses a device that has left the list.
     #[must_use]
     pub fn panics(mut self, panics: bool) -> Self {
         self.panics = panics;
         self
     }
 
-    /// Whether a topology policy is active.
+    /// Sets whether a topology policy is active.
     #[must_use]
     pub fn aligns(mut self, aligns: bool) -> Self {
         self.aligns = aligns;
         self
     }
 
-    /// A plugin was dialled and gave its options: it serves the resource from now on. Devices stay as they are.
+    /// A plugin was dialled and returned its options: it serves the resource from now on. Devices
+    /// stay as they are.
     pub fn connected(&mut self, resource: &ResourceName, client: C, options: Options) {
         self.endpoints.insert(resource.clone(), Endpoint { client: Some(client), options: Some(options), stopped_at: None });
     }
 
-    /// Some client of the resource was disconnected: the current endpoint stops, whoever it is.
+    /// Some client of the resource was disconnected: the current endpoint stops, even if it belongs
+    /// to another client.
     pub fn disconnected(&mut self, resource: &ResourceName, now: Duration) {
         if let Some(endpoint) = self.endpoints.get_mut(resource) {
             endpoint.stopped_at = Some(now);
@@ -89,7 +97,7 @@ impl<C: Clone> DeviceManager<C> {
         }
     }
 
-    /// A list arrived, from any stream of the resource: it replaces what was known.
+    /// A list arrived, from any stream of the resource: it replaces the known devices.
     pub fn listed(&mut self, resource: &ResourceName, devices: Vec<ListedDevice>) -> Listed {
         let (mut healthy, mut unhealthy, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         for device in devices {
@@ -105,20 +113,21 @@ impl<C: Clone> DeviceManager<C> {
         listed
     }
 
-    /// Whether the first batch of pods is through; until then containers that run are not touched.
+    /// The first batch of pods is complete. Until then no device is freed and running containers
+    /// are left alone.
     pub fn set_sources_ready(&mut self) {
         self.sources_ready = true;
     }
 
-    /// Whether the first batch of pods is through.
+    /// Whether the first batch of pods is complete.
     #[must_use]
     pub fn sources_ready(&self) -> bool {
         self.sources_ready
     }
 
-    /// Frees what pods hold that are not active, unless pods are still missing after a start.
+    /// Frees the devices of inactive pods, unless pods are still missing after a start.
     pub fn purge(&mut self, active: &BTreeSet<String>) {
-        // The reservation of an Allocate under way is lost here, as in the kubelet.
+        // As in the kubelet, the reservation of an Allocate under way is lost here.
         if self.sources_ready && self.held.retain(active) {
             self.allocated = self.held.ids();
         }
@@ -130,13 +139,13 @@ impl<C: Clone> DeviceManager<C> {
         self.reuse.entry(pod_uid.to_owned()).or_default();
     }
 
-    /// Whether the device manager is in charge of the resource; others are left to the scheduler.
+    /// Whether the device manager handles the resource; the scheduler handles all others.
     #[must_use]
     pub fn is_plugin_resource(&self, resource: &ResourceName) -> bool {
         self.healthy.contains_key(resource) || self.allocated.contains_key(resource)
     }
 
-    /// Decides what a container needs, up to the point where the plugin is asked for its preference.
+    /// Decides which devices a container needs, up to the call for the plugin's preference.
     pub fn allocate(&mut self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<Step, AllocateError> {
         let held = self.held.get(pod_uid, container, resource).map(Held::ids);
         if let Some(held) = &held
@@ -168,7 +177,7 @@ impl<C: Clone> DeviceManager<C> {
         }
         let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
         let mut taken = BTreeSet::new();
-        // Reused ids are taken whatever their health is, as in the kubelet.
+        // As in the kubelet, reused ids are taken even if they are unhealthy.
         if self.take(resource, reusable.iter().cloned().collect(), &mut taken, required, &mut |_| 0) {
             return Ok(Step::Allocate(taken));
         }
@@ -194,7 +203,8 @@ impl<C: Clone> DeviceManager<C> {
         Ok(Step::Choose(Choice { resource, taken, available, rest: [places.unaligned, places.anywhere], required }))
     }
 
-    /// Completes an allocation: preferred ids first, then any. `below` chooses one of so many.
+    /// Completes an allocation: preferred ids first, then any. `below(n)` chooses a number below
+    /// `n`.
     pub fn choose(
         &mut self,
         choice: Choice,
@@ -212,7 +222,7 @@ impl<C: Clone> DeviceManager<C> {
         Err(AllocateError::Fewer { required, got: taken.len() })
     }
 
-    /// Reserves ids from `from` until `required` are taken; says whether they are.
+    /// Reserves ids from `from` until `required` are taken. Returns whether that many are taken.
     fn take(
         &mut self,
         resource: &ResourceName,
@@ -231,12 +241,12 @@ impl<C: Clone> DeviceManager<C> {
         taken.len() == required
     }
 
-    /// An Allocate failed: reservations that nobody holds are dropped.
+    /// An Allocate failed: reservations that no container holds are dropped.
     pub fn forget_reservations(&mut self) {
         self.allocated = self.held.ids();
     }
 
-    /// An Allocate succeeded: the container holds the ids, with the topology that they have now.
+    /// An Allocate succeeded: the container holds the ids, with their present topology.
     pub fn granted(
         &mut self,
         pod_uid: &str,
@@ -257,8 +267,9 @@ impl<C: Clone> DeviceManager<C> {
         Ok(())
     }
 
-    /// What the topology manager dereferences before it admits a container: every held id, or every free and reusable
-    /// one, of a resource of which any device has a NUMA node.
+    /// The devices that the topology manager dereferences before it admits a container. For a
+    /// resource with any NUMA node among its devices these are all held ids, or else all free and
+    /// reusable ids.
     pub fn topology_hints(&self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<(), NilDereference> {
         if !self.all.get(resource).is_some_and(|all| all.values().any(|nodes| !nodes.is_empty())) {
             return Ok(());
@@ -279,7 +290,8 @@ impl<C: Clone> DeviceManager<C> {
         }
     }
 
-    /// A container is through: an init container that ends leaves its devices to the next ones, every other keeps them.
+    /// A container is complete: an init container that ends leaves its devices to the next ones,
+    /// every other keeps them.
     pub fn finish(&mut self, pod_uid: &str, container: &str, leaves_devices: bool) {
         let Some(reuse) = self.reuse.get_mut(pod_uid) else { return };
         for (resource, held) in self.held.container(pod_uid, container) {
@@ -293,7 +305,7 @@ impl<C: Clone> DeviceManager<C> {
         }
     }
 
-    /// What is called before a container starts with what it holds of a resource.
+    /// The call to make before a container starts with its devices of a resource.
     pub fn pre_start(&self, pod_uid: &str, container: &str, resource: &ResourceName) -> Result<PreStart<C>, AllocateError> {
         let endpoint = self.endpoints.get(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
         if !endpoint.options.is_some_and(|options| options.pre_start) {
@@ -320,7 +332,8 @@ impl<C: Clone> DeviceManager<C> {
         client.ok_or_else(|| AllocateError::EndpointStopped(resource.clone()))
     }
 
-    /// What the node's status says of a resource; 0 for one that is unknown or stopped for longer than the grace.
+    /// The resource's numbers in the node's status; 0 for an unknown resource or one that stopped
+    /// longer ago than the grace.
     #[must_use]
     pub fn capacity(&self, resource: &ResourceName, now: Duration) -> Capacity {
         if self.is_expired(resource, now) {
@@ -330,7 +343,8 @@ impl<C: Clone> DeviceManager<C> {
         Capacity { capacity: count(&self.healthy) + count(&self.unhealthy), allocatable: count(&self.healthy) }
     }
 
-    /// Deletes every resource whose endpoint stopped longer ago than the grace; says whether there was one.
+    /// Deletes every resource whose endpoint stopped longer ago than the grace. Returns whether
+    /// there was one.
     pub fn expire(&mut self, now: Duration) -> bool {
         let known = self.healthy.keys().chain(self.unhealthy.keys());
         let expired: BTreeSet<ResourceName> = known.filter(|resource| self.is_expired(resource, now)).cloned().collect();
@@ -359,7 +373,7 @@ impl<C: Clone> DeviceManager<C> {
         self.all.get(resource).and_then(|all| all.get(id)).map_or(&[], Vec::as_slice)
     }
 
-    /// What every container holds.
+    /// The devices that every container holds.
     #[must_use]
     pub fn held(&self) -> &PodDevices {
         &self.held

@@ -1,12 +1,12 @@
-//! What goes wrong in the kubelet, in its own words: tests and plugins match on these texts.
+//! The kubelet's errors with its exact texts: tests and plugins match on them.
 
 use crate::domain::{DeviceId, ResourceName};
 use tonic::{Code, Status};
 
-/// Why a container gets no devices, in the kubelet's words.
+/// Why a container gets no devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
-    /// The container asks for another number than it holds.
+    /// The container requests another number than it holds.
     #[error("pod {pod:?} container {container:?} changed request for resource {resource:?} from {held} to {required}", resource = resource.as_str())]
     RequestChanged {
         /// The pod's UID.
@@ -15,9 +15,9 @@ pub enum AllocateError {
         container: String,
         /// The resource.
         resource: ResourceName,
-        /// What it holds.
+        /// Devices that it holds.
         held: usize,
-        /// What it asks for.
+        /// Devices that it requests.
         required: usize,
     },
     /// No list was ever received, and the checkpoint does not know the resource.
@@ -34,29 +34,29 @@ pub enum AllocateError {
     Unavailable {
         /// The resource.
         resource: ResourceName,
-        /// How many are needed beyond the reused ones.
+        /// Devices that are needed in addition to the reused ones.
         requested: usize,
-        /// How many there are.
+        /// Devices that are available.
         available: usize,
     },
-    /// The sets changed while the plugin was asked for its preference.
+    /// The sets changed while GetPreferredAllocation was under way.
     #[error("unexpectedly allocated less resources than required. Requested: {required}, Got: {got}")]
     Fewer {
-        /// How many were asked for.
+        /// Devices that were requested.
         required: usize,
-        /// How many were found.
+        /// Devices that were found.
         got: usize,
     },
-    /// There is a list but no endpoint, when the preference is to be asked.
+    /// The resource has a list but no endpoint when GetPreferredAllocation is due.
     #[error("endpoint not found in cache for a registered resource: {0}")]
     EndpointNotFound(ResourceName),
-    /// There is a list but no endpoint, when the devices are to be allocated.
+    /// The resource has a list but no endpoint when Allocate is due.
     #[error("unknown Device Plugin {0}")]
     UnknownPlugin(ResourceName),
     /// The endpoint's stream has ended.
     #[error("endpoint {0} has been stopped")]
     EndpointStopped(ResourceName),
-    /// A container is to be started with devices that nobody has recorded.
+    /// A container is about to start with devices that are not recorded.
     #[error("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")]
     NothingHeld {
         /// The pod's UID.
@@ -66,7 +66,7 @@ pub enum AllocateError {
         /// The resource.
         resource: ResourceName,
     },
-    /// The pod's devices were allocated; a later handler of its admission has no room for it.
+    /// The pod's devices were allocated, but a later handler of its admission finds too little CPU.
     #[error("Node didn't have enough resource: cpu")]
     NoRoom,
     /// `GetPreferredAllocation` failed.
@@ -83,11 +83,11 @@ pub enum AllocateError {
     Checkpoint(String),
 }
 
-/// The real kubelet would have crashed here: it took a device from a list that no longer has it.
+/// The real kubelet would have crashed here: it used a device that its list no longer has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{site}: device `{device}` of `{resource}` is not in the plugin's list")]
 pub struct NilDereference {
-    /// Where in the kubelet.
+    /// The place in the kubelet.
     pub site: &'static str,
     /// The resource.
     pub resource: ResourceName,

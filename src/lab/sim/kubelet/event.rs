@@ -1,4 +1,5 @@
-//! What happened, with times: the demo prints it, the tests and benchmarks measure with it.
+//! The simulator's events, with times: the demo prints them, the tests and benchmarks measure with
+//! them.
 
 use super::hook::{Hook, Verdict};
 use super::interleaving::Interleaving;
@@ -7,16 +8,16 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
-/// One thing that happened.
+/// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// Since the simulator was made; also over restarts of the kubelet.
+    /// Since the simulator was created, across restarts of the kubelet.
     pub at: Duration,
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
     /// `kubelet.sock` listens: the n-th start.
@@ -24,9 +25,9 @@ pub enum EventKind {
         /// Counts from 1.
         start: u64,
     },
-    /// The kubelet is gone; its sockets' files are still there.
+    /// The kubelet has exited; the files of its sockets still exist.
     Stopped,
-    /// The checkpoint could not be used: everything looks free.
+    /// The checkpoint could not be used: all devices count as free.
     CheckpointUnreadable {
         /// Why.
         error: String,
@@ -36,7 +37,7 @@ pub enum EventKind {
         /// Why.
         error: String,
     },
-    /// The plugin was dialled and answered with its options; Register is answered next.
+    /// The plugin was dialled and returned its options; Register is answered next.
     Options {
         /// The resource.
         resource: ResourceName,
@@ -111,21 +112,21 @@ pub enum EventKind {
         /// The message of its status.
         message: String,
     },
-    /// The first batch of pods after a start is through.
+    /// The first batch of pods after a start is complete.
     SourcesReady,
-    /// A pod is gone.
+    /// A pod was deleted.
     Deleted {
         /// The pod's UID.
         pod_uid: String,
     },
-    /// A list no longer has devices that a container holds or is just given.
+    /// A list no longer has devices that a container holds, or that an Allocate under way reserves.
     Vanished {
         /// The resource.
         resource: ResourceName,
         /// The ids.
         devices: BTreeSet<DeviceId>,
     },
-    /// Clients of a resource have met in an order that is known to go wrong.
+    /// Clients of a resource have met in an order that is known to cause failures.
     Interleaving {
         /// The resource.
         resource: ResourceName,
@@ -138,10 +139,10 @@ pub enum EventKind {
         pod_uid: String,
         /// The container.
         container: String,
-        /// The reason that its status gives, as `CreateContainerConfigError: ...`.
+        /// The reason in its status, such as `CreateContainerConfigError: ...`.
         error: String,
     },
-    /// A pod that runs was to be resized, and its admission says no: it stays as it is.
+    /// The admission of a running pod refused its resize: the pod stays as it is.
     ResizeRefused {
         /// The pod's UID.
         pod_uid: String,
@@ -155,26 +156,26 @@ pub enum EventKind {
         /// The container.
         container: String,
     },
-    /// A flow of the kubelet was held at a hook, or is not to go on as usual.
+    /// A flow of the kubelet was held at a hook, or continues in an unusual way.
     Held {
-        /// Where.
+        /// The hook.
         hook: Hook,
-        /// For how long.
+        /// The time that it was held.
         held: Duration,
-        /// How it goes on.
+        /// How it continues.
         verdict: Verdict,
     },
     /// An Allocate has been under way for more than five minutes: the kubelet's health check fails.
     Stuck,
     /// The real kubelet would have crashed.
     Panicked {
-        /// Where, and on which device.
+        /// The place, and the device.
         site: String,
     },
 }
 
 impl EventKind {
-    /// The resource that it is about.
+    /// The resource that the event belongs to.
     #[must_use]
     pub fn resource(&self) -> Option<&ResourceName> {
         match self {
@@ -226,7 +227,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// The newest events. A long benchmark must not fill the memory, so old ones are dropped.
+/// The newest events. Old ones are dropped, so that a long benchmark does not fill the memory.
 #[derive(Debug, Default)]
 pub struct EventLog {
     events: VecDeque<Event>,
@@ -234,7 +235,7 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// A soak of an hour keeps its last minutes; every test keeps everything.
+    /// A soak of an hour keeps its last minutes; every test keeps all events.
     const EVENTS_MAX: usize = 100_000;
 
     pub(super) fn push(&mut self, at: Duration, kind: EventKind) {
@@ -245,7 +246,7 @@ impl EventLog {
         self.total += 1;
     }
 
-    /// How many there were in all, those included that were dropped.
+    /// All events so far, including the dropped ones.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
@@ -256,14 +257,15 @@ impl EventLog {
         self.events.iter()
     }
 
-    /// The most events that fit within any time of this length.
+    /// The highest number of events that fit within any window of this length.
     pub fn busiest(&self, within: Duration, fits: impl Fn(&EventKind) -> bool) -> usize {
         let times: Vec<Duration> = self.events.iter().filter(|event| fits(&event.kind)).map(|event| event.at).collect();
         let window = |(first, from): (usize, &Duration)| times.partition_point(|at| *at < *from + within) - first;
         times.iter().enumerate().map(window).max().unwrap_or_default()
     }
 
-    /// From the newest start of the kubelet to the first later event that fits, once there is one.
+    /// The time from the newest start of the kubelet to the first later event that fits, if there
+    /// is one.
     pub fn since_start(&self, fits: impl Fn(&EventKind) -> bool) -> Option<Duration> {
         let start = self.events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
         let started = self.events.get(start)?.at;

@@ -1,4 +1,5 @@
-//! Which container holds which devices: the device manager's own table, and the content of its checkpoint.
+//! The devices that each container holds: the device manager's table, and the content of its
+//! checkpoint.
 
 use crate::domain::{AllocId, ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The kubelet's key for a device without a NUMA node.
 pub const NO_NUMA_NODE: i64 = -1;
 
-/// What one container holds of one resource.
+/// The devices that one container holds of one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Ids by NUMA node; an id with two nodes stands under both, one with none under [`NO_NUMA_NODE`].
+    /// Ids by NUMA node; an id with two nodes is under both, an id without one is under
+    /// [`NO_NUMA_NODE`].
     pub by_numa: BTreeMap<i64, Vec<DeviceId>>,
-    /// What the plugin answered: replayed at every start of the container.
+    /// The plugin's answer, replayed at every start of the container.
     pub edits: ContainerEdits,
 }
 
@@ -22,7 +24,7 @@ impl Held {
         self.by_numa.values().flatten().cloned().collect()
     }
 
-    /// Holdfast's annotation in what the plugin answered.
+    /// Holdfast's annotation in the plugin's answer.
     #[must_use]
     pub fn alloc_id(&self) -> Option<AllocId> {
         self.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str()))
@@ -49,24 +51,24 @@ impl Held {
 pub struct PodDevices(BTreeMap<String, BTreeMap<String, BTreeMap<ResourceName, Held>>>);
 
 impl PodDevices {
-    /// Records what a container got; an older record of the same resource is replaced.
+    /// Records the devices that a container got. It replaces an older record of the same resource.
     pub fn insert(&mut self, pod_uid: &str, container: &str, resource: &ResourceName, held: Held) {
         let containers = self.0.entry(pod_uid.to_owned()).or_default();
         containers.entry(container.to_owned()).or_default().insert(resource.clone(), held);
     }
 
-    /// Everything one container holds.
+    /// Everything that one container holds.
     pub fn container(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&ResourceName, &Held)> {
         self.0.get(pod_uid).and_then(|containers| containers.get(container)).into_iter().flatten()
     }
 
-    /// What one container holds of one resource.
+    /// The devices that one container holds of one resource.
     #[must_use]
     pub fn get(&self, pod_uid: &str, container: &str, resource: &ResourceName) -> Option<&Held> {
         self.0.get(pod_uid)?.get(container)?.get(resource)
     }
 
-    /// Forgets every pod that is not among `active`; says whether there was one.
+    /// Forgets every pod that is not among `active`. Returns whether there was one.
     pub fn retain(&mut self, active: &BTreeSet<String>) -> bool {
         let before = self.0.len();
         self.0.retain(|uid, _| active.contains(uid));
@@ -83,7 +85,7 @@ impl PodDevices {
         ids
     }
 
-    /// Every record: pod UID, container, resource, what is held.
+    /// Every record: pod UID, container, resource, devices.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &ResourceName, &Held)> {
         self.0.iter().flat_map(|(uid, containers)| {
             containers.iter().flat_map(move |(container, resources)| {
@@ -92,8 +94,8 @@ impl PodDevices {
         })
     }
 
-    /// What a container is started with: the answers of its resources put together, in this order. Where two set the
-    /// same variable, path, annotation or CDI name, the first one counts.
+    /// The edits that a container is started with: the answers of its resources merged in this
+    /// order. Where two set the same variable, path, annotation or CDI name, the first one counts.
     #[must_use]
     pub fn edits(&self, pod_uid: &str, container: &str, order: &[ResourceName]) -> ContainerEdits {
         let mut merged = ContainerEdits::default();

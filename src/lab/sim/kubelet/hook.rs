@@ -1,7 +1,9 @@
-//! The places between the steps of the kubelet's flows, where its goroutines may stop for any length of time.
+//! Hooks: places between the steps of the kubelet's flows, where its goroutines may stop for any
+//! length of time.
 //!
-//! On a simulated node the seed decides what happens at each of them. On real sockets a test puts a [`Gate`] there, so
-//! that an interleaving which a real kubelet passes through once in a hundred times happens every time.
+//! On a simulated node the seed decides the outcome at each hook. On real sockets a test puts a
+//! [`Gate`] there. An interleaving that a real kubelet shows once in a hundred runs then happens
+//! every time.
 
 use futures_util::future::BoxFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,27 +12,27 @@ use tokio::sync::oneshot;
 /// A place in the kubelet's flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// Register has passed its checks; no client is known of yet.
+    /// Register has passed its checks; the client is not recorded yet.
     BeforeRegisterClient,
-    /// The new client stands under the resource's name; nobody has been dialled.
+    /// The new client is recorded under the resource's name; it is not dialled yet.
     AfterRegisterClient,
     /// The plugin is connected.
     AfterDial,
-    /// The plugin has told its options.
+    /// The plugin has returned its options.
     AfterOptions,
     /// The new endpoint serves the resource; Register is answered next.
     AfterEndpointSet,
     /// ListAndWatch is called next.
     BeforeListAndWatch,
-    /// A list has arrived and is not looked at yet.
+    /// A list has arrived and is not processed yet.
     OnList,
-    /// A stream has ended; which client stands under the name has not been asked.
+    /// A stream has ended; the client under the resource's name has not been read yet.
     OnStreamEnd,
-    /// The client that stood under the name is taken from the map.
+    /// The client under the resource's name was removed from the map.
     AfterDeregister,
     /// Its connection is closed next.
     BeforeConnectionClose,
-    /// Whatever endpoint serves the resource is stopped next.
+    /// The endpoint that serves the resource is stopped next.
     BeforePluginDisconnected,
     /// Ids are reserved; Allocate is called next.
     BeforeAllocate,
@@ -40,20 +42,20 @@ pub enum Hook {
     AfterAllocate,
     /// The checkpoint is written next.
     BeforeCheckpoint,
-    /// What the checkpoint will say is fixed; it does not stand in its place yet.
+    /// The content of the checkpoint is fixed; the file is not in place yet.
     DuringCheckpoint,
-    /// A pod is to be rejected; it does not know yet.
+    /// A pod is about to be rejected; its status does not show it yet.
     BeforeReject,
-    /// The pods that the node has already are looked at next.
+    /// The pods that the node has already are admitted next.
     BeforeFirstBatch,
-    /// One pod of them is decided on, the next one is not.
+    /// One of these pods is decided, the next one is not.
     BetweenPodsOfBatch,
-    /// All of them are decided on; what is gone cannot be freed yet.
+    /// All of these pods are decided; devices of absent pods cannot be freed yet.
     BeforeSourcesReady,
 }
 
 impl Hook {
-    /// All of them, in the order in which the flows come to them.
+    /// All hooks, in the order of the flows.
     pub const ALL: [Hook; 20] = [
         Hook::BeforeRegisterClient,
         Hook::AfterRegisterClient,
@@ -77,7 +79,7 @@ impl Hook {
         Hook::BeforeSourcesReady,
     ];
 
-    /// Whether the step that follows can fail, in a real kubelet too.
+    /// Whether the step that follows can fail, also in a real kubelet.
     #[must_use]
     pub fn can_fail(self) -> bool {
         matches!(
@@ -99,10 +101,10 @@ impl Hook {
     }
 }
 
-/// How a flow goes on from a hook.
+/// How a flow continues from a hook.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// As if nothing had been.
+    /// The flow continues as usual.
     #[default]
     Pass,
     /// The step that follows fails, where it can ([`Hook::can_fail`]).
@@ -113,14 +115,15 @@ pub enum Verdict {
     Crash,
 }
 
-/// The hooks of a kubelet on real sockets: open, unless a test puts gates there. Cheap to clone; clones are the same.
+/// The hooks of a kubelet on real sockets: open, unless a test puts gates there. Cheap to clone;
+/// clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct HookTable(Arc<Mutex<Vec<Trap>>>);
 
 #[derive(Debug)]
 struct Trap {
     hook: Hook,
-    /// How many may pass before one is held.
+    /// Flows that may pass before one is held.
     pass: usize,
     reached: oneshot::Sender<()>,
     verdict: oneshot::Receiver<Verdict>,
@@ -131,13 +134,13 @@ impl HookTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds the next flow that comes to `hook`.
+    /// Holds the next flow that reaches `hook`.
     #[must_use = "a dropped gate is open"]
     pub fn gate(&self, hook: Hook) -> Gate {
         self.gate_after(hook, 0)
     }
 
-    /// Lets `pass` flows through `hook` and holds the next one; those behind it are not held.
+    /// Lets `pass` flows through `hook` and holds the next one; later flows are not held.
     #[must_use = "a dropped gate is open"]
     pub fn gate_after(&self, hook: Hook, pass: usize) -> Gate {
         let ((reached, is_reached), (open, verdict)) = (oneshot::channel(), oneshot::channel());
@@ -145,7 +148,7 @@ impl HookTable {
         Gate { is_reached, open }
     }
 
-    /// A flow comes to `hook`: `None` lets it go on at once.
+    /// A flow reaches `hook`: `None` lets it continue at once.
     pub(super) fn reach(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
         let mut traps = self.traps();
         let mut held = None;
@@ -156,7 +159,7 @@ impl HookTable {
             }
         }
         let trap = traps.remove(held?);
-        // The test may no longer be interested in it.
+        // The test may have dropped its gate.
         let _ = trap.reached.send(());
         Some(Box::pin(async move { trap.verdict.await.unwrap_or_default() }))
     }
@@ -170,17 +173,17 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Waits until a flow stands here. At once when asked again.
+    /// Waits until a flow is held here. Returns at once when called again.
     pub async fn reached(&mut self) {
         if !self.is_reached.is_terminated() {
-            // An error means that there are no hooks any more, so that nothing will come.
+            // An error means that the hooks were dropped and no flow will come.
             let _ = (&mut self.is_reached).await;
         }
     }
 
-    /// Lets the flow go on; one that has not come yet is not held.
+    /// Lets the flow continue; a flow that comes later is not held.
     pub fn open(self, verdict: Verdict) {
-        // A kubelet that was killed has no flow left.
+        // A killed kubelet has no flow left.
         let _ = self.open.send(verdict);
     }
 }

@@ -1,4 +1,5 @@
-//! The orders of events in which a re-registration goes wrong, by name, so that a test can count which it has seen.
+//! The event orders that make a re-registration fail, by name, so that a test can count which of
+//! them occurred.
 
 use super::client::Client;
 use super::profile::Clients;
@@ -7,30 +8,35 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a kubelet of 1.25 to 1.36 passes through when an old and a new client of one resource meet.
+/// What happens in a kubelet of 1.25 to 1.36 when an old and a new client of one resource meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Interleaving {
-    /// The new client registers while the old one's stream is open, on another socket: both feed the same list.
+    /// The new client registers while the old one's stream is open, on another socket: both feed
+    /// the same list.
     A,
     /// The late end of the old stream disconnects the new client.
     B,
-    /// A failing Register makes the kubelet lose sight of a live client, whose death it will not notice.
+    /// A failing Register makes the kubelet forget a connected client; it will not notice that
+    /// client's end.
     C,
-    /// The new client is disconnected before ListAndWatch is called: Register succeeded, and no stream ever comes.
+    /// The new client is disconnected before ListAndWatch is called: Register succeeded, and no
+    /// stream ever comes.
     D,
-    /// The end of a stream that the kubelet itself has cut disconnects the client that has registered since.
+    /// The end of a stream that the kubelet itself has cut disconnects the client that registered
+    /// later.
     E,
-    /// The endpoint that is stopped is newer than the client that was disconnected: its stream stays open, nothing tells
-    /// its plugin.
+    /// The stopped endpoint is newer than the disconnected client: its stream stays open and
+    /// nothing notifies its plugin.
     F,
     /// One socket is registered twice: two streams of one plugin.
     G,
-    /// Two Registers overtake each other: the client that is known and the endpoint that serves are not the same.
+    /// Two Registers overtake each other: the recorded client and the serving endpoint are
+    /// different.
     H,
 }
 
 impl Interleaving {
-    /// All of them.
+    /// All interleavings.
     pub const ALL: [Interleaving; 8] = [
         Interleaving::A,
         Interleaving::B,
@@ -59,14 +65,15 @@ pub(super) fn on_endpoint(streams: &Streams, clients: &Clients, new: &Client) ->
     if others.peek().is_some() {
         seen.push(if others.any(|other| other.socket == new.socket) { Interleaving::G } else { Interleaving::A });
     }
-    // The other one has overtaken: its endpoint was set before, and it stands under the name.
+    // The other client has overtaken: its endpoint was set before, and it is recorded under the
+    // name.
     if clients.newest(&new.resource).is_some_and(|known| known.number > new.number && known.served.load(Ordering::Acquire)) {
         seen.push(Interleaving::H);
     }
     seen
 }
 
-/// A Register failed, and the kubelet forgot its client and those before it.
+/// A Register failed, and the kubelet forgot its client and the earlier ones.
 pub(super) fn on_failure(streams: &Streams, clients: &Clients, failed: &Client) -> Option<Interleaving> {
     let mut others = streams.values().filter(|other| other.resource == failed.resource && other.number != failed.number);
     others.any(|other| other.is_open() && !clients.has(other)).then_some(Interleaving::C)
@@ -78,7 +85,7 @@ pub(super) fn on_end(ended: &Client, cut: &Client) -> Option<Interleaving> {
     other.then(|| if ended.is_cut() { Interleaving::E } else { Interleaving::B })
 }
 
-/// The endpoint of `stopped` is stopped, since `cut` was disconnected.
+/// The endpoint of `stopped` is stopped because `cut` was disconnected.
 pub(super) fn on_stop(clients: &Clients, cut: &Client, stopped: &Client) -> Option<Interleaving> {
     let is_other = stopped.number != cut.number && !stopped.is_cut() && clients.has(stopped);
     is_other.then_some(Interleaving::F)

@@ -1,13 +1,13 @@
-//! The limiter that all clients and methods of the pod-resources API share.
+//! The rate limit that all clients and methods of the pod-resources API share.
 
 use std::time::Duration;
 
 /// Calls per second (`DefaultQPS` of the kubelet's podresources package).
 const PER_SECOND: f64 = 100.0;
-/// How many may come at once (`DefaultBurstTokens`).
+/// Calls that may come at once (`DefaultBurstTokens`).
 const BURST: f64 = 10.0;
 
-/// A bucket of tokens.
+/// A token bucket.
 #[derive(Debug)]
 pub(super) struct Limiter {
     tokens: f64,
@@ -19,7 +19,7 @@ impl Limiter {
         Limiter { tokens: BURST, at: now }
     }
 
-    /// Takes a token; says whether there was one.
+    /// Takes a token. Returns whether there was one.
     pub(super) fn allow(&mut self, now: Duration) -> bool {
         let earned = now.saturating_sub(self.at).as_secs_f64() * PER_SECOND;
         self.tokens = (self.tokens + earned).min(BURST);

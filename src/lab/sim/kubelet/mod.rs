@@ -1,28 +1,30 @@
-//! A kubelet, as far as a device plugin can tell.
+//! A simulated kubelet, as a device plugin sees it.
 //!
-//! It takes Register, dials plugins, follows their lists, admits pods, allocates, starts containers, tells the node's
-//! status, keeps the checkpoint, answers the pod-resources API, and makes the log folders and cgroups that the node's
-//! other eyes look at. Order, texts, codes and effects on disk are those of the kubelet, its races included: up to 1.36
-//! the end of an old stream cuts the new client, a listing forgets the reservation of an Allocate under way, a restart
-//! rejects pods whose plugin is late. Where the real one would dereference a device that is not in the list, this one
-//! records it and stops.
+//! It answers Register, dials plugins, follows their lists, admits pods, allocates, starts
+//! containers, reports the node's status, keeps the checkpoint and answers the pod-resources API.
+//! It also creates the log folders and cgroups that the daemon reads. Order, texts, codes and
+//! effects on disk are those of the kubelet, including its races. Up to 1.36 the end of an old
+//! stream cuts the new client. A listing forgets the reservation of an Allocate under way. A
+//! restart rejects pods whose plugin is late. Where the real kubelet would dereference a device
+//! that is not in the list, this one records the crash and stops.
 //!
 //! ```text
 //!  plugin ── Register ─▶ registration ─▶ client ── GetDevicePluginOptions, ListAndWatch ─▶ plugin
-//!                             │ profile: who is known, whom an end cuts          │
+//!                             │ profile: known clients, whom an end cuts         │
 //!                             ▼                                                  ▼
 //!  add_pod ─▶ admission ◀─▶ core (pure: the device manager) ◀───────────────── lists
-//!                 │           └─▶ checkpoint                  status ─▶ capacity, every ten seconds
+//!                 │           └─▶ checkpoint                 status ─▶ capacity, every ten seconds
 //!                 ├── GetPreferredAllocation, Allocate ─▶ plugin
 //!                 └─▶ worker ── PreStartContainer ─▶ plugin;  containers start, end, start again
 //!
-//!  all of it on a `ground`: sockets (gRPC, files, tokio: [`Kubelet`]) or memory (a seed: `sim::memory`)
+//!  all of it on a `ground`: sockets (gRPC, files, tokio: [`Kubelet`])
+//!  or memory (a seed: `sim::memory`)
 //! ```
 //!
-//! `core` decides and knows no clock, socket or file. The flows around it are written once and stop at every [`Hook`] on
-//! their way, where a seed or a test decides how they go on. [`Interleaving`] names what they pass through. Stopping is a
-//! kill: every connection is cut, nothing is unlinked. The node (pods, containers, events) outlives it, and the next
-//! start finds it.
+//! `core` decides and knows no clock, socket or file. The flows around it are written once and
+//! pause at every [`Hook`], where a seed or a test decides how they continue. [`Interleaving`]
+//! names the event orders that occur. A stop is a kill: every connection is cut, nothing is
+//! unlinked. The node (pods, containers, events) outlives the kubelet, and the next start finds it.
 
 mod admission;
 mod behaviour;
@@ -70,34 +72,36 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a kubelet lives, and how it behaves.
+/// The directories of a kubelet, and its behaviour.
 #[derive(Debug, Clone)]
 pub struct KubeletConfig {
-    /// Stands for `/var/lib/kubelet`.
+    /// Replaces `/var/lib/kubelet`.
     pub kubelet_dir: PathBuf,
-    /// Stands for `/`: log folders and cgroups are made below it.
+    /// Replaces `/`: log folders and cgroups are created below it.
     pub host_root: PathBuf,
-    /// From the registration socket to the admission of the pods that the node has already: see [`Gaps::to_first_batch`].
+    /// From the registration socket to the admission of the pods that the node has already: see
+    /// [`Gaps::to_first_batch`].
     pub first_batch_after: Duration,
-    /// How long a container waits for its next start, after an end or a failure.
+    /// The wait of a container before its next start, after an end or a failure.
     pub restart_after: Duration,
-    /// How long a Register may dial its endpoint.
+    /// The longest time for a Register to dial its endpoint.
     pub dial_within: Duration,
-    /// Whether the checkpoint is synced to disk before it is renamed, as the real one is. Off, so that a benchmark of a
-    /// plugin in the same process does not measure this file.
+    /// Whether the checkpoint is synced to disk before it is renamed, as in the real kubelet. Off
+    /// by default, so that a benchmark of a plugin in the same process does not measure this file.
     pub sync_checkpoint: bool,
-    /// Whether a topology policy is active: it looks at more devices, and so crashes at more places.
+    /// Whether a topology policy is active: the kubelet then reads more devices, and so crashes at
+    /// more places.
     pub topology_manager: bool,
-    /// Whether it crashes where it takes a device that has left the list: from 1.35 on.
+    /// Whether it crashes where it uses a device that has left the list: from 1.35 on.
     pub panics: bool,
-    /// Its version, as far as registration and the versions of its APIs are concerned.
+    /// Its version, for registration and for the versions of its APIs.
     pub profile: Profile,
-    /// Where a test holds the kubelet's flows.
+    /// The hooks where a test holds the kubelet's flows.
     pub hooks: HookTable,
 }
 
 impl KubeletConfig {
-    /// The usual behaviour, at these places.
+    /// The usual behaviour, in these directories.
     pub fn new(kubelet_dir: impl Into<PathBuf>, host_root: impl Into<PathBuf>) -> Self {
         KubeletConfig {
             kubelet_dir: kubelet_dir.into(),
@@ -113,7 +117,7 @@ impl KubeletConfig {
         }
     }
 
-    /// The same behaviour; a demonstration does not wait for phases that nobody sees.
+    /// The behaviour of this configuration. Phases that a demonstration does not show are skipped.
     fn behaviour(&self) -> Behaviour {
         let gaps = Gaps {
             to_container_manager: Duration::ZERO,
@@ -134,12 +138,13 @@ impl KubeletConfig {
     }
 }
 
-/// What became of an added pod.
+/// The result of an added pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodOutcome {
     /// Its UID.
     pub uid: String,
-    /// Running or failed; pending only if the kubelet goes down or the pod is deleted before it decides.
+    /// Running or failed; pending only if the kubelet stops or the pod is deleted before a
+    /// decision.
     pub phase: PodPhase,
 }
 
@@ -147,9 +152,9 @@ pub struct PodOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not seen within {within:?}; the newest events:\n{events}")]
 pub struct WaitError {
-    /// How long it was waited.
+    /// The time limit.
     pub within: Duration,
-    /// What happened last.
+    /// The newest events.
     pub events: String,
 }
 
@@ -175,12 +180,13 @@ impl Kubelet {
         Ok(kubelet)
     }
 
-    /// Kills the kubelet: connections are cut, sockets' files stay. Containers run on.
+    /// Kills the kubelet: connections are cut, the files of its sockets stay. Containers continue
+    /// to run.
     pub fn stop(&self) {
         self.shared.close();
     }
 
-    /// Starts it again on what the last one left. An error if it runs.
+    /// Starts it again on the state that the last one left. An error if it runs.
     pub async fn start_again(&self) -> Result<(), io::Error> {
         start::start(&self.shared, Start::default()).await
     }
@@ -191,7 +197,7 @@ impl Kubelet {
         self.start_again().await
     }
 
-    /// Replaces the kubelet in place: another version starts on what this one leaves.
+    /// Replaces the kubelet in place: another version starts on the state that this one leaves.
     pub async fn replace(&self, profile: Profile) -> Result<(), io::Error> {
         self.stop();
         self.shared.replace(profile);
@@ -218,19 +224,21 @@ impl Kubelet {
         }
     }
 
-    /// Deletes a pod: its containers end, its cgroup empties and goes, its log folder goes. Also ends what a pod left
-    /// behind that was deleted by force. Says whether there was one.
+    /// Deletes a pod: its containers end, its cgroup empties and is removed, its log folder is
+    /// removed. Also removes the rest of a pod that was deleted by force. Returns whether there was
+    /// one.
     pub fn delete_pod(&self, uid: &str) -> Result<bool, io::Error> {
         self.shared.end_pod(uid)
     }
 
-    /// Deletes a pod by force: the kubelet counts its devices as free at once, while its containers run on until
-    /// [`Kubelet::delete_pod`]. Says whether there was one.
+    /// Deletes a pod by force: the kubelet counts its devices as free at once, while its containers
+    /// continue to run until [`Kubelet::delete_pod`]. Returns whether there was one.
     pub fn force_delete_pod(&self, uid: &str) -> bool {
         self.shared.orphan_pod(uid)
     }
 
-    /// The containers of a pod have done their work: its cgroup goes, and what it had is free. Says whether it ran.
+    /// The containers of a pod have done their work: its cgroup is removed and its devices are
+    /// free. Returns whether it ran.
     pub fn complete_pod(&self, uid: &str) -> Result<bool, io::Error> {
         let ran = self.shared.complete_pod(uid);
         if ran {
@@ -239,18 +247,19 @@ impl Kubelet {
         Ok(ran)
     }
 
-    /// A container crashes and waits for its next start: after a restart of the kubelet it does not count as running.
+    /// A container crashes and waits for its next start: after a restart of the kubelet it does not
+    /// count as running.
     pub fn crash_container(&self, pod_uid: &str, container: &str) {
         worker::crash(&self.shared, pod_uid, container);
     }
 
-    /// Now, on the clock of the events.
+    /// The present time, on the clock of the events.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.shared.ground.now()
     }
 
-    /// Looks at everything at one moment.
+    /// Reads the whole state at one time.
     pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
         self.shared.view(look)
     }
@@ -260,7 +269,7 @@ impl Kubelet {
         self.wait_for_some(|view| seen(view).then_some(()), within).await
     }
 
-    /// Waits until the view gives a value, without polling.
+    /// Waits until the view returns a value, without polling.
     pub async fn wait_for_some<T>(&self, look: impl Fn(&View<'_>) -> Option<T>, within: Duration) -> Result<T, WaitError> {
         let mut changes = self.shared.changes();
         let seen = async {
@@ -279,7 +288,8 @@ impl Kubelet {
         })
     }
 
-    /// Capacity and allocatable as the node's status computes them: what stopped longer ago than the grace is deleted.
+    /// Capacity and allocatable as the node's status computes them: a resource that stopped longer
+    /// ago than the grace is deleted.
     pub fn capacity(&self, resource: &ResourceName) -> Capacity {
         self.view(|view| view.capacity(resource))
     }
@@ -290,13 +300,13 @@ impl Kubelet {
         self.view(|view| view.pods().to_vec())
     }
 
-    /// What the kubelet has recorded for a container.
+    /// The devices that the kubelet has recorded for a container.
     #[must_use]
     pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
         self.view(|view| view.devices(pod_uid, container))
     }
 
-    /// Where the real kubelet would have crashed first, if it would have.
+    /// The first place where the real kubelet would have crashed, if any.
     #[must_use]
     pub fn panicked(&self) -> Option<String> {
         self.view(|view| view.panicked().map(str::to_owned))

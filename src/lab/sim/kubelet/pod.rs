@@ -1,4 +1,4 @@
-//! Pods, as far as devices are concerned.
+//! Pods, with the fields that matter for devices.
 
 use crate::domain::{AllocId, ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,29 +7,30 @@ use std::time::Duration;
 /// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContainerKind {
-    /// Runs to its end before the next one starts, and leaves its devices to it.
+    /// Runs to its end before the next one starts, and leaves its devices to that one.
     Init,
-    /// A restartable init container: starts in the order of the init containers and runs on.
+    /// A restartable init container: starts in the order of the init containers and continues to
+    /// run.
     Sidecar,
     /// Runs after the init containers.
     App,
 }
 
-/// A container and what it asks for.
+/// A container and its requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerSpec {
     /// Its name, unique in the pod.
     pub name: String,
     /// When it runs.
     pub kind: ContainerKind,
-    /// How many devices of which resource.
+    /// The number of devices for each resource.
     pub resources: BTreeMap<ResourceName, u32>,
 }
 
-/// A pod to be run.
+/// A pod to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSpec {
-    /// Its UID; new for every pod, also for one of the same name.
+    /// Its UID; unique for every pod, also for pods with the same name.
     pub uid: String,
     /// Its namespace.
     pub namespace: String,
@@ -37,12 +38,12 @@ pub struct PodSpec {
     pub name: String,
     /// Its containers, in the order of the spec.
     pub containers: Vec<ContainerSpec>,
-    /// Whether a later handler of its admission rejects it, when its devices are allocated already.
+    /// Whether a later handler of its admission rejects it after its devices are allocated.
     pub lacks_room: bool,
 }
 
 impl Container {
-    /// Whether it runs at this time. One that has done its work may not have been looked at since.
+    /// Whether it runs at this time. The state may not show yet that a container has done its work.
     pub(super) fn runs(&self, now: Duration) -> bool {
         self.running && self.ends_at.is_none_or(|end| end > now)
     }
@@ -54,30 +55,30 @@ impl PodSpec {
         Self::with_uid(uuid::Uuid::now_v7().to_string(), namespace, name)
     }
 
-    /// A pod without containers, with a given UID: where a seed has to repeat it.
+    /// A pod without containers, with a given UID, for runs that a seed repeats.
     pub fn with_uid(uid: impl Into<String>, namespace: impl Into<String>, name: impl Into<String>) -> Self {
         PodSpec { uid: uid.into(), namespace: namespace.into(), name: name.into(), containers: Vec::new(), lacks_room: false }
     }
 
-    /// The pod, for which there will be no room after its devices are allocated.
+    /// The pod, with too little CPU for it after its devices are allocated.
     #[must_use]
     pub fn without_room(self) -> Self {
         PodSpec { lacks_room: true, ..self }
     }
 
-    /// The pod with another init container, which asks for `count` devices.
+    /// The pod with another init container that requests `count` devices.
     #[must_use]
     pub fn init(self, name: &str, resource: &ResourceName, count: u32) -> Self {
         self.with(ContainerKind::Init, name, resource, count)
     }
 
-    /// The pod with another sidecar, which asks for `count` devices.
+    /// The pod with another sidecar that requests `count` devices.
     #[must_use]
     pub fn sidecar(self, name: &str, resource: &ResourceName, count: u32) -> Self {
         self.with(ContainerKind::Sidecar, name, resource, count)
     }
 
-    /// The pod with another application container, which asks for `count` devices.
+    /// The pod with another application container that requests `count` devices.
     #[must_use]
     pub fn app(self, name: &str, resource: &ResourceName, count: u32) -> Self {
         self.with(ContainerKind::App, name, resource, count)
@@ -96,10 +97,10 @@ impl PodSpec {
     }
 }
 
-/// How far a pod has come.
+/// The phase of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Not decided: the kubelet is down, or has not come to it.
+    /// Not decided: the kubelet is down, or has not processed the pod yet.
     Pending,
     /// Admitted; its application containers and sidecars run.
     Running,
@@ -114,37 +115,37 @@ pub enum PodPhase {
     },
 }
 
-/// One container of a pod that was to be started at least once.
+/// A container of a pod, with at least one attempt to start it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Container {
-    /// Whether it runs; an init container that ended does not.
+    /// Whether it runs; an ended init container does not.
     pub running: bool,
     /// Whether it has done its work: an init container that is not started again.
     pub ended: bool,
-    /// What it was started with.
+    /// The edits that it was started with.
     pub edits: ContainerEdits,
     /// The ids that it was started with, by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Holdfast's annotations among what it was started with, by resource.
+    /// Holdfast's annotations among these edits, by resource.
     pub alloc_ids: BTreeMap<ResourceName, AllocId>,
-    /// Why it could not be started the last time.
+    /// Why its last start failed.
     pub waiting: Option<String>,
-    /// When it ends by itself: an init container that is at work.
+    /// When it ends without a command: an init container that is at work.
     pub(super) ends_at: Option<Duration>,
     /// When it is started next, after an end or a failure.
     pub(super) retry_at: Duration,
 }
 
-/// A pod and what became of it.
+/// A pod and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// What it asks for.
+    /// Its requests.
     pub spec: PodSpec,
-    /// How far it has come.
+    /// Its phase.
     pub phase: PodPhase,
-    /// Its containers by name, those that were started or are to be started again.
+    /// Its containers by name: those that were started or will be started again.
     pub containers: BTreeMap<String, Container>,
-    /// Whether its cgroup was made.
+    /// Whether its cgroup was created.
     pub(super) has_cgroup: bool,
 }
 
@@ -153,7 +154,8 @@ impl Pod {
         Pod { spec, phase: PodPhase::Pending, containers: BTreeMap::new(), has_cgroup: false }
     }
 
-    /// Whether the kubelet has come to a result, for now: it runs, it failed, or a container cannot be started.
+    /// Whether the kubelet has come to a result so far: it runs, it failed, or a container cannot
+    /// be started.
     #[must_use]
     pub fn is_decided(&self) -> bool {
         self.phase != PodPhase::Pending || self.containers.values().any(|container| container.waiting.is_some())
@@ -165,13 +167,13 @@ impl Pod {
         matches!(self.phase, PodPhase::Failed { .. })
     }
 
-    /// Whether it has come to its end, one way or the other: the kubelet counts its devices as free.
+    /// Whether it has succeeded or failed: the kubelet counts its devices as free.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_failed() || self.phase == PodPhase::Succeeded
     }
 
-    /// Whether a container of it runs.
+    /// Whether one of its containers runs.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.containers.values().any(|container| container.running)

@@ -1,4 +1,4 @@
-//! The pod-resources API: who holds what, as the kubelet tells it, quirks included.
+//! The pod-resources API: the kubelet's listing of devices and their holders, with its quirks.
 
 use super::held::Held;
 use super::pod::{ContainerKind, Pod};
@@ -14,7 +14,7 @@ pub(in crate::lab::sim) struct DeviceMessage {
     pub(in crate::lab::sim) numa_node: Option<i64>,
 }
 
-/// A pod as it is listed: without its UID, and without the init containers that end.
+/// A pod in a listing: without its UID, and without init containers that end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lab::sim) struct PodMessage {
     pub(in crate::lab::sim) namespace: String,
@@ -30,7 +30,8 @@ pub(in crate::lab::sim) fn list(shared: &Shared, life: u64) -> Result<Vec<PodMes
     })
 }
 
-/// As v1alpha1 lists: every pod, also those that have ended, with their application containers only.
+/// The listing of v1alpha1: every pod, including ended ones, with their application containers
+/// only.
 pub(in crate::lab::sim) fn list_with_ended(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
     answer(shared, life, |state| {
         free_the_dead(state);
@@ -61,7 +62,7 @@ pub(in crate::lab::sim) fn get(shared: &Shared, life: u64, namespace: &str, name
     pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))
 }
 
-/// Every healthy device, held or not. Right after a start there is none.
+/// Every healthy device, held or free. Right after a start there is none.
 pub(in crate::lab::sim) fn allocatable(shared: &Shared, life: u64) -> Result<Vec<DeviceMessage>, Status> {
     if !shared.profile().has_allocatable() {
         return Err(Status::unimplemented("unknown method GetAllocatableResources for service v1.PodResourcesLister"));
@@ -96,7 +97,7 @@ fn held_messages(resource: &ResourceName, held: &Held) -> Vec<DeviceMessage> {
     held.numa_nodes().iter().flat_map(|(id, nodes)| messages(resource, id, nodes.iter().copied())).collect()
 }
 
-/// One message for each id and NUMA node; one without a node where there is none.
+/// One message for each id and NUMA node; one message without a node where the id has none.
 fn messages(resource: &ResourceName, id: &DeviceId, nodes: impl Iterator<Item = i64>) -> Vec<DeviceMessage> {
     let message = |numa_node| DeviceMessage { resource: resource.clone(), id: id.clone(), numa_node };
     let messages: Vec<_> = nodes.map(|node| message(Some(node))).collect();

@@ -1,7 +1,8 @@
-//! What follows from a Register: dial, options, ListAndWatch, and the end of its stream.
+//! Handles a Register: dial, options, ListAndWatch, and the end of the stream.
 //!
-//! Between 1.25 and 1.36 clients are kept by the resource's name alone: a failing Register makes the kubelet lose sight
-//! of whoever is connected, and the end of an old stream disconnects the new client. [`super::profile`] has the others.
+//! Between 1.25 and 1.36 clients are kept by the resource's name alone. A failing Register makes
+//! the kubelet forget the connected client, and the end of an old stream disconnects the new
+//! client. [`super::profile`] has the other versions.
 
 use super::client::Client;
 use super::core::{ListedDevice, Options};
@@ -16,20 +17,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// What a plugin sends.
+/// The request of a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lab::sim) struct Register {
     pub(in crate::lab::sim) version: String,
     pub(in crate::lab::sim) resource: String,
     pub(in crate::lab::sim) endpoint: String,
-    /// Looked at by kubelets before 1.25 only.
+    /// Read by kubelets before 1.25 only.
     pub(in crate::lab::sim) options: Option<Options>,
 }
 
-/// Tells when the plugin has stopped waiting.
+/// Closed when the plugin has stopped waiting.
 type Waiting = watch::Receiver<()>;
 
-/// Answers a Register. When the plugin stops waiting and drops this, the steps are broken off in order.
+/// Answers a Register. When the plugin stops waiting and drops this future, the steps are cancelled
+/// cleanly.
 pub(in crate::lab::sim) async fn register(shared: &Arc<Shared>, life: u64, request: Register) -> Result<(), String> {
     let resource = request.resource.clone();
     shared.life(life, |present| *present.registers.entry(resource.clone()).or_default() += 1);
@@ -52,19 +54,19 @@ fn check(request: &Register, profile: Profile) -> Result<ResourceName, String> {
     request.resource.parse().map_err(|_invalid| format!("the ResourceName {:?} is invalid", request.resource))
 }
 
-/// Connects in a task of its own, which goes on when the plugin no longer waits.
+/// Connects in a separate task, which continues when the plugin no longer waits.
 async fn connect(shared: &Arc<Shared>, life: u64, resource: ResourceName, request: Register) -> Result<(), String> {
     let (_waiting, mut waiting) = watch::channel(());
     let (answer, answered) = oneshot::channel();
     let flow = Arc::clone(shared);
     shared.spawn(life, async move {
         if flow.profile().answers_first() {
-            // Nobody hears of what comes of it.
+            // The plugin does not learn the result.
             let _ = answer.send(Ok(()));
             add_endpoint(&flow, life, resource, request).await;
         } else {
             let result = connect_client(&flow, life, resource, request.endpoint, &mut waiting).await;
-            // The plugin may have stopped waiting: nobody misses the answer then.
+            // The plugin may have stopped waiting; then the answer is dropped.
             let _ = answer.send(result);
         }
     });
@@ -95,12 +97,12 @@ async fn connect_client(
             shared.spawn(life, async move { run_client(&watcher, life, client).await });
             return Ok(());
         }
-        // A duplicate that counts as registered: the former client stays, this one is of no use.
+        // A duplicate that counts as registered: the former client stays, this one is not used.
         Ok(false) => None,
         Err(error) => Some(error),
     };
     shared.life(life, |present| {
-        // Up to 1.36 by name: this forgets whoever stands there, which need not be this client.
+        // Up to 1.36 by name: this forgets the client under the name, which can be another client.
         let forgotten = present.clients.failed(&client);
         forgotten.into_iter().for_each(|forgotten| present.lose(forgotten));
         let seen = error.as_ref().and_then(|_| interleaving::on_failure(&present.streams, &present.clients, &client));
@@ -109,7 +111,8 @@ async fn connect_client(
     error.map_or(Ok(()), Err)
 }
 
-/// Dials and asks for the options; then the client serves the resource. `false` for a duplicate that needs nothing.
+/// Dials and requests the options; then the client serves the resource. `false` for a duplicate
+/// that needs nothing.
 async fn open(shared: &Shared, life: u64, client: &Arc<Client>, waiting: &mut Waiting, cancelled: &mut bool) -> Result<bool, String> {
     let mut hook = async |hook: Hook| {
         let verdict = shared.hook(life, hook).await;
@@ -174,14 +177,14 @@ async fn dial(shared: &Shared, client: &Client, within: Duration) -> Result<Arc<
     }
 }
 
-/// Done when the plugin has stopped waiting for its Register.
+/// Ready when the plugin has stopped waiting for its Register.
 async fn given_up(waiting: &mut Waiting, at_once: bool) {
     if !at_once {
         while waiting.changed().await.is_ok() {}
     }
 }
 
-/// The life of a client after its Register: the stream, and what its end does to whom.
+/// Runs a client after its Register: its stream, and the client that the stream's end disconnects.
 async fn run_client(shared: &Arc<Shared>, life: u64, client: Arc<Client>) {
     let resource = client.resource.clone();
     let fails = shared.hook(life, Hook::BeforeListAndWatch).await == Verdict::Fail;
@@ -194,7 +197,7 @@ async fn run_client(shared: &Arc<Shared>, life: u64, client: Arc<Client>) {
     shared.log(EventKind::StreamEnded { resource: resource.clone(), client: client.number });
     shared.hook(life, Hook::OnStreamEnd).await;
 
-    // Up to 1.36 by name: the client that is cut is the present one, not the one whose stream ended.
+    // Up to 1.36 by name: the present client is cut, even if the stream of another one ended.
     let cut = shared.life(life, |present| {
         let cut = present.clients.ended(&client);
         if cut.as_ref().is_none_or(|cut| cut.number != client.number) {
@@ -227,12 +230,12 @@ async fn run_client(shared: &Arc<Shared>, life: u64, client: Arc<Client>) {
     }
 }
 
-/// Follows the client's lists until its stream ends, or cannot be opened.
+/// Reads the client's lists until its stream ends or cannot be opened.
 async fn watch_lists(shared: &Arc<Shared>, life: u64, client: &Arc<Client>) {
     let Ok(mut lists) = client.list_and_watch().await else { return };
     shared.life(life, |present| present.streams.insert(client.number, Arc::clone(client)));
     while let Some(devices) = lists.next().await {
-        // A message that cannot be read ends the stream.
+        // A message that cannot be decoded ends the stream.
         if shared.hook(life, Hook::OnList).await == Verdict::Fail {
             break;
         }
@@ -241,7 +244,8 @@ async fn watch_lists(shared: &Arc<Shared>, life: u64, client: &Arc<Client>) {
     shared.life(life, |present| present.streams.remove(&client.number));
 }
 
-/// A list replaces what is known of the resource, whichever client it comes from; then the checkpoint is written.
+/// A list replaces the known devices of the resource, no matter which client sent it. Then the
+/// checkpoint is written.
 async fn receive(shared: &Shared, life: u64, client: &Client, devices: Vec<ListedDevice>) {
     let resource = client.resource.clone();
     let at = shared.ground.now();
@@ -262,11 +266,11 @@ async fn receive(shared: &Shared, life: u64, client: &Client, devices: Vec<Liste
         }
     });
     shared.note_capacity(&resource);
-    // A failure is in the event log; the kubelet goes on as well.
+    // A failure is in the event log; the kubelet continues as well.
     let _ = shared.write_checkpoint(life).await;
 }
 
-/// Up to 1.24: the plugin has its answer already, and only the log tells of a failure.
+/// Up to 1.24: the plugin has its answer already, and a failure appears only in the log.
 async fn add_endpoint(shared: &Arc<Shared>, life: u64, resource: ResourceName, request: Register) {
     shared.hook(life, Hook::BeforeRegisterClient).await;
     let Some(number) = shared.life(life, super::state::Life::number_client) else { return };
@@ -298,7 +302,7 @@ async fn add_endpoint(shared: &Arc<Shared>, life: u64, resource: ResourceName, r
     shared.hook(life, Hook::BeforePluginDisconnected).await;
     let now = shared.ground.now();
     let stopped = shared.life(life, |present| {
-        // By identity: the end of an old stream means nothing to the new endpoint.
+        // By identity: the end of an old stream does not affect the new endpoint.
         let serving = present.manager.endpoint(&resource)?.client.as_ref()?;
         (serving.number == number).then(|| present.manager.disconnected(&resource, now))
     });

@@ -1,4 +1,4 @@
-//! A start of the kubelet, phase by phase, and what it finds.
+//! A start of the kubelet, phase by phase.
 
 use super::admission;
 use super::core::DeviceManager;
@@ -11,16 +11,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a start may meet.
+/// Conditions of a start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Start {
-    /// The container runtime is down when the kubelet looks which containers run: it believes that none does, and asks
-    /// about every pod again.
+    /// The container runtime is down when the kubelet lists the running containers: it believes
+    /// that none runs, and decides again on every pod.
     pub runtime_down: bool,
 }
 
-/// Starts on what the last life left; done when `kubelet.sock` answers. An error if it runs. A start that is overtaken by
-/// a kill ends quietly.
+/// Starts on the state that the last life left; returns when `kubelet.sock` answers. An error if it
+/// runs. A start that a kill overtakes ends without an error.
 pub(in crate::lab::sim) async fn start(shared: &Arc<Shared>, how: Start) -> Result<(), io::Error> {
     if shared.peek().life.is_some() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet runs"));

@@ -1,4 +1,5 @@
-//! What the tasks of the simulated kubelet share: the node, which outlives the kubelet, and the kubelet's present life.
+//! The shared state of the simulated kubelet's tasks: the node, which outlives the kubelet, and the
+//! kubelet's present life.
 
 use super::behaviour::Behaviour;
 use super::client::Client;
@@ -20,7 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// A flow that was held longer is told of: without it nobody understands what follows.
+/// A flow that was held for longer is logged: without the entry the later events cannot be
+/// explained.
 const NOTICED: Duration = Duration::from_millis(1);
 
 /// One life of the kubelet, from a start to the next stop.
@@ -31,21 +33,22 @@ pub(in crate::lab::sim) struct Life {
     pub(super) manager: DeviceManager<Arc<Client>>,
     pub(super) clients: Clients,
     pub(super) streams: Streams,
-    /// Pods that this life has heard of; the API's first batch comes only after a while.
+    /// Pods that this life knows; the API server's first batch comes only after a delay.
     pub(super) known: BTreeSet<String>,
-    /// Pods that a worker is at.
+    /// Pods with a running worker.
     pub(super) workers: BTreeSet<String>,
-    /// Pods that are to be admitted once more, with the size that they have.
+    /// Pods to be admitted again, with an unchanged size.
     pub(super) resizes: VecDeque<String>,
     tasks: Vec<Box<dyn Stop>>,
     clients_made: u64,
-    /// Clients that the kubelet has lost sight of without closing them. It leaks their connections.
+    /// Clients that the kubelet has forgotten without closing them. It leaks their connections.
     lost: Vec<Arc<Client>>,
     pub(super) limiter: Limiter,
-    /// Allocate calls under way, and since when there is one at every moment.
+    /// Allocate calls under way. `allocating_since` is the start of the period without a gap
+    /// between them.
     pub(super) allocating: usize,
     pub(super) allocating_since: Duration,
-    /// Register calls and lists by resource.
+    /// Register calls by resource. `lists` counts lists.
     pub(super) registers: BTreeMap<String, u64>,
     pub(super) lists: BTreeMap<ResourceName, u64>,
 }
@@ -64,24 +67,25 @@ impl Life {
     }
 }
 
-/// The node: it stays when the kubelet goes.
+/// The node: it stays when the kubelet exits.
 #[derive(Debug, Default)]
 pub(in crate::lab::sim) struct State {
     pub(super) life: Option<Life>,
     pub(super) starts: u64,
     /// In the order of their creation.
     pub(super) pods: Vec<Pod>,
-    /// Pods that were deleted by force: their containers run on, and the kubelet knows nothing of them.
+    /// Pods that were deleted by force: their containers continue to run, and the kubelet does not
+    /// know them.
     pub(super) orphans: BTreeMap<String, Pod>,
     pub(super) events: EventLog,
     pub(super) readings: BTreeMap<ResourceName, Readings>,
     /// By reason.
     pub(super) rejections: BTreeMap<String, u64>,
     pub(super) panicked: Option<String>,
-    /// Listings that were asked for while an Allocate was under way.
+    /// Listings that were requested while an Allocate was under way.
     pub(super) listings_in_allocate: u64,
     pub(super) interleavings: BTreeMap<Interleaving, u64>,
-    /// How often each hook was come to.
+    /// How often each hook was reached.
     pub(super) hooks: BTreeMap<Hook, u64>,
 }
 
@@ -90,7 +94,7 @@ impl State {
         self.pods.iter_mut().find(|pod| pod.spec.uid == uid)
     }
 
-    /// What a pod asked for, also one that was deleted by force.
+    /// A pod's spec, including pods that were deleted by force.
     pub(super) fn spec(&self, uid: &str) -> Option<&PodSpec> {
         let pod = self.pods.iter().find(|pod| pod.spec.uid == uid);
         pod.or_else(|| self.orphans.get(uid)).map(|pod| &pod.spec)
@@ -102,7 +106,7 @@ impl State {
         self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
     }
 
-    /// Frees what inactive pods hold.
+    /// Frees the devices of inactive pods.
     pub(super) fn purge(&mut self) {
         let active = self.active().map(|pod| pod.spec.uid.clone()).collect();
         if let Some(life) = &mut self.life {
@@ -111,18 +115,19 @@ impl State {
     }
 }
 
-/// Shared by every task.
+/// The state that every task shares.
 #[derive(Debug)]
 pub(in crate::lab::sim) struct Shared {
     pub(super) behaviour: Behaviour,
-    /// Of the present life, or of the next: the node's kubelet may be replaced by another version.
+    /// The version of the present life, or of the next: another version may replace the node's
+    /// kubelet.
     profile: Mutex<Profile>,
     pub(super) ground: Arc<dyn Ground>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
-    /// Wakes the sync loop, which is alone in waiting for it.
+    /// Wakes the sync loop, its only waiter.
     pub(super) pod_added: Notify,
-    /// Seen under the lock of the state, told after it.
+    /// Recorded under the lock of the state, logged after it.
     seen: Mutex<Vec<(ResourceName, Interleaving)>>,
 }
 
@@ -138,12 +143,12 @@ impl Shared {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next life is of this version.
+    /// Sets the version of the next life.
     pub(super) fn replace(&self, profile: Profile) {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
-    /// Looks at everything at one moment.
+    /// Reads the whole state at one time.
     pub(in crate::lab::sim) fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
         let now = self.ground.now();
         look(&View { state: &self.peek(), now })
@@ -155,13 +160,14 @@ impl Shared {
         self.pod_added.notify_one();
     }
 
-    /// Asks for another decision on a pod that runs.
+    /// Requests another decision on a running pod.
     pub(in crate::lab::sim) fn resize_pod(&self, uid: &str) {
         self.update(|state| state.life.as_mut().map(|present| present.resizes.push_back(uid.to_owned())));
         self.pod_added.notify_one();
     }
 
-    /// A pod is deleted and its containers have ended; also one that was deleted by force. Says whether there was one.
+    /// Deletes a pod whose containers have ended, including one that was deleted by force. Returns
+    /// whether there was one.
     pub(in crate::lab::sim) fn end_pod(&self, uid: &str) -> io::Result<bool> {
         let spec = self.peek().spec(uid).cloned();
         let Some(spec) = spec else { return Ok(false) };
@@ -185,7 +191,7 @@ impl Shared {
         });
     }
 
-    /// The containers of a pod have done their work. Says whether it ran.
+    /// The containers of a pod have done their work. Returns whether the pod ran.
     pub(in crate::lab::sim) fn complete_pod(&self, uid: &str) -> bool {
         self.update(|state| {
             let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else { return false };
@@ -195,10 +201,10 @@ impl Shared {
         })
     }
 
-    /// Every container dies, and all are to be started again, init containers too.
+    /// Every container dies, and all are to be started again, including init containers.
     pub(in crate::lab::sim) fn end_containers(&self) {
         let now = self.ground.now();
-        // What was deleted by force has nobody who would start it again; the kubelet sweeps up what it left.
+        // No kubelet restarts a pod that was deleted by force; the kubelet removes its log folder.
         let orphans = self.update(|state| std::mem::take(&mut state.orphans));
         for orphan in orphans.values() {
             super::worker::note(self, self.ground.remove_logs(&orphan.spec));
@@ -216,12 +222,12 @@ impl Shared {
         });
     }
 
-    /// A container ends by itself.
+    /// A container ends without a command.
     pub(in crate::lab::sim) fn crash_container(self: &Arc<Self>, uid: &str, container: &str) {
         super::worker::crash(self, uid, container);
     }
 
-    /// A pod is deleted by force: its containers run on. Says whether there was one.
+    /// A pod is deleted by force: its containers continue to run. Returns whether there was one.
     pub(in crate::lab::sim) fn orphan_pod(&self, uid: &str) -> bool {
         self.update(|state| {
             let orphan = state.pods.iter().position(|pod| pod.spec.uid == uid).map(|index| state.pods.remove(index));
@@ -229,12 +235,12 @@ impl Shared {
         })
     }
 
-    /// Looks at the state.
+    /// Locks and returns the state.
     pub(in crate::lab::sim) fn peek(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes whoever waits for it.
+    /// Changes the state, and notifies every waiter.
     pub(super) fn update<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.peek();
         let result = act(&mut state);
@@ -244,12 +250,13 @@ impl Shared {
         result
     }
 
-    /// Changes the state if the kubelet still lives the given life; a task of an earlier one gets `None` and ends.
+    /// Changes the state if the given life is the present one; a task of an earlier one gets `None`
+    /// and ends.
     pub(super) fn in_life<R>(&self, life: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
         self.update(|state| state.life.as_ref().is_some_and(|present| present.number == life).then(|| act(state)))
     }
 
-    /// Like [`Shared::in_life`], for the life itself.
+    /// Like [`Shared::in_life`], for the life alone.
     pub(super) fn life<R>(&self, life: u64, act: impl FnOnce(&mut Life) -> R) -> Option<R> {
         self.in_life(life, |state| state.life.as_mut().map(act)).flatten()
     }
@@ -263,7 +270,7 @@ impl Shared {
         self.update(|state| state.events.push(at, kind));
     }
 
-    /// Notes an interleaving; also from under the lock of the state.
+    /// Records an interleaving; may be called under the lock of the state.
     pub(super) fn saw(&self, resource: &ResourceName, which: Option<Interleaving>) {
         if let Some(which) = which {
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).push((resource.clone(), which));
@@ -278,7 +285,8 @@ impl Shared {
         }
     }
 
-    /// A flow of this life comes to a hook. A flow that is not to go on waits here for its end.
+    /// A flow of this life reaches a hook. A flow that must not continue waits here until it is
+    /// dropped.
     pub(super) async fn hook(&self, life: u64, hook: Hook) -> Verdict {
         *self.peek().hooks.entry(hook).or_default() += 1;
         let Some(decided) = self.ground.hook(hook) else { return Verdict::Pass };
@@ -301,7 +309,7 @@ impl Shared {
         }
     }
 
-    /// Opens a life that knows nothing yet. There must be none.
+    /// Opens a life with empty state. There must be none.
     pub(super) fn open(&self) -> u64 {
         let now = self.ground.now();
         self.update(|state| {
@@ -354,7 +362,7 @@ impl Shared {
         }
     }
 
-    /// The real kubelet would have crashed: this one stops too.
+    /// The real kubelet would have crashed here: this one stops too.
     pub(super) fn panic(&self, error: &NilDereference) {
         let site = error.to_string();
         self.update(|state| state.panicked.get_or_insert_with(|| site.clone()).clone());
@@ -362,8 +370,8 @@ impl Shared {
         self.close();
     }
 
-    /// Writes the checkpoint of the given life. As in the kubelet, what it says is fixed under the lock and written
-    /// without it: of two writers the one with the older content may come last.
+    /// Writes the checkpoint of the given life. As in the kubelet, the content is fixed under the
+    /// lock and written without it: of two writers the one with the older content may come last.
     pub(super) async fn write_checkpoint(&self, life: u64) -> Result<(), String> {
         let fails = self.hook(life, Hook::BeforeCheckpoint).await == Verdict::Fail;
         let snapshot =
@@ -379,7 +387,7 @@ impl Shared {
         result
     }
 
-    /// Notes what is allocatable now, where it has changed.
+    /// Records the allocatable count if it has changed.
     pub(super) fn note_capacity(&self, resource: &ResourceName) {
         let now = self.ground.now();
         let mut state = self.peek();

@@ -1,4 +1,4 @@
-//! What the node's status tells of a resource, and what it would have told at any other moment.
+//! The node's status of a resource, and its history at every time.
 
 use super::core::Capacity;
 use super::event::EventKind;
@@ -7,15 +7,15 @@ use crate::domain::ResourceName;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Older readings are dropped: a day of node status is 8640 of them.
+/// Older readings are dropped: a day of node status has 8640 of them.
 const READINGS_MAX: usize = 10_000;
 
 /// A resource's numbers over time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Readings {
-    /// Every change inside the kubelet: since when, and what; `None` while the kubelet is down.
+    /// Every change inside the kubelet, with its time; `None` while the kubelet is down.
     pub inside: Vec<(Duration, Option<Capacity>)>,
-    /// What the API server was told, every ten seconds.
+    /// The values in the node's status, every ten seconds.
     pub told: Vec<(Duration, Capacity)>,
 }
 
@@ -44,8 +44,8 @@ impl Readings {
         self.told.push((now, capacity));
     }
 
-    /// Device-seconds that were missing inside the kubelet between two times, against `expected` allocatable ones. A
-    /// kubelet that is down misses nothing.
+    /// Device-seconds that were missing inside the kubelet between two times, out of `expected`
+    /// allocatable ones. A kubelet that is down counts as complete.
     #[must_use]
     pub fn dip(&self, expected: usize, from: Duration, to: Duration) -> f64 {
         missing(
@@ -63,7 +63,8 @@ impl Readings {
     }
 }
 
-/// The integral of what is missing of `expected` over a series of values, each of which holds until the next one.
+/// The integral of the shortfall from `expected` over a series of values; each value holds until
+/// the next one.
 fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, from: Duration, to: Duration) -> f64 {
     let (mut sum, mut since, mut lacking) = (0.0, from, 0_usize);
     let mut add = |since: Duration, until: Duration, lacking: usize| {
@@ -79,10 +80,11 @@ fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, fro
     sum
 }
 
-/// An Allocate that takes longer makes the kubelet's health check fail, and the machine's watchdog may kill it.
+/// A longer Allocate makes the kubelet's health check fail, and the machine's watchdog may kill the
+/// kubelet.
 const STUCK_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// Tells the API server what there is, until the life ends.
+/// Reports the node's status to the API server until the life ends.
 pub(super) async fn tell(shared: &Shared, life: u64) {
     shared.ground.sleep(shared.behaviour.gaps.to_first_status).await;
     let mut is_stuck = false;
@@ -95,7 +97,7 @@ pub(super) async fn tell(shared: &Shared, life: u64) {
         shared.in_life(life, |state| {
             let now = shared.ground.now();
             let Some(present) = &state.life else { return };
-            // What was deleted is told as 0, for ever.
+            // A deleted resource is reported as 0 from then on.
             let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
             for resource in known {
                 let capacity = present.manager.capacity(&resource, now);
@@ -109,7 +111,7 @@ pub(super) async fn tell(shared: &Shared, life: u64) {
         if stuck == Some(true) && !std::mem::replace(&mut is_stuck, true) {
             shared.log(EventKind::Stuck);
         }
-        // Every ten seconds, 4 % more or less.
+        // Every ten seconds, plus or minus 4 %.
         let jitter = u64::try_from(shared.ground.below(801)).unwrap_or_default();
         shared.ground.sleep(Duration::from_millis(9600 + jitter)).await;
     }

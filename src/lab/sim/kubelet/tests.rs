@@ -1,4 +1,5 @@
-//! The simulated kubelet against a tiny plugin, over real sockets. Every test waits for values, none sleeps.
+//! Tests the simulated kubelet with a tiny plugin over real sockets. Every test waits for values,
+//! none sleeps.
 
 use super::core::{DeviceManager, ListedDevice, Options, Step};
 use super::held::PodDevices;
@@ -42,7 +43,7 @@ fn healthy(ids: &[&str]) -> Vec<api::Device> {
     ids.iter().map(|id| device(id, "Healthy")).collect()
 }
 
-/// A plugin of one resource: serves a list, remembers what was allocated.
+/// A plugin of one resource: serves a list and records the allocated ids.
 struct TestPlugin {
     endpoint: String,
     lists: watch::Sender<Option<Vec<api::Device>>>,
@@ -67,15 +68,15 @@ struct Service {
 enum Behaviour {
     #[default]
     Usual,
-    /// It has a preference: the last ids.
+    /// It prefers the last ids.
     Prefers,
     /// Allocate fails.
     Refuses,
-    /// Its list loses the device while the device is allocated.
+    /// Its list loses the device while Allocate is under way.
     Vanishes,
-    /// It wants to be called before a container starts, and fails then.
+    /// It requests PreStartContainer, and fails it.
     PreStarts,
-    /// It does not answer when it is asked for its options.
+    /// It does not answer GetDevicePluginOptions.
     NoOptions,
 }
 
@@ -123,7 +124,7 @@ impl DevicePlugin for Service {
             let mut acted_on = self.lists.subscribe();
             self.lists.send_replace(Some(healthy(&["other"])));
             acted_on.borrow_and_update();
-            // The next value comes from the test, once the kubelet has the shorter list.
+            // The test sends the next value once the kubelet has the shorter list.
             acted_on.changed().await.unwrap();
         }
         self.allocated.lock().unwrap().push(asked.iter().map(DeviceId::new).collect());

@@ -1,4 +1,4 @@
-//! What can be seen of the node and its kubelet at one moment.
+//! A consistent view of the node and its kubelet at one time.
 
 use super::core::Capacity;
 use super::event::{Event, EventKind, EventLog};
@@ -11,7 +11,7 @@ use crate::domain::{AllocId, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A container that runs with devices.
+/// A running container with devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The pod's UID.
@@ -20,36 +20,38 @@ pub struct Holder {
     pub container: String,
     /// The ids that it was started with, by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Holdfast's annotation that the container itself got: of one of its resources, where it has several.
+    /// Holdfast's annotation that the container itself got: that of one resource, where it has
+    /// several.
     pub alloc_id: Option<AllocId>,
     /// Holdfast's annotations by resource.
     pub alloc_ids: BTreeMap<ResourceName, AllocId>,
-    /// Whether its pod was deleted by force: the kubelet knows nothing of it.
+    /// Whether its pod was deleted by force: the kubelet does not know it.
     pub is_orphan: bool,
 }
 
-/// How the kubelet stands to a resource.
+/// The kubelet's state of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The client that is known to be connected, by its number: its end will be noticed.
+    /// The client that the kubelet believes to be connected, by its number: its end will be
+    /// noticed.
     pub tracked: Option<u64>,
     /// The client that Allocate calls go to.
     pub serving: Option<u64>,
-    /// Its socket, below the device-plugin directory.
+    /// Its socket, relative to the device-plugin directory.
     pub socket: Option<String>,
-    /// Whether the endpoint is stopped, or there is none: every Allocate fails.
+    /// Whether the endpoint is stopped or missing: every Allocate fails.
     pub is_stopped: bool,
-    /// Whether the client that serves is known to be connected.
+    /// Whether the serving client is known to be connected.
     pub is_tracked: bool,
     /// Whether its stream is open.
     pub is_streaming: bool,
-    /// How many streams feed the list.
+    /// Streams that feed the list.
     pub streams: usize,
-    /// The ids that are healthy.
+    /// The healthy ids.
     pub healthy: BTreeSet<DeviceId>,
 }
 
-/// A consistent look at everything.
+/// A consistent view of the whole state.
 #[derive(Debug)]
 pub struct View<'a> {
     pub(super) state: &'a State,
@@ -63,13 +65,13 @@ impl View<'_> {
         self.state.life.is_some()
     }
 
-    /// Whether the first pods after the newest start are through.
+    /// Whether the first batch of pods after the newest start is complete.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.state.life.as_ref().is_some_and(|life| life.manager.sources_ready())
     }
 
-    /// Capacity and allocatable of a resource as the node's status would tell them; 0 while the kubelet is down.
+    /// Capacity and allocatable of a resource as in the node's status; 0 while the kubelet is down.
     #[must_use]
     pub fn capacity(&self, resource: &ResourceName) -> Capacity {
         self.state.life.as_ref().map(|life| life.manager.capacity(resource, self.now)).unwrap_or_default()
@@ -87,32 +89,32 @@ impl View<'_> {
         self.pods().iter().find(|pod| pod.spec.uid == uid)
     }
 
-    /// What the kubelet has recorded for a container.
+    /// The devices that the kubelet has recorded for a container.
     #[must_use]
     pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
         let held = self.state.life.iter().flat_map(|life| life.manager.held().container(pod_uid, container));
         held.map(|(resource, held)| (resource.clone(), held.ids())).collect()
     }
 
-    /// How many pods were rejected so far.
+    /// Pods that were rejected so far.
     #[must_use]
     pub fn rejections(&self) -> u64 {
         self.state.rejections.values().sum()
     }
 
-    /// The same by the reason of their status.
+    /// Rejected pods by the reason of their status.
     #[must_use]
     pub fn rejections_by_reason(&self) -> &BTreeMap<String, u64> {
         &self.state.rejections
     }
 
-    /// Where the real kubelet would have crashed first, if it would have.
+    /// The first place where the real kubelet would have crashed, if any.
     #[must_use]
     pub fn panicked(&self) -> Option<&str> {
         self.state.panicked.as_deref()
     }
 
-    /// Every container that runs with devices; also those of pods that were deleted by force.
+    /// Every running container with devices, including those of pods that were deleted by force.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         let pods = self.state.pods.iter().chain(self.state.orphans.values());
@@ -129,7 +131,7 @@ impl View<'_> {
         running.map(holder).collect()
     }
 
-    /// Ids that run in containers of more than one pod, which is what nobody wants.
+    /// Ids that run in containers of more than one pod, which must not happen.
     #[must_use]
     pub fn shared_devices(&self) -> BTreeMap<(ResourceName, DeviceId), BTreeSet<String>> {
         let mut pods: BTreeMap<(ResourceName, DeviceId), BTreeSet<String>> = BTreeMap::new();
@@ -144,7 +146,7 @@ impl View<'_> {
         pods
     }
 
-    /// How the kubelet stands to a resource.
+    /// The kubelet's state of a resource.
     #[must_use]
     pub fn standing(&self, resource: &ResourceName) -> Standing {
         let Some(life) = &self.state.life else { return Standing::default() };
@@ -162,19 +164,19 @@ impl View<'_> {
         }
     }
 
-    /// How often a resource was registered in this life of the kubelet, with or without success.
+    /// Register calls for a resource in this life of the kubelet, with or without success.
     #[must_use]
     pub fn registers(&self, resource: &ResourceName) -> u64 {
         self.in_life(|life| life.registers.get(resource.as_str()).copied())
     }
 
-    /// How many lists of a resource came in this life of the kubelet.
+    /// Lists of a resource that arrived in this life of the kubelet.
     #[must_use]
     pub fn lists(&self, resource: &ResourceName) -> u64 {
         self.in_life(|life| life.lists.get(resource).copied())
     }
 
-    /// The most Register calls that were answered, and the most lists that came, within any one second.
+    /// The most answered Register calls, and the most lists, within any one second.
     #[must_use]
     pub fn busiest_second(&self, resource: &ResourceName) -> (usize, usize) {
         let (second, events) = (Duration::from_secs(1), &self.state.events);
@@ -191,7 +193,7 @@ impl View<'_> {
         self.state.life.as_ref().and_then(count).unwrap_or_default()
     }
 
-    /// How often the pods were listed while an Allocate was under way: each may cost a reservation.
+    /// Listings of the pods while an Allocate was under way: each may cost a reservation.
     #[must_use]
     pub fn listings_in_allocate(&self) -> u64 {
         self.state.listings_in_allocate
@@ -203,25 +205,25 @@ impl View<'_> {
         self.state.readings.get(resource)
     }
 
-    /// How often each interleaving was passed through.
+    /// How often each interleaving occurred.
     #[must_use]
     pub fn interleavings(&self) -> &BTreeMap<Interleaving, u64> {
         &self.state.interleavings
     }
 
-    /// How often each hook was come to.
+    /// How often each hook was reached.
     #[must_use]
     pub fn hooks(&self) -> &BTreeMap<Hook, u64> {
         &self.state.hooks
     }
 
-    /// How often the kubelet was started.
+    /// Starts of the kubelet.
     #[must_use]
     pub fn starts(&self) -> u64 {
         self.state.starts
     }
 
-    /// What happened so far.
+    /// The events so far.
     #[must_use]
     pub fn events(&self) -> &EventLog {
         &self.state.events

@@ -10,10 +10,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The kubelet's deadline of `PreStartContainer`, the only one that it sets.
+/// The kubelet's deadline of `PreStartContainer`, the only deadline that it sets.
 const PRE_START_WITHIN: Duration = Duration::from_secs(30);
 
-/// Puts a worker to a pod, unless one is at it.
+/// Starts a worker for a pod, unless one is running.
 pub(super) fn work(shared: &Arc<Shared>, life: u64, uid: &str) {
     if shared.life(life, |present| present.workers.insert(uid.to_owned())) == Some(true) {
         let (worker, uid) = (Arc::clone(shared), uid.to_owned());
@@ -38,7 +38,7 @@ async fn run(shared: &Shared, life: u64, uid: &str) {
     }
 }
 
-/// What there is to do; with nothing to do the worker leaves the pod, in the same moment.
+/// The next work for a pod. Without work, the worker leaves the pod in the same step.
 fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     let work = state.pod(uid).filter(|pod| !pod.is_over()).and_then(|pod| {
         for container in pod.containers.values_mut().filter(|container| container.running && !container.runs(now)) {
@@ -102,14 +102,14 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
     note(shared, files.unwrap_or(Ok(())));
 }
 
-/// How long an init container runs this time.
+/// The run time of an init container, drawn at random.
 fn work_of(shared: &Shared) -> Duration {
     let most = usize::try_from(shared.behaviour.init_takes.as_millis()).unwrap_or_default();
     Duration::from_millis(u64::try_from(shared.ground.below(most + 1)).unwrap_or_default())
 }
 
-/// `GetDeviceRunContainerOptions`: PreStartContainer where it is asked for, Allocate where nothing is recorded, then the
-/// stored answers of all resources put together, in any order.
+/// `GetDeviceRunContainerOptions`: PreStartContainer where the plugin requested it, Allocate where
+/// nothing is recorded, then the stored answers of all resources merged in random order.
 async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<Container, Halt> {
     let mut lacks = false;
     let resources = admission::resources(shared, container);
@@ -149,7 +149,7 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
         .ok_or(Halt::Over)
 }
 
-/// A container ends by itself and waits for its next start.
+/// A container ends without a command and waits for its next start.
 pub(super) fn crash(shared: &Arc<Shared>, uid: &str, container: &str) {
     let retry_at = shared.ground.now() + shared.behaviour.restart_after;
     let life = shared.update(|state| {

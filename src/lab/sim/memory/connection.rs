@@ -16,13 +16,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
-/// What a call comes to whose connection broke, in grpc-go's words.
+/// The error of a call whose connection broke, as grpc-go words it.
 const BROKEN: &str = "rpc error: code = Unavailable desc = error reading from server: EOF";
 
-/// grpc-go takes messages up to this size.
+/// The largest message that grpc-go accepts.
 const MESSAGE_MAX: usize = 4 * 1024 * 1024;
 
-/// A `ClientConn` of grpc-go: one transport at a time, made anew by the next call when it broke.
+/// A `ClientConn` of grpc-go: one transport at a time; after a break the next call creates a new
+/// one.
 #[derive(Debug)]
 pub(super) struct Wire {
     memory: Arc<Memory>,
@@ -64,7 +65,7 @@ impl Wire {
         Ok(again)
     }
 
-    /// One unary call: a task of the plugin's side, with the way there and back.
+    /// One unary call: a task of the plugin's side, with the latency of both directions.
     async fn call<T: Send + 'static>(
         &self,
         method: impl FnOnce(Arc<dyn Plugin>) -> BoxFuture<'static, Result<T, Status>>,
@@ -99,7 +100,7 @@ impl Wire {
     }
 }
 
-/// Tells the plugin's side that nobody waits any more, when it is dropped.
+/// Stops the task of the plugin's side when it is dropped: the caller no longer waits.
 #[derive(Debug)]
 struct Reset {
     task: Task,
@@ -200,7 +201,7 @@ impl Lists for Listing {
     }
 }
 
-/// About what a device takes in a message: its id, its health, its NUMA nodes.
+/// The approximate size of a device in a message: its id, its health, its NUMA nodes.
 fn encoded_len(device: &ListedDevice) -> usize {
     let (tags, health) = (6, 9);
     tags + health + device.id.as_str().len() + 6 * device.numa_nodes.len()

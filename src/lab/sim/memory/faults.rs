@@ -1,4 +1,4 @@
-//! What goes wrong, and how often.
+//! The faults of a simulation and their probabilities.
 
 use crate::lab::sim::kubelet::{Hook, Verdict};
 use crate::lab::sim::random::Random;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// The usual waits at a hook: from a busy processor to a slow disk.
 const DELAY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(50));
-/// The rare ones: a node that swaps, or a goroutine that waits for a lock.
+/// The rare waits: a node that swaps, or a goroutine that waits for a lock.
 const STALL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// The probabilities of what happens to a flow at one hook, each time that it comes there.
+/// The probabilities of the outcomes at one hook, each time that a flow reaches it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Odds {
-    /// Others go on first, if the seed wants it so.
+    /// Other tasks may run first, if the seed picks them.
     pub yields: f64,
     /// It waits for 0.1 to 50 ms.
     pub delays: f64,
@@ -21,40 +21,41 @@ pub struct Odds {
     pub stalls: f64,
     /// The step that follows fails, where it can.
     pub fails: f64,
-    /// The plugin's Register is given up, where one waits.
+    /// The plugin cancels its Register, where it waits for one.
     pub cancels: f64,
-    /// The kubelet dies. Who starts it again is the scenario's business.
+    /// The kubelet dies. The scenario restarts it.
     pub crashes: f64,
 }
 
-/// A plan of faults. It ends: what is to hold in the end must have the time to come true.
+/// A plan of faults. It ends, so that the final conditions have time to become true.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Faults {
     /// From this time on every hook lets everything pass.
     pub until: Duration,
-    /// What happens at a hook.
+    /// The odds at a hook.
     pub odds: Odds,
-    /// What happens at hooks that are different.
+    /// Hooks with other odds.
     pub at: BTreeMap<Hook, Odds>,
-    /// What happens to the flow that is the n-th one to come to any hook, counted from 1: to go through every place, or
-    /// every pair of places, one after the other. Without regard to [`Faults::until`].
+    /// The outcome for the flow that is the n-th one to reach any hook, counted from 1. With it a
+    /// test tries every place, or every pair of places, one after the other. [`Faults::until`] does
+    /// not apply.
     pub steps: BTreeMap<u64, (Duration, Verdict)>,
 }
 
 impl Faults {
-    /// Nothing goes wrong, and nothing waits.
+    /// No faults and no waits.
     #[must_use]
     pub fn none() -> Self {
         Faults::default()
     }
 
-    /// Nothing fails, but everything takes another time and comes in another order.
+    /// Nothing fails, but times and orders vary.
     #[must_use]
     pub fn schedules(until: Duration) -> Self {
         Faults { until, odds: Odds { yields: 0.3, delays: 0.1, stalls: 0.005, ..Odds::default() }, ..Faults::default() }
     }
 
-    /// Steps fail and the kubelet dies too.
+    /// Varied times and orders; steps fail and the kubelet dies too.
     #[must_use]
     pub fn storm(until: Duration) -> Self {
         Faults { odds: Odds { fails: 0.02, cancels: 0.02, crashes: 0.005, ..Self::schedules(until).odds }, ..Self::schedules(until) }
@@ -67,14 +68,15 @@ impl Faults {
         self
     }
 
-    /// The plan with something exact at the n-th step.
+    /// The plan with a fixed outcome at the n-th step.
     #[must_use]
     pub fn step(mut self, nth: u64, wait: Duration, verdict: Verdict) -> Self {
         self.steps.insert(nth, (wait, verdict));
         self
     }
 
-    /// What happens to a flow that is the `nth` one to come to a hook: how long it waits, how it goes on.
+    /// The outcome for the flow that is the `nth` one to reach a hook: its wait, and how it
+    /// continues.
     pub(super) fn decide(&self, nth: u64, hook: Hook, now: Duration, random: &mut Random) -> Option<Decision> {
         if let Some((wait, verdict)) = self.steps.get(&nth) {
             return Some(Decision { wait: *wait, verdict: *verdict });
@@ -104,7 +106,7 @@ impl Faults {
     }
 }
 
-/// What happens to one flow at one hook.
+/// The outcome for one flow at one hook.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Decision {
     pub(super) wait: Duration,

@@ -1,4 +1,5 @@
-//! The ground of a kubelet in memory: an executor's time and chance, and the node's files as tables.
+//! The ground of a kubelet in memory: an executor's time and random numbers, and the node's files
+//! as tables.
 
 use super::connection::Wire;
 use super::faults::Faults;
@@ -18,13 +19,13 @@ use tokio::sync::watch;
 
 /// The wall clock at time 0: 2027-01-15T08:00:00Z.
 const EPOCH_MS: u64 = 1_800_000_000_000;
-/// The kubelet's registration socket, below its device-plugin directory.
+/// The kubelet's registration socket, relative to its device-plugin directory.
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// How long the log folder of a pod outlives it.
 const LOGS_KEPT: Duration = Duration::from_secs(5);
-/// The longest time from the bind of `kubelet.sock`, which can be seen, to its listen.
+/// The longest time from the bind of `kubelet.sock`, which watchers see, to its listen.
 const LISTEN_GAP: Duration = Duration::from_micros(200);
-/// The time between two removals of the kubelet's clean-up, at most.
+/// The longest time between two removals of the kubelet's clean-up.
 const CLEAN_UP: Duration = Duration::from_micros(500);
 
 /// `kubelet_internal_checkpoint`.
@@ -40,31 +41,31 @@ enum CheckpointFile {
 struct Tables {
     sockets: Sockets,
     checkpoint: CheckpointFile,
-    /// By pod UID: whether something runs in it.
+    /// By pod UID: whether a process runs in it.
     cgroups: BTreeMap<String, bool>,
     names: BTreeMap<String, PodName>,
-    /// CDI devices that the container runtime finds; `None` is any.
+    /// CDI devices that the container runtime finds; with `None` it finds every device.
     cdi: Option<BTreeSet<String>>,
     /// The life that answers Register.
     registration: Option<u64>,
     /// The life that answers the pod-resources API.
     pod_resources: Option<u64>,
-    /// What the kubelet has dialled in its present life.
+    /// The connections that the kubelet has dialled in its present life.
     dialled: Vec<Weak<Transport>>,
     boots: u64,
 }
 
-/// The node's side of everything.
+/// The node's state, and the kubelet's ground.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) handle: Handle,
     faults: Faults,
-    /// How often any flow came to any hook.
+    /// How often any flow has reached any hook.
     steps: AtomicU64,
     tables: Mutex<Tables>,
     pub(super) kubelet_socket: watch::Sender<Option<KubeletGeneration>>,
     pub(super) checkpoint_writes: watch::Sender<u64>,
-    /// Itself, for the connections that it makes.
+    /// A reference to this value, for the connections that it creates.
     this: Weak<Memory>,
 }
 
@@ -111,7 +112,7 @@ impl Memory {
         self.tables().sockets.paths()
     }
 
-    /// Connects to a plugin, at once or not at all.
+    /// Connects to a plugin without delay; `None` if none listens.
     pub(super) fn connect(&self, path: &str) -> Option<Arc<Transport>> {
         let mut tables = self.tables();
         let transport = tables.sockets.dial(path)?;
@@ -120,7 +121,7 @@ impl Memory {
         Some(transport)
     }
 
-    /// Cuts a connection from the kubelet's side: the plugin's learns of it a little later.
+    /// Cuts a connection from the kubelet's side: the plugin's side learns of it a little later.
     pub(super) fn cut_soon(&self, transport: Arc<Transport>) {
         let handle = self.handle.clone();
         self.handle.spawn(async move {
@@ -129,7 +130,7 @@ impl Memory {
         });
     }
 
-    /// The life that answers Register; an error in the system's words where none does.
+    /// The life that answers Register; without one, an error as the system words it.
     pub(super) fn registration(&self) -> Result<u64, &'static str> {
         let tables = self.tables();
         let refused = || if tables.sockets.inode(KUBELET_SOCKET).is_some() { "Connection refused" } else { "No such file or directory" };
@@ -140,7 +141,7 @@ impl Memory {
         self.tables().pod_resources
     }
 
-    /// The checkpoint as a reader understands it.
+    /// The checkpoint as a reader parses it.
     pub(super) fn checkpoint(&self) -> Option<Arc<Checkpoint>> {
         let tables = self.tables();
         let CheckpointFile::Written(snapshot, written_at) = &tables.checkpoint else { return None };
@@ -174,7 +175,7 @@ impl Memory {
         }
     }
 
-    /// The containers of a pod have ended; its cgroup is still there.
+    /// The containers of a pod have ended; its cgroup still exists.
     pub(super) fn empty_cgroup(&self, uid: &str) {
         if let Some(populated) = self.tables().cgroups.get_mut(uid) {
             *populated = false;
@@ -189,7 +190,8 @@ impl Memory {
         self.tables().cdi = names;
     }
 
-    /// What a reboot leaves: the disk, without cgroups, sockets that answer, or CDI devices.
+    /// Applies a reboot to the files: the disk stays; cgroups, listening sockets and CDI devices
+    /// are removed.
     pub(super) fn reboot(&self) {
         let mut tables = self.tables();
         tables.boots += 1;
@@ -200,7 +202,7 @@ impl Memory {
     }
 }
 
-/// `filepath.Join`, as far as it matters: an absolute path lies below the directory too.
+/// The relevant part of `filepath.Join`: an absolute path is below the directory too.
 fn clean(path: &str) -> String {
     path.split('/').filter(|part| !part.is_empty() && *part != ".").collect::<Vec<_>>().join("/")
 }
@@ -247,7 +249,7 @@ impl Ground for Memory {
     fn dial(&self, _client: u64, socket: &str) -> BoxFuture<'static, Arc<dyn Connection>> {
         let (this, handle, path) = (Weak::clone(&self.this), self.handle.clone(), clean(socket));
         Box::pin(async move {
-            // grpc-go's back-off: 1 s, 1.6 times more each time, a fifth more or less.
+            // grpc-go's backoff: 1 s, 1.6 times longer each time, plus or minus 20 %.
             let mut pause = Duration::from_secs(1);
             loop {
                 handle.sleep(latency(&handle)).await;
@@ -273,7 +275,7 @@ impl Ground for Memory {
         Ok(())
     }
 
-    /// One snapshot, in the directory's order, which is any.
+    /// One snapshot, in random order as in a directory.
     fn stale_sockets(&self) -> io::Result<Vec<String>> {
         let mut paths: Vec<String> = self.paths().into_iter().filter(|path| !path.contains('/')).collect();
         self.handle.random(|random| {

@@ -1,4 +1,4 @@
-//! What happens to the node's kubelet and its pods, and what both look like.
+//! Actions on the node's kubelet and its pods, and queries of both.
 
 use super::node::Node;
 use super::sockets::latency;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
 
-/// The longest time that the containers of a deleted pod take to end.
+/// The longest time until the containers of a deleted pod end.
 const TERMINATION: Duration = Duration::from_secs(2);
 /// The longest time that an empty cgroup stays.
 const CGROUP_KEPT: Duration = Duration::from_millis(200);
@@ -25,16 +25,16 @@ impl Node {
     /// Starts the kubelet. Nothing happens if it runs.
     pub fn start_kubelet(&self, how: Start) {
         let shared = Arc::clone(self.shared());
-        // It fails only if it runs already.
+        // It fails only if the kubelet runs already.
         self.handle().spawn(async move { drop(start::start(&shared, how).await) });
     }
 
-    /// Kills the kubelet: its connections are cut, its files stay, containers run on.
+    /// Kills the kubelet: its connections are cut, its files stay, containers continue to run.
     pub fn kill_kubelet(&self) {
         self.shared().close();
     }
 
-    /// Kills the kubelet and starts it again after a while.
+    /// Kills the kubelet and starts it again after `down_for`.
     pub fn restart_kubelet(&self, down_for: Duration, how: Start) {
         self.kill_kubelet();
         let node = self.clone();
@@ -44,7 +44,8 @@ impl Node {
         });
     }
 
-    /// Starts the kubelet again whenever it has been down for this long, as systemd does: after a crash too.
+    /// Starts the kubelet again each time it has been down for `down_for`, as systemd does, also
+    /// after a crash.
     pub fn supervise_kubelet(&self, down_for: Duration) {
         let node = self.clone();
         self.handle().spawn(async move {
@@ -61,8 +62,9 @@ impl Node {
         });
     }
 
-    /// Reboots: every process and container dies, cgroups and CDI devices are gone, the disk stays. The kubelet comes
-    /// after a while; the daemon is the scenario's to start, when [`Node::boot_id`] is another one.
+    /// Reboots: every process and container dies, cgroups and CDI devices are removed, the disk
+    /// stays. The kubelet starts after `down_for`. The scenario starts the daemon, when
+    /// [`Node::boot_id`] has changed.
     pub fn reboot(&self, down_for: Duration) {
         self.kill_kubelet();
         self.kill_processes();
@@ -71,13 +73,14 @@ impl Node {
         self.restart_kubelet(down_for, Start::default());
     }
 
-    /// Binds a pod to the node; the kubelet decides on it when it comes to it.
+    /// Binds a pod to the node; the kubelet decides on it later.
     pub fn add_pod(&self, spec: PodSpec) {
         self.shared().bind_pod(spec);
     }
 
-    /// Deletes a pod, also one that was deleted by force before: a kubelet that has settled ends its containers after a
-    /// while, which is when its devices are free. While there is none they run on.
+    /// Deletes a pod, including one that was deleted by force before. A kubelet that has settled
+    /// ends its containers after a delay; then its devices are free. Without such a kubelet the
+    /// containers continue to run.
     pub fn delete_pod(&self, uid: &str) {
         let (node, uid) = (self.clone(), uid.to_owned());
         let wait = self.handle().random(|random| random.between(Duration::ZERO, TERMINATION));
@@ -98,12 +101,13 @@ impl Node {
         });
     }
 
-    /// Deletes a pod by force: the kubelet forgets it at once, its containers run on until [`Node::delete_pod`].
+    /// Deletes a pod by force: the kubelet forgets it at once, its containers continue to run until
+    /// [`Node::delete_pod`].
     pub fn force_delete_pod(&self, uid: &str) {
         self.shared().orphan_pod(uid);
     }
 
-    /// A container ends by itself, and is started again after the kubelet's back-off.
+    /// A container ends without a command, and is started again after the kubelet's backoff.
     pub fn crash_container(&self, uid: &str, container: &str) {
         self.shared().crash_container(uid, container);
     }
@@ -121,26 +125,26 @@ impl Node {
         }
     }
 
-    /// Asks for another decision on a pod that runs, as a resize in place does.
+    /// Requests another decision on a running pod, as a resize in place does.
     pub fn resize_pod(&self, uid: &str) {
         self.shared().resize_pod(uid);
     }
 
-    /// The checkpoint is lost. The kubelet writes it anew with the next list or allocation.
+    /// Deletes the checkpoint. The kubelet writes it again with the next list or allocation.
     pub fn delete_checkpoint(&self) {
         self.memory().delete_checkpoint();
     }
 
-    /// The checkpoint is damaged.
+    /// Damages the checkpoint.
     pub fn corrupt_checkpoint(&self) {
         self.memory().corrupt_checkpoint();
     }
 
-    /// `v1.PodResourcesLister/List`: every active pod. The kubelet frees what others held, and forgets with it the
-    /// reservation of an Allocate under way.
+    /// `v1.PodResourcesLister/List`: every active pod. The kubelet frees the devices of all other
+    /// pods, and with them forgets the reservation of an Allocate under way.
     ///
     /// # Errors
-    /// When the kubelet is down, or there are too many calls.
+    /// When the kubelet is down, or the rate limit is exceeded.
     pub async fn list_pods(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
         let pods = self.ask(pod_resources::list).await?;
         Ok(pods.into_iter().map(listed).collect())
@@ -149,7 +153,7 @@ impl Node {
     /// `v1.PodResourcesLister/Get`: one active pod. Frees nothing.
     ///
     /// # Errors
-    /// When there is none, the kubelet is down, or there are too many calls.
+    /// When there is no such pod, the kubelet is down, or the rate limit is exceeded.
     pub async fn get_pod(&self, namespace: &str, name: &str) -> Result<ListedPod, PodResourcesError> {
         self.ask(|shared, life| pod_resources::get(shared, life, namespace, name)).await.map(listed)
     }
@@ -157,7 +161,7 @@ impl Node {
     /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.
     ///
     /// # Errors
-    /// When the kubelet is down or older than 1.23, or there are too many calls.
+    /// When the kubelet is down or too old for this call, or the rate limit is exceeded.
     pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
         self.ask(pod_resources::allocatable).await.map(by_resource)
     }
@@ -171,13 +175,13 @@ impl Node {
         answer.map_err(|status| PodResourcesError(Box::new(status)))
     }
 
-    /// Looks at everything at one moment.
+    /// Reads the whole state at one time.
     pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
         self.shared().view(look)
     }
 }
 
-/// A listed pod, with the messages of each container put together.
+/// A listed pod, with the messages of each container merged.
 fn listed(pod: PodMessage) -> ListedPod {
     let container = |(name, messages)| ListedContainer { name, devices: by_resource(messages), cpus: BTreeSet::new() };
     ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }

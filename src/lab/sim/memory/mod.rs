@@ -1,20 +1,22 @@
-//! A whole node in memory, for daemons under simulation: one thread, virtual time, and a seed that decides what happens
-//! when, in which order and how long it takes.
+//! A whole node in memory for simulated daemons: one thread, virtual time, and a seed that decides
+//! the order and duration of everything.
 //!
 //! ```text
 //!  Simulation ─ owns ─▶ Executor (seed, virtual time)
 //!      └─▶ Node ─┬─ process() ─▶ Process ── bind(path, Plugin) ─▶ Bound      the daemon's side
-//!                ├─ register, checkpoint, list_pods, cgroup, kubelet_socket  what a daemon calls and sees
-//!                ├─ add_pod, delete_pod, restart_kubelet, reboot, ...        what happens to the node
-//!                └─ view ─▶ what oracles look at
+//!                ├─ register, checkpoint, list_pods, cgroup, kubelet_socket  a daemon's calls
+//!                ├─ add_pod, delete_pod, restart_kubelet, reboot, ...        actions on the node
+//!                └─ view ─▶ input of the oracles
 //! ```
 //!
-//! The kubelet is that of [`crate::lab::sim::kubelet`]: the same flows that speak gRPC elsewhere. A daemon is whatever
-//! implements [`Plugin`] and runs its tasks in a [`Process`]; killing the process ends its tasks, sockets and
-//! connections in one moment, with the files of its sockets left behind.
+//! The kubelet is that of [`crate::lab::sim::kubelet`]: the same flows that speak gRPC elsewhere. A
+//! daemon is any type that implements [`Plugin`] and runs its tasks in a [`Process`]. Killing the
+//! process ends its tasks, sockets and connections at one point in time; the files of its sockets
+//! stay.
 //!
-//! A simulation is repeated exactly by its seed. So nothing in it may use a real clock, a thread, `tokio::select!`
-//! without `biased`, or a map in random order; time and chance come from [`Node::handle`].
+//! The seed repeats a simulation exactly. So nothing in it may use a real clock, a thread,
+//! `tokio::select!` without `biased`, or a randomly ordered map. Time and random numbers come from
+//! [`Node::handle`].
 
 mod connection;
 mod faults;

@@ -1,4 +1,4 @@
-//! The node in memory: what it is made of, and what a daemon on it calls and sees.
+//! The node in memory: its parts, and the calls and reads of a daemon on it.
 
 use super::faults::Faults;
 use super::ground::Memory;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::Status;
 
-/// A node and the executor that it runs on. Its end is the end of everything on it.
+/// A node and the executor that it runs on. Dropping it ends everything on it.
 #[derive(Debug)]
 pub struct Simulation {
     executor: Executor,
@@ -27,7 +27,7 @@ pub struct Simulation {
 
 impl Drop for Simulation {
     fn drop(&mut self) {
-        // Plugins hold the node and the node holds plugins.
+        // Breaks the cycle: plugins hold the node and the node holds plugins.
         self.node.kill_kubelet();
         self.node.kill_processes();
     }
@@ -54,19 +54,20 @@ impl Simulation {
         self.executor.run_to(time);
     }
 
-    /// Runs everything that happens in a time.
+    /// Runs everything that happens within `time` from now.
     pub fn run_for(&mut self, time: Duration) {
         self.executor.run_to(self.executor.handle().now() + time);
     }
 
-    /// Runs until the view satisfies `seen`, looking after every step, for `within` at the longest. Says whether it does.
+    /// Runs until the view satisfies `seen`, checked after every step, for at most `within`.
+    /// Returns whether it does.
     pub fn run_until(&mut self, within: Duration, mut seen: impl FnMut(&View<'_>) -> bool) -> bool {
         let node = self.node.clone();
         let limit = self.executor.handle().now() + within;
         self.executor.run_until(limit, || node.view(&mut seen))
     }
 
-    /// Runs a future to its end, for `within` at the longest. `None` if it did not end.
+    /// Runs a future to its end, for at most `within`. `None` if it did not end.
     pub fn run<T: Send + 'static>(&mut self, within: Duration, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
         self.executor.run(within, future)
     }
@@ -92,13 +93,14 @@ impl Node {
         &self.0.shared
     }
 
-    /// Time, chance and tasks.
+    /// Time, random numbers and tasks.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.0.memory.handle
     }
 
-    /// Now, on both clocks. The clock of the boot goes on over a reboot here: it is the simulation's.
+    /// The present time, on both clocks. The clock since boot continues across a reboot here: it is
+    /// the simulation's clock.
     #[must_use]
     pub fn moment(&self) -> Moment {
         self.0.memory.moment()
@@ -130,13 +132,14 @@ impl Node {
         self.0.memory.bind(path, listener)
     }
 
-    /// The inode of the socket at a path below the device-plugin directory, whether somebody listens or not.
+    /// The inode of the socket at a path below the device-plugin directory, even if nothing listens
+    /// on it.
     #[must_use]
     pub fn inode(&self, path: &str) -> Option<u64> {
         self.0.memory.inode(path)
     }
 
-    /// Removes the file of a socket. Says whether there was one.
+    /// Removes the file of a socket. Returns whether there was one.
     pub fn unlink(&self, path: &str) -> bool {
         self.0.memory.unlink(path)
     }
@@ -147,23 +150,25 @@ impl Node {
         self.0.memory.paths()
     }
 
-    /// `kubelet.sock`: its identity whenever it is made, `None` when it is removed. A killed kubelet leaves it as it is.
+    /// `kubelet.sock`: its identity each time that it is created, `None` when it is removed. A
+    /// killed kubelet leaves the file.
     #[must_use]
     pub fn kubelet_socket(&self) -> watch::Receiver<Option<KubeletGeneration>> {
         self.0.memory.kubelet_socket.subscribe()
     }
 
-    /// Changes whenever the kubelet has written its checkpoint, as inotify tells.
+    /// Changes each time that the kubelet has written its checkpoint, as inotify reports it.
     #[must_use]
     pub fn checkpoint_writes(&self) -> watch::Receiver<u64> {
         self.0.memory.checkpoint_writes.subscribe()
     }
 
-    /// Registers a plugin. Dropping it gives up waiting, as a deadline does that is sent along.
+    /// Registers a plugin. Dropping the future gives up waiting, like a deadline that the call
+    /// carries.
     ///
     /// # Errors
-    /// [`RegisterError::Absent`] when nobody listens, or the kubelet dies before it answers; [`RegisterError::Refused`]
-    /// with the kubelet's text.
+    /// [`RegisterError::Absent`] when no kubelet listens, or it dies before it answers;
+    /// [`RegisterError::Refused`] with the kubelet's text.
     pub async fn register(&self, request: RegisterRequest) -> Result<(), RegisterError> {
         let Inner { memory, shared, .. } = &*self.0;
         memory.handle.sleep(latency(&memory.handle)).await;
@@ -183,20 +188,20 @@ impl Node {
         self.0.memory.checkpoint()
     }
 
-    /// Names by pod UID, as the log folders tell them.
+    /// Names by pod UID, from the log folders.
     #[must_use]
     pub fn names(&self) -> BTreeMap<String, PodName> {
         self.0.memory.names()
     }
 
-    /// What a pod's cgroup tells.
+    /// The state of a pod's cgroup.
     #[must_use]
     pub fn cgroup(&self, uid: &str) -> CgroupState {
         self.0.memory.cgroup(uid)
     }
 
-    /// One look at the kubelet's files, without its listing: the cgroups are those of `pods` and of every pod that has
-    /// a log folder.
+    /// Reads the kubelet's files once, without its listing. The cgroups are those of `pods` and of
+    /// every pod that has a log folder.
     #[must_use]
     pub fn observe(&self, pods: &BTreeSet<String>, kubelet_settled: bool) -> Observation {
         let names = self.names();
@@ -206,7 +211,7 @@ impl Node {
         Observation { boot_id, kubelet, kubelet_settled, checkpoint: self.checkpoint(), pods: None, names, cgroups }
     }
 
-    /// Puts CDI devices in place that the container runtime finds; at first it finds any.
+    /// Sets the CDI devices that the container runtime finds; initially it finds every device.
     pub fn set_cdi(&self, names: BTreeSet<String>) {
         self.0.memory.set_cdi(Some(names));
     }

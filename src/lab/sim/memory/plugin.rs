@@ -1,4 +1,4 @@
-//! What a daemon under simulation offers, and what it sends to the kubelet.
+//! The interface of a simulated daemon: its service, and its requests to the kubelet.
 
 use super::super::kubelet::core::{ListedDevice, Options};
 use crate::domain::{ContainerEdits, DeviceId};
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use tonic::Status;
 
-/// The connection that a call came over: the kubelet dials a socket anew with every Register.
+/// The connection of a call: the kubelet dials a socket again with every Register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -17,15 +17,16 @@ impl fmt::Display for ConnectionId {
     }
 }
 
-/// A ListAndWatch stream: complete lists, one after the other. It is polled when it is called, and dropped as soon as
-/// the plugin's side knows that nobody reads it any more, as tonic does with a stream: a guard inside it learns of its
-/// end. When it ends by itself, the kubelet sees the end.
+/// A ListAndWatch stream: complete lists, one after the other. It is first polled when it is
+/// opened. As tonic does, the plugin's side drops the stream as soon as it knows that the reader is
+/// absent. A guard inside the stream notices that. When the stream ends on its own, the kubelet
+/// sees the end.
 pub type ListStream = BoxStream<'static, Vec<ListedDevice>>;
 
 /// The service behind one socket: `v1beta1.DevicePlugin`.
 ///
-/// Every call runs as a task of its own in the process that bound the socket, and is dropped where it stands when the
-/// process dies or the kubelet no longer waits for it.
+/// Every call runs as a separate task in the process that bound the socket. The task is dropped at
+/// its present wait when the process dies or the kubelet stops waiting for it.
 #[tonic::async_trait]
 pub trait Plugin: Send + Sync {
     /// `GetDevicePluginOptions`. The Register that led to it is still open.
@@ -37,13 +38,14 @@ pub trait Plugin: Send + Sync {
     /// `GetPreferredAllocation`, for one container. The ids come in any order.
     async fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<BTreeSet<DeviceId>, Status>;
 
-    /// `Allocate`, for one container. The ids come in any order. `None` is an answer without any container.
+    /// `Allocate`, for one container. The ids come in any order. `None` is an answer without any
+    /// container.
     async fn allocate(&self, ids: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status>;
 
     /// `PreStartContainer`. The ids come in any order.
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
 
-    /// A connection on which the options were asked for ended, before the lists were.
+    /// A connection ended after GetDevicePluginOptions and before ListAndWatch.
     fn hung_up(&self) {}
 }
 
@@ -54,8 +56,8 @@ pub struct RegisterRequest {
     pub version: String,
     /// The resource.
     pub resource: String,
-    /// The socket, below the device-plugin directory.
+    /// The socket, relative to the device-plugin directory.
     pub endpoint: String,
-    /// Looked at by kubelets before 1.25 only.
+    /// Read by kubelets before 1.25 only.
     pub options: Option<Options>,
 }

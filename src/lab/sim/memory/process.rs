@@ -7,14 +7,15 @@ use crate::lab::sim::executor::Task;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A process on the node. Dropping the last copy of it kills nothing: a daemon runs until it is killed, or ends.
+/// A process on the node. Dropping its last clone kills nothing: a daemon runs until it is killed,
+/// or ends.
 #[derive(Debug, Clone)]
 pub struct Process {
     node: Node,
     state: Arc<Mutex<Alive>>,
 }
 
-/// What a process has; emptied when it dies.
+/// The tasks and listeners of a process; emptied when it dies.
 #[derive(Debug, Default)]
 pub(super) struct Alive {
     is_dead: bool,
@@ -23,7 +24,7 @@ pub(super) struct Alive {
 }
 
 impl Process {
-    /// A process, and what the node needs to kill it.
+    /// A process, and the reference with which the node kills it.
     pub(super) fn new(node: Node) -> (Self, Weak<Mutex<Alive>>) {
         let state = Arc::default();
         let alive = Arc::downgrade(&state);
@@ -40,7 +41,7 @@ impl Process {
         self.alive().is_dead
     }
 
-    /// Runs a task of this process. One that is spawned by a dead process never runs.
+    /// Runs a task of this process. A task that a dead process spawns never runs.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
         let task = self.node.handle().spawn(task);
         let mut alive = self.alive();
@@ -54,10 +55,10 @@ impl Process {
         task
     }
 
-    /// Binds a socket, a path below the device-plugin directory, and serves a plugin on it.
+    /// Binds a socket at a path below the device-plugin directory, and serves a plugin on it.
     ///
     /// # Errors
-    /// When a file is at the path, also one that a dead process has left.
+    /// When a file is at the path, including one that a dead process has left.
     pub fn bind(&self, path: &str, plugin: Arc<dyn Plugin>) -> io::Result<Bound> {
         let listener = Arc::new(Listener::new(plugin));
         let mut alive = self.alive();
@@ -69,8 +70,9 @@ impl Process {
         Ok(Bound { process: self.clone(), path: path.to_owned(), inode, listener })
     }
 
-    /// Kills the process, as `kill -9` does: every task stops where it is, every connection is cut, the files of its
-    /// sockets stay. May be called by a task of the process itself, which stops at its next wait.
+    /// Kills the process, as `kill -9` does: every task stops at its present wait, every connection
+    /// is cut, the files of its sockets stay. A task of the process itself may call this; it stops
+    /// at its next wait.
     pub fn kill(&self) {
         Self::kill_alive(&self.state);
     }
@@ -90,7 +92,8 @@ impl Process {
     }
 }
 
-/// A bound socket of a living process. It listens until it is closed or the process dies; dropping this closes nothing.
+/// A bound socket of a living process. It listens until it is closed or the process dies; dropping
+/// this closes nothing.
 #[derive(Debug)]
 pub struct Bound {
     process: Process,
@@ -100,25 +103,26 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Its path, as Register wants it.
+    /// Its path, as Register needs it.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.path
     }
 
-    /// Whether its file is still at its path: the kubelet's clean-up removes those directly in its directory.
+    /// Whether its file is still at its path: the kubelet's clean-up removes those directly in its
+    /// directory.
     #[must_use]
     pub fn is_linked(&self) -> bool {
         self.process.node.inode(&self.path) == Some(self.inode)
     }
 
-    /// How many connections the kubelet has to it.
+    /// Connections that the kubelet has to it.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.listener.open()
     }
 
-    /// Removes its file and listens no longer; what is connected stays.
+    /// Removes its file and stops listening; open connections stay.
     pub fn unbind(&self) {
         if self.is_linked() {
             self.process.node.unlink(&self.path);

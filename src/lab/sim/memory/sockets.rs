@@ -1,4 +1,5 @@
-//! The unix sockets of a node, in memory: who listens at which path, and what is open between plugins and kubelet.
+//! The unix sockets of a node, in memory: listeners by path, and open connections between plugins
+//! and kubelet.
 
 use super::plugin::{ConnectionId, Plugin};
 use crate::lab::sim::executor::{Handle, Task};
@@ -10,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The least and the most time that a message takes on a unix socket.
+/// The shortest and the longest time of a message on a unix socket.
 const LATENCY: (Duration, Duration) = (Duration::from_micros(10), Duration::from_micros(150));
 
-/// How long a message takes this time.
+/// The time of one message, drawn at random.
 pub(super) fn latency(handle: &Handle) -> Duration {
     handle.random(|random| random.between(LATENCY.0, LATENCY.1))
 }
@@ -34,7 +35,7 @@ struct File {
 }
 
 impl Sockets {
-    /// Makes the file of a socket. An error if there is one.
+    /// Creates the file of a socket. An error if there is one.
     pub(super) fn bind(&mut self, path: &str, listener: Weak<Listener>) -> io::Result<u64> {
         if self.files.contains_key(path) {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "Address already in use"));
@@ -58,7 +59,7 @@ impl Sockets {
         self.files.keys().cloned().collect()
     }
 
-    /// A new connection to whoever listens at a path.
+    /// A new connection to the listener at a path.
     pub(super) fn dial(&mut self, path: &str) -> Option<Arc<Transport>> {
         let listener = self.files.get(path)?.listener.upgrade().filter(|listener| !listener.closed.load(Ordering::Acquire))?;
         self.next_connection += 1;
@@ -97,20 +98,20 @@ impl Listener {
         transport
     }
 
-    /// Listens no longer, and cuts every connection that was made through this socket.
+    /// Stops listening, and cuts every connection that was made through this socket.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let transports = std::mem::take(&mut *self.transports());
         transports.iter().filter_map(Weak::upgrade).for_each(|transport| transport.cut());
     }
 
-    /// How many connections are open.
+    /// Open connections.
     pub(super) fn open(&self) -> usize {
         self.transports().iter().filter_map(Weak::upgrade).filter(|transport| !transport.is_cut()).count()
     }
 }
 
-/// One connection, and what the plugin's side has under way for it.
+/// One connection, and the plugin's tasks for it.
 pub(super) struct Transport {
     pub(super) id: ConnectionId,
     pub(super) plugin: Arc<dyn Plugin>,
@@ -141,7 +142,7 @@ impl Transport {
         }
     }
 
-    /// Ends the connection at both ends, and with it every call and stream on it.
+    /// Ends the connection at both ends, with every call and stream on it.
     pub(super) fn cut(&self) {
         self.cut.send_replace(true);
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));

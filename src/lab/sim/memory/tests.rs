@@ -1,4 +1,5 @@
-//! The node in memory under a naive plugin, which registers again whenever a stream of it ends and never settles.
+//! The node in memory with a naive plugin, which registers again each time a stream ends and never
+//! sends a settling Register.
 
 use super::*;
 use crate::domain::{CgroupState, ContainerEdits, DeviceId, ResourceName};
@@ -24,14 +25,14 @@ fn healthy(ids: &[&str]) -> Vec<ListedDevice> {
     ids.iter().map(|id| ListedDevice { id: DeviceId::new(*id), healthy: true, numa_nodes: Vec::new() }).collect()
 }
 
-/// The service; it forgets everything.
+/// The service; it keeps no grants.
 #[derive(Clone)]
 struct Naive {
     lists: watch::Sender<Vec<ListedDevice>>,
     ended: mpsc::UnboundedSender<()>,
     allocated: Arc<AtomicU64>,
     options: Options,
-    /// What PreStartContainer does: fails, or never answers.
+    /// Whether PreStartContainer hangs; otherwise it fails.
     hangs: bool,
 }
 
@@ -39,7 +40,7 @@ struct Ended(mpsc::UnboundedSender<()>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // The daemon may be gone as well.
+        // The daemon may have ended too.
         let _ = self.0.send(());
     }
 }
@@ -146,7 +147,8 @@ fn phase(node: &Node, uid: &str) -> PodPhase {
     node.view(|view| view.pod(uid).map(|pod| pod.phase.clone())).unwrap()
 }
 
-/// An upgrade with overlap, two restarts of the kubelet, some pods: what happened, line by line.
+/// An upgrade with overlap, two restarts of the kubelet, some pods. Returns the events, one a line,
+/// and the counters.
 fn scenario(seed: u64, profile: Profile, faults: Faults) -> (Vec<String>, BTreeSet<Interleaving>, BTreeMap<Hook, u64>) {
     let mut simulation = Simulation::new(seed, Behaviour { profile, ..Behaviour::default() }, faults);
     let node = simulation.node();
@@ -254,7 +256,7 @@ fn a_killed_daemon_leaves_its_socket_and_takes_its_devices() {
     assert!(node.unlink("naive/one.sock"));
     let flat = process.bind("flat.sock", Arc::new(plugin)).unwrap();
     assert!(flat.is_linked());
-    // Five minutes later the resource is gone.
+    // Five minutes later the resource is deleted.
     simulation.run_for(6 * MINUTE);
     assert_eq!(node.view(|view| view.capacity(&gpu())), Capacity::default());
     let dip = node.view(|view| view.readings(&gpu()).unwrap().dip(1, Duration::ZERO, MINUTE));
@@ -279,7 +281,7 @@ fn a_register_is_answered_in_the_kubelets_words() {
     };
     assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer: No such file"));
     node.start_kubelet(Start::default());
-    // The start takes 300 ms, and the dial of a socket that is not there ten seconds.
+    // The start takes 300 ms, and the dial of an absent socket ten seconds.
     while register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer") {}
     let text = register("v1alpha1", "example.com/gpu", "x.sock");
     assert!(text.ends_with("requested API version \"v1alpha1\" is not supported by kubelet. Supported version is [\"v1beta1\"]"), "{text}");
@@ -292,7 +294,8 @@ fn a_register_is_answered_in_the_kubelets_words() {
     assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("Connection refused"));
 }
 
-/// Two daemons that start together under a kubelet that is slow between the options and the endpoint.
+/// Two daemons that start together with a kubelet that is slow between the options and the
+/// endpoint.
 fn overtaking(seed: u64) -> BTreeSet<Interleaving> {
     let slow = Odds { delays: 0.7, ..Odds::default() };
     let mut simulation = simulation(seed, Faults::schedules(MINUTE).with(Hook::AfterOptions, slow));
@@ -352,7 +355,7 @@ fn a_failing_pre_start_keeps_the_container_waiting_and_after_a_restart_it_is_ski
     let tries = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::StartFailed { .. })).count());
     assert!((6..=7).contains(&tries), "{tries}");
 
-    // The plugin comes back too late: nothing is known of it but that it holds a device.
+    // The plugin comes back too late: the kubelet knows only that the pod holds a device.
     daemon.process.kill();
     node.restart_kubelet(MS, Start::default());
     simulation.run_for(SECOND);
@@ -476,7 +479,8 @@ fn what_a_container_starts_with_is_allocated_anew_when_nothing_is_recorded() {
     assert!(simulation.run_until(10 * SECOND, is_served));
     node.add_pod(pod("1").app("main", &gpu(), 1));
     assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
-    // With the checkpoint the kubelet loses what the pod holds, and a running container is not asked about.
+    // With the checkpoint the kubelet loses the pod's devices; it does not decide again on a
+    // running container.
     node.kill_kubelet();
     node.delete_checkpoint();
     node.restart_kubelet(MS, Start::default());
@@ -571,7 +575,7 @@ fn a_pod_that_finds_no_room_after_its_devices_leaves_them_to_the_next_one() {
     let node = simulation.node();
     node.start_kubelet(Start::default());
     let _daemon = Daemon::start(&node, "one");
-    // In the first batch nothing can be freed.
+    // During the first batch no device can be freed.
     assert!(simulation.run_until(10 * SECOND, |view| is_served(view) && view.is_settled()));
     node.add_pod(pod("1").app("main", &gpu(), 2).without_room());
     node.add_pod(pod("2").app("main", &gpu(), 2));
@@ -605,8 +609,8 @@ fn a_kubelet_that_is_looked_after_comes_back_from_every_crash() {
     assert!(starts > 20, "{starts}");
 }
 
-/// A daemon, a pod, a restart, under a kubelet that is looked after, and some time for all to come right. How many steps
-/// it took, and whether all is well.
+/// A daemon, a pod and a restart, with a supervised kubelet, and `time` to recover. Returns the
+/// number of steps, and whether everything is served at the end.
 fn looked_after(faults: Faults, time: Duration) -> (u64, bool) {
     let mut simulation = simulation(7, faults);
     let node = simulation.node();
@@ -630,7 +634,7 @@ fn a_kubelet_that_dies_or_stops_for_a_moment_at_any_step_comes_back_to_a_good_st
     assert!(steps > 30 && is_well, "{steps}");
     for step in 1..=steps {
         for (wait, verdict) in [(Duration::ZERO, Verdict::Crash), (20 * MS, Verdict::Pass), (3 * SECOND, Verdict::Pass)] {
-            // The naive daemon registers again every minute, which is what saves it.
+            // The naive daemon registers again every minute; this recovers it.
             let (_, is_well) = looked_after(Faults::none().step(step, wait, verdict), 3 * MINUTE);
             assert!(is_well, "{verdict:?} after {wait:?} at step {step}");
         }

@@ -1,4 +1,4 @@
-//! The daemon holds what the kubelet has against what is its own.
+//! The daemon's audit: compares the kubelet's list with the daemon's own.
 
 use super::daemon::Inner;
 use crate::domain::Safeguard;
@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// The deadline of a look.
+/// The deadline of a query.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The daemon waits that long for another write of the checkpoint.
+/// The time that the daemon waits for another write of the checkpoint.
 const SEEN_AFTER: Duration = Duration::from_millis(50);
 
-/// When to look, and what came of it.
+/// The time of the next audit, and its result.
 #[derive(Debug)]
 pub(super) struct Auditing {
     audit: Mutex<Audit>,

@@ -1,4 +1,4 @@
-//! The daemon: the cores, and what the actors do around them.
+//! The daemon: its cores, and the work of the actors around them.
 
 use super::auditing::Auditing;
 use super::durable::Disk;
@@ -19,13 +19,13 @@ use tokio::sync::{RwLock, watch};
 /// A life of the daemon.
 #[derive(Debug, Clone)]
 pub(super) struct Daemon {
-    /// When it was started.
+    /// The time of its start.
     pub(super) since: Duration,
     pub(super) process: Process,
     pub(super) inner: Arc<Inner>,
 }
 
-/// What its tasks share.
+/// The state that its tasks share.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) node: Node,
@@ -37,7 +37,7 @@ pub(super) struct Inner {
     pub(super) registrations: BTreeMap<ResourceName, Registration>,
     pub(super) audit: Auditing,
     pub(super) gate: RwLock<()>,
-    /// Allocates under way, as far as the daemon can know.
+    /// Allocates under way, as far as the daemon knows.
     pub(super) allocates: AtomicUsize,
     cores: Mutex<Cores>,
 }
@@ -51,13 +51,13 @@ pub(super) struct Cores {
 }
 
 impl Daemon {
-    /// Starts the daemon on what the disk has.
+    /// Starts the daemon on the state of the disk.
     pub(super) fn start(node: &Node, disk: &Disk, hardware: &Hardware) -> Self {
         let process = node.process();
         let (life, ledger) = {
             let mut journal = disk.lock();
             journal.lives += 1;
-            // What is known is what was written, not what an earlier life thought.
+            // The ledger is folded from the written entries, not from an earlier life's memory.
             let mut ledger = Ledger::default();
             journal.entries.iter().for_each(|entry| {
                 ledger.evolve(entry);
@@ -101,7 +101,7 @@ impl Daemon {
         Daemon { since: node.handle().now(), process, inner }
     }
 
-    /// How far the registration of a resource is.
+    /// The state of a resource's registration.
     pub(super) fn state(&self, resource: &ResourceName) -> State {
         self.inner.registration(resource).lock().machine.state()
     }
@@ -118,7 +118,8 @@ impl Inner {
         self.judge();
     }
 
-    /// Judges, and publishes what changed. Says when the list may change by itself.
+    /// Judges, and publishes the result if it changed. Returns when the list may next change
+    /// without an event.
     pub(super) fn judge(&self) -> Option<Duration> {
         let mut cores = self.lock();
         let held = held(cores.ledger.grants().map(AsRef::as_ref));
@@ -145,7 +146,7 @@ impl Inner {
         }
     }
 
-    /// The lists do not wait for the disk, nor do the verdicts that they follow from.
+    /// Lists do not wait for the disk, nor do the verdicts behind them.
     async fn remember_lists(self: Arc<Self>) {
         let mut inventory = self.inventory.subscribe();
         loop {
@@ -188,7 +189,7 @@ impl Inner {
         };
         let mut observation = self.node.observe(&agenda.pods, settled);
         if agenda.needs_listing(&observation) {
-            // Never beside an Allocate (O11).
+            // Never during an Allocate (O11).
             let gate = self.gate.try_write();
             if gate.is_ok() {
                 self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
@@ -205,7 +206,7 @@ impl Inner {
         dead
     }
 
-    /// Durable, then known.
+    /// Makes the entries durable, then applies them.
     pub(super) async fn commit(&self, entries: Vec<Entry>) {
         if entries.is_empty() {
             return;
@@ -220,7 +221,7 @@ impl Inner {
     }
 }
 
-/// What an Allocate sees of the node.
+/// The evidence of the node that an Allocate reads.
 pub(super) struct Now<'a> {
     pub(super) node: &'a Node,
     pub(super) settled: bool,
@@ -236,7 +237,7 @@ impl Sight for Now<'_> {
         Ok(self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid)))
     }
 
-    /// Here every container's cgroup can be seen.
+    /// Here every container's cgroup can be read.
     fn is_listed(&self, _: &AllocId) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What outlives a process of the daemon: the journal on its disk.
+//! State that outlives a process of the daemon: the journal on its disk.
 
 use crate::domain::{AllocId, Entry, KubeletGeneration, ResourceName};
 use crate::lab::sim::memory::Node;
@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// What outlives the process: the journal. What the oracles ask about the daemon stands here too.
+/// The journal, which outlives the process, and the records about the daemon that the oracles read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk(Arc<Mutex<Journal>>);
 
-/// Who registered what with whom: the daemon's life, the kubelet's, the resource.
+/// The sender of a Register: the daemon's life, the kubelet's, the resource.
 pub(super) type Sender = (u64, Option<KubeletGeneration>, ResourceName);
 
 #[derive(Debug, Default)]
@@ -21,13 +21,13 @@ pub(super) struct Journal {
     ledger: Ledger,
     pub(super) lives: u64,
     next_id: u64,
-    /// Whether the kubelet was asked for its pods beside an Allocate.
+    /// Whether the kubelet's pods were listed while an Allocate was under way.
     pub(super) listed_in_allocate: bool,
     /// When each Register was sent.
     pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
     /// When each list was sent, by the daemon's life, the resource and the registration.
     pub(super) lists: BTreeMap<(u64, ResourceName, u64), Vec<Duration>>,
-    /// How often a resource was given up to somebody else for a while.
+    /// How often the daemon held a truce with another plugin of a resource.
     pub(super) truces: u64,
 }
 
@@ -36,7 +36,7 @@ impl Disk {
         self.0.lock().unwrap()
     }
 
-    /// Looks at what is durable.
+    /// Reads the durable ledger.
     pub(super) fn ledger<R>(&self, look: impl FnOnce(&Ledger) -> R) -> R {
         look(&self.lock().ledger)
     }
@@ -55,7 +55,7 @@ impl Disk {
         AllocId::new(format!("alloc-{:08}", journal.next_id))
     }
 
-    /// Appends and syncs: what comes back is durable (I1).
+    /// Appends and syncs: the entries are durable when this returns (I1).
     pub(super) async fn append(&self, node: &Node, entries: Vec<Entry>) {
         let wait = node.handle().random(|random| {
             let slow = random.chance(0.02);

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The resource of every night: one container has a device at a time.
+/// The resource of every run: one container has a device at a time.
 pub(super) fn gpu() -> ResourceName {
     "example.com/gpu".parse().unwrap()
 }
 
-/// The resource of some nights: two containers share a device.
+/// The second resource of some runs: two containers share a device.
 pub(super) fn nic() -> ResourceName {
     "example.com/nic".parse().unwrap()
 }
@@ -19,10 +19,10 @@ pub(super) fn nic() -> ResourceName {
 const GPUS: usize = 4;
 const NICS: usize = 2;
 
-/// The devices, whether they are there or not.
+/// The devices, present or absent.
 #[derive(Debug, Clone)]
 pub(super) struct Hardware {
-    /// Those that are there.
+    /// The present devices.
     pub(super) present: watch::Sender<BTreeSet<DeviceId>>,
     all: Arc<[(ResourceName, DeviceId)]>,
     pub(super) specs: Arc<[Arc<ResourceSpec>]>,
@@ -51,7 +51,7 @@ impl Hardware {
         self.all.iter().filter(|(of, _)| of == resource).map(|(_, id)| id.clone()).collect()
     }
 
-    /// How many devices there are, in all.
+    /// The number of all devices.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
@@ -64,7 +64,7 @@ impl Hardware {
         self.present.send_if_modified(|present| present.insert(self.all[n].1.clone()));
     }
 
-    /// What a scan finds now.
+    /// The result of a scan now.
     pub(super) fn scan(&self, node: &Node) -> Arc<Evidence> {
         let present = self.present.borrow().clone();
         let (mut devices, mut selected) = (BTreeMap::new(), BTreeMap::<_, BTreeSet<_>>::new());

@@ -1,23 +1,30 @@
-//! What must hold: O1 to O11 of the simulator's contract.
+//! The oracles: conditions O1 to O11 of the simulator's contract.
 //!
-//! | oracle | looked at | what it says |
+//! | oracle | checked | condition |
 //! | --- | --- | --- |
-//! | O1 | always | an exclusive id is never in two running containers of different pods, where that could be known |
-//! | O2 | always | what a running container holds is a live grant of the ledger, with the same ids |
-//! | O3 | at the end | what nobody holds is released; before, O2 would miss it |
-//! | O4 | always | the kubelet does not crash by a list of ours |
-//! | O5 | when it is quiet | tracked, not stopped, streaming, and the kubelet's list is the inventory; no truce with nobody |
-//! | O6 | when it is quiet | no pod is rejected because of us, and none that runs is lost to a restart |
-//! | O7 | always | no id leaves the list while somebody has it |
-//! | O8 | when it is quiet | Allocate is answered in less than 100 ms, a slow disk included |
-//! | O9 | — | CDI names that resolve: empty, since no contract of Holdfast gives any |
-//! | O10 | at the end | at most 20 Registers of a resource with one kubelet in any second, and 20 lists on any one stream; no Register in quiet times |
+//! | O1 | always | an exclusive id is never in running containers of two pods, if provable |
+//! | O2 | always | a running container's ids are those of a live grant in the ledger |
+//! | O3 | at the end | every grant without a holder is released; earlier, O2 would miss it |
+//! | O4 | always | no list of ours crashes the kubelet |
+//! | O5 | when idle | the resource is served (below); no truce without another plugin |
+//! | O6 | when idle | no pod is rejected because of us, and no running pod is lost to a restart |
+//! | O7 | always | no id leaves the list while a container has it |
+//! | O8 | when idle | Allocate is answered in less than 100 ms, including with a slow disk |
+//! | O9 | — | CDI names that resolve: empty, because no contract of Holdfast gives any |
+//! | O10 | at the end | Registers and lists stay in limits (below); no Register when idle |
 //! | O11 | always | no listing of ours while an Allocate is under way |
 //!
-//! What another plugin of the resource does is not ours, and excused as narrowly as that: a container that got exactly
-//! what the stranger answered, once for each of its answers; a device that goes while such a container has it; and a
-//! resource that was stopped or lost sight of while the stranger's goroutines were about in the kubelet, with a stream of
-//! ours open all the time. Nothing tells Holdfast of that, until the kubelet restarts: then there is no excuse any more.
+//! O5: the client is tracked, not stopped and streaming, and the kubelet's list is the inventory.
+//! O10: at most 20 Registers of a resource with one kubelet in any second, and 20 lists on any one
+//! stream.
+//!
+//! Effects of a foreign plugin of the resource are excused, but only these:
+//!
+//! - a container that got exactly the ids of the plugin's answer, once for each of its answers;
+//! - a device that disappears while such a container has it;
+//! - a resource that was stopped or forgotten while the plugin's goroutines were active in the
+//!   kubelet, if a stream of ours was open throughout. Nothing reports that to Holdfast until the
+//!   kubelet restarts; from then on there is no excuse.
 
 mod quiet;
 
@@ -33,10 +40,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// A kubelet younger than this proves nothing: a minute after the daemon's next look, which takes a quarter at most.
+/// A younger kubelet proves nothing. The limit is a minute after the daemon's next pass over the
+/// kubelet, which comes a quarter of a minute later at most.
 const SETTLED: Duration = Duration::from_secs(76);
 
-/// An oracle that does not hold.
+/// A violated oracle.
 #[derive(Debug, Clone)]
 pub(super) struct Violation {
     pub(super) oracle: &'static str,
@@ -44,38 +52,39 @@ pub(super) struct Violation {
     pub(super) what: String,
 }
 
-/// What the oracles remember.
+/// The state of the oracles.
 #[derive(Debug)]
 pub(super) struct Oracles {
     hardware: Hardware,
     /// Whether a new registration closes the connection of the former one.
     closes_the_former: bool,
-    /// Whether the kubelet does not tell which list it has.
+    /// Whether the kubelet lacks GetAllocatableResources and so does not report its list.
     is_mute: bool,
-    /// Whose list came last.
+    /// The client that sent the last list.
     last_list: BTreeMap<ResourceName, u64>,
-    /// Events that were looked at.
+    /// The number of events that were checked.
     seen: u64,
-    /// When the newest kubelet made its socket.
+    /// The time when the newest kubelet created its socket.
     kubelet_since: Duration,
-    /// When each grant was first seen bound.
+    /// The time when each grant was first seen bound.
     bound: BTreeMap<AllocId, Duration>,
-    /// When a pod was last given an id, and whether the kubelet had settled by then.
+    /// The time when a pod last got an id, and whether the kubelet had settled by then.
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
-    /// What the stranger answered, and the containers that were found to have it: pod UID, container, ids.
+    /// The foreign plugin's answers. `theirs` has the containers that were matched with one: pod
+    /// UID, container, ids.
     pub(super) strange: Answers,
     theirs: BTreeSet<(String, String, BTreeSet<DeviceId>)>,
-    /// When the stranger's doings may show in the kubelet.
+    /// The period when the kubelet may show effects of the foreign plugin.
     pub(super) visit: Option<RangeInclusive<Duration>>,
-    /// When its resource was last stopped or lost sight of.
+    /// The time when its resource was last stopped or forgotten.
     harmed_at: Duration,
-    /// Looks that found that nobody repairs it, in quiet times.
+    /// Checks in the idle phase that found such a broken state.
     pub(super) taken: u64,
-    /// The grants that this start of the kubelet has had in its memory.
+    /// The grants that the present start of the kubelet has had in its memory.
     remembered: BTreeSet<AllocId>,
-    /// Whether the kubelet was made to forget what it gave.
+    /// Whether the kubelet was made to lose its record of grants.
     pub(super) amnesia: bool,
-    /// Whether nothing goes wrong any more.
+    /// Whether faults have ended.
     pub(super) quiet: bool,
     pub(super) refusals: u64,
     pub(super) excused: u64,
@@ -111,7 +120,7 @@ impl Oracles {
         self.violation.get_or_insert(Violation { oracle, at, what });
     }
 
-    /// Looks after every step; at everything only when something has happened.
+    /// Called after every step; checks only when there are new events.
     pub(super) fn look(&mut self, view: &View<'_>, disk: &Disk, daemon: &Daemon, now: Duration) {
         let total = view.events().total();
         if self.seen == total || self.violation.is_some() {
@@ -125,7 +134,8 @@ impl Oracles {
         }
         self.bound(disk, now);
         let mut holders = view.holders();
-        // A pod that is rejected after a restart is being killed, and what it has counts as free at once.
+        // A pod that is rejected after a restart is being killed, and its devices count as free at
+        // once.
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
         self.remember(&holders, view);
         self.find_theirs(&holders);
@@ -139,7 +149,8 @@ impl Oracles {
         if let Some(site) = view.panicked().filter(|site| !self.is_strange(|id| site.contains(&format!("`{id}`")))) {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
         }
-        // The kubelet may reserve ids while a listing of ours is on its way, which nobody can know.
+        // The kubelet may reserve ids while a listing of ours is on its way; no process can know
+        // that.
         if disk.listed_in_allocate() {
             self.violated("O11", now, "pods were listed while an Allocate was under way".into());
         }
@@ -160,8 +171,8 @@ impl Oracles {
                 self.harmed_at = at;
             }
             EventKind::Vanished { resource, devices } => {
-                // What an earlier list did not have yet, or no longer, may come late out of a stuck goroutine: what counts is
-                // the list of now.
+                // A stuck goroutine may deliver an outdated list, without an id that was added
+                // later or dropped since. The present list decides.
                 let inventory = daemon.inner.inventory.borrow().clone();
                 let listed: BTreeSet<DeviceId> = list(&inventory, resource).into_iter().map(|device| device.id).collect();
                 let missing = |id: &DeviceId| !listed.contains(id) && !self.is_strange(|other| other == id);
@@ -187,7 +198,7 @@ impl Oracles {
                     && message.contains("Allocate failed")
                     && !message.contains("requested number of devices unavailable") =>
             {
-                // A pod that holds a sick device is rejected rightly.
+                // A pod that holds an unhealthy device is rejected correctly.
                 let sick = disk.ledger(|ledger| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid)));
                 if !(sick && message.contains("previously allocated devices are no longer healthy")) {
                     self.violated("O6", at, format!("pod {pod_uid}: {message}"));
@@ -197,12 +208,12 @@ impl Oracles {
         }
     }
 
-    /// A refusal needs a container that runs.
+    /// A refusal needs a running container that has the device.
     fn refused(&mut self, message: &str, at: Duration, view: &View<'_>) {
         self.refusals += 1;
-        // What its init containers had is charged to the pod as long as it runs.
+        // Devices of a pod's init containers are charged to the pod as long as it runs.
         let holds = |holder: &Holder| message.contains(&format!("pod {}", holder.pod_uid));
-        // It may have ended since.
+        // The pod may have ended since.
         let ended = view
             .events()
             .iter()
@@ -224,7 +235,7 @@ impl Oracles {
         }
     }
 
-    /// What the stranger gave has no id of ours.
+    /// Answers of the foreign plugin have no allocation id of ours.
     fn find_theirs(&mut self, holders: &[Holder]) {
         for holder in holders.iter().filter(|holder| !holder.alloc_ids.contains_key(&gpu())) {
             let Some(ids) = holder.devices.get(&gpu()) else { continue };
@@ -235,15 +246,15 @@ impl Oracles {
         }
     }
 
-    /// Whether it was the stranger who made the kubelet stop the resource or lose sight of it, silently.
+    /// Whether the foreign plugin silently made the kubelet stop or forget the resource.
     fn is_taken(&self, view: &View<'_>) -> bool {
         let standing = view.standing(&gpu());
         let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
         silent && self.visit.as_ref().is_some_and(|visit| visit.contains(&self.harmed_at))
     }
 
-    /// Whether the stranger gave such an id to anybody: the ledger knows nothing of that, and when the device goes, nothing
-    /// keeps it in the list.
+    /// Whether the foreign plugin gave such an id to a container. The ledger does not know it, and
+    /// when the device disappears, nothing keeps it in the list.
     fn is_strange(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
         self.strange.has(&fits) || self.theirs.iter().any(|(_, _, ids)| ids.iter().any(&fits))
     }
@@ -277,20 +288,21 @@ impl Oracles {
         for (id, holders) in by_id.into_iter().filter(|(_, holders)| holders.len() > 1) {
             let given = |uid: &str| self.given.get(&(uid.to_owned(), (*id).clone())).copied().unwrap_or_default();
             let (newest, settled) = holders.keys().map(|uid| given(uid)).max().unwrap_or_default();
-            // Who had it when it was given again: could that be known?
+            // Whether the previous holder could be known when the id was given again.
             let known = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
                 let alloc_id = holder.alloc_ids.get(resource);
                 alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
             });
-            // What the stranger gave, nobody asked us for.
+            // The foreign plugin's grants were not requested from us.
             let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_theirs(resource, holder));
-            // A kubelet that never knew what its predecessor gave: of two writes of its checkpoint the older one came last.
-            // That may be proven by its listing, but not at once.
+            // A kubelet that never loaded its predecessor's grant: of two writes of its checkpoint
+            // the older one came last. Its listing may prove that, but not at once.
             let lost = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
                 let alloc_id = holder.alloc_ids.get(resource);
                 !alloc_id.is_some_and(|id| self.remembered.contains(id))
             });
-            // Before, nothing is proven: the kubelet may have lost what it knew, by a crash between two writes.
+            // Before it has settled nothing is proven: a crash between two writes may have cost the
+            // kubelet its record.
             if self.amnesia || lost || !(settled && known && ours) {
                 self.excused += 1;
             } else {
@@ -316,7 +328,8 @@ impl Oracles {
                 let Holder { pod_uid, container, alloc_ids, .. } = holder;
                 let is_last = |entry: &Entry| matches!(entry, Entry::Moved { alloc_id, .. } if alloc_ids.values().any(|id| id == alloc_id));
                 let last = disk.entries().into_iter().rfind(is_last);
-                // A kubelet that lost its checkpoint before anybody has read in it whose grant this is.
+                // The kubelet lost its checkpoint before the daemon could read there which pod the
+                // grant belongs to.
                 let never_seen = |entry: &Entry| matches!(entry, Entry::Moved { state: GrantState::Released { released_by, .. }, .. } if released_by == NEVER_STARTED);
                 if self.amnesia && last.as_ref().is_some_and(never_seen) {
                     self.excused += 1;

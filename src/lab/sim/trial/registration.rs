@@ -1,4 +1,5 @@
-//! The daemon's registrations: a machine for each resource, its sockets, and what the actor does around them.
+//! The daemon's registrations: a state machine for each resource, its sockets, and the work of the
+//! actor around them.
 
 use super::daemon::Inner;
 use super::service::Service;
@@ -13,14 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// One resource's place in the kubelet.
+/// One resource's registration.
 #[derive(Debug)]
 pub(super) struct Registration {
     events: mpsc::UnboundedSender<Event>,
     desk: Mutex<Desk>,
 }
 
-/// What a registration has on its desk.
+/// The state of a registration.
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) machine: Machine,
@@ -79,7 +80,7 @@ impl Registration {
 }
 
 impl Desk {
-    /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
+    /// Whether the kubelet ended this registration's stream only to replace it by a newer one.
     fn has_superseded(&self, number: u64) -> bool {
         number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
     }
@@ -162,7 +163,7 @@ impl Inner {
         registration.tell(event);
     }
 
-    /// Registers in the version that the kubelet takes.
+    /// Registers in the version that the kubelet accepts.
     async fn negotiate(&self, resource: &ResourceName, endpoint: &str) -> Result<(), RegisterError> {
         let kubelet = *self.node.kubelet_socket().borrow();
         let worked = self.registration(resource).lock().spoken.and_then(|spoken| spoken.with(kubelet));

@@ -1,12 +1,14 @@
-//! One node's night, by its seed: what is done to it, in three acts.
+//! One run of a node by its seed, in three phases.
 //!
-//! 1. A storm of 8 to 24 seconds in which everything happens: pods come and go, the kubelet and the daemon die, devices
-//!    vanish, another plugin takes the resource, and every step of the kubelet may wait, fail or be its last.
-//! 2. Quiet. Within a second and a half everything is served again (O5), and stays so. A guest who takes the resource in
-//!    silence has it for a second and a half; after a restart of the daemon, and of the kubelet, everything is served within
-//!    50 ms, and none of them costs a pod (O6).
-//! 3. The kubelet has settled: pods are deleted by force while their containers run, others come (O1). In the end all are
-//!    gone, and a while later nothing is held (O3).
+//! 1. A storm of 8 to 24 seconds (45 in some runs) with every kind of event. Pods come and go, the
+//!    kubelet and the daemon die, devices vanish, another plugin takes the resource. Every step of
+//!    the kubelet may wait, fail or be its last.
+//! 2. Idle. Within a second and a half everything is served again (O5), and stays so. Another
+//!    plugin that takes the resource silently has it for at most a second and a half. After a
+//!    restart of the daemon, and of the kubelet, everything is served within 50 ms, and no restart
+//!    costs a pod (O6).
+//! 3. The kubelet has settled: pods are deleted by force while their containers run, others come
+//!    (O1). In the end all pods are deleted, and three minutes later nothing is held (O3).
 
 use super::daemon::Daemon;
 use super::durable::Disk;
@@ -25,17 +27,19 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 /// The longest stall.
 const STALL: Duration = Duration::from_secs(5);
-/// How soon everything is served after something that the daemon is told of: a new kubelet, a stream's end, its own start.
+/// The limit until everything is served after an event that the daemon sees: a new kubelet, a
+/// stream's end, its own start.
 const SIGNALLED: Duration = Duration::from_millis(50);
-/// The same after what happens in silence.
+/// The same limit after a silent change.
 const SILENT: Duration = Duration::from_millis(1500);
-/// How long after the storm every stall of it is over, and what it led to is answered.
+/// The time after the storm until every stall of it is over, and its effects are answered.
 const STALLED: Duration = Duration::from_millis(6500);
-/// How long after the storm the last flow that it held has gone on, by a stall of five seconds, the daemon has looked at what
-/// the kubelet has, by a minute more, and has had its last doubt of what it found.
+/// The time after the storm until its effects are over: the last held flow has continued (a stall
+/// of five seconds), the daemon has audited the kubelet (a minute more), and its last doubt is
+/// resolved.
 const CALM: Duration = Duration::from_secs(80);
 
-/// What a seed came through.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) violation: Option<Violation>,
@@ -62,7 +66,8 @@ struct Night {
 }
 
 pub(super) fn run(seed: u64) -> Outcome {
-    // Apart from the node's own chance, so that one more draw there does not make another story.
+    // Separate from the node's own random numbers, so that one more draw there does not change the
+    // scenario.
     let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a1_0000);
     let world = World::draw(&mut random);
     let simulation = Simulation::new(seed, world.behaviour.clone(), world.faults.clone());
@@ -85,7 +90,7 @@ impl Night {
         self.node.handle().now()
     }
 
-    /// Goes on until a time, or to the first oracle that does not hold.
+    /// Runs until a time, or to the first violated oracle.
     fn run_to(&mut self, time: Duration) {
         let (node, disk, daemon, oracles) = (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
         let left = time.saturating_sub(node.handle().now());
@@ -122,7 +127,7 @@ impl Night {
         let Some(Visit { from, until, habits }) = self.world.stranger else { return };
         let version = if self.world.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
         let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.strange.clone());
-        // A goroutine of the kubelet may be stuck over the end of it.
+        // A goroutine of the kubelet may be stuck beyond its end.
         self.oracles.visit = Some(from..=until + STALL + SECOND);
         self.node.handle().spawn(async move {
             node.handle().sleep_until(from).await;
@@ -139,7 +144,8 @@ impl Night {
             Act::CrashContainer => self.with_pod(|node, uid| node.crash_container(uid, "main")),
             Act::CompletePod => self.with_pod(|node, uid| node.complete_pod(uid)),
             Act::RestartKubelet => self.node.restart_kubelet(down, Start::default()),
-            // An upgrade in place takes no time at all: the kubelet is still at the old streams' end.
+            // An upgrade in place takes almost no time: the kubelet still processes the old
+            // streams' end.
             Act::RestartDaemon if self.random.chance(0.5) => self.restart_daemon(down / 100),
             Act::RestartDaemon => self.restart_daemon(down),
             Act::Flap => {
@@ -162,7 +168,7 @@ impl Night {
             }
             Act::List => {
                 let node = self.node.clone();
-                // Somebody else's metrics.
+                // A listing by another client, such as a metrics exporter.
                 self.node.handle().spawn(async move { drop(node.list_pods().await) });
             }
         }
@@ -195,7 +201,7 @@ impl Night {
             let resources = &mut spec.containers.last_mut().unwrap().resources;
             match self.random.below(4) {
                 0 => _ = resources.insert(nic(), 1),
-                // Nothing but the shared ones.
+                // Only shared devices.
                 1 => *resources = [(nic(), 2)].into(),
                 _ => {}
             }
@@ -213,7 +219,8 @@ impl Night {
         }
     }
 
-    /// Of pods that run: one that was rejected is being killed, and has nothing that could be given to two.
+    /// Of running pods only: a rejected pod is being killed, and has no device that could be given
+    /// twice.
     fn force_delete(&mut self) {
         let running: Vec<String> = self.running().into_iter().collect();
         if let Some(uid) = running.get(self.random.below(running.len().max(1))) {
@@ -253,12 +260,13 @@ impl Night {
     fn calm(&mut self) {
         let storm = self.world.storm;
         self.run_to(storm + STALLED);
-        // A list that a dead daemon sent may arrive after those of the next one, and nothing tells; that heals later.
+        // A list of a dead daemon may arrive after those of the next one, unnoticed; that recovers
+        // later.
         if !self.is_over() && self.daemon.since + STALL < storm {
             let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
             self.node.view(|view| oracles.answered(view, daemon, now));
         }
-        // Two who wanted the same resource leave it to one another for half a minute each.
+        // Two plugins that compete for a resource leave it to each other for half a minute each.
         let until = |resource| if let State::Truce { until } = self.daemon.state(resource) { Some(until) } else { None };
         let truce = self.hardware.resources().filter_map(until).max();
         let quiet = truce.map_or(storm + CALM, |until| until.max(storm + CALM) + SECOND);
@@ -298,7 +306,7 @@ impl Night {
     }
 
     fn settled(&mut self) {
-        // A minute after the last restart nothing has been forgotten any more that this kubelet gave.
+        // A minute after the last restart the kubelet no longer loses any of its grants.
         let at = self.now() + 80 * SECOND;
         self.run_to(at);
         self.oracles.quiet = false;
@@ -326,7 +334,8 @@ impl Night {
         }
         let at = self.now() + 5 * SECOND;
         self.run_to(at);
-        // A list makes the kubelet write its checkpoint, which tells of grants that reached no container.
+        // A list makes the kubelet write its checkpoint, which proves the grants that reached no
+        // container.
         self.hardware.lose(0);
         let at = self.now() + SECOND;
         self.run_to(at);

@@ -1,4 +1,4 @@
-//! What the kubelet calls: one service for each registration.
+//! The service that the kubelet calls: one for each registration.
 
 use super::daemon::{Inner, Now, grant};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tonic::Status;
 
-/// Lists closer than this are merged, as the daemon's are.
+/// Lists closer than this are merged, as in the daemon.
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Service {
@@ -24,7 +24,7 @@ pub(super) struct Service {
     pub(super) number: u64,
 }
 
-/// Counts an Allocate as long as it is under way, also one that is dropped.
+/// Counts an Allocate as long as it is under way, including one that is dropped.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -40,7 +40,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// One stream; its end is noticed however it comes.
+/// One stream; the drop reports its end in every case.
 struct Lists {
     inner: Arc<Inner>,
     resource: ResourceName,
@@ -131,7 +131,7 @@ impl Plugin for Service {
         let mut edits = ContainerEdits::default();
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let grant = grant(inner, &self.resource, alloc_id, &ids, edits.clone());
-        // What several containers share is given to several.
+        // A shared device may have several holders.
         let doubt = offering.spec.is_exclusive().then(|| {
             let mut cores = inner.lock();
             let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());

@@ -1,7 +1,8 @@
-//! Somebody else's plugin for the same resource: what an old DaemonSet has left on the node. It has one socket with a
-//! fixed name, registers it whenever it likes, is killed after a while and leaves its file behind.
+//! A foreign plugin of the same resource, as an old DaemonSet may leave it on a node. It has one
+//! socket with a fixed name, registers it at random times, is killed after its stay and leaves its
+//! file behind.
 //!
-//! What it answers while the kubelet asks it is not Holdfast's: the oracles take exactly its own answers for that.
+//! Its answers to the kubelet are not Holdfast's: the oracles excuse exactly these answers.
 
 use super::hardware::gpu;
 use crate::domain::{ContainerEdits, DeviceId};
@@ -15,23 +16,23 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tonic::Status;
 
-/// Its socket, directly in the kubelet's directory, as every old plugin has it.
+/// Its socket, directly in the kubelet's directory, as old plugins have it.
 const SOCKET: &str = "vendor.sock";
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How long it takes until it knows that it has lost the resource.
+/// The time until it notices that it has lost the resource.
 const NOTICED: Duration = Duration::from_millis(50);
 
-/// How a plugin behaves that somebody else wrote.
+/// The behaviour of a foreign plugin.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Habits {
     /// The longest time between two of its Registers.
     whim: Duration,
-    /// Whether it registers as soon as a stream of it ends.
+    /// Whether it registers as soon as one of its streams ends.
     pub(super) insists: bool,
-    /// How often it makes its socket anew before it registers, which ends its streams.
+    /// The probability that it recreates its socket before it registers, which ends its streams.
     rebinds: f64,
 }
 
@@ -42,7 +43,8 @@ impl Habits {
     }
 }
 
-/// Comes now, with devices of its own, registers once and stays: what somebody started by mistake.
+/// Starts now with devices of its own, registers once and stays, like a plugin that was deployed by
+/// mistake.
 pub(super) fn settle(node: &Node, version: &'static str, answers: &Answers) {
     let process = node.process();
     let devices = (0..4).map(|n| ListedDevice { id: DeviceId::new(format!("vendor-{n}")), healthy: true, numa_nodes: Vec::new() });
@@ -55,17 +57,18 @@ pub(super) fn settle(node: &Node, version: &'static str, answers: &Answers) {
     });
 }
 
-/// The ids of each container that it answered for, as long as nobody has asked whose they are.
+/// The ids of each container that it answered for, until the oracles match them with a container.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answers(Arc<Mutex<Vec<BTreeSet<DeviceId>>>>);
 
 impl Answers {
-    /// Whether it gave such an id to a container that has not been found yet.
+    /// Whether it gave such an id to a container that is not matched yet.
     pub(super) fn has(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
         self.0.lock().unwrap().iter().flatten().any(fits)
     }
 
-    /// Whether it gave exactly these ids to a container that has not been found yet. Each answer counts once.
+    /// Whether it gave exactly these ids to a container that is not matched yet. Each answer counts
+    /// once.
     pub(super) fn take(&self, ids: &BTreeSet<DeviceId>) -> bool {
         let mut answers = self.0.lock().unwrap();
         let found = answers.iter().position(|answer| answer == ids);
@@ -73,10 +76,10 @@ impl Answers {
     }
 }
 
-/// Comes now and stays for a time, then it is killed wherever it stands.
+/// Starts now and stays for a time; then it is killed at any point of its work.
 pub(super) fn visit(node: &Node, version: &'static str, devices: Vec<DeviceId>, habits: Habits, stay: Duration, answers: &Answers) {
     let process = node.process();
-    // It looks at no device twice: its list is always the same.
+    // It does not rescan: its list is always the same.
     let devices = devices.into_iter().map(|id| ListedDevice { id, healthy: true, numa_nodes: Vec::new() }).collect();
     let vendor = Arc::new(Vendor { node: node.clone(), devices, answers: answers.clone(), lost: Arc::default() });
     process.spawn(vendor.serve(process.clone(), version, habits));
@@ -91,7 +94,7 @@ struct Vendor {
     node: Node,
     devices: Vec<ListedDevice>,
     answers: Answers,
-    /// Told when one of its streams ends.
+    /// Notified when one of its streams ends.
     lost: Arc<Notify>,
 }
 
@@ -103,7 +106,7 @@ impl Vendor {
         loop {
             kubelet.borrow_and_update();
             let rebinds = handle.random(|random| random.chance(habits.rebinds));
-            // The kubelet removes it at every start.
+            // The kubelet removes the socket at every start.
             if rebinds || !bound.as_ref().is_some_and(Bound::is_linked) {
                 bound.into_iter().for_each(Bound::close);
                 self.node.unlink(SOCKET);
@@ -129,7 +132,7 @@ impl Vendor {
     }
 }
 
-/// Tells of its stream's end.
+/// Notifies of its stream's end when it is dropped.
 struct Streaming(Arc<Notify>);
 
 impl Drop for Streaming {
@@ -147,7 +150,7 @@ impl Plugin for Vendor {
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
         let streaming = Streaming(Arc::clone(&self.lost));
         let lists = futures_util::stream::iter([self.devices.clone()]).chain(futures_util::stream::pending());
-        // The guard lives as long as the stream does.
+        // The guard is owned by the stream.
         Ok(lists.inspect(move |_| _ = &streaming).boxed())
     }
 

@@ -1,4 +1,4 @@
-//! Many nights, and what they came through.
+//! Runs many seeds, and checks the coverage.
 
 use super::scenario::{Outcome, run};
 use crate::domain::Safeguard;
@@ -44,7 +44,7 @@ fn no_oracle_is_violated() {
          {taken} taken by a stranger"
     );
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
-    // 100 of each in 10,000 nights.
+    // 100 of each in 10,000 runs.
     let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < seeds / 100;
     let seldom_seen: Vec<_> = Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
     let seldom_come_to: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
@@ -56,7 +56,8 @@ fn no_oracle_is_violated() {
 #[test]
 fn without_any_one_safeguard_an_oracle_is_violated() {
     use Safeguard::{Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
-    // Most are missed within a hundred nights; the nights before the one that misses the other need not be played every time.
+    // Most missing safeguards are detected within a hundred seeds. For the other one, the seeds
+    // before the one that detects it need not run every time.
     let from = |safeguard| if safeguard == Broadcast { 970 } else { 0 };
     for safeguard in [SettlingRegister, Audit, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
         let nights = from(safeguard)..from(safeguard) + 1000;

@@ -1,8 +1,9 @@
-//! What a seed decides beforehand: the kubelet's version, what goes wrong in it and for how long, what happens most often
-//! in this night, and who visits.
+//! The decisions that a seed makes before a run: the kubelet's version, its faults and their
+//! duration, the run's most frequent act, and the visits of another plugin.
 //!
-//! Nights are of different tempers, since what is rare everywhere is never seen: some have one restart of the daemon after
-//! the other, others devices that come and go, or Registers that take their time at every step.
+//! Runs have different biases, because an event that is rare in every run is never tested. Some
+//! runs restart the daemon again and again, in others devices come and go, or Registers take long
+//! at every step.
 
 use super::stranger::Habits;
 use crate::lab::sim::kubelet::{Behaviour, Gaps, Hook, Profile};
@@ -15,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Long enough for a truce.
 const FIGHT: Duration = Duration::from_secs(45);
 
-/// Something that happens to the node.
+/// An action on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     AddPod,
@@ -25,15 +26,15 @@ pub(super) enum Act {
     CompletePod,
     RestartKubelet,
     RestartDaemon,
-    /// A device goes, and may come back.
+    /// A device disappears, and may come back.
     Flap,
     LoseCheckpoint,
     Reboot,
-    /// Somebody else asks the kubelet for its pods.
+    /// Another client lists the kubelet's pods.
     List,
 }
 
-/// How often each of them happens among 100 or so in an even-tempered night.
+/// The weights of the acts, about 100 in all, in a run without a bias.
 const ACTS: [(Act, usize); 11] = [
     (Act::AddPod, 30),
     (Act::DeletePod, 15),
@@ -48,19 +49,19 @@ const ACTS: [(Act, usize); 11] = [
     (Act::List, 6),
 ];
 
-/// A night before it begins.
+/// The parameters of a run.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) behaviour: Behaviour,
     pub(super) faults: Faults,
-    /// When nothing goes wrong any more.
+    /// The time when the faults end.
     pub(super) storm: Duration,
-    /// What happens in every second act.
+    /// The act that is drawn in half of all cases.
     temper: Option<Act>,
     /// Whether there is a second resource.
     pub(super) has_nics: bool,
     pub(super) stranger: Option<Visit>,
-    /// Whether another plugin comes in quiet times, and stays.
+    /// Whether another plugin comes in the idle phase, and stays.
     pub(super) has_guest: bool,
 }
 
@@ -81,10 +82,12 @@ impl World {
             3 => Profile::K137Dedupe,
             _ => Profile::K125,
         };
-        // What is left of the kubelet's nap, but not so little that no plugin could be back: then a pod is lost to luck alone.
+        // The rest of the kubelet's sleep. It is at least 15 ms: with less, no plugin could be back
+        // in time, and a pod would be lost by chance alone.
         let gaps = Gaps { to_first_batch: random.between(15 * MS, 200 * MS), ..Behaviour::default().gaps };
         let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
-        // Longer than the daemon doubts what it lost: some of it is lost in peace.
+        // May exceed the time that the daemon stays in doubt after a loss, so that some losses
+        // happen when the doubt has ended.
         let mut storm = random.between(8 * SECOND, 24 * SECOND);
         let mut temper = match random.below(6) {
             0 | 1 => Some(Act::RestartDaemon),
@@ -94,7 +97,8 @@ impl World {
         };
         let trouble = Trouble::draw(random);
         if trouble == Trouble::StuckLists {
-            // The last change of the list falls in with the daemon's last Register, and what was stuck comes after both.
+            // The last change of the list coincides with the daemon's last Register; the stuck
+            // lists arrive after both.
             storm = random.between(12 * SECOND, 15 * SECOND);
             temper = Some(Act::Flap);
         }
@@ -102,8 +106,8 @@ impl World {
             let from = random.between(Duration::ZERO, storm - SECOND);
             Visit { from, until: random.between(from, storm), habits: Habits::draw(random) }
         });
-        // A kubelet that closes the former connection at every Register, and two who want the resource: they fight until one
-        // of them gives in.
+        // A kubelet that closes the former connection at every Register, and two plugins that want
+        // the resource: they compete until one of them holds a truce.
         if let Some(visit) = stranger.as_mut().filter(|visit| profile.is_alpha() && visit.habits.insists) {
             storm = FIGHT;
             temper = Some(Act::AddPod);
@@ -120,7 +124,7 @@ impl World {
         }
     }
 
-    /// What happens next.
+    /// The next act.
     pub(super) fn act(&self, random: &mut Random) -> Act {
         if let Some(act) = self.temper.filter(|_| random.chance(0.5)) {
             return act;
@@ -137,21 +141,21 @@ impl World {
     }
 }
 
-/// What goes wrong inside the kubelet.
+/// The kind of faults inside the kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
     Nothing,
-    /// Everything takes another time and comes in another order.
+    /// Times and orders vary.
     Schedules,
-    /// Lists that are looked at late, one after the other.
+    /// Lists that are processed late, one after the other.
     StuckLists,
-    /// Lists that cannot be read: that ends their stream.
+    /// Lists that cannot be decoded: that ends their stream.
     BadLists,
-    /// Registers that take their time at every step, so that old streams end in the midst of them.
+    /// Registers that take long at every step, so that old streams end in between.
     SlowRegisters,
-    /// Goroutines that clear up late, after streams of which many end.
+    /// Goroutines that clean up late, after streams that end often.
     SlowEnds,
-    /// Everything fails now and then, and the kubelet dies.
+    /// Every step fails at times, and the kubelet dies.
     Storm,
 }
 

@@ -1,23 +1,24 @@
-//! Which devices lie together: what the topology manager's hint makes of the free ones.
+//! Sorts free devices by NUMA node, as the topology manager's hint does.
 
 use crate::domain::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The kubelet tries every set of NUMA nodes; a machine with more of them than this gets no hint.
+/// The kubelet tries every set of NUMA nodes. A machine with more nodes than this gets no hint.
 const NODES_MAX: usize = 8;
 
-/// Free devices by their place.
+/// Free devices, grouped by their NUMA nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Places {
     /// Near the nodes of the hint.
     pub(super) aligned: BTreeSet<DeviceId>,
-    /// Near others.
+    /// Near other nodes.
     pub(super) unaligned: BTreeSet<DeviceId>,
-    /// Without a node; everything, where there is no hint.
+    /// Without a NUMA node; all devices where there is no hint.
     pub(super) anywhere: BTreeSet<DeviceId>,
 }
 
-/// Sorts the free devices by the narrowest set of nodes that has `required` free or reusable ones.
+/// Sorts the free devices by the narrowest set of nodes that has `required` free or reusable
+/// devices.
 pub(super) fn places(
     all: &BTreeMap<DeviceId, Vec<i64>>,
     available: &BTreeSet<DeviceId>,
@@ -45,7 +46,7 @@ pub(super) fn places(
     places
 }
 
-/// Every set of nodes but the empty one, narrow ones first.
+/// Every non-empty set of nodes, narrow ones first.
 fn masks(nodes: &BTreeSet<i64>) -> Vec<BTreeSet<i64>> {
     if nodes.len() > NODES_MAX {
         return Vec::new();

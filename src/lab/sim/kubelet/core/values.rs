@@ -1,4 +1,4 @@
-//! What goes into the device manager and what comes out of it.
+//! Inputs and outputs of the device manager.
 
 use crate::domain::{DeviceId, ResourceName};
 use std::collections::BTreeSet;
@@ -15,27 +15,28 @@ pub struct ListedDevice {
     pub numa_nodes: Vec<i64>,
 }
 
-/// What a plugin answered to `GetDevicePluginOptions`.
+/// A plugin's answer to `GetDevicePluginOptions`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// It wants to be asked which devices it prefers.
+    /// The plugin wants `GetPreferredAllocation` calls.
     pub preferred_allocation: bool,
-    /// It wants a call before every container start.
+    /// The plugin wants `PreStartContainer` before every container start.
     pub pre_start: bool,
 }
 
-/// The plugin behind a resource. `C` is the connection; after a restart there is none until it registers.
+/// The plugin behind a resource. `C` is the connection; after a restart there is none until the
+/// plugin registers.
 #[derive(Debug, Clone)]
 pub struct Endpoint<C> {
     /// The connection; `None` for an endpoint known from the checkpoint only.
     pub client: Option<C>,
     /// Its options; `None` for an endpoint known from the checkpoint only.
     pub options: Option<Options>,
-    /// When it stopped; every call to it fails from then on.
+    /// The time when it stopped; every call to it fails from then on.
     pub stopped_at: Option<Duration>,
 }
 
-/// Capacity and allocatable of a resource, as the node's status tells them.
+/// Capacity and allocatable of a resource, as in the node's status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Capacity {
     /// Every device.
@@ -44,21 +45,21 @@ pub struct Capacity {
     pub allocatable: usize,
 }
 
-/// What a list changed.
+/// The changes that a list made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// How many are healthy now.
+    /// Devices that are healthy now.
     pub healthy: usize,
-    /// How many are not.
+    /// Devices that are not healthy now.
     pub unhealthy: usize,
-    /// Ids that a container holds, or is just given, and that the list no longer has.
+    /// Ids that are held or reserved and that the list no longer has.
     pub vanished: BTreeSet<DeviceId>,
 }
 
-/// What the kubelet does before it calls a plugin at the start of a container.
+/// The kubelet's call to a plugin at the start of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PreStart<C> {
-    /// No call: the plugin did not ask for it, or nothing is known of it since a restart.
+    /// No call: the plugin did not request it, or has not registered since a restart.
     Skip,
     /// `PreStartContainer` with these ids.
     Call(C, BTreeSet<DeviceId>),
@@ -69,7 +70,8 @@ pub enum PreStart<C> {
 pub enum Step {
     /// Nothing to do: no call is made.
     Nothing,
-    /// Ask the plugin for its preference if it offers that, then go on with [`super::DeviceManager::choose`].
+    /// Call `GetPreferredAllocation` if the plugin offers it, then continue with
+    /// [`super::DeviceManager::choose`].
     Choose(Choice),
     /// Call `Allocate` with these ids.
     Allocate(BTreeSet<DeviceId>),
@@ -81,9 +83,10 @@ pub struct Choice {
     pub(super) resource: ResourceName,
     pub(super) taken: BTreeSet<DeviceId>,
     pub(super) available: BTreeSet<DeviceId>,
-    /// What is taken after the preferred ones: first from the one, then from the other.
+    /// The ids that are taken after the preferred ones: first from the first set, then from the
+    /// second.
     pub(super) rest: [BTreeSet<DeviceId>; 2],
-    /// How many ids the container asks for in all.
+    /// Ids that the container requests in all.
     pub required: usize,
 }
 

@@ -1,4 +1,5 @@
-//! What kubelets before v1beta1 and v1 speak: `deviceplugin` with the plugins, `v1alpha1.PodResourcesLister`.
+//! The APIs of kubelets before v1beta1 and v1: `deviceplugin` with the plugins,
+//! `v1alpha1.PodResourcesLister`.
 
 use super::super::core::{ListedDevice, Options};
 use super::super::error::rpc_error;
@@ -133,7 +134,7 @@ impl PodResourcesLister for PodResourcesService {
     }
 }
 
-/// Without NUMA nodes; a device of two comes twice all the same.
+/// Without NUMA nodes. A device with two NUMA nodes is still listed twice.
 fn pod(pod: PodMessage) -> resources::PodResources {
     let devices = |message: DeviceMessage| resources::ContainerDevices {
         resource_name: message.resource.as_str().to_owned(),

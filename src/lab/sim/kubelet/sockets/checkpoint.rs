@@ -1,4 +1,5 @@
-//! `kubelet_internal_checkpoint`: what the device manager remembers over a restart, as the kubelet writes it.
+//! `kubelet_internal_checkpoint`: the device manager's state across a restart, in the kubelet's
+//! format.
 
 use super::super::ground::Snapshot;
 use super::super::held::{Held, PodDevices};
@@ -18,7 +19,8 @@ pub(in super::super) const FILE_NAME: &str = "kubelet_internal_checkpoint";
 #[serde(rename_all = "PascalCase")]
 struct Document {
     data: Data,
-    /// The real one hashes a dump of the Go values. Readers must not depend on it, and this one does not check it.
+    /// The real kubelet hashes a dump of the Go values. Readers must not depend on it, and this one
+    /// does not check it.
     #[serde(default)]
     checksum: u64,
 }
@@ -45,7 +47,7 @@ struct PodDeviceEntry {
     alloc_resp: String,
 }
 
-/// The file that says this.
+/// The content of the file for this snapshot.
 pub(super) fn encode(snapshot: &Snapshot) -> Result<Vec<u8>, serde_json::Error> {
     let entry = |(pod_uid, container, resource, held): (&str, &str, &ResourceName, &Held)| PodDeviceEntry {
         pod_uid: pod_uid.to_owned(),

@@ -1,4 +1,4 @@
-//! What a kubelet and its containers leave on disk: sockets cleaned up, checkpoint, log folders, cgroups.
+//! The files of a kubelet and its containers: cleaned-up sockets, checkpoint, log folders, cgroups.
 
 use super::super::pod::PodSpec;
 use super::checkpoint;
@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// The places that the simulated kubelet writes to.
+/// The directories that the simulated kubelet writes to.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Files {
     pub(in super::super) kubelet_dir: PathBuf,
@@ -43,23 +43,24 @@ impl Files {
         self.host_root.join("var/log/pods").join(format!("{}_{}_{}", spec.namespace, spec.name, spec.uid))
     }
 
-    /// Makes the directories of a node; those that exist stay as they are.
+    /// Creates the directories of a node; existing ones stay as they are.
     pub(super) fn create(&self) -> io::Result<()> {
         private_dir(&self.plugins_dir())?;
         private_dir(&self.kubelet_dir.join("pod-resources"))?;
         fs::create_dir_all(self.host_root.join("var/log/pods"))?;
         fs::create_dir_all(self.kubepods())?;
-        // By this file one tells cgroup v2 from v1.
+        // This file distinguishes cgroup v2 from v1.
         let controllers = self.host_root.join("sys/fs/cgroup/cgroup.controllers");
         if controllers.exists() { Ok(()) } else { fs::write(controllers, "cpuset cpu io memory pids\n") }
     }
 
-    /// What the kubelet's clean-up removes: sockets directly in the device-plugin directory, and links to sockets.
-    /// Everything else stays, sub-directories with their sockets too.
+    /// The sockets that the kubelet's clean-up removes: those directly in the device-plugin
+    /// directory, and links to sockets. Everything else stays, including sub-directories with their
+    /// sockets.
     pub(super) fn stale_sockets(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.plugins_dir())?.collect::<Result<Vec<_>, _>>()?;
         let others = entries.iter().filter(|entry| entry.file_name() != checkpoint::FILE_NAME);
-        // `metadata` follows links, as the kubelet does; what cannot be looked at is passed over.
+        // As in the kubelet, `metadata` follows links, and entries that cannot be read are skipped.
         let sockets = others.filter(|entry| fs::metadata(entry.path()).is_ok_and(|metadata| metadata.file_type().is_socket()));
         Ok(sockets.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
     }
@@ -68,7 +69,7 @@ impl Files {
         fs::read(self.checkpoint())
     }
 
-    /// Writes a temporary file and renames it: a watcher sees one move, never half a file.
+    /// Writes a temporary file and renames it: a watcher sees one move, never a partial file.
     pub(super) fn write_checkpoint(&self, bytes: &[u8], sync: bool) -> io::Result<()> {
         let temporary = self.plugins_dir().join(format!(".{}.tmp", checkpoint::FILE_NAME));
         let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
@@ -79,7 +80,7 @@ impl Files {
         fs::rename(temporary, self.checkpoint())
     }
 
-    /// A pod is admitted: its cgroup and its log folder appear.
+    /// Creates the pod's cgroup, at its first container start.
     pub(super) fn create_pod(&self, spec: &PodSpec) -> io::Result<()> {
         let cgroup = self.pod_cgroup(&spec.uid);
         fs::create_dir_all(&cgroup)?;
@@ -87,12 +88,12 @@ impl Files {
         fs::write(cgroup.join("cgroup.events"), "populated 1\nfrozen 0\n")
     }
 
-    /// A container is started: its log folder appears.
+    /// Creates the log folder of a started container.
     pub(super) fn create_container(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
         fs::create_dir_all(self.pod_logs(spec).join(container))
     }
 
-    /// The pod's processes are gone: its cgroup empties, then disappears.
+    /// Empties and then removes the pod's cgroup: its processes have exited.
     pub(super) fn remove_cgroup(&self, uid: &str) -> io::Result<()> {
         let cgroup = self.pod_cgroup(uid);
         if !cgroup.exists() {
@@ -102,7 +103,7 @@ impl Files {
         fs::remove_dir_all(cgroup)
     }
 
-    /// The pod's object is gone: its log folder goes.
+    /// Removes the pod's log folder: its object was deleted.
     pub(super) fn remove_logs(&self, spec: &PodSpec) -> io::Result<()> {
         match fs::remove_dir_all(self.pod_logs(spec)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -115,7 +116,7 @@ fn private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(path)
 }
 
-/// Removes a file that need not be there.
+/// Removes a file; its absence is no error.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

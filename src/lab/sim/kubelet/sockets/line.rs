@@ -1,4 +1,4 @@
-//! The connection to one plugin, whatever is spoken on it.
+//! The connection to one plugin, independent of the API version on it.
 
 use super::link::Links;
 use crate::kubelet::uds;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Makes a call, and again where it was not sent, or the other side says that it has not begun it: grpc-go does so unasked (its A6,
-/// transparent retries).
+/// Makes a call, and repeats it if it was not sent or the other side reports that it has not
+/// started it. grpc-go does so automatically (its A6, transparent retries).
 pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Status>>>(
     client: &C,
     request: R,
@@ -20,7 +20,7 @@ pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Sta
 ) -> Result<T, Status> {
     loop {
         match make(client.clone(), request.clone()).await {
-            // The channel needs a moment to see that its connection takes no more.
+            // The channel needs a turn to notice that its connection accepts no further call.
             Err(status) if is_not_begun(&status) => tokio::task::yield_now().await,
             made => return made,
         }
@@ -39,7 +39,7 @@ fn is_not_begun(status: &Status) -> bool {
     false
 }
 
-/// The kubelet's end.
+/// The kubelet's end of the connection.
 #[derive(Debug)]
 pub(super) struct Line {
     client: u64,
@@ -48,7 +48,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Dials until it works, as grpc-go does: at once, then after 1 s, 1.6 s, 2.56 s and so on.
+    /// Dials until it succeeds, as grpc-go does: at once, then after 1 s, 1.6 s, 2.56 s and so on.
     pub(super) async fn dial(client: u64, socket: PathBuf, links: Links) -> (Self, Channel) {
         let closed = Arc::new(AtomicBool::new(false));
         let mut pause = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Connections that can be cut: a kubelet that is killed drops all of them at once, one that disconnects a plugin
-//! drops that plugin's.
+//! Connections that can be cut: a killed kubelet drops all of them at once, a disconnect drops
+//! those of one plugin.
 
 use crate::host::peer::is_hung_up;
 use std::collections::BTreeMap;
@@ -16,7 +16,8 @@ use tokio::net::UnixStream;
 /// The group of the connections that the kubelet serves.
 const SERVED: u64 = 0;
 
-/// The connections of one kubelet, in groups: what it serves is one, what a client dials has that client's number.
+/// The connections of one kubelet, in groups: one for all served connections, and one for each
+/// client by its number.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Links(Arc<Mutex<Table>>);
 
@@ -24,7 +25,7 @@ pub(super) struct Links(Arc<Mutex<Table>>);
 struct Table {
     over: bool,
     next: u64,
-    /// A second descriptor of every open connection, to shut it down with.
+    /// A second descriptor of every open connection, used to shut it down.
     open: BTreeMap<(u64, u64), StdStream>,
 }
 
@@ -45,14 +46,14 @@ impl Links {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes a connection that a client has dialled into its group.
+    /// Adds a connection that a client has dialled to its group.
     pub(super) fn add(&self, group: u64, stream: UnixStream) -> io::Result<Link> {
         let key = self.with(|table| table.enter(group, &stream))?;
         Ok(Link { stream, key, links: self.clone() })
     }
 
-    /// Takes in a connection that the kubelet serves. It stays as it is, so that one server's code does for the kubelet and
-    /// for plugins; what has ended is found by the next one.
+    /// Adds a connection that the kubelet serves. The stream stays unwrapped, so that the kubelet
+    /// and plugins share the server's code. Ended connections are removed at the next call.
     pub(super) fn admit(&self, stream: UnixStream) -> io::Result<UnixStream> {
         self.with(|table| {
             table.open.retain(|(group, _), stream| *group != SERVED || !is_hung_up(stream));
@@ -71,7 +72,7 @@ impl Links {
         self.with(|table| table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream)));
     }
 
-    /// Cuts every connection; there will be no new ones.
+    /// Cuts every connection and refuses new ones.
     pub(super) fn cut_all(&self) {
         self.with(|table| {
             table.over = true;
@@ -81,7 +82,7 @@ impl Links {
 }
 
 fn shut(stream: &StdStream) {
-    // It fails on a connection that the other side has closed, which is as good.
+    // It fails on a connection that the other side has closed, with the same effect.
     let _ = stream.shutdown(Shutdown::Both);
 }
 

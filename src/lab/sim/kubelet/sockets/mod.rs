@@ -1,4 +1,4 @@
-//! The ground of a kubelet that real plugins can talk to: gRPC over real sockets, real files, tokio's clock.
+//! The ground of a kubelet for real plugins: gRPC over real sockets, real files, tokio's clock.
 
 mod alpha;
 pub(super) mod checkpoint;
@@ -64,7 +64,7 @@ impl Sockets {
         let links = self.links();
         let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?).map(Followed::from));
         shared.spawn(life, async move {
-            // It ends with the life; a connection that fails ends alone.
+            // The server ends with the life; a failing connection ends only itself.
             let _ = Server::builder().serve_with_incoming(services, incoming).await;
         });
     }
@@ -80,8 +80,8 @@ impl Stop for AbortHandle {
     }
 }
 
-/// Sleeps in short steps, and each counts for what it was to take at most. The kubelet's waits are races with the plugin: on
-/// a machine that lets this process stand still both are to stand still.
+/// Sleeps in short steps, and counts each at most at its planned length. The kubelet's waits are
+/// races with the plugin: on a machine that suspends this process, both have to pause.
 async fn nap(time: Duration) {
     let step = STEP.max(time / 16);
     let mut left = time;
@@ -98,7 +98,7 @@ impl Ground for Sockets {
     }
 
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
-        // A sleep of tokio takes a millisecond at least.
+        // A sleep of tokio takes at least a millisecond.
         if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(nap(time)) }
     }
 
@@ -106,7 +106,7 @@ impl Ground for Sockets {
         Box::new(tokio::spawn(task).abort_handle())
     }
 
-    /// The first one, so that a demonstration shows the same every time.
+    /// Always the first one, so that a demonstration shows the same every time.
     fn below(&self, _count: usize) -> usize {
         0
     }
@@ -138,8 +138,8 @@ impl Ground for Sockets {
         if !shared.profile().is_alpha() {
             services = services.and(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
         }
-        // As the real one does: the old socket goes, and the new one is bound beside its place and moved there. In between
-        // nobody answers.
+        // As in the real kubelet, the old socket is removed, the new one is bound under another
+        // name and renamed. In between no socket answers.
         let socket = self.files.pod_resources_socket();
         let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
         files::remove(&socket)?;
@@ -204,7 +204,7 @@ impl Ground for Sockets {
         self.files.remove_logs(spec)
     }
 
-    /// There is no container runtime to ask.
+    /// There is no container runtime; every CDI name resolves.
     fn resolves(&self, _cdi_name: &str) -> bool {
         true
     }

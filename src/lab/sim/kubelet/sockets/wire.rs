@@ -1,4 +1,4 @@
-//! The device-plugin API's messages, as the core's values and back.
+//! Converts between the device-plugin API's messages and the core's values.
 
 use super::super::core::{ListedDevice, Options};
 use crate::domain::{ContainerEdits, DeviceId};

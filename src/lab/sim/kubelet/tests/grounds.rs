@@ -38,7 +38,7 @@ fn pod(uid: &str) -> PodSpec {
     PodSpec::with_uid(uid, "default", uid)
 }
 
-/// What happened, without times.
+/// The events, without times.
 fn told(view: &View<'_>) -> Vec<String> {
     let kind = |event: &Event| match &event.kind {
         EventKind::Allocated { container, devices, .. } => format!("allocated {} to {container}", devices.len()),

@@ -1,4 +1,4 @@
-//! The orders in which a re-registration goes wrong, each provoked by gates on real sockets.
+//! The event orders that make a re-registration fail, each provoked by gates on real sockets.
 
 use super::*;
 
@@ -103,7 +103,7 @@ async fn e_the_end_of_a_cut_stream_cuts_the_one_that_came_for_it() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let new = TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
-    // The end of the old stream passes, that of the new one is held.
+    // The end of the old stream passes, the end of the new one is held.
     let mut gate = hooks.gate_after(Hook::OnStreamEnd, 1);
     old.end_streams();
     gate.reached().await;
@@ -249,7 +249,8 @@ async fn the_older_of_two_checkpoints_may_be_written_last() {
     assert_eq!(node.checkpoint()["Data"]["PodDeviceEntries"][0]["ContainerName"], "main");
     gate.open(Verdict::Pass);
     plugin.list(healthy(&["a"]));
-    // The lists of one stream are handled one after the other: this one only after that checkpoint.
+    // The lists of one stream are processed one after the other: this one only after that
+    // checkpoint.
     let mut next = hooks.gate(Hook::DuringCheckpoint);
     next.reached().await;
     assert_eq!(node.checkpoint()["Data"]["PodDeviceEntries"], serde_json::Value::Null, "a running pod is missing in it");

@@ -1,4 +1,4 @@
-//! The kubelet's older APIs: pod-resources v1alpha1 beside v1, and alone.
+//! The kubelet's older APIs: pod-resources v1alpha1 together with v1, and alone.
 
 use super::*;
 use crate::kubelet::proto::podresources_v1alpha1 as alpha;
@@ -6,7 +6,7 @@ use crate::kubelet::proto::podresources_v1alpha1::pod_resources_lister_client::P
 use crate::kubelet::proto::v1alpha::RegisterRequest;
 use crate::kubelet::proto::v1alpha::registration_client::RegistrationClient as AlphaRegistrationClient;
 
-/// Containers with the ids that v1alpha1 lists for them, of every pod.
+/// The containers of every pod, with the ids that v1alpha1 lists for them.
 async fn listed(node: &Node) -> Vec<(String, Vec<(String, String)>)> {
     let socket = node.dir.path().join("kubelet/pod-resources/kubelet.sock");
     let mut client = AlphaLister::new(uds::connect(socket).await.unwrap());
@@ -28,7 +28,7 @@ async fn v1alpha1_lists_application_containers_of_every_pod_without_numa_nodes()
     let _plugin = TestPlugin::registered(&node, "gpu.sock", vec![spread, device("b", "Healthy")], Behaviour::Usual).await;
     let spec = PodSpec::new("default", "train").sidecar("proxy", &gpu(), 1).app("main", &gpu(), 1);
     node.kubelet.add_pod(spec).await;
-    // There is no device left for it.
+    // No device is left for this pod.
     let failed = node.kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu(), 1)).await;
     failure(&failed.phase);
 
@@ -50,7 +50,7 @@ async fn a_kubelet_without_v1_is_asked_in_v1alpha1_and_cannot_tell_of_one_pod() 
     let Err(PodResourcesError::Refused { status, .. }) = client.get("default", "train").await else { panic!("v1alpha1 has no Get") };
     assert_eq!(status.code(), Code::Unimplemented, "which is not the same as a pod that is not there");
 
-    // An upgraded kubelet is asked in v1 again, and one that is gone gives no empty list.
+    // An upgraded kubelet is queried in v1 again, and a stopped one does not give an empty list.
     node.kubelet.replace(Profile::K125).await.unwrap();
     node.settled().await;
     assert_eq!(names().await, ["train"]);
@@ -64,7 +64,7 @@ async fn kubelets_before_v1beta1_and_after_it_do_not_understand_each_others_plug
     let node = Node::start_with(|config| config.profile = Profile::K19).await;
     let refused = node.register(&gpu(), "x.sock").await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
-    // Answered before the plugin is dialled: there is none.
+    // Answered before the plugin is dialled: there is no plugin.
     let channel = uds::connect(node.plugins_dir().join("kubelet.sock")).await.unwrap();
     let request =
         RegisterRequest { version: "v1alpha2".to_owned(), endpoint: "x.sock".to_owned(), resource_name: gpu().as_str().to_owned() };

@@ -1,4 +1,4 @@
-//! The oracles that are asked at certain moments: when the storm is over, when it is quiet, at the end.
+//! The oracles that are checked at certain times: after the storm, in the idle phase, at the end.
 
 use super::super::daemon::Daemon;
 use super::super::durable::Disk;
@@ -10,14 +10,18 @@ use crate::registration::core::State;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How many Registers of a resource, and lists on a stream, may come within a second.
+/// The most Registers of a resource, and lists on a stream, within a second.
 const MOST_PER_SECOND: usize = 20;
 
 impl Oracles {
-    /// When no fault can happen any more: the end of a stream, which the daemon sees, has been answered. Three things heal
-    /// later: what a stuck goroutine of the kubelet does, where the kubelet does not tell of it (that it has lost sight of the
-    /// client, which matters when the stream ends; that it has stopped the endpoint, if it is old or has a later list); a list that was stuck in a stream which
-    /// has ended since, by the Register that is still due; and a truce, which is kept as long as it takes.
+    /// Checked when no fault can happen any longer: the end of a stream, which the daemon sees, was
+    /// answered. These recover later:
+    ///
+    /// - the work of a stuck goroutine that the kubelet does not report. It may have forgotten the
+    ///   client, which matters when the stream ends. It may have stopped the endpoint, which an old
+    ///   kubelet does not report, nor any kubelet after a later list;
+    /// - a list that was stuck in a stream that has ended since: the pending Register corrects it;
+    /// - a truce, which lasts for its full time.
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
             let standing = view.standing(&resource);
@@ -34,7 +38,8 @@ impl Oracles {
         }
     }
 
-    /// Once it is quiet, and for as long as it is. The stranger may have left a ruin, where the kubelet does not tell of it.
+    /// Checked throughout the idle phase. Another plugin may have left a broken state that the
+    /// kubelet does not report.
     pub(in super::super) fn served_or_taken(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
             if resource == gpu() && self.is_taken(view) && !self.tells(view, daemon, &resource) {
@@ -47,7 +52,7 @@ impl Oracles {
         }
     }
 
-    /// Once it is quiet, and the kubelet was restarted.
+    /// Checked in the idle phase after a restart of the kubelet.
     pub(in super::super) fn served(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
             if let Err(what) = is_served(view, daemon, &resource) {
@@ -56,14 +61,15 @@ impl Oracles {
         }
     }
 
-    /// Whether the kubelet tells that a resource is not ours there: by its list, if it has the call, and if no later list of
-    /// ours has come through the stream of an endpoint that was stopped.
+    /// Whether the kubelet reports that a resource is not ours: by its list, if it has the call,
+    /// and if no later list of ours came through the stream of a stopped endpoint.
     fn tells(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
         !self.is_mute && view.standing(resource).healthy != healthy(daemon, resource)
     }
 
-    /// Whether the list that counts was stuck in a connection that the kubelet has closed for a newer one, as 1.9 does. That
-    /// is its way of making place and no loss, so that nothing leads to another list; the next one overrules it.
+    /// Whether the newest list was stuck in a connection that the kubelet has closed for a newer
+    /// one, as 1.9 does. The daemon does not count that close as a loss, so nothing triggers
+    /// another list; the next list corrects it.
     pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
         let standing = view.standing(resource);
         let sound = !standing.is_stopped && standing.is_streaming;
@@ -74,10 +80,11 @@ impl Oracles {
         self.hardware.resources().cloned().collect()
     }
 
-    /// After a restart of the kubelet in quiet times every pod runs that ran.
+    /// After a restart of the kubelet in the idle phase, every pod that ran before still runs.
     pub(in super::super) fn kept(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
         for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
-            // Its entry was lost: with the checkpoint, or since of two writes the older one came last.
+            // The kubelet lost its entry: with the checkpoint, or because the older of two writes
+            // came last.
             let waits = |message: &str| message.contains("requested number of devices unavailable");
             if let PodPhase::Failed { message, .. } = &pod.phase
                 && !waits(message)
@@ -87,7 +94,7 @@ impl Oracles {
         }
     }
 
-    /// When every pod has been gone for long.
+    /// Checked when every pod has been deleted for long.
     pub(in super::super) fn released(&mut self, disk: &Disk, now: Duration) {
         let left: Vec<String> =
             disk.ledger(|ledger| ledger.grants().map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
@@ -105,7 +112,7 @@ impl Oracles {
         }
     }
 
-    /// Nothing has happened since `since`, so there was nothing to register for.
+    /// Nothing has happened since `since`, so there was no reason to register.
     pub(in super::super) fn still(&mut self, disk: &Disk, since: Duration, now: Duration) {
         let registers = disk.lock().registers.values().flatten().filter(|at| **at >= since).count();
         if registers > 0 {
@@ -129,7 +136,7 @@ fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {
     daemon.inner.inventory.borrow().resources.get(resource).map(|offering| offering.healthy()).unwrap_or_default()
 }
 
-/// The most of these moments, which are in order, within any one second.
+/// The most of these ordered times within any one second.
 fn busiest_second(moments: &[Duration]) -> usize {
     let within = |(first, from): (usize, &Duration)| moments.partition_point(|at| *at < *from + Duration::from_secs(1)) - first;
     moments.iter().enumerate().map(within).max().unwrap_or_default()
