@@ -146,7 +146,7 @@ mod tests {
         assert_eq!((room(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
     }
 
-    /// Those that a test can mount are looked at there (`tests/hardware/doctor_real`).
+    /// `tests/hardware/doctor_real` covers the file systems that a test can mount.
     #[test]
     fn what_lies_on_another_machine_is_known_by_its_number() {
         let others = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326];
