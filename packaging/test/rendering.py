@@ -1,4 +1,4 @@
-"""What Helm makes of the chart, without a cluster: Helm's own code installs it on an API server that only takes notes."""
+"""Renders the chart without a cluster: Helm's own code installs it on an API server that only records requests."""
 import asyncio
 import json
 import os
@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-# Kinds that the chart makes, and Helm's own record of a release.
+# The kinds of the chart, and Helm's own record of a release.
 GROUPS = {
     "v1": {"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "Service": "services", "Secret": "secrets"},
     "apps/v1": {"DaemonSet": "daemonsets"},
@@ -17,7 +17,7 @@ GROUPS = {
 
 
 def discovery(path):
-    """What is there to be had, as an API server tells it; None for any other path."""
+    """The discovery document of an API server for this path; None for any other path."""
     named = [group for group in GROUPS if "/" in group]
     version = {group: {"groupVersion": group, "version": group.split("/")[1]} for group in named}
     known = {
@@ -35,7 +35,7 @@ def discovery(path):
 
 
 class Notes(BaseHTTPRequestHandler):
-    """Answers discovery, has nothing yet, and takes whatever is made; `server.made` has it."""
+    """Answers discovery, has no objects at first, and accepts every object; `server.made` lists them."""
 
     def answer(self, code, document):
         self.send(code, "application/json", json.dumps(document).encode())
@@ -57,7 +57,7 @@ class Notes(BaseHTTPRequestHandler):
 
     def take(self):
         body, form = self.rfile.read(int(self.headers["Content-Length"])), self.headers["Content-Type"]
-        # Helm's own record is a Secret, and comes in another form.
+        # Helm's own record is a Secret, in another format.
         if form.startswith("application/json") and json.loads(body)["kind"] != "Secret":
             self.server.made.append(json.loads(body))
         self.send(201, form, body)
@@ -69,7 +69,7 @@ class Notes(BaseHTTPRequestHandler):
 
 
 def render(chart, values):
-    """The objects that the chart makes with these values. Raises what Helm says where it refuses them."""
+    """The objects of the chart with these values. Raises Helm's error if it refuses them."""
     import helm_sdkpy
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Notes)
@@ -93,7 +93,7 @@ def render(chart, values):
 
 
 def lint(chart):
-    """What Helm's linter complains of: warnings and errors."""
+    """The warnings and errors of Helm's linter."""
     import helm_sdkpy
 
     found = asyncio.run(helm_sdkpy.Lint(helm_sdkpy.Configuration(kubeconfig=os.devnull)).run(str(chart)))

@@ -339,7 +339,7 @@ fn every_alert_asks_for_metrics_of_the_table_and_has_a_section() {
 fn every_exit_code_has_a_section() {
     let anchors = anchors(&text("docs/operate.md"));
     let code = |line: &str| line.strip_prefix("pub const ")?.split_once(": u8 = ")?.1.strip_suffix(';')?.parse::<u8>().ok();
-    let source = text("src/cli/exit.rs");
+    let source = text("src/console/exit.rs");
     let codes: Vec<u8> = source.lines().filter_map(code).collect();
     assert!(codes.len() >= 9 && codes.contains(&8), "{codes:?}");
     for code in codes {

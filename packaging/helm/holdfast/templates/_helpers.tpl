@@ -7,7 +7,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* What a selector may have: it can never change. */ -}}
+{{- /* The labels of a selector, which can never change. */ -}}
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{- /* IPv6 addresses stand in brackets before a port. */ -}}
+{{- /* An IPv6 address before a port is in brackets. */ -}}
 {{- define "holdfast.listen" -}}
 {{- $address := .Values.telemetry.address -}}
 {{ ternary (printf "[%s]" $address) $address (contains ":" $address) }}:{{ .Values.telemetry.port }}
