@@ -216,3 +216,97 @@ fn the_architecture_document_names_every_module_and_every_invariant() {
     problems.extend(invariants.iter().filter(|(_, named)| !**named).map(|(n, _)| format!("ARCHITECTURE.md: I{n} is missing")));
     report(&problems);
 }
+
+/// Words and frames that make a sentence hard to read, each with better ones.
+const WORDS: &[(&str, &str)] = &[
+    ("anew", "again"),
+    ("anybody", "any user, any process"),
+    ("as ever", "as usual"),
+    ("asleep", "idle, blocked"),
+    ("awake", "running"),
+    ("beside", "next to, in addition to"),
+    ("by itself", "automatically, alone"),
+    ("by themselves", "automatically, alone"),
+    ("everybody", "all users, every thread"),
+    ("for want of", "without"),
+    ("goes on", "continues"),
+    ("has gone", "was removed, has exited"),
+    ("in peace", "idle"),
+    ("is gone", "is absent, has exited"),
+    ("looked at", "read, checked, probed"),
+    ("mend", "fix"),
+    ("no more", "no longer"),
+    ("nobody", "no process, no client, no pod"),
+    ("of which", "that; or two sentences"),
+    ("said", "reported, logged"),
+    ("say", "report, log, state"),
+    ("says", "reports, logs, states"),
+    ("so many", "the number, a bounded number of"),
+    ("somebody", "a user, another process"),
+    ("tell", "report, return, send, show"),
+    ("tells", "reports, returns, sends, shows"),
+    ("told", "reported, returned, sent, shown"),
+    ("whatever", "every, any"),
+    ("whoever", "the caller, the client, the process"),
+];
+
+/// Texts that have such a word for a reason: values of the configuration, and names of rows that programs read.
+const EXCEPTIONS: &[&str] = &["\"tell\"", "file anew + fsync"];
+
+/// The widest line of prose.
+const COMMENT_COLUMNS: usize = 100;
+const DOCUMENT_COLUMNS: usize = 120;
+
+/// Every text of the repository that a person reads, with its name.
+fn texts() -> Vec<Source> {
+    fn walk(path: &Path, files: &mut Vec<PathBuf>) {
+        if path.is_dir() {
+            fs::read_dir(path).unwrap().for_each(|entry| walk(&entry.unwrap().path(), files));
+        } else if path.extension().is_none_or(|extension| {
+            ["rs", "md", "toml", "yaml", "service", "conf", "proto", "tpl", "txt"].iter().any(|text| extension == *text)
+        }) {
+            files.push(path.to_path_buf());
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for top in ["src", "docs", "packaging", "systemd", "proto", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+        walk(&root.join(top), &mut files);
+    }
+    files.sort();
+    let text = |path: PathBuf| {
+        let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+        fs::read_to_string(path).ok().map(|text| Source { name, text })
+    };
+    files.into_iter().filter_map(text).collect()
+}
+
+/// The words of a line in lower case. Names of code (`tell_all`) are one word, and no word of prose.
+fn words(line: &str) -> Vec<String> {
+    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != '\'');
+    words.filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+}
+
+#[test]
+fn prose_has_no_banned_words_and_no_wide_lines() {
+    let mut problems = Vec::new();
+    for source in texts() {
+        for (number, line) in source.text.lines().enumerate() {
+            let line = EXCEPTIONS.iter().fold(line.to_owned(), |line, exception| line.replace(exception, ""));
+            let words = words(&line);
+            for (banned, better) in WORDS {
+                let frame: Vec<&str> = banned.split(' ').collect();
+                if words.windows(frame.len()).any(|window| window == frame) {
+                    problems.push(format!("{}:{}: `{banned}`; better: {better}", source.name, number + 1));
+                }
+            }
+            let columns = line.chars().count();
+            let is_comment = source.name.ends_with(".rs") && line.trim_start().starts_with("//");
+            let is_prose = source.name.ends_with(".md") && !line.starts_with('|') && !line.contains("](");
+            if is_comment && columns > COMMENT_COLUMNS || is_prose && columns > DOCUMENT_COLUMNS {
+                problems.push(format!("{}:{}: {columns} columns", source.name, number + 1));
+            }
+        }
+    }
+    report(&problems);
+}
