@@ -1,11 +1,9 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
-mod awake;
 mod clock;
 mod command;
 pub mod descriptors;
 mod dev;
-mod direct;
 mod failure;
 mod filesystem;
 mod folder;
@@ -28,11 +26,9 @@ mod spec_folder;
 mod uevent;
 mod watch;
 
-pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, lower_priority, now, step_back, until_tick};
 pub use command::{CommandError, Ran, run as run_command};
 pub use dev::DevEntry;
-pub use direct::open_direct;
 #[cfg(test)]
 pub(crate) use failure::injected as faults;
 pub use failure::{ReadFailure, is_absence};

@@ -31,7 +31,7 @@ impl LedgerActor {
 
     fn forget_now(&mut self, context: &mut Context<Self>) {
         self.forgetting.is_due = false;
-        if self.written().next().is_some() {
+        if self.committer.entries().next().is_some() {
             // A grant that is about to be written holds its devices too.
             return self.forget_later(context);
         }

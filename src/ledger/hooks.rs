@@ -98,8 +98,8 @@ impl LedgerActor {
             Passage::HandedOn(id, former, moves) => {
                 // It may be on its way since the last time.
                 let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
-                if !self.written().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
-                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.written());
+                if !self.committer.entries().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
+                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.committer.entries());
                     entries.extend(moves);
                     // The container waits for what is due then.
                     drop(self.submit(entries, context));

@@ -130,7 +130,7 @@ impl Handler<Observed> for LedgerActor {
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
         let mut entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
         // In front, and in one commit with the releases that owe them.
-        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.written()));
+        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
         report::reconciled(&observation, &entries);
         let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {

@@ -7,6 +7,7 @@
 //! Runs on an arbiter of its own, since it waits for the disk.
 
 mod actor;
+mod committer;
 mod config;
 pub mod core;
 mod forgetting;
@@ -14,7 +15,6 @@ mod hooks;
 mod lacking;
 mod looks;
 pub(crate) mod observe;
-mod recording;
 mod remember;
 mod report;
 mod sight;

@@ -1,7 +1,8 @@
 //! What keeps the store in order behind the answers: syncs after them, checkpoints of the query database, and the attempts
 //! to write again what could not be written.
 
-use super::actor::{LedgerActor, lock};
+use super::actor::LedgerActor;
+use super::committer::lock;
 use super::config::LedgerConfig;
 use super::report;
 use crate::domain::{Kept, WhenNotDurable};
@@ -55,7 +56,7 @@ impl LedgerActor {
     pub(super) fn begin_upkeep(&mut self, context: &mut Context<Self>) {
         self.look_after_database(context);
         self.settle_later(context);
-        context.run_later(READY_AFTER, |this, _| lock(&this.config.store).follow_up());
+        context.run_later(READY_AFTER, |this, _| lock(&this.config.store).after_commit());
         // By then it is known whether the database is slow to open.
         context.run_later(MEND_AFTER, |this, context| {
             let kept = lock(&this.config.store).kept();
@@ -104,12 +105,12 @@ impl LedgerActor {
     /// Readies the store for what comes, and begins a checkpoint when the journal has become long.
     pub(super) fn follow_up(&self) {
         let mut store = lock(&self.config.store);
-        store.follow_up();
+        store.after_commit();
         if store.wants_checkpoint() {
             if let Err(error) = store.begin_checkpoint() {
                 tracing::warn!(%error, "the query database lags behind the journal");
             }
-            store.follow_up();
+            store.after_commit();
         }
     }
 

@@ -10,12 +10,10 @@
 
 use super::StoreError;
 use super::codec;
-use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{Arrange, Durability};
 use crate::host::{self, private};
 use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,18 +44,6 @@ pub(super) struct Journal {
     /// A sync has failed. The kernel reports that once and then forgets what it could not write, so nothing in this
     /// segment can be vouched for any more.
     broken: Arc<AtomicBool>,
-    way: Way,
-}
-
-/// How a commit goes to the disk.
-#[derive(Debug)]
-enum Way {
-    /// By way of the page cache: the segment is new, or nothing is synced before an answer.
-    New,
-    /// By way of the page cache: the file system knows no other.
-    Cached,
-    /// Past it.
-    Direct(Direct),
 }
 
 /// A sync of what had been appended when it began, to be done on a thread that may wait.
@@ -104,8 +90,7 @@ impl Journal {
             return Err(StoreError::io("write", &path)(error));
         }
         let bytes = bytes.len() as u64;
-        let mut journal =
-            Journal { file, path, first, head_bytes: bytes, bytes, room: bytes, synced: 0, broken: Arc::default(), way: Way::New };
+        let mut journal = Journal { file, path, first, head_bytes: bytes, bytes, room: bytes, synced: 0, broken: Arc::default() };
         journal.make_room();
         Ok(journal)
     }
@@ -132,14 +117,14 @@ impl Journal {
         fs::rename(&draft, &path).map_err(StoreError::io("rename", &draft))?;
         sync_directory(dir)?;
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes, bytes, room: bytes, synced: bytes, broken: Arc::default(), way: Way::New })
+        Ok(Journal { file, path, first, head_bytes, bytes, room: bytes, synced: bytes, broken: Arc::default() })
     }
 
     /// No segment: the file system takes none. Nothing is written before one could be created.
     pub(super) fn none(dir: &Path) -> Result<Self, StoreError> {
         let file = File::open(dir).map_err(StoreError::io("open", dir))?;
         let broken = Arc::new(AtomicBool::new(true));
-        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, room: 0, synced: 0, broken, way: Way::Cached })
+        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, room: 0, synced: 0, broken })
     }
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
@@ -155,33 +140,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends whole records with one write, and one fdatasync unless the write is one. They survive the death of the machine.
+    /// Appends whole records with one write and one fdatasync. They survive the death of the machine.
     pub(super) fn commit(&mut self, records: &[u8]) -> Result<(), StoreError> {
-        let Way::Direct(direct) = &mut self.way else {
-            self.append(records)?;
-            return self.sync();
-        };
-        note("write");
-        note("sync");
-        match direct.append(self.bytes, records) {
-            Ok(zeros) => {
-                self.bytes += records.len() as u64;
-                (self.synced, self.room) = (self.bytes, self.room.max(zeros));
-                Ok(())
-            }
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                self.way = Way::Cached;
-                self.commit(records)
-            }
-            Err(error) => {
-                self.broken.store(true, Ordering::Release);
-                self.trim();
-                Err(StoreError::io("write", &self.path)(error))
-            }
-        }
+        self.append(records)?;
+        self.sync()
     }
 
-    /// Readies the segment for what comes, behind the answers: it has room, and the way to the disk is open.
+    /// Prepares the segment for the next commits, after the answers: zeros ahead, and everything written so far on the disk.
     pub(super) fn make_ready(&mut self, durability: Durability) {
         if self.is_broken() {
             return;
@@ -197,11 +162,8 @@ impl Journal {
             // What a start has written: everything that is live, and its name. An error is one of the next commit.
             drop(self.sync());
         } else if !has_room && sync_data(&self.file).is_err() {
-            // A commit into zeros that are not on the disk yet would have to wait for them.
+            // The next commit's fdatasync would have to write the zeros too.
             self.broken.store(true, Ordering::Release);
-        }
-        if matches!(self.way, Way::New) && self.synced == self.bytes {
-            self.way = Direct::open(&self.path, self.bytes).map_or(Way::Cached, Way::Direct);
         }
     }
 
@@ -259,7 +221,6 @@ impl Journal {
     #[cfg(test)]
     pub(super) fn break_for_test(&mut self) {
         self.file = File::open(&self.path).expect("the segment is there");
-        self.way = Way::Cached;
     }
 
     /// Sequence number of the first record that this segment holds or will hold.
@@ -341,8 +302,7 @@ pub(super) fn delete(path: &Path) -> Result<(), StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::replay::Fold;
-    use super::super::samples::{grant, made};
+    use super::super::samples::made;
     use super::super::{layout, recovery};
     use super::*;
 
@@ -353,30 +313,6 @@ mod tests {
         codec::frame(&mut bytes, seq, payloads.iter().map(Vec::as_slice));
         journal.commit(&bytes).unwrap();
         journal.make_ready(Durability::PowerLoss);
-    }
-
-    #[test]
-    fn commits_go_past_the_page_cache_where_they_can_and_by_way_of_it_where_not() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(layout::journal_dir(dir.path())).unwrap();
-        let mut journal = Journal::create(&layout::journal_dir(dir.path()), 1, std::iter::empty()).unwrap();
-        let path = journal.path.clone();
-        let knows = Direct::open(&path, journal.bytes).is_ok();
-        assert!(matches!(journal.way, Way::New), "the first commit makes the name durable too");
-        for seq in 1..=30 {
-            record(&mut journal, seq);
-            assert_eq!(matches!(journal.way, Way::Direct(_)), knows, "{seq}");
-        }
-        // A write that begins within a block is refused, as one of a block is where the disk has larger ones.
-        journal.way = Direct::open(&path, journal.bytes / 4096 * 4096).map_or(Way::Cached, Way::Direct);
-        assert!(!knows || !journal.bytes.is_multiple_of(4096));
-        for seq in 31..=40 {
-            record(&mut journal, seq);
-            assert!(matches!(journal.way, Way::Cached));
-        }
-        let fold = Fold::read(dir.path()).unwrap();
-        assert!(fold.damaged.is_empty() && fold.gaps.is_empty() && fold.torn_bytes == 0, "{fold:?}");
-        assert!(fold.grants.keys().eq((1..=40).map(|n| grant(n).alloc_id).collect::<std::collections::BTreeSet<_>>().iter()));
     }
 
     #[test]

@@ -21,7 +21,6 @@ mod bounds_tests;
 mod codec;
 mod database;
 mod desk;
-mod direct;
 mod error;
 mod export;
 mod follow;
@@ -124,24 +123,25 @@ impl Store {
     /// # Errors
     /// When the journal cannot be written. Every later append then starts with an attempt at a new segment.
     pub fn append(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
-        self.record(entries)?;
-        self.follow_up();
+        self.commit(entries)?;
+        self.after_commit();
         Ok(())
     }
 
-    /// What comes behind the answers, and some time after a start: notes up to where everything is confirmed, so that a journal whose
-    /// end is cleanly gone does not look whole; and readies the journal for what comes next.
-    pub fn follow_up(&mut self) {
+    /// The second half of [`Store::append`], to be called after the callers were answered, and some time after a start: notes the last
+    /// confirmed entry in the lock file, fills the segment with zeros ahead, and hands the entries to the query database.
+    pub fn after_commit(&mut self) {
         self.lock.tell();
         self.journal.make_ready(self.durability);
+        self.shelver.tell_all();
     }
 
-    /// As [`Store::append`], for somebody who has to answer first and calls [`Store::follow_up`] behind it. A process that is killed in
-    /// between leaves a journal that has more than is noted, which is what any kill may do.
+    /// The first half of [`Store::append`]: the entries are durable. A process that is killed before [`Store::after_commit`] leaves a
+    /// journal that has more than is noted, as any kill may do.
     ///
     /// # Errors
     /// As [`Store::append`].
-    pub fn record(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+    pub fn commit(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         if entries.is_empty() {
             return Ok(());
         }
@@ -177,12 +177,6 @@ impl Store {
             Err(_) => self.failed = true,
         }
         written
-    }
-
-    /// Lets the query database have what was confirmed since the last time: soon after the answers, and not before them. Whoever
-    /// asks the database, and every checkpoint, does so too.
-    pub fn tell_database(&self) {
-        self.shelver.tell_all();
     }
 
     /// Where the journal has failed, begins a new segment with everything live and with what was owed. Before every

@@ -640,12 +640,12 @@ fn what_is_recorded_is_noted_when_that_is_asked_for() {
     let (mut store, _) = open(dir.path());
     store.append(&[made(1)]).unwrap();
     let noted = layout::peek_confirmed(dir.path());
-    store.record(&[made(2), made(3)]).unwrap();
+    store.commit(&[made(2), made(3)]).unwrap();
     assert_eq!(ids(&peek(dir.path()).unwrap()), [1, 2, 3]);
     assert_eq!(layout::peek_confirmed(dir.path()), noted);
     store.journal.break_for_test();
-    assert!(store.record(&[made(4)]).is_err());
-    store.follow_up();
+    assert!(store.commit(&[made(4)]).is_err());
+    store.after_commit();
     assert_eq!(layout::peek_confirmed(dir.path()), noted + 2);
 }
 
