@@ -5,7 +5,7 @@ use super::fragments::Resource;
 use crate::domain::{Contract, PerContainer, Sharing};
 
 /// One device in so many shares is a list of 1 MB for the kubelet, which takes 4 MiB in one message, and an entry of 1.8 MB in the
-/// ledger, which takes 2 MB (`store/codec.rs`): 64 and 109 bytes for an id such as `GPU-<uuid>::16383`.
+/// ledger, which takes 2 MB (`store/journal/codec.rs`): 64 and 109 bytes for an id such as `GPU-<uuid>::16383`.
 pub(super) const SHARES_MAX: u32 = 16_384;
 
 pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {

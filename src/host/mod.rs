@@ -33,7 +33,7 @@ pub use dev::DevEntry;
 pub(crate) use failure::injected as faults;
 pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
-    Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
+    Medium, disk_error, exchange, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
 };
 pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};

@@ -87,7 +87,7 @@ pub(super) fn write(store: &Mutex<Store>, entries: &[Entry], serves: bool) -> Ou
     let began = Instant::now();
     let mut store = lock(store);
     let appended = store.commit(entries).map_err(Arc::new);
-    let is_accepted = appended.is_err() && serves && store.owe(entries).is_ok();
+    let is_accepted = appended.is_err() && serves && store.accept_unwritten(entries).is_ok();
     let result = if is_accepted { Ok(()) } else { appended.clone() };
     Outcome { appended, result, kept: store.kept(), took: began.elapsed() }
 }

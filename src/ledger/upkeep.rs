@@ -90,7 +90,7 @@ impl LedgerActor {
             let kept = {
                 let mut store = lock(&this.config.store);
                 // That it failed has been said.
-                drop(store.settle());
+                drop(store.retry_unwritten());
                 store.kept()
             };
             this.note_kept(kept, None, context);

@@ -2,11 +2,11 @@
 
 /// How long the history is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::store) struct Length {
+pub(crate) struct Length {
     /// Its records.
-    pub(in crate::store) count: u64,
+    pub(crate) count: u64,
     /// Their bytes, keys included.
-    pub(in crate::store) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Length {

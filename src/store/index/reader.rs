@@ -1,9 +1,11 @@
-//! An open database, to be read without it: by whoever asks for the history or for a check, while the shelver writes on.
+//! A second view of an open database: for queries and checks, while the index thread goes on writing.
 
-use super::{APPLIED, FORGOTTEN, Image, failure, guard, number};
+use super::database::{APPLIED, FORGOTTEN, number};
+use super::refusal::{failure, guard};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook, Timestamp};
-use crate::store::{StoreError, codec};
-use std::collections::BTreeSet;
+use crate::store::journal::{OwedAt, codec};
+use crate::store::{LivePayloads, StoreError};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,9 +22,28 @@ const CLOCK_ERROR_MS: u64 = 24 * 3600 * 1000;
 /// How many keys are read before their records are, in the other order.
 const PAGE: usize = 256;
 
+/// The content of the database, history aside.
+#[derive(Debug, Default)]
+pub(crate) struct DatabaseSnapshot {
+    /// The last entry that its last checkpoint had.
+    pub(crate) applied: u64,
+    /// The highest sequence number in it.
+    pub(crate) last: u64,
+    /// Live grants: sequence number of the latest entry, and the payload.
+    pub(crate) live: LivePayloads,
+    /// Names of devices.
+    pub(crate) names: BTreeMap<String, (u64, DeviceId)>,
+    /// Hooks that have not run yet.
+    pub(crate) hooks: OwedAt,
+    /// Records that cannot be read.
+    pub(crate) damaged: u64,
+    /// The highest version of records that only a later Holdfast can read.
+    pub(crate) newer: Option<u32>,
+}
+
 /// It keeps sled's lock as long as it lives.
 #[derive(Debug)]
-pub(in crate::store) struct Reader {
+pub(crate) struct Reader {
     pub(super) dir: PathBuf,
     pub(super) live: sled::Tree,
     pub(super) history: sled::Tree,
@@ -34,60 +55,59 @@ pub(in crate::store) struct Reader {
 }
 
 impl Reader {
-    /// Reads every live grant, every name and every hook that is owed.
-    pub(in crate::store) fn image(&self) -> Result<Image, StoreError> {
+    /// Reads every live grant, every name and every hook that has not run yet.
+    pub(crate) fn snapshot(&self) -> Result<DatabaseSnapshot, StoreError> {
         guard(|| self.scan()).map_err(|error| failure(&self.dir, &error))
     }
 
-    pub(super) fn scan(&self) -> sled::Result<Image> {
+    pub(super) fn scan(&self) -> sled::Result<DatabaseSnapshot> {
         let applied = number(&self.meta, APPLIED)?.unwrap_or(0);
-        let mut image = Image { applied, last: applied, ..Image::default() };
+        let mut snapshot = DatabaseSnapshot { applied, last: applied, ..DatabaseSnapshot::default() };
         for pair in &self.live {
             let (key, value) = pair?;
             match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
                 (Ok(id), Ok(record)) => {
-                    image.newer = image.newer.max(codec::newer(record.payload));
-                    image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()));
+                    snapshot.newer = snapshot.newer.max(codec::newer(record.payload));
+                    snapshot.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()));
                 }
-                _ => image.damaged += 1,
+                _ => snapshot.damaged += 1,
             }
         }
         for pair in &self.names {
             let (key, value) = pair?;
             let read = codec::unstamp(&key, &value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
             match (std::str::from_utf8(&key), read) {
-                (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
-                _ => image.damaged += 1,
+                (Ok(key), Ok((seq, Ok(id)))) => drop(snapshot.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
+                _ => snapshot.damaged += 1,
             }
         }
         for pair in &self.hooks {
             let (key, value) = pair?;
             let read = codec::unstamp(&key, &value).map(|record| (record.seq, record.payload));
-            image.newer = image.newer.max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
+            snapshot.newer = snapshot.newer.max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
             match read.map(|(seq, payload)| (seq, codec::decode(payload))) {
                 Ok((seq, Ok(Entry::Hook(hook)))) => {
-                    drop(image.hooks.insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)));
+                    drop(snapshot.hooks.insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)));
                 }
-                _ => image.damaged += 1,
+                _ => snapshot.damaged += 1,
             }
         }
-        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq));
-        let latest = latest.chain(image.hooks.values().map(|(seq, _)| *seq)).max();
-        image.last = image.last.max(latest.unwrap_or(0));
-        Ok(image)
+        let seqs = snapshot.live.values().map(|(seq, _)| *seq).chain(snapshot.names.values().map(|(seq, _)| *seq));
+        let latest = seqs.chain(snapshot.hooks.values().map(|(seq, _)| *seq)).max();
+        snapshot.last = snapshot.last.max(latest.unwrap_or(0));
+        Ok(snapshot)
     }
 
     /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
-    pub(in crate::store) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+    pub(crate) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
         self.each_released(|key, value| {
             let grant = codec::unstamp(key, value).ok().and_then(|record| codec::decode(record.payload).ok());
             if let Some(Entry::Grant(grant)) = grant { take(Arc::unwrap_or_clone(grant)) } else { true }
         })
     }
 
-    /// Which of these grants were released. Unlike [`Shelf::released_among`](super::Shelf::released_among) it goes back no further than the oldest
-    /// was made, and keeps nothing in memory: it is for every start, and not for a ledger that has to be mended.
-    pub(in crate::store) fn look_up(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
+    /// Which of these grants were released. It goes back no further than the oldest was made, and keeps nothing in memory.
+    pub(crate) fn look_up(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let made = ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
         let since = made.saturating_sub(CLOCK_ERROR_MS).to_be_bytes();
         let mut found = BTreeSet::new();
@@ -99,12 +119,12 @@ impl Reader {
     }
 
     /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
-    pub(in crate::store) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
+    pub(crate) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
         guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
-    pub(in crate::store) fn check_history(&self, mut take: impl FnMut(Option<(AllocId, u64)>)) -> Result<(), StoreError> {
+    pub(crate) fn check_history(&self, mut take: impl FnMut(Option<(AllocId, u64)>)) -> Result<(), StoreError> {
         self.each_released(|key, value| {
             let read = codec::unstamp(key, value).ok().filter(|record| matches!(codec::decode(record.payload), Ok(Entry::Grant(_))));
             take(released_id(key).zip(read.map(|record| record.seq)));

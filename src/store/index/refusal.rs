@@ -1,49 +1,44 @@
 //! Why sled does not open or write: what speaks against the database, and what against nothing but the moment.
 
-use super::{BLOBS, Image};
 use crate::host;
 use crate::store::StoreError;
-use crate::store::error::wants_room;
+use crate::store::error::is_out_of_space;
 use std::fs::{self, File};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+/// The directory of sled's large pages.
+pub(super) const BLOBS: &str = "blobs";
+
 /// Why the database could not be opened or is not to be used.
 #[derive(Debug)]
-pub(in crate::store) enum Refusal {
+pub(crate) enum Refusal {
     /// Another process has it.
     InUse,
     /// A later version wrote it.
     Newer(u32),
     /// The file system takes nothing more, and says nothing against the database.
-    NoRoom(io::Error),
+    NoSpace(io::Error),
     /// The system refuses, for this reason, and says nothing against the database either.
     Unable(String),
-    /// It is damaged, with what could be read.
-    Damaged { why: String, readable: Box<Image> },
-}
-
-impl Refusal {
-    /// What an error says of a database of which this could be read.
-    pub(super) fn of(error: &sled::Error, readable: Image) -> Self {
-        match of_the_system(error) {
-            Some(error) => refusal_of(error),
-            None if is_of_another(error) => Refusal::Unable(error.to_string()),
-            None => Refusal::Damaged { why: error.to_string(), readable: Box::new(readable) },
-        }
-    }
+    /// It is damaged.
+    Damaged(String),
 }
 
 impl From<sled::Error> for Refusal {
     fn from(error: sled::Error) -> Self {
-        Refusal::of(&error, Image::default())
+        match of_the_system(&error) {
+            Some(error) => refusal_of(error),
+            None if is_of_another(&error) => Refusal::Unable(error.to_string()),
+            None => Refusal::Damaged(error.to_string()),
+        }
     }
 }
 
 /// What an error of the system says of a database.
-pub(in crate::store) fn refusal_of(error: io::Error) -> Refusal {
-    if wants_room(&error) { Refusal::NoRoom(error) } else { Refusal::Unable(error.to_string()) }
+pub(crate) fn refusal_of(error: io::Error) -> Refusal {
+    if is_out_of_space(&error) { Refusal::NoSpace(error) } else { Refusal::Unable(error.to_string()) }
 }
 
 /// What the system has refused, if that is what went wrong. sled passes some of it on as a text, and panics over some. A file that
@@ -67,7 +62,7 @@ fn is_of_another(error: &sled::Error) -> bool {
 }
 
 /// Runs something of sled's; a panic becomes an error.
-pub(in crate::store) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
+pub(crate) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
     catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
@@ -107,7 +102,7 @@ mod tests {
     use super::*;
 
     fn is_damage(error: &sled::Error) -> bool {
-        matches!(Refusal::of(error, Image::default()), Refusal::Damaged { .. })
+        matches!(Refusal::from(error.clone()), Refusal::Damaged(_))
     }
 
     #[test]
@@ -122,8 +117,8 @@ mod tests {
             for error in [told, cloned, panicked] {
                 assert!(!is_damage(&error), "{number}: {error}");
                 assert!(matches!(failure(Path::new("/x"), &error), StoreError::Io { .. }), "{number}: {error}");
-                let wants_room = matches!(Refusal::of(&error, Image::default()), Refusal::NoRoom(_));
-                assert_eq!(wants_room, [27, 28, 30, 122].contains(&number), "{number}");
+                let is_out_of_space = matches!(Refusal::from(error.clone()), Refusal::NoSpace(_));
+                assert_eq!(is_out_of_space, [27, 28, 30, 122].contains(&number), "{number}");
             }
         }
     }
@@ -140,7 +135,7 @@ mod tests {
     #[test]
     fn sled_that_opens_nothing_more_in_this_process_says_nothing_of_this_database() {
         let broken = sled::Error::ReportableBug("IO thread unexpectedly panicked. please report this bug".into());
-        assert!(matches!(Refusal::of(&broken, Image::default()), Refusal::Unable(_)));
+        assert!(matches!(Refusal::from(broken.clone()), Refusal::Unable(_)));
         assert!(matches!(failure(Path::new("/x"), &broken), StoreError::Unopened { .. }));
     }
 }
