@@ -104,19 +104,14 @@ pub struct Verdict {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<Reason, String>,
     /// The last evidence of a reset: what happened before it is over.
-    #[serde(default)]
     pub reset_at: Duration,
     /// At the last look it was not there, or had no driver: its return is evidence of a reset.
-    #[serde(default)]
     pub is_away: bool,
     /// How many times it has become unhealthy, each soon after the other.
-    #[serde(default)]
     pub flaps: u32,
     /// Since when it has been healthy, for the end of that count.
-    #[serde(default)]
     pub healthy_since: Duration,
     /// It has failed too often, and waits for an operator.
-    #[serde(default)]
     pub is_latched: bool,
     /// What an operator said.
     #[serde(default, skip_serializing_if = "Option::is_none")]

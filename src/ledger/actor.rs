@@ -5,12 +5,10 @@
 
 use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist, held_as_other};
-use super::forgetting::Forgetting;
-use super::looks::Looks;
-use super::observe::{KubeletAge, Looker};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_as_other};
+use super::reconciler::Reconciler;
 use super::report;
-use super::sight::{Seen, is_held, refusal, unseen};
+use super::sight::{Seen, is_held, unseen};
 use super::upkeep::Upkeep;
 use crate::domain::{Entry, Grant, Inventory, Kept, Refusal, WhenNotDurable};
 use crate::host::{self, HostRoot};
@@ -33,19 +31,15 @@ pub struct LedgerActor {
     pub(super) config: LedgerConfig,
     /// What is known, and durable.
     pub(super) ledger: Ledger,
-    pub(super) watchlist: Watchlist,
-    pub(super) looker: Looker,
+    pub(super) reconciler: Reconciler,
     pub(super) held_back: HeldBack,
     /// The resources with a hook after release.
     pub(super) hooks: Arc<ReleaseHooks>,
-    pub(super) kubelet_age: KubeletAge,
     pub(super) committer: Committer,
     published_at: Instant,
     /// Whether a publication is scheduled.
     publishes: bool,
     pub(super) upkeep: Upkeep,
-    pub(super) looks: Looks,
-    pub(super) forgetting: Forgetting,
     _life: Box<dyn Any + Send>,
 }
 
@@ -85,21 +79,17 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
         let upkeep = Upkeep::new(&config);
-        let (looker, hooks) = (Looker::new(&config), config.release_hooks());
+        let (reconciler, hooks) = (Reconciler::new(&config), config.release_hooks());
         LedgerActor {
             config,
             ledger,
-            watchlist: Watchlist::default(),
-            looker,
+            reconciler,
             hooks,
             held_back: HeldBack::new(),
-            kubelet_age: KubeletAge::default(),
             committer: Committer::default(),
             published_at: Instant::now(),
             publishes: false,
             upkeep,
-            looks: Looks::new(),
-            forgetting: Forgetting::default(),
             _life: Box::new(life),
         }
     }
@@ -196,7 +186,7 @@ impl Actor for LedgerActor {
         context.add_stream(WatchStream::new(self.config.inventory.clone()));
         context.add_stream(WatchStream::from_changes(self.config.kubelet.clone()));
         self.begin_upkeep(context);
-        self.look(context);
+        self.reconcile(context);
         self.look_for_lacking(context);
     }
 }
@@ -224,10 +214,10 @@ impl Handler<WithReply<Record>> for LedgerActor {
         if !exclusive || !is_held(&self.ledger, grant) {
             return self.decide(request, &Seen::default(), context);
         }
-        let unseen = unseen(&self.ledger, grant, &self.looker);
-        let (looker, me) = (self.looker.clone(), context.address());
+        let unseen = unseen(&self.ledger, grant, &self.reconciler.observer);
+        let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
-            let (listed, checkpoint) = tokio::join!(looker.listed(&unseen), looker.checkpoint());
+            let (listed, checkpoint) = tokio::join!(observer.listed(&unseen), observer.checkpoint());
             // The actor may have died meanwhile; then the caller sends its message again.
             let _ = me.send(Decide { request, seen: Seen { listed, checkpoint } }).await;
         });
@@ -263,21 +253,8 @@ impl LedgerActor {
         if refused.is_some() || !exclusive {
             return refused;
         }
-        let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-        let refuse = self.config.plan.borrow().ledger.refuse;
-        refusal(&self.ledger, &self.watchlist, grant, &self.looker, settled, seen, refuse)
+        self.reconciler.refusal(&self.ledger, &self.config, grant, seen, host::now())
     }
-}
-
-/// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
-/// it to the next life.
-pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
-    answered.await.unwrap_or_else(|_| die())
-}
-
-/// Ends this task as a panic would, without another report of the same death.
-fn die() -> ! {
-    std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
 }
 
 impl Handler<Commit> for LedgerActor {
@@ -322,7 +299,7 @@ impl Handler<Publish> for LedgerActor {
     fn handle(&mut self, _: Publish, context: &mut Self::Context) {
         self.publishes = false;
         self.publish();
-        self.look_some_time(context);
+        self.ensure_scheduled(context);
     }
 }
 

@@ -96,3 +96,14 @@ pub(super) fn write(store: &Mutex<Store>, entries: &[Entry], serves: bool) -> Ou
 pub(super) fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
+/// it to the next life.
+pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
+    answered.await.unwrap_or_else(|_| die())
+}
+
+/// Ends this task as a panic would, without another report of the same death.
+fn die() -> ! {
+    std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
+}

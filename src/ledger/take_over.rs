@@ -56,7 +56,7 @@ impl Handler<TakeOver> for LedgerActor {
             async move {
                 let (count, answered) = recorded?;
                 if let Some(answered) = answered {
-                    super::actor::answer(answered).await.map_err(|error| error.to_string())?;
+                    super::committer::answer(answered).await.map_err(|error| error.to_string())?;
                 }
                 Ok(count)
             }
