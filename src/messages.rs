@@ -28,7 +28,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Why a call got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +82,20 @@ impl<M: Message> fmt::Debug for Mailbox<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Mailbox").field(&std::any::type_name::<M>()).finish()
     }
+}
+
+/// A message with its own reply sender, for an actor that answers from a later message of its own. When the actor
+/// dies before it has answered, the sender is dropped, and the mailbox sends the message to the next life.
+#[derive(Debug)]
+pub struct WithReply<M: Message> {
+    /// The message.
+    pub message: M,
+    /// Where the answer goes. A caller that no longer waits has dropped the receiver.
+    pub reply: oneshot::Sender<M::Result>,
+}
+
+impl<M: Message> Message for WithReply<M> {
+    type Result = ();
 }
 
 /// → discovery: read the host again; answered when the result has been handed on.
@@ -162,7 +176,7 @@ pub enum InstructError {
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Judged(pub Vec<(DeviceId, Option<Verdict>)>);
 
-/// serving → ledger: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
+/// serving → ledger, as [`WithReply`]: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), RecordError>")]
 pub struct Record {

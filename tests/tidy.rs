@@ -27,7 +27,7 @@ const ACTORS: &[&str] = LAYERS[4];
 
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
-    ("sled::", &["store/database"], "the `Store`"),
+    ("sled::", &["store/index"], "the `Store`"),
     ("nix::", &["host/", "lab/sim/hardware.rs"], "a function of `host`"),
     ("nvml_wrapper::", &["host/nvml.rs"], "`host::ask_nvml`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),

@@ -51,7 +51,7 @@ use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
-use crate::host::{self, Awake, HostRoot};
+use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
@@ -252,7 +252,7 @@ impl App {
             grants: grants_view.clone(),
             performer: performer.clone(),
             preparer: Arc::new(preparer),
-            record: actors.ledger.mailbox(),
+            record: actors.ledger.replying_mailbox(),
             broken: actors.health.mailbox(),
             pass: actors.ledger.mailbox(),
             opened: actors.registration.mailbox(),
@@ -261,7 +261,6 @@ impl App {
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
             refusals: refusals.clone(),
-            awake: Awake::default(),
             gate: Arc::clone(&gate),
             stage: stage_view.clone(),
         };

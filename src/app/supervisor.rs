@@ -12,7 +12,7 @@
 //!   callers ── Handle ─┘   (a watch: the address of the day; calls wait for it and are sent again)
 //! ```
 
-use crate::messages::{CallError, Crash, Door, Mailbox};
+use crate::messages::{CallError, Crash, Door, Mailbox, WithReply};
 use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
 use actix::fut::{ActorFutureExt as _, wrap_future};
@@ -182,6 +182,17 @@ impl<A: Actor> Handle<A> {
         Mailbox::new(self.clone())
     }
 
+    /// The door for a message that is answered from a later message of the actor: its reply sender goes with it.
+    pub fn replying_mailbox<M>(&self) -> Mailbox<M>
+    where
+        A: Handler<WithReply<M>>,
+        A::Context: ToEnvelope<A, WithReply<M>>,
+        M: Message + Clone + Send + 'static,
+        M::Result: Send,
+    {
+        Mailbox::new(Replying(self.clone()))
+    }
+
     /// Lets the present life die, and waits until the next one has taken its place. A [`Mailbox::call`] would send the
     /// message to the next life too, and to the one after it.
     ///
@@ -247,15 +258,57 @@ where
     }
 
     fn tell(&self, message: M) {
-        /// How long news may wait for an actor that is being rebuilt or is busy.
-        const PATIENCE: Duration = Duration::from_secs(5);
         let addr = self.address.borrow().clone();
         if addr.is_some_and(|addr| addr.try_send(message.clone()).is_ok()) {
             return;
         }
         // Outside a runtime the daemon is ending, and nobody is left to be told.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(delivered(self.name, self.call(message, PATIENCE).map_ok(drop).boxed()));
+            runtime.spawn(delivered(self.name, self.call(message, TELL_PATIENCE).map_ok(drop).boxed()));
+        }
+    }
+}
+
+/// How long a message that nobody waits for may wait for an actor that is being rebuilt or is busy.
+const TELL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A handle whose messages carry their reply senders.
+#[derive(Debug)]
+struct Replying<A: Actor>(Handle<A>);
+
+impl<A, M> Door<M> for Replying<A>
+where
+    A: Actor + Handler<WithReply<M>>,
+    A::Context: ToEnvelope<A, WithReply<M>>,
+    M: Message + Clone + Send + 'static,
+    M::Result: Send,
+{
+    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+        let Handle { name, mut address } = self.0.clone();
+        Box::pin(async move {
+            let attempts = async move {
+                loop {
+                    let addr = alive(&mut address).await.ok_or(CallError::GivenUp(name))?;
+                    let (reply, answer) = oneshot::channel();
+                    // A message that the actor does not take is dropped with its reply sender, as one that it dies with.
+                    if let Err(refused) = addr.try_send(WithReply { message: message.clone(), reply }) {
+                        // The mailbox is full: wait for room.
+                        let _ = addr.send(refused.into_inner()).await;
+                    }
+                    match answer.await {
+                        Ok(answer) => return Ok(answer),
+                        Err(_) => dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?,
+                    }
+                }
+            };
+            tokio::time::timeout(deadline, attempts).await.unwrap_or(Err(CallError::TimedOut(name, deadline)))
+        })
+    }
+
+    fn tell(&self, message: M) {
+        // Outside a runtime the daemon is ending, and nobody is left to be told.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(delivered(self.0.name, self.call(message, TELL_PATIENCE).map_ok(drop).boxed()));
         }
     }
 }

@@ -11,6 +11,7 @@ mod contract;
 mod device;
 mod durability;
 mod edits;
+mod entry;
 mod evidence;
 mod grant;
 mod health;
@@ -46,8 +47,9 @@ pub use contract::{
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::{Because, Durability, Kept, Unreadable};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
+pub use entry::{Entry, Gone, Listed, note_gone, note_list};
 pub use evidence::{Evidence, Unread};
-pub use grant::{AllocId, Entry, Gone, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_gone, note_list};
+pub use grant::{AllocId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
 pub use health::{Health, Reason, Weight};
 pub use hook::{Barred, Check, CheckResult, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook, times, without_output};
 pub use inventory::{Inventory, Offered, Offering};

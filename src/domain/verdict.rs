@@ -105,20 +105,15 @@ pub struct Verdict {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<Reason, String>,
     /// The last evidence of a reset: earlier events no longer count.
-    #[serde(default)]
     pub reset_at: Duration,
     /// Whether the device was absent or without a driver at the last scan. Its return is evidence
     /// of a reset.
-    #[serde(default)]
     pub is_away: bool,
     /// The number of failures in quick succession.
-    #[serde(default)]
     pub flaps: u32,
     /// Since when it has been healthy. After some time the count of failures ends.
-    #[serde(default)]
     pub healthy_since: Duration,
     /// Whether it has failed too often, and waits for an operator.
-    #[serde(default)]
     pub is_latched: bool,
     /// An operator's cordon.
     #[serde(default, skip_serializing_if = "Option::is_none")]

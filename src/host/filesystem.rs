@@ -3,6 +3,8 @@
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
 use nix::sys::statvfs::{FsFlags, statvfs};
+use rustix::fs::{CWD, RenameFlags};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -28,6 +30,14 @@ pub enum Medium {
     Overlay,
     /// Another machine.
     Network,
+}
+
+/// Exchanges two files or directories in one step (`RENAME_EXCHANGE` of renameat2(2)).
+///
+/// # Errors
+/// As rename(2); `EINVAL` if the file system has no such exchange.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    Ok(rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
 }
 
 /// The medium of `path`; `None` if it cannot be determined.

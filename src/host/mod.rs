@@ -1,12 +1,10 @@
 //! The host: the only module with system calls. sysfs below a root, inotify, uevents, locks,
 //! clocks.
 
-mod awake;
 mod clock;
 mod command;
 pub mod descriptors;
 mod dev;
-mod direct;
 mod failure;
 mod filesystem;
 mod folder;
@@ -29,16 +27,14 @@ mod spec_folder;
 mod uevent;
 mod watch;
 
-pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, lower_priority, now, step_back, until_tick};
 pub use command::{CommandError, Ran, run as run_command};
 pub use dev::DevEntry;
-pub use direct::open_direct;
 #[cfg(test)]
 pub(crate) use failure::injected as faults;
 pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
-    Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
+    Medium, disk_error, exchange, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
 };
 pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};

@@ -1,58 +1,45 @@
-//! The shell: group commit and publication.
+//! The actor: it owns the parts and the order of effects.
 //!
-//! A commit takes everything that is in the mailbox: the first `Record` of a batch puts a `Commit` behind those that
-//! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
+//! A commit is one message: durable, then known, then answered (I1). What follows it (log, metrics, publication, the
+//! query database) is the next message, [`AfterCommit`].
 
+use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist, held_as_other};
-use super::forgetting::Forgetting;
-use super::looks::Looks;
-use super::observe::{KubeletAge, Looker};
-use super::recording::{Answer, Recording, Waiting, Written};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_as_other};
+use super::reconciler::Reconciler;
 use super::report;
-use super::sight::{Seen, is_held, refusal, unseen};
+use super::sight::{Seen, is_held, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{Entry, Grant, Inventory, Refusal, WhenNotDurable};
+use crate::domain::{Entry, Grant, Inventory, Kept, Refusal, WhenNotDurable};
 use crate::host::{self, HostRoot};
-use crate::messages::{Crash, Publish, Record, RecordError};
-use crate::store::{Store, StoreError};
+use crate::messages::{Crash, Publish, Record, RecordError, WithReply};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::WatchStream;
 
-/// Whoever answers a lone Allocate, and whoever asked, have the processors for so long: a small node has two. Then the others learn of it.
-const TOLD_AFTER: Duration = Duration::from_millis(1);
-/// Others learn of an Allocate soon after its answer, and of many that come together at most this often.
-const PUBLISH_EVERY: Duration = Duration::from_millis(10);
-/// The same for each live grant: all of them are told, and counted, every time.
-const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(40);
+/// Rate limit for publications of new grants: every subscriber goes over all live grants each time.
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
+/// The same for each live grant.
+const PUBLISH_INTERVAL_PER_GRANT: Duration = Duration::from_micros(40);
 
 /// The actor.
 pub struct LedgerActor {
     pub(super) config: LedgerConfig,
     /// What is known, and durable.
     pub(super) ledger: Ledger,
-    pub(super) watchlist: Watchlist,
-    pub(super) looker: Looker,
+    pub(super) reconciler: Reconciler,
     pub(super) held_back: HeldBack,
     /// The resources with a hook after release.
     pub(super) hooks: Arc<ReleaseHooks>,
-    pub(super) kubelet_age: KubeletAge,
-    pending: Vec<(Vec<Entry>, Waiting)>,
-    /// Confirmed, and in nobody's log yet.
-    untold: Vec<(Change, Entry)>,
-    /// Whether something is known that was not published.
-    unpublished: bool,
-    /// Whether a `Publish` is on its way.
-    publishes: bool,
+    pub(super) committer: Committer,
     published_at: Instant,
+    /// Whether a publication is scheduled.
+    publishes: bool,
     pub(super) upkeep: Upkeep,
-    pub(super) looks: Looks,
-    pub(super) forgetting: Forgetting,
     _life: Box<dyn Any + Send>,
 }
 
@@ -62,16 +49,26 @@ impl std::fmt::Debug for LedgerActor {
     }
 }
 
-/// Behind every `Record` that waits: make them all durable.
+/// Behind every request that waits: make them all durable.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Commit;
 
+/// Right behind the answers of a commit.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct AfterCommit {
+    entries: Vec<(Change, Entry)>,
+    appended: Written,
+    kept: Kept,
+    took: Duration,
+}
+
 /// The kubelet has been asked about who holds devices of a grant: make it durable, or refuse it.
 #[derive(Debug, Message)]
-#[rtype(result = "Result<(), RecordError>")]
+#[rtype(result = "()")]
 struct Decide {
-    record: Record,
+    request: WithReply<Record>,
     /// Grants whose holders it lists.
     seen: Seen,
 }
@@ -82,23 +79,17 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
         let upkeep = Upkeep::new(&config);
-        let (looker, hooks) = (Looker::new(&config), config.release_hooks());
+        let (reconciler, hooks) = (Reconciler::new(&config), config.release_hooks());
         LedgerActor {
             config,
             ledger,
-            watchlist: Watchlist::default(),
-            looker,
+            reconciler,
             hooks,
             held_back: HeldBack::new(),
-            kubelet_age: KubeletAge::default(),
-            pending: Vec::new(),
-            untold: Vec::new(),
-            unpublished: false,
-            publishes: false,
+            committer: Committer::default(),
             published_at: Instant::now(),
+            publishes: false,
             upkeep,
-            looks: Looks::new(),
-            forgetting: Forgetting::default(),
             _life: Box::new(life),
         }
     }
@@ -108,116 +99,73 @@ impl LedgerActor {
         HostRoot::new(&self.config.host_root)
     }
 
-    /// What is about to be written.
-    pub(super) fn written(&self) -> impl Iterator<Item = &Entry> {
-        self.pending.iter().flat_map(|(entries, _)| entries)
-    }
-
     /// Puts entries into the next commit.
     pub(super) fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Written> {
-        let (answer, answered) = oneshot::channel();
-        self.wait(entries, Waiting::Here(answer), context);
-        answered
+        let (reply, answer) = oneshot::channel();
+        self.schedule_commit(entries, Reply::Internal(reply), context);
+        answer
     }
 
-    fn wait(&mut self, entries: Vec<Entry>, waiting: Waiting, context: &mut Context<Self>) {
-        if self.pending.is_empty() {
+    fn schedule_commit(&mut self, entries: Vec<Entry>, reply: Reply, context: &mut Context<Self>) {
+        if self.committer.add(entries, reply) {
             context.notify(Commit);
         }
-        self.pending.push((entries, waiting));
     }
 
-    /// Why a grant would give away by another id what is held: what is about to be written counts too.
-    fn held_as_other(&self, grant: &Grant) -> Option<Refusal> {
-        let pending = self.written().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
-        held_as_other(&self.ledger, pending, grant)
-    }
-
-    /// Durable, then known, then answered (I1). Whatever else there is to do comes behind.
-    fn commit(&mut self, context: &mut Context<Self>) {
-        let (entries, waiting): (Vec<_>, Vec<_>) = self.pending.drain(..).unzip();
+    /// Durable, then known, then answered (I1).
+    fn commit(&mut self, batch: Batch, context: &mut Context<Self>) {
+        let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let counts: Vec<usize> = entries.iter().map(Vec::len).collect();
         let entries: Vec<Entry> = entries.into_iter().flatten().collect();
-        if entries.is_empty() {
-            return;
-        }
-        let began = Instant::now();
-        let (appended, result, kept) = {
-            let mut store = lock(&self.config.store);
-            let appended = store.record(&entries).map_err(Arc::new);
-            let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
-            let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
-            (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
-        };
-        let took = began.elapsed();
-        let is_too_large = appended.as_ref().is_err_and(|error| matches!(**error, StoreError::TooLarge { .. }));
-        if is_too_large && waiting.len() > 1 {
-            // Nothing was written. What does not fit is refused to whoever asked for it, and to nobody beside.
+        let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
+        let outcome = write(&self.config.store, &entries, serves);
+        if outcome.is_too_large() && replies.len() > 1 {
+            // Nothing was written. Only the request with the oversized entry is refused.
             let mut entries = entries.into_iter();
-            for (count, waiting) in counts.into_iter().zip(waiting) {
-                self.pending.push((entries.by_ref().take(count).collect(), waiting));
-                self.commit(context);
+            for (count, reply) in counts.into_iter().zip(replies) {
+                self.commit(vec![(entries.by_ref().take(count).collect(), reply)], context);
             }
             return;
         }
-        if let Err(error) = &result {
-            // A journal that cannot be written is told of once, below.
-            if kept.journal {
-                tracing::error!(%error, "an entry cannot be recorded");
-            } else {
-                tracing::debug!(%error, entries = entries.len(), "not recorded");
-            }
-        } else {
-            let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
-            if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
-                // The scan after the answer must find them.
-                self.publish_names();
-            }
-            self.untold.extend(changes.into_iter().zip(entries));
+        let changes: Vec<Change> = match &outcome.result {
+            Ok(()) => entries.iter().map(|entry| self.ledger.evolve(entry)).collect(),
+            Err(_) => Vec::new(),
+        };
+        if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
+            // The scan after the answer must find them.
+            self.publish_names();
         }
-        let is_lone = matches!(waiting[..], [Waiting::Allocate(_)]);
-        waiting.into_iter().for_each(|waiting| waiting.tell(result.clone()));
-        match &appended {
-            Ok(()) => metrics::journal_synced(took),
-            Err(_) if is_too_large => {}
-            Err(_) => metrics::journal_failed(),
+        replies.into_iter().for_each(|reply| reply.send(outcome.result.clone()));
+        match &outcome.result {
+            // `note_kept` reports a journal that cannot be written, once.
+            Err(error) if outcome.kept.journal => tracing::error!(%error, "entries were not recorded"),
+            Err(error) => tracing::debug!(%error, entries = entries.len(), "entries were not recorded"),
+            Ok(()) => {}
         }
-        self.note_kept(kept, appended.as_ref().err(), context);
-        if result.is_ok() && self.config.process_crash {
-            self.sync_behind(context);
+        if outcome.appended.is_err() && !outcome.is_too_large() {
+            metrics::journal_failed();
         }
-        self.unpublished = true;
-        if is_lone {
-            context.run_later(TOLD_AFTER, Self::tell_others);
-        } else {
-            self.tell_others(context);
-        }
+        context.notify(AfterCommit {
+            entries: changes.into_iter().zip(entries).collect(),
+            appended: outcome.appended,
+            kept: outcome.kept,
+            took: outcome.took,
+        });
     }
 
-    /// Notes what was confirmed, for the next start, the log and everybody else. No caller waits for it.
-    fn tell_others(&mut self, context: &mut Context<Self>) {
-        let untold = std::mem::take(&mut self.untold);
-        if untold.is_empty() {
-            return;
-        }
-        self.follow_up();
-        for (change, entry) in &untold {
-            report::tell(change, entry);
-        }
-        let granted = untold.iter().any(|(_, entry)| matches!(entry, Entry::Grant(_)));
+    /// Publishes now, or as soon as the rate limit allows.
+    fn publish_soon(&mut self, context: &mut Context<Self>) {
         let grants = u32::try_from(self.ledger.grants().len()).unwrap_or(u32::MAX);
-        let every = PUBLISH_EVERY.max(PUBLISH_EVERY_PER_GRANT.saturating_mul(grants));
-        match every.checked_sub(self.published_at.elapsed()).filter(|_| granted) {
-            // Behind the Allocates that wait.
+        let interval = PUBLISH_INTERVAL.max(PUBLISH_INTERVAL_PER_GRANT.saturating_mul(grants));
+        match interval.checked_sub(self.published_at.elapsed()) {
             None => context.notify(Publish),
             Some(wait) if !std::mem::replace(&mut self.publishes, true) => drop(context.notify_later(Publish, wait)),
             Some(_) => {}
         }
-        self.checkpoint_later(context);
     }
 
     pub(super) fn publish(&mut self) {
-        (self.unpublished, self.published_at) = (false, Instant::now());
+        self.published_at = Instant::now();
         self.publish_due();
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
         self.config.grants.send_replace(grants);
@@ -226,11 +174,6 @@ impl LedgerActor {
     fn publish_names(&self) {
         self.config.names.send_replace(Arc::clone(self.ledger.names()));
     }
-}
-
-pub(super) fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
-    // The store marks itself failed before it changes anything that a panic could leave half done.
-    store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Actor for LedgerActor {
@@ -243,7 +186,7 @@ impl Actor for LedgerActor {
         context.add_stream(WatchStream::new(self.config.inventory.clone()));
         context.add_stream(WatchStream::from_changes(self.config.kubelet.clone()));
         self.begin_upkeep(context);
-        self.look(context);
+        self.reconcile(context);
         self.look_for_lacking(context);
     }
 }
@@ -263,65 +206,90 @@ impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-impl Handler<Record> for LedgerActor {
-    type Result = Recording;
+impl Handler<WithReply<Record>> for LedgerActor {
+    type Result = ();
 
-    fn handle(&mut self, record: Record, context: &mut Self::Context) -> Self::Result {
-        if !record.exclusive || !is_held(&self.ledger, &record.grant) {
-            return Handler::<Decide>::handle(self, Decide { record, seen: Seen::default() }, context);
+    fn handle(&mut self, request: WithReply<Record>, context: &mut Self::Context) {
+        let Record { grant, exclusive } = &request.message;
+        if !exclusive || !is_held(&self.ledger, grant) {
+            return self.decide(request, &Seen::default(), context);
         }
-        let unseen = unseen(&self.ledger, &record.grant, &self.looker);
-        let (looker, me) = (self.looker.clone(), context.address());
-        Recording::Later(Box::pin(async move {
-            let (listed, checkpoint) = tokio::join!(looker.listed(&unseen), looker.checkpoint());
-            me.send(Decide { record, seen: Seen { listed, checkpoint } }).await.unwrap_or_else(|_| die())
-        }))
+        let unseen = unseen(&self.ledger, grant, &self.reconciler.observer);
+        let (observer, me) = (self.reconciler.observer.clone(), context.address());
+        actix::spawn(async move {
+            let (listed, checkpoint) = tokio::join!(observer.listed(&unseen), observer.checkpoint());
+            // The actor may have died meanwhile; then the caller sends its message again.
+            let _ = me.send(Decide { request, seen: Seen { listed, checkpoint } }).await;
+        });
     }
 }
 
 impl Handler<Decide> for LedgerActor {
-    type Result = Recording;
+    type Result = ();
 
-    fn handle(&mut self, Decide { record: Record { grant, exclusive }, seen }: Decide, context: &mut Self::Context) -> Self::Result {
-        // Sent again after a death: the first time may have reached the store.
-        if self.ledger.grant(&grant.alloc_id).is_some() {
-            return Recording::Now(Ok(()));
-        }
-        if let Some(refusal) = self.ledger.waits(&self.hooks, self.written(), &grant) {
-            return Recording::Now(Err(refusal.into()));
-        }
-        if let Some(refusal) = self.held_as_other(&grant) {
-            return Recording::Now(Err(refusal.into()));
-        }
-        if exclusive {
-            let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-            let refuse = self.config.plan.borrow().ledger.refuse;
-            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &seen, refuse) {
-                return Recording::Now(Err(refusal.into()));
-            }
-        }
-        let answer = Answer::default();
-        self.wait(vec![Entry::Grant(grant)], Waiting::Allocate(answer.clone()), context);
-        Recording::WithCommit(answer)
+    fn handle(&mut self, Decide { request, seen }: Decide, context: &mut Self::Context) {
+        self.decide(request, &seen, context);
     }
 }
 
-/// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
-/// it to the next life.
-pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
-    answered.await.unwrap_or_else(|_| die())
-}
+impl LedgerActor {
+    /// Schedules the commit of a grant, or answers at once where there is nothing to write.
+    fn decide(&mut self, request: WithReply<Record>, seen: &Seen, context: &mut Context<Self>) {
+        let WithReply { message: Record { grant, exclusive }, reply } = request;
+        // Sent again after a death: the first time may have reached the store.
+        if self.ledger.grant(&grant.alloc_id).is_some() {
+            return drop(reply.send(Ok(())));
+        }
+        match self.refusal(&grant, exclusive, seen) {
+            Some(refusal) => drop(reply.send(Err(RecordError::from(refusal)))),
+            None => self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context),
+        }
+    }
 
-/// Ends this task as a panic would, without another report of the same death.
-fn die() -> ! {
-    std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
+    /// Why a grant is refused. What is about to be written counts too.
+    fn refusal(&mut self, grant: &Grant, exclusive: bool, seen: &Seen) -> Option<Refusal> {
+        let waits = self.ledger.waits(&self.hooks, self.committer.entries(), grant);
+        let refused = waits.or_else(|| held_as_other(&self.ledger, self.committer.grants(), grant));
+        if refused.is_some() || !exclusive {
+            return refused;
+        }
+        self.reconciler.refusal(&self.ledger, &self.config, grant, seen, host::now())
+    }
 }
 
 impl Handler<Commit> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, _: Commit, context: &mut Self::Context) {
-        self.commit(context);
+        let batch = self.committer.take();
+        self.commit(batch, context);
+    }
+}
+
+impl Handler<AfterCommit> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, AfterCommit { entries, appended, kept, took }: AfterCommit, context: &mut Self::Context) {
+        if appended.is_ok() {
+            metrics::journal_synced(took);
+        }
+        self.note_kept(kept, appended.as_ref().err(), context);
+        if entries.is_empty() {
+            return;
+        }
+        if self.config.process_crash {
+            self.sync_behind(context);
+        }
+        self.follow_up();
+        for (change, entry) in &entries {
+            report::tell(change, entry);
+        }
+        if entries.iter().any(|(_, entry)| matches!(entry, Entry::Grant(_))) {
+            self.publish_soon(context);
+        } else {
+            context.notify(Publish);
+        }
+        self.checkpoint_later(context);
     }
 }
 
@@ -330,11 +298,8 @@ impl Handler<Publish> for LedgerActor {
 
     fn handle(&mut self, _: Publish, context: &mut Self::Context) {
         self.publishes = false;
-        if self.unpublished {
-            self.publish();
-            lock(&self.config.store).tell_database();
-            self.look_some_time(context);
-        }
+        self.publish();
+        self.ensure_scheduled(context);
     }
 }
 

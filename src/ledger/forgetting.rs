@@ -2,7 +2,7 @@
 
 use super::actor::LedgerActor;
 use super::core::forget;
-use crate::domain::{DeviceId, Entry, Evidence};
+use crate::domain::{DeviceId, Entry};
 use crate::host;
 use crate::messages::{Forget, Found};
 use actix::{AsyncContext, Context, Handler};
@@ -12,30 +12,21 @@ use std::time::Duration;
 /// How long after a scan or a change of a list the ledger looks which devices have gone: many that go at once are one look.
 const LOOKS_AFTER: Duration = Duration::from_secs(2);
 
-/// What the ledger knows for it.
-#[derive(Debug, Default)]
-pub(super) struct Forgetting {
-    /// What the latest scan has found. Without one no device has gone.
-    found: Option<Arc<Evidence>>,
-    /// Whether a look is due.
-    is_due: bool,
-}
-
 impl LedgerActor {
     /// Looks after a while which devices have gone.
     pub(super) fn forget_later(&mut self, context: &mut Context<Self>) {
-        if self.forgetting.found.is_some() && !std::mem::replace(&mut self.forgetting.is_due, true) {
+        if self.upkeep.forgetting.found.is_some() && !std::mem::replace(&mut self.upkeep.forgetting.is_due, true) {
             context.run_later(LOOKS_AFTER, Self::forget_now);
         }
     }
 
     fn forget_now(&mut self, context: &mut Context<Self>) {
-        self.forgetting.is_due = false;
-        if self.written().next().is_some() {
+        self.upkeep.forgetting.is_due = false;
+        if self.committer.entries().next().is_some() {
             // A grant that is about to be written holds its devices too.
             return self.forget_later(context);
         }
-        let Some(found) = self.forgetting.found.clone() else { return };
+        let Some(found) = self.upkeep.forgetting.found.clone() else { return };
         let inventory = Arc::clone(&self.config.inventory.borrow());
         let may_be_there = |id: &DeviceId, keys: &[&str]| {
             let keys = if keys.is_empty() { &[""] } else { keys };
@@ -70,7 +61,7 @@ impl Handler<Found> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, Found(evidence): Found, context: &mut Self::Context) {
-        self.forgetting.found = Some(evidence);
+        self.upkeep.forgetting.found = Some(evidence);
         self.forget_later(context);
     }
 }

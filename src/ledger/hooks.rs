@@ -3,8 +3,8 @@
 
 use super::actor::LedgerActor;
 use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
-use super::observe::Looker;
-use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, HookState, KubeletGeneration, OwedHook, PodName};
+use super::observe::KubeletObserver;
+use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName};
 use crate::host;
 use crate::messages::{HookEnded, Pass};
 use crate::store::StoreError;
@@ -55,7 +55,7 @@ impl Handler<HookEnded> for LedgerActor {
             return Box::pin(std::future::ready(Ok(())));
         };
         let answered = self.submit(vec![entry], context);
-        Box::pin(super::actor::answer(answered))
+        Box::pin(super::committer::answer(answered))
     }
 }
 
@@ -63,7 +63,7 @@ impl Handler<Pass> for LedgerActor {
     type Result = ResponseActFuture<Self, Result<(), (DeviceId, Barred)>>;
 
     fn handle(&mut self, pass: Pass, _: &mut Self::Context) -> Self::Result {
-        let checkpoint = self.looker.checkpoint().into_actor(self);
+        let checkpoint = self.reconciler.observer.checkpoint().into_actor(self);
         Box::pin(checkpoint.map(|checkpoint, this, context| this.pass(pass, checkpoint, context)))
     }
 }
@@ -75,7 +75,7 @@ impl LedgerActor {
         checkpoint: Option<Arc<Checkpoint>>,
         context: &mut Context<Self>,
     ) -> Result<(), (DeviceId, Barred)> {
-        let view = Now { looker: &self.looker, checkpoint };
+        let view = Now { observer: &self.reconciler.observer, checkpoint };
         let passage = passage(&self.ledger, &self.hooks, &resource, &ids, &view, host::now().wall);
         let Some(sharing) = self.hooks.get(&resource) else { return Ok(()) };
         let devices = ids.iter().map(|id| (resource.clone(), sharing.whole(&resource, id)));
@@ -91,15 +91,15 @@ impl LedgerActor {
             Passage::Barred(id, barred) => {
                 if let Barred::Runs { cgroup: CgroupState::Unknown, .. } = barred {
                     // A look finds the kubelet's hierarchies again.
-                    self.look(context);
+                    self.reconcile(context);
                 }
                 Err((id, barred))
             }
             Passage::HandedOn(id, former, moves) => {
                 // It may be on its way since the last time.
                 let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
-                if !self.written().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
-                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.written());
+                if !self.committer.entries().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
+                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.committer.entries());
                     entries.extend(moves);
                     // The container waits for what is due then.
                     drop(self.submit(entries, context));
@@ -127,32 +127,20 @@ fn released(entry: &Entry) -> Option<&AllocId> {
 
 /// What is seen when a container waits for its start.
 struct Now<'a> {
-    looker: &'a Looker,
+    observer: &'a KubeletObserver,
     checkpoint: Option<Arc<Checkpoint>>,
 }
 
 impl View for Now<'_> {
     fn cgroup(&self, uid: &str) -> CgroupState {
-        self.looker.cgroup(uid)
+        self.observer.cgroup(uid)
     }
 
     fn name(&self, uid: &str) -> Option<PodName> {
-        self.looker.name(uid)
+        self.observer.name(uid)
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_deref()
-    }
-}
-
-/// One line of the log for how far a hook has come.
-pub(super) fn tell(hook: &OwedHook) {
-    let OwedHook { resource, device, alloc_id, state, .. } = hook;
-    match state {
-        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "given back; the hook after release is due"),
-        HookState::Failed { tries, why, .. } => {
-            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; nobody starts with the device before it has ended well");
-        }
-        HookState::Done => tracing::info!(%resource, %device, %alloc_id, "the hook after release is done"),
     }
 }

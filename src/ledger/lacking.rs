@@ -4,7 +4,8 @@
 //! too: its directory was put back from an older copy, or the power was cut under `process-crash`. Nothing in it tells. So what
 //! the kubelet keeps is held against it behind the start, and comes back bound, by the alloc-id that the kubelet has stored.
 
-use super::actor::{LedgerActor, lock};
+use super::actor::LedgerActor;
+use super::committer::lock;
 use super::config::LedgerConfig;
 use super::core::{rebuild, unheard_of};
 use crate::domain::{AllocId, Entry, KeptGrant};

@@ -59,7 +59,7 @@ impl KubeletAge {
 
 /// Looks. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Looker {
+pub(super) struct KubeletObserver {
     checkpoint: CheckpointReader,
     host_root: PathBuf,
     boot_id: String,
@@ -69,9 +69,9 @@ pub(super) struct Looker {
     gate: Arc<RwLock<()>>,
 }
 
-impl Looker {
+impl KubeletObserver {
     pub(super) fn new(config: &LedgerConfig) -> Self {
-        Looker {
+        KubeletObserver {
             checkpoint: config.checkpoint.clone(),
             host_root: config.host_root.clone(),
             boot_id: config.boot_id.clone(),
@@ -85,7 +85,7 @@ impl Looker {
     /// One that sees the host's files below this folder, and no kubelet.
     #[cfg(test)]
     pub(super) fn of(host_root: &std::path::Path) -> Self {
-        Looker {
+        KubeletObserver {
             checkpoint: CheckpointReader::new(host_root.join("kubelet/device-plugins")),
             host_root: host_root.to_owned(),
             boot_id: "boot".into(),
@@ -95,7 +95,7 @@ impl Looker {
         }
     }
 
-    /// Whether something of the pod is seen to run. Whether it is gone [`Looker::cgroup`] tells.
+    /// Whether something of the pod is seen to run. Whether it is gone [`KubeletObserver::cgroup`] tells.
     pub(super) fn lives(&self, uid: &str) -> bool {
         self.hierarchies().state(uid) == CgroupState::Populated
     }
@@ -229,11 +229,11 @@ mod tests {
     async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate() {
         let agenda = Agenda { pods: BTreeSet::from(["u1".to_owned()]), ..Agenda::default() };
         let wants = Wants { agenda, kubelet: None, kubelet_settled: true };
-        let look = |looker: &Looker| looker.read(&wants).cgroups["u1"];
-        let gate = |looker: &Looker| looker.cgroup("u1");
-        for see in [&look as &dyn Fn(&Looker) -> CgroupState, &gate] {
+        let look = |observer: &KubeletObserver| observer.read(&wants).cgroups["u1"];
+        let gate = |observer: &KubeletObserver| observer.cgroup("u1");
+        for see in [&look as &dyn Fn(&KubeletObserver) -> CgroupState, &gate] {
             let dir = tempfile::tempdir().unwrap();
-            let looker = Looker {
+            let observer = KubeletObserver {
                 checkpoint: CheckpointReader::new(dir.path().join("device-plugins")),
                 host_root: dir.path().to_owned(),
                 boot_id: String::new(),
@@ -243,12 +243,12 @@ mod tests {
             };
             let cgroups = dir.path().join("sys/fs/cgroup");
             fs::create_dir_all(cgroups.join("kubepods")).unwrap();
-            looker.find_hierarchies();
-            assert_eq!(see(&looker), CgroupState::Gone);
+            observer.find_hierarchies();
+            assert_eq!(see(&observer), CgroupState::Gone);
             let pod = cgroups.join("kubepods.slice/kubepods-podu1.slice");
             fs::create_dir_all(&pod).unwrap();
             fs::write(pod.join("cgroup.events"), "populated 1\n").unwrap();
-            assert_eq!(see(&looker), CgroupState::Populated);
+            assert_eq!(see(&observer), CgroupState::Populated);
         }
     }
 }

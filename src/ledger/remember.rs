@@ -17,7 +17,7 @@ impl Handler<Remember> for LedgerActor {
             return Box::pin(std::future::ready(Ok(())));
         }
         let answered = self.submit(entries, context);
-        Box::pin(super::actor::answer(answered))
+        Box::pin(super::committer::answer(answered))
     }
 }
 
@@ -31,6 +31,6 @@ impl Handler<Judged> for LedgerActor {
             return Box::pin(std::future::ready(Ok(())));
         }
         let answered = self.submit(entries, context);
-        Box::pin(super::actor::answer(answered))
+        Box::pin(super::committer::answer(answered))
     }
 }

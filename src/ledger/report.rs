@@ -1,7 +1,7 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt, Proof};
-use crate::domain::{Entry, Grant, GrantState, Kept, Observation, Refuse};
+use crate::domain::{Entry, Grant, GrantState, HookState, Kept, Observation, OwedHook, Refuse};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
         },
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
         Entry::Judged { device, .. } => tracing::debug!(%device, "judged"),
-        Entry::Hook(hook) => super::hooks::tell(hook),
+        Entry::Hook(hook) => tell_hook(hook),
         Entry::Gone { devices, since } => tracing::debug!(devices = devices.len(), ?since, "gone, or there again"),
         Entry::Forgotten { devices } => tracing::debug!(devices = devices.len(), "forgotten"),
         Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "listed"),
@@ -87,4 +87,16 @@ pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
         (true, None) => "blind",
     };
     metrics::reconciled(result);
+}
+
+/// One line of the log for how far a hook has come.
+fn tell_hook(hook: &OwedHook) {
+    let OwedHook { resource, device, alloc_id, state, .. } = hook;
+    match state {
+        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "given back; the hook after release is due"),
+        HookState::Failed { tries, why, .. } => {
+            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; nobody starts with the device before it has ended well");
+        }
+        HookState::Done => tracing::info!(%resource, %device, %alloc_id, "the hook after release is done"),
+    }
 }

@@ -1,7 +1,7 @@
 //! What can be seen while an Allocate waits. Only a held id makes it look.
 
 use super::core::{Doubt, HOLDERS_MAX, Ledger, Proof, Sight, Watchlist, doubt};
-use super::observe::Looker;
+use super::observe::KubeletObserver;
 use super::report;
 use crate::domain::{AllocId, Checkpoint, Grant, GrantState, Refusal, Refuse};
 use std::cell::RefCell;
@@ -32,12 +32,12 @@ pub(super) fn refusal(
     ledger: &Ledger,
     watchlist: &Watchlist,
     grant: &Grant,
-    looker: &Looker,
+    observer: &KubeletObserver,
     settled: bool,
     seen: &Seen,
     refuse: Refuse,
 ) -> Option<Refusal> {
-    let doubt = doubt(ledger, watchlist, grant, &Now { pods: Pods::new(ledger, grant, looker), settled, seen })?;
+    let doubt = doubt(ledger, watchlist, grant, &Now { pods: Pods::new(ledger, grant, observer), settled, seen })?;
     report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proof } = doubt;
     let resource = grant.resource.clone();
@@ -55,8 +55,8 @@ pub(super) fn is_held(ledger: &Ledger, grant: &Grant) -> bool {
 }
 
 /// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked, of the latest of each device.
-pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc<Grant>> {
-    let pods = Pods::new(ledger, grant, looker);
+pub(super) fn unseen(ledger: &Ledger, grant: &Grant, observer: &KubeletObserver) -> Vec<Arc<Grant>> {
+    let pods = Pods::new(ledger, grant, observer);
     let is_unseen = |holder: &&Arc<Grant>| {
         let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state else { return false };
         pod.name.is_some() && pod.namespace.is_some() && pods.runs(&pod.uid) != Ok(true)
@@ -69,16 +69,16 @@ pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc
 
 /// What is seen of the pods of holders, each looked at once.
 struct Pods<'a> {
-    looker: &'a Looker,
+    observer: &'a KubeletObserver,
     /// Those that have a cgroup, where they are too many to look for each.
     present: Option<BTreeSet<String>>,
     seen: RefCell<BTreeMap<String, Result<bool, String>>>,
 }
 
 impl<'a> Pods<'a> {
-    fn new(ledger: &Ledger, grant: &Grant, looker: &'a Looker) -> Self {
+    fn new(ledger: &Ledger, grant: &Grant, observer: &'a KubeletObserver) -> Self {
         let is_many = grant.devices.iter().any(|device| ledger.holders(&grant.resource, &device.id).nth(ONE_BY_ONE_MAX).is_some());
-        Pods { looker, present: if is_many { looker.present() } else { None }, seen: RefCell::default() }
+        Pods { observer, present: if is_many { observer.present() } else { None }, seen: RefCell::default() }
     }
 
     /// Whether a container of it runs, or why that cannot be found out.
@@ -90,7 +90,7 @@ impl<'a> Pods<'a> {
         if let Some(runs) = seen.get(uid) {
             return runs.clone();
         }
-        let running = self.looker.populated_below(uid);
+        let running = self.observer.populated_below(uid);
         let runs =
             running.map(|running| running >= RUNNING_BELOW).map_err(|error| format!("the cgroup of pod {uid} cannot be read: {error}"));
         seen.insert(uid.to_owned(), runs.clone());
@@ -181,16 +181,16 @@ mod tests {
         fs::write(dir.path().join("sys/fs/cgroup/cgroup.controllers"), "cpu").unwrap();
         let none = r#"{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":1}"#;
         fs::write(dir.path().join("kubelet/device-plugins/kubelet_internal_checkpoint"), none).unwrap();
-        let looker = Looker::of(dir.path());
+        let observer = KubeletObserver::of(dir.path());
         let wanted = grant(9_999, "gpu0", GrantState::Granted);
         for holders in [3, 40, 2_000] {
             let ledger = ledger((1..=holders).map(|n| bound(n, "gpu0")));
-            let asked = unseen(&ledger, &wanted, &looker);
+            let asked = unseen(&ledger, &wanted, &observer);
             assert!(asked.len() <= ASKED_MAX && asked.last().unwrap().alloc_id == bound(holders, "gpu0").alloc_id, "{holders}");
-            let pods = Pods::new(&ledger, &wanted, &looker);
+            let pods = Pods::new(&ledger, &wanted, &observer);
             assert!((1..=holders).all(|n| pods.runs(&uid(n)) == Ok(false)));
             assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is looked for by itself");
-            let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &looker, true, &Seen::default(), refuse);
+            let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &observer, true, &Seen::default(), refuse);
             assert_eq!(found(Refuse::Proven), None, "{holders}: nothing of them runs");
             // One that runs is found among them, wherever it is.
             for runs in [1, holders / 2 + 1, holders].into_iter().filter(|n| holders - n < HOLDERS_MAX as u64) {
@@ -203,7 +203,7 @@ mod tests {
         // Where no cgroup can be seen nothing is taken for gone: the kubelet is asked of the latest.
         fs::remove_dir_all(dir.path().join("sys")).unwrap();
         let ledger = ledger((1..=40).map(|n| bound(n, "gpu0")));
-        assert_eq!(unseen(&ledger, &wanted, &Looker::of(dir.path())).len(), ASKED_MAX);
+        assert_eq!(unseen(&ledger, &wanted, &KubeletObserver::of(dir.path())).len(), ASKED_MAX);
     }
 
     #[tokio::test]
@@ -212,7 +212,7 @@ mod tests {
         let several = |n, ids: &[&str]| Grant { devices: ids.iter().flat_map(|id| bound(n, id).devices).collect(), ..bound(n, ids[0]) };
         let ledger = ledger([several(1, &["gpu0", "gpu1"]), several(2, &["gpu2"])]);
         let wanted = Grant { state: GrantState::Granted, ..several(3, &["gpu0", "gpu1", "gpu2"]) };
-        let asked = unseen(&ledger, &wanted, &Looker::of(dir.path()));
+        let asked = unseen(&ledger, &wanted, &KubeletObserver::of(dir.path()));
         assert_eq!(asked.iter().map(|grant| grant.granted_at.0).collect::<Vec<_>>(), [1, 2]);
     }
 }

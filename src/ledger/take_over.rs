@@ -4,7 +4,8 @@
 //! first list, and held. Without that a function that is in a pod's network namespace would not be in the list at all, and the kubelet
 //! would reject its pod at the next restart.
 
-use super::actor::{LedgerActor, lock};
+use super::actor::LedgerActor;
+use super::committer::lock;
 use super::core::rebuild;
 use crate::domain::{AllocId, Entry, KeptGrant, ResourceName};
 use crate::hardware;
@@ -55,7 +56,7 @@ impl Handler<TakeOver> for LedgerActor {
             async move {
                 let (count, answered) = recorded?;
                 if let Some(answered) = answered {
-                    super::actor::answer(answered).await.map_err(|error| error.to_string())?;
+                    super::committer::answer(answered).await.map_err(|error| error.to_string())?;
                 }
                 Ok(count)
             }

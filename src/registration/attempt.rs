@@ -1,6 +1,6 @@
 //! One attempt to register: is the kubelet there? Then a socket of its own, then Register.
 
-use super::actor::RegistrationConfig;
+use super::config::RegistrationConfig;
 use crate::domain::ResourceName;
 use crate::kubelet::api::negotiation::Spoken;
 use crate::kubelet::api::{self, Announcement, Version};

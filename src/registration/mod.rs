@@ -13,9 +13,11 @@
 mod actor;
 mod attempt;
 pub(crate) mod audit;
+mod config;
 pub(crate) mod core;
 mod following;
 mod sighting;
 mod streams;
 
-pub use actor::{Registration, RegistrationConfig, ResourceStatus};
+pub use actor::Registration;
+pub use config::{RegistrationConfig, ResourceStatus};

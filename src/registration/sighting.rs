@@ -1,7 +1,7 @@
 //! One look at what the kubelet has: its list over the pod-resources API, its answers in the checkpoint.
 
-use super::actor::RegistrationConfig;
 use super::audit::{Foreign, Seen};
+use super::config::RegistrationConfig;
 use crate::domain::Checkpoint;
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;

@@ -11,7 +11,7 @@ use super::sockets::Sockets;
 use crate::domain::limits::LISTS_MAX;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
-use crate::host::{self, Awake};
+use crate::host;
 use crate::kubelet::api;
 use crate::messages::{Broken, HungUp, Mailbox, Pass, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
@@ -80,8 +80,6 @@ pub struct Shared {
     pub affinity: Affinity,
     /// What was refused.
     pub refusals: Refusals,
-    /// Over all resources and registrations, so that the only Allocate of all is known as that.
-    pub awake: Awake,
     /// Keeps Allocates and pod listings apart: read while an Allocate is under way; written while the kubelet is asked to list
     /// pods, which would make it forget what it has just reserved.
     pub gate: Arc<RwLock<()>>,
@@ -226,7 +224,7 @@ impl Plugin {
             self.shared.refusals.not_recorded(&why);
             AllocateError::NotRecorded { resource: self.resource.clone(), why }
         };
-        match self.shared.awake.until(self.shared.record.call(record, RECORD_DEADLINE)).await {
+        match self.shared.record.call(record, RECORD_DEADLINE).await {
             Ok(Ok(())) => {
                 self.shared.refusals.recorded();
                 Ok(edits)

@@ -1,9 +1,9 @@
 //! Nothing in the state directory grows for ever, and what makes it small again loses nothing.
 
-use super::desk::forget_aside;
-use super::layout::{database_dir, fresh_dir, journal_dir, moved_aside};
-use super::opening::slow;
+use super::index::compact_dir;
+use super::layout::{database_dir, delete_quarantined, journal_dir, quarantined};
 use super::samples::{grant, hook, made, named, released_at};
+use super::testing::slow;
 use super::*;
 use crate::domain::{HookState, Retention, Timestamp};
 use crate::host;
@@ -53,7 +53,7 @@ fn the_directory_stays_small_however_many_grants_come_and_go() {
     let mut store = open(dir.path(), retention);
     let mut most = 0;
     come_and_go(&mut store, 0..8000, || most = most.max(host::size_below(dir.path())));
-    store.shelver.settle();
+    store.index.settle();
     assert!(most < 4 * 4 * MIB, "{most}");
     let left = past(&store);
     let bytes: usize = left.len() * 700;
@@ -72,11 +72,11 @@ fn a_database_with_long_files_and_little_in_them_is_written_anew_and_has_lost_no
     store.append(&[made(5000)]).unwrap();
     // What comes behind the checkpoint is done when the next one is.
     store.checkpoint().unwrap();
-    store.shelver.settle();
+    store.index.settle();
     let (db, known) = (host::size_below(&database_dir(dir.path())), past(&store));
     assert!(db < 3 * MIB / 2, "{db}");
     assert_eq!((known.len(), &known[0]), (100, &grant(2999).alloc_id));
-    assert!(!fresh_dir(&database_dir(dir.path())).exists() && moved_aside(dir.path()).is_empty());
+    assert!(!compact_dir(&database_dir(dir.path())).exists() && quarantined(dir.path()).is_empty());
     let verified = store.verifier().verify().unwrap();
     assert!(verified.sound, "{verified:#?}");
     let forgotten = store.exporter().unwrap().read(|_| true).unwrap();
@@ -100,7 +100,7 @@ fn who_reads_a_database_reads_on_and_it_is_written_anew_later() {
         .read(|_| {
             if told == 50 {
                 store.checkpoint().unwrap();
-                store.shelver.settle();
+                store.index.settle();
                 assert!(host::size_below(&database_dir(dir.path())) >= before, "its files are where they were");
             }
             told += 1;
@@ -109,14 +109,14 @@ fn who_reads_a_database_reads_on_and_it_is_written_anew_later() {
         .unwrap();
     assert!(told > 100);
     store.checkpoint().unwrap();
-    store.shelver.settle();
+    store.index.settle();
     assert!(host::size_below(&database_dir(dir.path())) < before / 2);
 }
 
-/// As a process leaves it that ends while the database is written anew: before that is whole, between the two renames, and after them.
+/// As a process leaves it that ends during a compaction: before the copy is whole, and after it has taken its place.
 #[test]
 fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
-    for ends in ["before", "between", "after"] {
+    for ends in ["before", "after"] {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(dir.path(), Retention::default());
         come_and_go(&mut store, 0..50, || {});
@@ -127,15 +127,11 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
         store.checkpoint().unwrap();
         store.close().unwrap();
         let db = database_dir(dir.path());
-        let (fresh, former) = (fresh_dir(&db), db.with_extension("former"));
+        let fresh = compact_dir(&db);
         layout::copy_directory(&db, &fresh).unwrap();
         match ends {
             "before" => fs::write(fresh.join("db"), b"half of it").unwrap(),
-            "between" => fs::rename(&db, &former).unwrap(),
-            _ => {
-                fs::rename(&db, &former).unwrap();
-                fs::rename(&fresh, &db).unwrap();
-            }
+            _ => host::exchange(&fresh, &db).unwrap(),
         }
         assert_eq!(peek_history(dir.path()).unwrap().released.len(), 50, "{ends}: the files tell");
         assert!(verify(dir.path()).unwrap().sound, "{ends}");
@@ -145,7 +141,7 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
             assert_eq!(past(&store).len(), 50, "{ends}");
             assert!(store.load().report.is_clean(), "{ends}: {}", store.load().report);
         }
-        assert!(!fresh.exists() && !former.exists() && moved_aside(dir.path()).is_empty(), "{ends}: nothing is left behind");
+        assert!(!fresh.exists() && quarantined(dir.path()).is_empty(), "{ends}: nothing is left behind");
     }
 }
 
@@ -153,14 +149,14 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
 fn a_close_does_not_wait_until_the_database_is_written_anew() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = bloated(dir.path());
-    store.shelver.hurry();
+    store.index.hurry();
     store.checkpoint().unwrap();
-    store.shelver.settle();
-    assert!(host::size_below(&database_dir(dir.path())) > 4 * MIB && !fresh_dir(&database_dir(dir.path())).exists());
+    store.index.settle();
+    assert!(host::size_below(&database_dir(dir.path())) > 4 * MIB && !compact_dir(&database_dir(dir.path())).exists());
     store.close().unwrap();
     let mut store = open(dir.path(), Retention { grants: 100, ..Retention::of_bytes(64 * MIB) });
     store.checkpoint().unwrap();
-    store.shelver.settle();
+    store.index.settle();
     assert!(host::size_below(&database_dir(dir.path())) < 2 * MIB, "the next life does it");
 }
 
@@ -173,25 +169,12 @@ fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history()
         let mut store = open(dir.path(), retention);
         store.append(&(life * 20..life * 20 + 20).flat_map(|n| [made(n), released_at(n, now())]).collect::<Vec<_>>()).unwrap();
         // sled writes what it has without a checkpoint, as a kill some time later finds it.
-        store.shelver.settle();
+        store.index.settle();
         drop(store);
     }
     let mut store = open(dir.path(), retention);
     store.checkpoint().unwrap();
     assert_eq!(past(&store).len(), 60);
-}
-
-#[test]
-fn a_history_of_an_earlier_version_is_measured_before_it_is_cut() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = open(dir.path(), Retention::default());
-    come_and_go(&mut store, 0..2000, || {});
-    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().forget_measure_for_test());
-    store.close().unwrap();
-    let mut store = open(dir.path(), Retention::of_bytes(3 * MIB));
-    store.checkpoint().unwrap();
-    let left = past(&store).len();
-    assert!((700..1500).contains(&left), "{left} of some 700 bytes each are a third of that");
 }
 
 #[test]
@@ -208,7 +191,7 @@ fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_
     assert!(most < 11 * MIB, "{most}");
     drop(held);
     while store.kept().unreadable.is_some() || !store.kept().database {
-        store.shelver.meddle(|_| {});
+        store.index.meddle(|_| {});
     }
     let known = past(&store);
     assert!(known.len() > 2000 && known[0] == grant(13_999).alloc_id, "{}", known.len());
@@ -222,7 +205,7 @@ fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_
 }
 
 #[test]
-fn what_was_moved_aside_is_bounded_and_the_newest_of_it_stays() {
+fn what_was_quarantined_is_bounded_and_the_newest_of_it_stays() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(journal_dir(dir.path())).unwrap();
     let retention = Retention { age: Duration::from_secs(100), ..Retention::of_bytes(10_000) };
@@ -237,22 +220,22 @@ fn what_was_moved_aside_is_bounded_and_the_newest_of_it_stays() {
     };
     let left = || {
         let mut left: Vec<u64> =
-            moved_aside(dir.path()).iter().map(|path| path.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap()).collect();
+            quarantined(dir.path()).iter().map(|path| path.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap()).collect();
         left.sort_unstable();
         left
     };
     move_aside("db", 1_000_050, 50_000);
-    forget_aside(dir.path(), retention, Timestamp(1_000_060));
+    delete_quarantined(dir.path(), retention, Timestamp(1_000_060));
     assert_eq!(left(), [1_000_050], "it is large, and the only one");
     move_aside("db", 1_000_070, 4_000);
     move_aside("journal/1.log", 1_000_080, 3_000);
-    forget_aside(dir.path(), retention, Timestamp(1_000_090));
+    delete_quarantined(dir.path(), retention, Timestamp(1_000_090));
     assert_eq!(left(), [1_000_070, 1_000_080], "together they would be too much");
     (0..12).for_each(|n| move_aside("db", 1_000_100 + n, 10));
-    forget_aside(dir.path(), retention, Timestamp(1_000_200));
+    delete_quarantined(dir.path(), retention, Timestamp(1_000_200));
     assert_eq!(left(), (1_000_104..1_000_112).collect::<Vec<_>>(), "they are too many");
-    forget_aside(dir.path(), retention, Timestamp(1_000_110 + 100_000));
+    delete_quarantined(dir.path(), retention, Timestamp(1_000_110 + 100_000));
     assert_eq!(left(), [1_000_110, 1_000_111], "the others are too old");
-    forget_aside(dir.path(), retention, Timestamp(2_000_000));
+    delete_quarantined(dir.path(), retention, Timestamp(2_000_000));
     assert!(left().is_empty());
 }

@@ -28,7 +28,7 @@ pub enum StoreError {
     #[error(
         "`{path}` was written by a newer Holdfast (record version {version}; this one reads {known}): run that version or a newer one; its \
          grants would be lost otherwise",
-        known = super::codec::VERSION
+        known = super::RECORDS
     )]
     Newer {
         /// The file.
@@ -42,9 +42,9 @@ pub enum StoreError {
         /// The state directory.
         path: PathBuf,
     },
-    /// More was answered without a ledger than can be remembered, or the journal needs no such help.
-    #[error("{entries} entries are not written yet, and nothing more is taken over until they are")]
-    TooMuchOwed {
+    /// Too many entries were accepted without a journal, or the journal can be written.
+    #[error("{entries} entries are waiting to be written; new grants are refused until the journal is writable")]
+    TooManyUnwritten {
         /// How many wait.
         entries: usize,
     },
@@ -80,8 +80,8 @@ impl StoreError {
 
     /// Whether the file system takes nothing more, full or read-only, or this process has no room for it: descriptors, threads, memory. That is no
     /// damage, and may end by itself.
-    pub(super) fn is_for_want_of_room(&self) -> bool {
-        matches!(self, StoreError::Io { source, .. } if wants_room(source) || host::is_shortage(source))
+    pub(super) fn is_out_of_resources(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if is_out_of_space(source) || host::is_shortage(source))
     }
 
     /// Whether there is something already where a file was to be created.
@@ -91,7 +91,7 @@ impl StoreError {
 }
 
 /// Whether the file system takes nothing more.
-pub(super) fn wants_room(error: &io::Error) -> bool {
+pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem | FileTooLarge)
 }

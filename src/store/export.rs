@@ -1,10 +1,10 @@
 //! Reading out what was: the history, and everything for `ledger export`.
 
+use super::index::PendingReader;
+use super::journal::{JournalReplay, codec, segments};
 use super::layout::journal_dir;
-use super::recovery::{LivePayloads, Notes, decode_grant};
-use super::replay::Fold;
-use super::shelver::PendingReader;
-use super::{Store, StoreError, journal};
+use super::notes::Notes;
+use super::{LivePayloads, Store, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ impl Export {
     /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<Option<Timestamp>, StoreError> {
         let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } = self;
-        let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
+        let held = live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
         if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
             return Ok(None);
         }
@@ -71,14 +71,14 @@ impl Export {
 /// What the journal tells of released grants, newest first. Each segment begins with everything that is live: so each tells by itself what
 /// was released in it, and one at a time is in memory.
 fn released_in_journal(state_dir: &Path, take: &mut impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
-    for (first, path) in journal::segments(&journal_dir(state_dir))?.into_iter().rev() {
-        let mut fold = Fold::of(state_dir);
-        match fold.read_segment(first, &path) {
+    for (first, path) in segments(&journal_dir(state_dir))?.into_iter().rev() {
+        let mut replay = JournalReplay::of(state_dir);
+        match replay.read_segment(first, &path) {
             // A checkpoint has deleted it: then the database has it.
             Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
             read => read?,
         }
-        let mut released = fold.take_released();
+        let mut released = replay.take_released();
         released.sort_by(|(one, _), (other, _)| other.cmp(one));
         if !released.into_iter().all(|(_, grant)| take(grant)) {
             return Ok(());
@@ -108,7 +108,7 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn past(&self) -> Result<Past, StoreError> {
-        self.shelver.reader().map(Past)
+        self.index.reader().map(Past)
     }
 
     /// Released grants for which `keep` holds, newest first, at most `limit`.
@@ -117,7 +117,7 @@ impl Store {
     /// When the query database fails.
     pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
         let mut found = Vec::new();
-        self.shelver.reader()?.wait()?.history(|grant| {
+        self.index.reader()?.wait()?.history(|grant| {
             if found.len() < limit && keep(&grant) {
                 found.push(grant);
             }
@@ -132,6 +132,6 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader: self.shelver.reader()? })
+        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader: self.index.reader()? })
     }
 }

@@ -1,11 +1,12 @@
-//! Reading without the daemon's leave: for `who`, `history` and `ledger export` while one runs, or when none does.
+//! Reading without a lock: for `who`, `history` and `ledger export` while a daemon runs, or when none does.
 //!
-//! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
+//! Nothing is written. The journal's segments alone have everything that is live.
 
-use super::database::{Image, Shelf};
-use super::layout::{copy_directory, database_to_read, is_there, journal_dir, peek_confirmed, scratch};
-use super::replay::Fold;
-use super::{Recovered, RecoveryReport, StoreError, journal, opening, recovery};
+use super::index::{Database, DatabaseSnapshot, open_copy};
+use super::journal::{self, JournalReplay};
+use super::layout::{copy_directory, database_dir, journal_dir, require_journal, scratch};
+use super::lock::read_confirmed;
+use super::{Recovered, RecoveryReport, StoreError};
 use crate::domain::{AllocId, Grant, GrantState, Timestamp};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,23 +17,13 @@ use std::path::Path;
 /// When there is no journal, it cannot be read, or a later version wrote it.
 pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     // First: a writer confirms only what it has written.
-    let confirmed = peek_confirmed(state_dir);
-    let fold = read(state_dir)?;
-    let mut report = RecoveryReport::default();
-    report.findings.extend(recovery::journal_findings(&fold));
-    if confirmed > fold.last {
-        report.findings.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", fold.last));
+    let confirmed = read_confirmed(state_dir);
+    let replay = read(state_dir)?;
+    let mut report = RecoveryReport::of(&replay);
+    if confirmed > replay.last {
+        report.findings.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", replay.last));
     }
-    let truth = recovery::merge(fold, &Image::default(), &mut report, |_| None);
-    Ok(Recovered {
-        owed: truth.owed(),
-        grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
-        names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
-        listed: truth.listed,
-        verdicts: truth.verdicts,
-        gone: truth.gone,
-        report,
-    })
+    Ok(Recovered::of(replay, report))
 }
 
 /// How many bytes the journal has written and keeps; files are longer, since room is made ahead.
@@ -59,14 +50,14 @@ pub struct History {
 /// # Errors
 /// As [`peek`].
 pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
-    let fold = read(state_dir)?;
-    let copied = scratch().and_then(|scratch| history_of_copy(&database_to_read(state_dir), scratch.path()));
-    let ((shelved, forgotten_until), problem) = match copied {
+    let replay = read(state_dir)?;
+    let copied = scratch().and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
+    let ((stored, forgotten_until), problem) = match copied {
         Ok(read) => (read, None),
         Err(error) => (Default::default(), Some(error)),
     };
-    let told = fold.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
-    let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
+    let told = replay.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
+    let all: BTreeMap<AllocId, Grant> = stored.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
     let released_at =
         |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
@@ -75,30 +66,30 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
     Ok(History { released: newest_first, forgotten_until, problem })
 }
 
-fn read(state_dir: &Path) -> Result<Fold, StoreError> {
-    is_there(state_dir)?;
-    Fold::read_beside_a_writer(state_dir)
+fn read(state_dir: &Path) -> Result<JournalReplay, StoreError> {
+    require_journal(state_dir)?;
+    JournalReplay::read_beside_a_writer(state_dir)
 }
 
 /// Released grants of the database in `dir`, and the latest that was forgotten, read from a copy in `scratch`.
 fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Timestamp>), StoreError> {
-    let (shelf, _) = open_copy(dir, scratch)?;
+    let (database, _) = copy_database(dir, scratch)?;
     let mut grants = Vec::new();
-    let reader = shelf.reader();
+    let reader = database.reader();
     let read = reader.history(|grant| {
         grants.push(grant);
         true
     });
     let forgotten = read.and_then(|()| reader.forgotten_until());
     drop(reader);
-    shelf.close();
+    database.close();
     forgotten.map(|until| (grants, until))
 }
 
 /// The database in `dir`, as a copy in `scratch`: sled cannot open read-only, and must not be opened under a daemon that
 /// uses it. A copy that was taken while sled was writing may not open.
-pub(super) fn open_copy(dir: &Path, scratch: &Path) -> Result<(Shelf, Image), StoreError> {
+pub(super) fn copy_database(dir: &Path, scratch: &Path) -> Result<(Database, DatabaseSnapshot), StoreError> {
     let copy = scratch.join("db");
     copy_directory(dir, &copy)?;
-    opening::open_copy(&copy, dir)
+    open_copy(&copy, dir)
 }

@@ -107,7 +107,7 @@ pub(super) fn forgotten(n: u64) -> Entry {
     Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: None }
 }
 
-/// Of version 4.
+/// They are gone.
 pub(super) fn gone(of: &[u64]) -> Entry {
     Entry::Gone { devices: ids(of), since: Some(Timestamp(1_700_000_005_000)) }
 }
@@ -141,13 +141,8 @@ pub(super) fn hook(n: u64, state: HookState) -> Entry {
     }))
 }
 
-/// Of version 3.
+/// One after the other.
 pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
     let failed = HookState::Failed { tries: 2, failed_at: Timestamp(1_700_000_004_000), why: "exit status: 1: no key".into() };
     [HookState::Due, failed, HookState::Done].map(|state| hook(n, state)).into()
-}
-
-/// Of version 1.
-pub(super) fn one_of_each() -> Vec<Entry> {
-    vec![made(1), bound(1), suspect(1), released(1), named(1)]
 }

@@ -1,9 +1,10 @@
 //! A database that is slow to open, that the system does not let be opened, or that is something else: it is not damaged, nobody waits for
 //! it, and nothing is lost.
 
-use super::layout::{Lock, database_dir, journal_dir, moved_aside};
-use super::opening::slow;
+use super::layout::{database_dir, journal_dir, quarantined};
+use super::lock::Lock;
 use super::samples::{bound, grant, hook, made, named, released_at};
+use super::testing::slow;
 use super::*;
 use crate::domain::{Because, HookState, Timestamp};
 use std::fs;
@@ -51,7 +52,7 @@ fn ledger(dir: &Path) {
 /// Waits until the database is open.
 fn until_open(store: &Store) {
     loop {
-        store.shelver.meddle(|_| {});
+        store.index.meddle(|_| {});
         if store.kept().unreadable.is_none() && store.kept().database {
             return;
         }
@@ -101,7 +102,7 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
         assert!(!store.verifier().verify().unwrap().sound, "what cannot be looked at is not vouched for");
         drop(held);
         until_open(&store);
-        assert_eq!((past(&store), moved_aside(dir.path()).len()), (vec![2, 3, 4], 0), "{boot:?}");
+        assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{boot:?}");
         assert!(store.load().report.is_clean() && store.take_found().is_empty(), "{boot:?}: {}", store.load().report);
         store.checkpoint().unwrap();
         assert!(store.verifier().verify().unwrap().sound, "{boot:?}");
@@ -123,7 +124,7 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
     fs::write(&segment, kept).unwrap();
     let mut lock = Lock::take(dir.path()).unwrap();
     lock.confirm(confirmed);
-    lock.tell();
+    lock.write_confirmed();
     drop(lock);
 
     let held = slow::hold(&database_dir(dir.path()));
@@ -139,7 +140,7 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
     store.append(&found).unwrap();
     let known = store.load();
     assert_eq!((numbers(&known.grants), known.names.len(), known.owed.len()), (vec![1, 3, 4], 1, 1));
-    assert_eq!((past(&store), moved_aside(dir.path()).len()), (vec![2, 5], 0));
+    assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 5], 0));
     assert!(known.report.is_clean() && known.report.from_database == 1, "{}", known.report);
     store.close().unwrap();
     assert_eq!(numbers(&open(dir.path(), NEXT).1.grants), [1, 3, 4]);
@@ -171,7 +172,7 @@ fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
     let found = store.take_found();
     assert_eq!(found, [made(2)]);
     store.append(&found).unwrap();
-    assert_eq!(moved_aside(dir.path()).len(), 1, "the segment is kept for a person");
+    assert_eq!(quarantined(dir.path()).len(), 1, "the segment is kept for a person");
     store.close().unwrap();
     let (_, recovered) = open(dir.path(), NEXT);
     assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1, 2, 3], "{}", recovered.report);
@@ -188,12 +189,12 @@ fn a_slow_database_that_turns_out_to_be_damaged_is_moved_away_then() {
         assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{}", recovered.report);
         until_unreadable(&store);
         store.append(&[made(4), released(4)]).unwrap();
-        assert_eq!(moved_aside(dir.path()).len(), 0, "slow is not damaged");
+        assert_eq!(quarantined(dir.path()).len(), 0, "slow is not damaged");
         drop(held);
         until_open(&store);
         let report = store.load().report;
         assert!(report.findings[0].contains("its history stays in the copy that was moved away"), "{report}");
-        assert_eq!((moved_aside(dir.path()).len(), report.quarantined.len()), (1, 1), "{report}");
+        assert_eq!((quarantined(dir.path()).len(), report.quarantined.len()), (1, 1), "{report}");
         assert!(past(&store).ends_with(&[4]), "what the journal still has of it is in the new one");
         store.checkpoint().unwrap();
         assert!(store.kept().database && open_is_clean(store, dir.path()));
@@ -232,7 +233,7 @@ fn a_daemon_that_is_stopped_while_its_database_opens_ends_and_the_next_one_has_e
         store.append(&[released(4)]).unwrap();
         drop(held);
         until_open(&store);
-        assert_eq!((past(&store), moved_aside(dir.path()).len()), (vec![2, 3, 4, 5], 0));
+        assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4, 5], 0));
         assert!(store.load().report.is_clean(), "{}", store.load().report);
     }
 }
@@ -254,7 +255,7 @@ fn what_the_system_refuses_is_tried_again_and_no_file_is_moved() {
             assert!(error.contains(&std::io::Error::from_raw_os_error(errno).to_string()), "{errno}: {error}");
             drop(held);
             until_open(&store);
-            assert_eq!((past(&store), moved_aside(dir.path()).len()), (vec![2, 3, 4], 0), "{errno}");
+            assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{errno}");
         }
     }
 }
@@ -286,7 +287,7 @@ fn a_fifo_in_place_of_a_file_hangs_nothing_and_is_named() {
             fs::remove_file(&there).unwrap();
             drop(fs::rename(&aside, &there));
             until_open(&store);
-            assert_eq!((past(&store), moved_aside(dir.path()).len()), (vec![2, 3], 0), "{name}");
+            assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3], 0), "{name}");
         }
     }
 }

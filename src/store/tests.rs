@@ -1,11 +1,11 @@
 //! The store as a whole, on real files.
 
+use super::index::Attempt;
 use super::layout::{database_dir, journal_dir};
-use super::opening::Opening;
-use super::recovery::open_segment;
+use super::notes::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, GrantState, HookState, Owed, Retention, Timestamp};
+use crate::domain::{AllocId, Because, GrantState, HookState, Owed, Retention, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -59,6 +59,11 @@ fn try_to_copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Somebody else has the database open.
+fn open_database(dir: &Path) -> index::Database {
+    Attempt::begin(&database_dir(dir), None).wait_for(Duration::from_secs(60), &mut Vec::new()).unwrap().unwrap().database
+}
+
 /// As a power cut may leave it: it opens, and cannot be written.
 fn make_database_unwritable(dir: &Path) {
     fs::write(database_dir(dir).join("unwritable"), "").unwrap();
@@ -66,7 +71,7 @@ fn make_database_unwritable(dir: &Path) {
 
 /// As sled leaves it that has failed.
 fn abandon_database(store: &Store) {
-    store.shelver.meddle(|shelf| shelf.take().unwrap().close());
+    store.index.meddle(|database| database.take().unwrap().close());
 }
 
 fn segments(dir: &Path) -> Vec<PathBuf> {
@@ -403,24 +408,6 @@ fn damage_in_the_head_of_a_journal_that_was_closed_is_said_and_costs_nothing() {
 }
 
 #[test]
-fn a_journal_of_the_first_framing_is_read_and_the_next_segment_is_of_the_present_one() {
-    let dir = tempfile::tempdir().unwrap();
-    fs::create_dir_all(journal_dir(dir.path())).unwrap();
-    let line = "holdfast-journal 1 head=0";
-    let mut bytes = format!("{line} crc={:08x}\n", crc32fast::hash(line.as_bytes())).into_bytes();
-    bytes.extend_from_slice(include_bytes!("golden/records-v1.bin"));
-    fs::write(journal_dir(dir.path()).join(journal::file_name(1)), bytes).unwrap();
-    let entries = samples::one_of_each();
-    let (mut store, recovered) = open(dir.path());
-    assert!(recovered.report.is_clean() && recovered.report.entries == entries.len() as u64, "{}", recovered.report);
-    assert_eq!(as_map(recovered), model(&entries));
-    store.append(&[made(77)]).unwrap();
-    drop(store);
-    assert!(fs::read(&segments(dir.path())[1]).unwrap().starts_with(b"holdfast-journal 2 "));
-    assert_eq!(as_map(open(dir.path()).1).len(), model(&entries).len() + 1);
-}
-
-#[test]
 fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
@@ -446,7 +433,7 @@ fn a_database_of_a_later_version_stops_the_start_and_is_left_alone() {
             let (mut store, _) = open(dir.path());
             store.append(&[made(1)]).unwrap();
             store.checkpoint().unwrap();
-            store.shelver.meddle(move |shelf| shelf.as_ref().unwrap().write_newer_for_test(what));
+            store.index.meddle(move |database| database.as_ref().unwrap().write_newer_for_test(what));
             abandon_database(&store);
             drop(store);
             if !keeps_journal {
@@ -639,14 +626,14 @@ fn what_is_recorded_is_noted_when_that_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1)]).unwrap();
-    let noted = layout::peek_confirmed(dir.path());
-    store.record(&[made(2), made(3)]).unwrap();
+    let noted = lock::read_confirmed(dir.path());
+    store.commit(&[made(2), made(3)]).unwrap();
     assert_eq!(ids(&peek(dir.path()).unwrap()), [1, 2, 3]);
-    assert_eq!(layout::peek_confirmed(dir.path()), noted);
+    assert_eq!(lock::read_confirmed(dir.path()), noted);
     store.journal.break_for_test();
-    assert!(store.record(&[made(4)]).is_err());
-    store.follow_up();
-    assert_eq!(layout::peek_confirmed(dir.path()), noted + 2);
+    assert!(store.commit(&[made(4)]).is_err());
+    store.after_commit();
+    assert_eq!(lock::read_confirmed(dir.path()), noted + 2);
 }
 
 /// A power cut while a write is on its way: any of its sectors may be on the disk. A write is confirmed, or it is not.
@@ -740,9 +727,7 @@ fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
     abandon_database(&store);
-    let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
-    // Nor can it be copied.
-    fs::write(database_dir(dir.path()).with_extension("copy"), "in the way").unwrap();
+    let other = open_database(dir.path());
     store.append(&[released(1)]).unwrap();
     store.rotate().unwrap();
     store.checkpoint().unwrap();
@@ -763,7 +748,7 @@ fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
     store.checkpoint().unwrap();
-    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().damage_for_test(&grant(1).alloc_id));
+    store.index.meddle(|database| database.as_ref().unwrap().damage_for_test(&grant(1).alloc_id));
     drop(store);
     let (_, recovered) = open(dir.path());
     assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
@@ -773,7 +758,7 @@ fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is
 /// No file system here forgets what was not synced, so the order of the steps is what is checked (I1).
 #[test]
 fn what_is_promised_is_synced_before_it_is_relied_on() {
-    use super::layout::take_steps;
+    use super::testing::take_steps;
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     assert_eq!(take_steps(), ["write", "sync", "sync directory"], "a segment: its data, then its name");
@@ -800,7 +785,7 @@ fn beside_a_whole_journal_of_this_boot_nobody_waits_for_the_database() {
     let (mut store, _) = open_again(dir.path());
     store.append(&[made(1), made(2), released(2)]).unwrap();
     drop(store);
-    let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
+    let other = open_database(dir.path());
     let (mut store, recovered) = open_again(dir.path());
     assert!(recovered.report.is_clean() && ids(&recovered) == [1], "{}", recovered.report);
     store.append(&[made(3)]).unwrap();
@@ -827,7 +812,7 @@ fn a_journal_that_was_closed_needs_no_database_in_another_boot_and_one_that_was_
             drop(store);
             fs::write(dir.path().join("lock"), lock).unwrap();
         }
-        let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
+        let other = open_database(dir.path());
         let opened = Store::open(dir.path(), Durability::PowerLoss, Some("next boot"));
         other.close();
         if closed {
@@ -840,10 +825,10 @@ fn a_journal_that_was_closed_needs_no_database_in_another_boot_and_one_that_was_
     }
 }
 
-/// After a power cut the journal may end earlier than sled does; within one boot it cannot, and something is wrong.
+/// After a power cut the journal may end earlier than sled does. Within one boot something else is wrong, and nothing is lost either.
 #[test]
-fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_one() {
-    for (boot, found, aside) in [(Some("next boot"), vec![1, 2], 0), (None, vec![1, 2], 0), (Some("this boot"), vec![1], 1)] {
+fn what_only_the_database_has_of_later_entries_counts() {
+    for (boot, found) in [(Some("next boot"), vec![1, 2]), (None, vec![1, 2]), (Some("this boot"), vec![1])] {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open_again(dir.path());
         store.append(&[made(1)]).unwrap();
@@ -853,11 +838,16 @@ fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_o
         drop(store);
         fs::write(&segments(dir.path())[0], kept).unwrap();
         tell_less(dir.path(), 1);
-        let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
+        let (mut store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
         assert_eq!(ids(&recovered), found, "{boot:?}: {}", recovered.report);
-        store.shelver.meddle(|_| {});
-        let report = store.load().report;
-        assert_eq!((quarantined(dir.path()), report.quarantined.len(), report.is_clean()), (aside, aside, aside == 0), "{report}");
+        drop(store.history(1, |_| true));
+        let later = store.take_found();
+        assert_eq!(later.len(), 2 - found.len(), "{boot:?}");
+        store.append(&later).unwrap();
+        let known = store.load();
+        assert_eq!((ids(&known), known.report.from_database, quarantined(dir.path())), (vec![1, 2], 1, 0), "{boot:?}");
+        store.close().unwrap();
+        assert_eq!(ids(&open(dir.path()).1), [1, 2], "{boot:?}");
     }
 }
 
@@ -865,7 +855,7 @@ fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_o
 fn tell_less(dir: &Path, seq: u64) {
     let mut lock = Lock::take(dir).unwrap();
     lock.confirm(seq);
-    lock.tell();
+    lock.write_confirmed();
 }
 
 #[test]
@@ -928,7 +918,7 @@ fn both_copies_gone_is_not_taken_for_a_new_node() {
 }
 
 #[test]
-fn a_lock_that_an_earlier_version_wrote_or_that_is_damaged_tells_nothing() {
+fn a_lock_file_that_is_damaged_tells_nothing() {
     for text in ["this boot", "", "00000000000000000009 00000000 this boot"] {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open_again(dir.path());
@@ -953,7 +943,7 @@ fn a_database_that_opens_and_cannot_be_written_is_replaced_at_the_start() {
     kill(store, dir.path(), Path::new("/nonexistent"));
     let (store, _) = open(dir.path());
     kill(store, dir.path(), Path::new("/nonexistent"));
-    drop(Opening::begin(&database_dir(dir.path())).wait().unwrap().0);
+    drop(open_database(dir.path()));
     make_database_unwritable(dir.path());
     let (mut store, _) = open(dir.path());
     assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "the new one has it");
@@ -972,7 +962,7 @@ fn a_sound_value_under_a_wrong_key_of_the_database_is_no_grant() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
-    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().misplace_for_test(&grant(2).alloc_id, "01890a5d-ac96-774b-bcce-9"));
+    store.index.meddle(|database| database.as_ref().unwrap().misplace_for_test(&grant(2).alloc_id, "01890a5d-ac96-774b-bcce-9"));
     drop(store);
     let (_, recovered) = open(dir.path());
     assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
@@ -984,7 +974,7 @@ fn a_history_that_has_lost_something_after_a_boot_is_said_once() {
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2), made(3), released(1), released(2)]).unwrap();
     store.checkpoint().unwrap();
-    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().lose_for_test());
+    store.index.meddle(|database| database.as_ref().unwrap().lose_for_test());
     drop(store);
     for lost in [true, false] {
         let (store, recovered) = open(dir.path());
@@ -1005,9 +995,9 @@ fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back(
     store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
     store.checkpoint().unwrap();
     store.append(&[released_at(2, now + year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default(), 0).unwrap());
+    store.index.meddle(move |database| database.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default(), 0).unwrap());
     store.append(&[released_at(3, now - year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default(), 0).unwrap());
+    store.index.meddle(move |database| database.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default(), 0).unwrap());
     let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
     assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
     store.append(&[released(4)]).unwrap();
@@ -1049,7 +1039,7 @@ fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_jo
     assert_eq!(store.is_sound(), (true, false));
     assert!(store.begin_checkpoint().is_err(), "it is tried again later");
     drop(go_on);
-    store.shelver.settle();
+    store.index.settle();
     store.checkpoint().unwrap();
     assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
     assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
@@ -1062,7 +1052,7 @@ fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_jo
 fn hang(store: &Store) -> std::sync::mpsc::Sender<()> {
     let (go_on, wait) = std::sync::mpsc::channel();
     let (hangs, does_hang) = std::sync::mpsc::channel();
-    store.shelver.tell_to_meddle(move |_| {
+    store.index.begin_to_meddle(move |_| {
         hangs.send(()).unwrap();
         let _ = wait.recv();
     });
@@ -1070,64 +1060,50 @@ fn hang(store: &Store) -> std::sync::mpsc::Sender<()> {
     go_on
 }
 
+/// Queries and checkpoints fail at once, and grants are recorded in the journal.
 #[test]
-fn a_database_that_hangs_is_left_and_a_copy_of_it_takes_its_place() {
+fn beside_a_database_that_hangs_the_journal_goes_on_alone_and_the_next_start_has_everything() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2), made(3), released(1)]).unwrap();
     store.checkpoint().unwrap();
-    let go_on = hang(&store);
+    let _hangs = std::mem::ManuallyDrop::new(hang(&store));
     store.append(&[released(2)]).unwrap();
-    store.shelver.set_patience(Duration::ZERO);
-    assert_eq!(store.is_sound(), (true, false));
-    let checkpoint = store.begin_checkpoint().unwrap();
-    store.shelver.set_patience(Duration::MAX);
-    checkpoint.wait().unwrap();
-    assert_eq!(store.is_sound(), (true, true));
-    assert_eq!(store.history(9, |_| true).unwrap().len(), 2, "what was released before it hung, and since");
-    assert!(store.load().report.is_clean(), "nothing was damaged");
-    assert_eq!(quarantined(dir.path()), 0, "what hung is in the copy");
-
-    // It comes back, and touches nothing that is not its own any more.
+    store.index.set_patience(Duration::ZERO);
+    assert_eq!((store.is_sound(), store.kept().unreadable.unwrap().because), ((true, false), Because::Failed));
+    assert!(matches!(store.history(1, |_| true), Err(StoreError::Unopened { .. })));
+    assert!(matches!(store.begin_checkpoint(), Err(StoreError::Unopened { .. })));
     store.append(&[made(4)]).unwrap();
-    drop(go_on);
-    store.checkpoint().unwrap();
-    drop(store);
-    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
-    let (store, recovered) = open(dir.path());
-    assert_eq!(ids(&recovered), [3, 4]);
-    assert_eq!(store.history(9, |_| true).unwrap().len(), 2);
-}
-
-#[test]
-fn threads_that_hang_are_left_a_few_times_and_then_the_journal_goes_on_alone() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut store, _) = open(dir.path());
-    store.append(&[made(1)]).unwrap();
-    for hung in 1..=6 {
-        let _hangs_on = std::mem::ManuallyDrop::new(hang(&store));
-        store.shelver.set_patience(Duration::ZERO);
-        let checkpoint = store.begin_checkpoint().unwrap();
-        store.shelver.set_patience(Duration::MAX);
-        if hung > 4 {
-            store.shelver.set_patience(Duration::ZERO);
-            assert_eq!(store.is_sound(), (true, false));
-            break;
-        }
-        checkpoint.wait().unwrap();
-    }
-    store.append(&[made(2)]).unwrap();
-    // It does not wait for ever, and loses nothing.
+    // As a killed process leaves it; this one's thread has the lock of the database.
     let copied = tempfile::tempdir().unwrap();
     copy(dir.path(), copied.path());
     drop(store);
-    assert_eq!(ids(&open(copied.path()).1), [1, 2]);
+    let (store, recovered) = open(copied.path());
+    assert!(recovered.report.is_clean() && ids(&recovered) == [3, 4], "{}", recovered.report);
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 2, "what was released before it hung, and since");
+}
+
+/// It was only slow.
+#[test]
+fn a_database_that_answers_again_follows_at_the_next_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    let go_on = hang(&store);
+    store.index.set_patience(Duration::ZERO);
+    store.append(&[released(2)]).unwrap();
+    assert_eq!(store.is_sound(), (true, false));
+    store.index.set_patience(Duration::MAX);
+    drop(go_on);
+    store.checkpoint().unwrap();
+    assert_eq!((store.is_sound(), store.history(9, |_| true).unwrap().len()), ((true, true), 1));
+    assert!(store.kept().unreadable.is_none() && store.load().report.is_clean());
 }
 
 /// A start that does not wait for the database syncs nothing; nothing is promised in its segment before the first append.
 #[test]
 fn the_first_append_makes_the_new_segment_durable_its_name_too() {
-    use super::layout::take_steps;
+    use super::testing::take_steps;
     let dir = tempfile::tempdir().unwrap();
     drop(open_again(dir.path()));
     take_steps();
@@ -1273,7 +1249,7 @@ fn a_hook_that_is_owed_is_in_both_copies() {
         fs::remove_dir_all(database_dir(dir.path())).unwrap();
         let (store, recovered) = open(dir.path());
         assert_eq!(recovered.owed, owed);
-        assert_eq!(store.shelver.reader().unwrap().wait().unwrap().image().unwrap().hooks.len(), usize::from(is_owed));
+        assert_eq!(store.index.reader().unwrap().wait().unwrap().snapshot().unwrap().hooks.len(), usize::from(is_owed));
     }
 }
 
@@ -1295,7 +1271,7 @@ proptest! {
             prop_assert_eq!(&recovered.owed, &model_of_hooks(&all));
             prop_assert_eq!((recovered.names.clone(), recovered.gone.clone()), model_of_devices(&all));
             prop_assert_eq!(as_map(recovered), model(&all));
-            store.shelver.meddle(|_| {});
+            store.index.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();
             copy(&database_dir(dir.path()), &database.path().join("db"));
             for step in steps {

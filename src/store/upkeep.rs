@@ -1,11 +1,15 @@
-//! What keeps the open store in order: syncs behind the answers, checkpoints, new segments, and the end.
+//! What keeps the open store in order: syncs after the answers, checkpoints, new segments, imports, and the end.
 
-use super::journal::{self, PendingSync};
+use super::index::CheckpointOrder;
+use super::journal::{self, Journal, JournalReplay, PendingSync};
 use super::layout::journal_dir;
-use super::recovery::open_segment;
-use super::shelver::PendingCheckpoint;
-use super::work::Order;
-use super::{SEGMENT_BYTES, Store, StoreError};
+use super::notes::{encode_all, head, open_segment};
+use super::{PendingCheckpoint, SEGMENT_BYTES, SEGMENT_BYTES_MAX, Store, StoreError};
+use crate::domain::{Entry, GrantState, Timestamp};
+use std::fs;
+
+/// So much of the journal is kept for a database that cannot be written, however small the history is to be.
+const JOURNAL_MIN: u64 = 2 * SEGMENT_BYTES_MAX;
 
 impl Store {
     /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
@@ -20,9 +24,9 @@ impl Store {
     /// Takes note of how such a sync has ended.
     ///
     /// # Errors
-    /// The sync's own; the next append then starts a new segment with everything live.
+    /// The sync's own; the next commit then starts a new segment with everything live.
     pub fn end_sync(&mut self, sync: &PendingSync, result: Result<(), StoreError>) -> Result<(), StoreError> {
-        // A segment that has been replaced since has everything live in its successor's head.
+        // A segment that was replaced since has everything live in its successor's head.
         if result.is_ok() {
             self.journal.end_sync(sync);
         } else {
@@ -37,20 +41,22 @@ impl Store {
         !self.has_failed() && self.journal.has_outgrown(SEGMENT_BYTES)
     }
 
-    /// Has sled's copy made durable, journal segments deleted that nobody needs any more, and starts a new one when the
-    /// present one is long. Every some thousand entries, soon after a start, and at shutdown. Nobody has to wait for its
-    /// end; the store can be appended to meanwhile.
+    /// Has sled made durable and old journal segments deleted, and starts a new segment when the present one is long. Every some
+    /// thousand entries, soon after a start, and at shutdown. Nobody has to wait for its end; the store can be appended to
+    /// meanwhile.
     ///
     /// # Errors
-    /// When the journal cannot be written, or too much waits for the database already.
+    /// When the journal cannot be written, or the database does not answer.
     pub fn begin_checkpoint(&mut self) -> Result<PendingCheckpoint, StoreError> {
-        self.settle()?;
+        self.retry_unwritten()?;
         if self.journal.has_outgrown(SEGMENT_BYTES) {
             self.rotate()?;
         }
-        self.shelver.replace_stuck()?;
+        if !self.index.is_writable() {
+            self.give_up_oldest()?;
+        }
         let sync = self.journal.begin_sync()?;
-        self.shelver.checkpoint(Order {
+        self.index.checkpoint(CheckpointOrder {
             applied: self.next_seq - 1,
             sync,
             live: self.journal.head_bytes(),
@@ -71,20 +77,44 @@ impl Store {
     /// # Errors
     /// As [`Store::checkpoint`].
     pub fn close(mut self) -> Result<(), StoreError> {
-        self.shelver.hurry();
+        self.index.hurry();
         self.checkpoint()?;
-        // It has synced the head too: what cannot be read of that later is damage, and no write that was cut off.
+        // It has synced the head too: unreadable bytes there are damage later, and no torn write.
         self.lock.confirm(self.next_seq - 1);
         self.journal.trim();
         self.lock.close(self.journal.first());
         Ok(())
     }
 
+    /// Takes over entries of another ledger as one: whatever happens meanwhile, the next start finds all of them or none. They come
+    /// with a new segment, which has its name only when it is on disk.
+    ///
+    /// # Errors
+    /// When the journal cannot be written. If only its directory cannot be synced, the entries may be there all the same.
+    pub fn import(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let notes = encode_all(&self.notes.entries().collect::<Vec<_>>())?;
+        let head = head(&self.live, &notes);
+        let payloads = encode_all(entries)?;
+        let journal = Journal::create_whole(&journal_dir(&self.dir), self.next_seq, &head, &payloads)?;
+        let first = self.next_seq + head.len() as u64;
+        (self.journal, self.failed, self.next_seq) = (journal, false, first + entries.len() as u64);
+        self.lock.confirm(self.next_seq - 1);
+        self.lock.write_confirmed();
+        // More than the database's queue takes, as a rule.
+        self.index.fall_behind();
+        for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
+            self.apply(entry, payload, seq);
+        }
+        Ok(())
+    }
+
     /// Starts a new segment with everything live.
     pub(super) fn rotate(&mut self) -> Result<(), StoreError> {
-        let rotated = self.try_to_rotate();
-        match rotated {
-            // What an earlier attempt left behind and could not remove.
+        match self.try_to_rotate() {
+            // An earlier attempt left a file behind that it could not remove.
             Err(error) if error.is_in_the_way() => self.try_to_rotate(),
             done => done,
         }
@@ -108,5 +138,36 @@ impl Store {
                 Err(error)
             }
         }
+    }
+
+    /// Deletes the journal's oldest segments when it is longer than it may be while the database cannot be written. Their live grants are
+    /// in every later head; what goes is history, and that is logged.
+    fn give_up_oldest(&self) -> Result<(), StoreError> {
+        let (dir, newest) = (journal_dir(&self.dir), self.journal.first());
+        let older = journal::sizes_before(&dir, newest)?;
+        let newest_bytes = fs::metadata(dir.join(journal::file_name(newest))).map_or(0, |about| about.len());
+        // With thousands of live grants the heads are most of it.
+        let most = self.retention.journal().max(JOURNAL_MIN).max(2 * newest_bytes);
+        let mut bytes: u64 = older.iter().map(|(_, _, bytes)| bytes).sum();
+        for (first, path, length) in older {
+            if bytes <= most {
+                break;
+            }
+            bytes -= length;
+            let mut replay = JournalReplay::of(&self.dir);
+            // What cannot be read is of no use for the database either.
+            drop(replay.read_segment(first, &path));
+            let released = replay.take_released();
+            let at = |state: &GrantState| if let GrantState::Released { released_at, .. } = state { Some(*released_at) } else { None };
+            let until = released.iter().filter_map(|(_, grant)| at(&grant.state)).max();
+            self.index.note_given_up(until);
+            tracing::warn!(
+                grants = released.len(),
+                until = until.map(Timestamp::to_seconds),
+                "the history loses released grants: the journal is as long as it may be while the query database cannot be written"
+            );
+            journal::delete(&path)?;
+        }
+        Ok(())
     }
 }

@@ -1,11 +1,22 @@
 //! A ledger under random load from a seed, and the model of its expected content.
 
 use super::Random;
+use actix::Addr;
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp};
+use holdfast::ledger::LedgerActor;
+use holdfast::messages::{Record, RecordError, WithReply};
 use holdfast::store::Recovered;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
+use tokio::sync::oneshot;
+
+/// Sends a request as a mailbox does, with its reply sender.
+pub(crate) fn ask(ledger: &Addr<LedgerActor>, message: Record) -> oneshot::Receiver<Result<(), RecordError>> {
+    let (reply, answer) = oneshot::channel();
+    ledger.try_send(WithReply { message, reply }).unwrap();
+    answer
+}
 
 /// The expected content of a ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -241,7 +241,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             released.recv()
         });
         is_stuck.recv().unwrap();
-        let answer = ledger.send(Record { grant: Arc::new(grant), exclusive: true });
+        let answer = crate::common::ledger::ask(&ledger, Record { grant: Arc::new(grant), exclusive: true });
         tokio::pin!(answer);
         // Longer than any answer takes; a busy machine can only hide a wrong order, not spoil a right one.
         assert!(tokio::time::timeout(Duration::from_millis(300), &mut answer).await.is_err(), "answered before the append");

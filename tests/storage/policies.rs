@@ -90,8 +90,9 @@ fn an_entry_that_no_record_can_hold_is_refused_alone() {
         let record = |grant: Grant| Record { grant: Arc::new(grant), exclusive: false };
         for round in 0..20 {
             let oversized = Grant { version: "1".repeat(3 << 20), ..grant(&format!("long-{round}"), GrantState::Granted) };
-            let beside = |name: &str| ledger.send(record(grant(&format!("{name}-{round}"), GrantState::Granted)));
-            let sent = futures_util::future::join3(beside("before"), ledger.send(record(oversized)), beside("after"));
+            let beside = |name: &str| crate::common::ledger::ask(&ledger, record(grant(&format!("{name}-{round}"), GrantState::Granted)));
+            let sent =
+                futures_util::future::join3(beside("before"), crate::common::ledger::ask(&ledger, record(oversized)), beside("after"));
             let (before, oversized, after) = soon("the answers", sent).await;
             let (before, oversized, after) = (before.unwrap(), oversized.unwrap(), after.unwrap());
             assert!(before.is_ok() && after.is_ok(), "round {round}: {before:?} {after:?}");
@@ -111,7 +112,7 @@ fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_i
             let dir = tempfile::tempdir().unwrap();
             let ledger = ledger(dir.path(), Policy { refuse, ..Policy::default() }, &arbiter).await;
             let asked = Record { grant: Arc::new(grant("next", GrantState::Granted)), exclusive: true };
-            let answer = soon("the answer", ledger.send(asked)).await.unwrap();
+            let answer = soon("the answer", crate::common::ledger::ask(&ledger, asked)).await.unwrap();
             assert_eq!(answer.is_ok(), is_granted, "{refuse:?}: {answer:?}");
             if let Err(refusal) = answer {
                 let refusal = refusal.to_string();

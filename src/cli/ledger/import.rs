@@ -96,7 +96,7 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
     let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
     let progress = Progress::uncounted("writing what was imported");
-    store.take_over(&entries)?;
+    store.import(&entries)?;
     drop(progress);
     if let Err(error) = store.close() {
         eprintln(format_args!("holdfast: all of it is in the journal, and the next start gives it to the query database: {error}"));

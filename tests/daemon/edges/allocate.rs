@@ -5,7 +5,7 @@ use crate::common::{Node, allocate, dial, ids, run, soon};
 use crate::edges::alone::Alone;
 use crate::edges::lister::{Answer, Lister};
 use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile};
-use actix::{Actor, Arbiter, Context, Handler, ResponseFuture};
+use actix::{Actor, Arbiter, Context, Handler};
 use futures_util::future::{join, join_all};
 use holdfast::app::supervisor::Slot;
 use holdfast::domain::{DeviceId, Durability, Grant};
@@ -15,7 +15,7 @@ use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::{Reconcile, Record, RecordError};
+use holdfast::messages::{Reconcile, Record, WithReply};
 use holdfast::store::Store;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -172,18 +172,18 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
 }
 
 /// A ledger that accepts a grant and never answers: its disk hangs.
-#[derive(Debug)]
-struct Stuck;
+#[derive(Debug, Default)]
+struct Stuck(Vec<WithReply<Record>>);
 
 impl Actor for Stuck {
     type Context = Context<Self>;
 }
 
-impl Handler<Record> for Stuck {
-    type Result = ResponseFuture<Result<(), RecordError>>;
+impl Handler<WithReply<Record>> for Stuck {
+    type Result = ();
 
-    fn handle(&mut self, _: Record, _: &mut Self::Context) -> Self::Result {
-        Box::pin(std::future::pending())
+    fn handle(&mut self, request: WithReply<Record>, _: &mut Self::Context) {
+        self.0.push(request);
     }
 }
 
@@ -195,8 +195,8 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
         let ledger = Slot::<Stuck>::new("ledger");
-        let alone = Alone::serve(&node, &app, |shared| shared.record = ledger.handle().mailbox());
-        ledger.start(Arbiter::current(), alone.supervision.clone(), |_| Stuck);
+        let alone = Alone::serve(&node, &app, |shared| shared.record = ledger.handle().replying_mailbox());
+        ledger.start(Arbiter::current(), alone.supervision.clone(), |_| Stuck::default());
         let channel = alone.connect(&node, 1).await;
         let answer = soon("an Allocate", allocate(&mut DevicePluginClient::new(channel), &["dev:gpu0"])).await;
         let error = answer.unwrap_err();

@@ -9,7 +9,7 @@ use holdfast::app::App;
 use holdfast::app::supervisor::{Policy, Slot, Supervision};
 use holdfast::domain::Stage;
 use holdfast::hook::Performer;
-use holdfast::host::{Awake, HostRoot};
+use holdfast::host::HostRoot;
 use holdfast::kubelet::uds;
 use holdfast::messages::{Bind, CallError, Door, Mailbox};
 use holdfast::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
@@ -49,7 +49,6 @@ impl Alone {
             sockets: Arc::new(Sockets::new(&node.path("plugins"), 16)),
             affinity: Affinity::default(),
             refusals: Refusals::default(),
-            awake: Awake::default(),
             gate: Arc::default(),
             stage: watch::channel(Stage::default()).1,
         };

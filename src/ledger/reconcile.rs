@@ -1,0 +1,97 @@
+//! Reconciliation: passes over the kubelet's files that move grants on.
+
+use super::actor::LedgerActor;
+use super::core::{has_dead_holder, is_calm, next_look, owing, reconcile};
+use super::report;
+use crate::domain::Observation;
+use crate::host;
+use crate::messages::Reconcile;
+use actix::{AsyncContext, Context, Handler, Message};
+use std::time::Instant;
+
+/// A pass has seen the kubelet.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Observed(Observation);
+
+impl LedgerActor {
+    /// Begins a pass: the kubelet's files and the pods are read away from this thread; `Observed` brings the result.
+    pub(super) fn reconcile(&mut self, context: &mut Context<Self>) {
+        if self.ledger.grants().len() == 0 {
+            return;
+        }
+        let resting = self.reconciler.timer.under_way.is_none();
+        if !self.reconciler.timer.begin(Instant::now()) {
+            if resting {
+                self.schedule(false, context);
+            }
+            return;
+        }
+        let now = host::now();
+        let wants = self.reconciler.wants(&self.ledger, &self.config, now);
+        let (observer, me) = (self.reconciler.observer.clone(), context.address());
+        actix::spawn(async move {
+            let observation = observer.look(wants).await;
+            // The actor may have died meanwhile; its next life looks for itself.
+            let _ = me.send(Observed(observation)).await;
+        });
+    }
+
+    /// The timer's pass: while every grant is bound to a pod whose processes run there is nothing to be found out.
+    fn quick_check(&mut self, context: &mut Context<Self>) {
+        if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| self.reconciler.observer.lives(uid)) {
+            self.schedule(false, context);
+        } else {
+            self.reconcile(context);
+        }
+    }
+
+    /// Schedules the next pass, or the one that was called for.
+    fn schedule(&mut self, dead: bool, context: &mut Context<Self>) {
+        if let Some(timer) = self.reconciler.timer.timer.take() {
+            context.cancel_future(timer);
+        }
+        if self.ledger.grants().len() == 0 {
+            return;
+        }
+        let usual = || next_look(&self.ledger, &self.reconciler.watchlist, dead, host::now().wall);
+        let wait = self.reconciler.timer.wait(Instant::now(), usual);
+        self.reconciler.timer.timer = Some(context.run_later(wait, |this, context| {
+            this.reconciler.timer.timer = None;
+            if this.reconciler.timer.again { this.reconcile(context) } else { this.quick_check(context) }
+        }));
+    }
+
+    /// Schedules the next pass, where none is.
+    pub(super) fn ensure_scheduled(&mut self, context: &mut Context<Self>) {
+        if self.reconciler.timer.timer.is_none() && self.reconciler.timer.under_way.is_none() {
+            self.schedule(false, context);
+        }
+    }
+}
+
+impl Handler<Reconcile> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
+        self.reconcile(context);
+    }
+}
+
+impl Handler<Observed> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
+        let mut entries = reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
+        // In front, and in one commit with the releases that owe them.
+        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
+        report::reconciled(&observation, &entries);
+        let dead = has_dead_holder(&self.ledger, &observation);
+        if !entries.is_empty() {
+            // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
+            drop(self.submit(entries, context));
+        }
+        self.reconciler.timer.end(Instant::now());
+        self.schedule(dead, context);
+    }
+}

@@ -1,0 +1,104 @@
+//! Reconciliation as a part of the actor: what is watched, how the kubelet is observed, and when the next pass is due.
+
+use super::config::LedgerConfig;
+use super::core::{Agenda, Ledger, Watchlist};
+use super::observe::{KubeletAge, KubeletObserver, Wants};
+use super::sight::{Seen, refusal};
+use crate::domain::{Grant, Moment, Refusal};
+use actix::SpawnHandle;
+use std::time::{Duration, Instant};
+
+/// Rate limit: the minimum pause after a pass, as a multiple of its duration. Passes get slower as more grants are held, and a busy
+/// kubelet asks for one all the time.
+const REST: u32 = 4;
+/// The longest such pause: a kubelet that answers late is no reason to know little.
+const REST_MAX: Duration = Duration::from_secs(1);
+
+/// When the next pass is due.
+#[derive(Debug)]
+pub(super) struct ReconcileTimer {
+    /// Since when a pass is under way.
+    pub(super) under_way: Option<Instant>,
+    /// Whether another one was asked for meanwhile, or before it is time for it.
+    pub(super) again: bool,
+    rest_until: Instant,
+    pub(super) timer: Option<SpawnHandle>,
+}
+
+impl ReconcileTimer {
+    pub(super) fn new() -> Self {
+        ReconcileTimer { under_way: None, again: false, rest_until: Instant::now(), timer: None }
+    }
+
+    /// Begins one if it is time for it. Otherwise it comes later.
+    pub(super) fn begin(&mut self, now: Instant) -> bool {
+        self.again = self.under_way.is_some() || self.rest_until > now;
+        if !self.again {
+            self.under_way = Some(now);
+        }
+        !self.again
+    }
+
+    pub(super) fn end(&mut self, now: Instant) {
+        let took = self.under_way.take().map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
+        self.rest_until = now + took.saturating_mul(REST).min(REST_MAX);
+    }
+
+    /// The wait for the next one: as `usual`, unless one was called for.
+    pub(super) fn wait(&self, now: Instant, usual: impl FnOnce() -> Duration) -> Duration {
+        if self.again { self.rest_until.saturating_duration_since(now) } else { usual() }
+    }
+}
+
+/// The part.
+pub(super) struct Reconciler {
+    pub(super) watchlist: Watchlist,
+    pub(super) observer: KubeletObserver,
+    pub(super) timer: ReconcileTimer,
+    kubelet_age: KubeletAge,
+}
+
+impl Reconciler {
+    pub(super) fn new(config: &LedgerConfig) -> Self {
+        let (watchlist, observer) = (Watchlist::default(), KubeletObserver::new(config));
+        Reconciler { watchlist, observer, timer: ReconcileTimer::new(), kubelet_age: KubeletAge::default() }
+    }
+
+    /// What the next pass is to find out.
+    pub(super) fn wants(&mut self, ledger: &Ledger, config: &LedgerConfig, now: Moment) -> Wants {
+        let kubelet = *config.kubelet.borrow();
+        let agenda = Agenda::of(ledger, &self.watchlist, now.boot);
+        Wants { agenda, kubelet, kubelet_settled: self.kubelet_age.is_settled(kubelet, now) }
+    }
+
+    /// Why an exclusive grant is refused, by what was seen of the kubelet (I2).
+    pub(super) fn refusal(&mut self, ledger: &Ledger, config: &LedgerConfig, grant: &Grant, seen: &Seen, now: Moment) -> Option<Refusal> {
+        let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
+        let refuse = config.plan.borrow().ledger.refuse;
+        refusal(ledger, &self.watchlist, grant, &self.observer, settled, seen, refuse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_is_called_for_comes_after_a_rest_four_times_as_long_as_the_last_one() {
+        let mut timer = ReconcileTimer::new();
+        let ms = Duration::from_millis;
+        let begin = Instant::now();
+        let usual = || Duration::from_secs(15);
+        assert!(timer.begin(begin));
+        assert!(!timer.begin(begin + ms(5)), "one at a time");
+        timer.end(begin + ms(20));
+        assert_eq!(timer.wait(begin + ms(20), usual), ms(80), "it was called for");
+        assert!(!timer.begin(begin + ms(99)));
+        assert_eq!(timer.wait(begin + ms(99), usual), ms(1));
+        assert!(timer.begin(begin + ms(100)));
+        assert_eq!(timer.wait(begin + ms(100), usual), usual(), "nobody has called for another one");
+        timer.end(begin + Duration::from_secs(60));
+        assert!(!timer.begin(begin + Duration::from_secs(60)));
+        assert_eq!(timer.wait(begin + Duration::from_secs(60), usual), REST_MAX);
+    }
+}

@@ -1,0 +1,22 @@
+//! The size of the history.
+
+/// How long the history is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Length {
+    /// Its records.
+    pub(crate) count: u64,
+    /// Their bytes, keys included.
+    pub(crate) bytes: u64,
+}
+
+impl Length {
+    pub(super) fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.count += 1;
+        self.bytes += (key.len() + value.len()) as u64;
+    }
+
+    pub(super) fn remove(&mut self, key: &[u8], value: &[u8]) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub((key.len() + value.len()) as u64);
+    }
+}

@@ -1,0 +1,311 @@
+//! The format of one entry on disk. A golden file pins it.
+//!
+//! ```text
+//! length 21 bits, place 11 bits LE │ seq u64 LE │ crc32 u32 LE over seq, place and payload │ payload: {"v":1,"record":{…}}
+//! ```
+//!
+//! The crc covers the sequence number, so a record that was copied to another place fails its check. The place counts the
+//! records of one write, from 0: a power cut may leave a write in parts, and then none of it was confirmed. A record of a
+//! later version is an error and not damage: the start stops, and no grant is thrown away.
+
+use crate::domain::{AllocId, Entry, Grant};
+use crate::store::StoreError;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The version of the frames and of a segment's header.
+pub(crate) const FRAMING: u32 = 1;
+/// The version of sled's trees.
+pub(crate) const TREES: u32 = 1;
+/// The highest version of a record that is known.
+pub const VERSION: u32 = 1;
+/// The start of every payload of this version.
+const FRONT: &[u8] = br#"{"v":1,"record":"#;
+/// Bytes in front of the payload.
+pub(crate) const PREFIX_BYTES: usize = 16;
+/// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB, a list of
+/// 40,000 shares what fits.
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 2_000_000;
+/// Bits of the length in front of the place.
+const LENGTH_BITS: u32 = 21;
+/// The place of every record behind that many others of its write.
+const PLACE_MAX: u32 = (1 << (u32::BITS - LENGTH_BITS)) - 1;
+
+/// Why no entry could be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Defect {
+    /// The bytes end inside the record: a write that was cut off.
+    Torn,
+    /// The bytes are there and wrong.
+    Damaged,
+    /// A later version of Holdfast wrote it.
+    Newer(u32),
+}
+
+/// A record whose crc holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    pub(crate) seq: u64,
+    place: u32,
+    pub(crate) payload: &'a [u8],
+}
+
+impl Record<'_> {
+    /// The sequence number with which its write began, or that of a later record of the same write.
+    pub(crate) fn write(&self) -> u64 {
+        self.seq.saturating_sub(self.place.into())
+    }
+
+    /// Bytes of the whole record.
+    pub(crate) fn len(&self) -> usize {
+        PREFIX_BYTES + self.payload.len()
+    }
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    v: u32,
+    record: &'a Entry,
+}
+
+#[derive(Deserialize)]
+struct Versioned {
+    v: u32,
+}
+
+#[derive(Deserialize)]
+struct Read {
+    record: Entry,
+}
+
+/// The payload of an entry; it is the same in the journal and in sled.
+pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
+    // A grant of one device fits without growing. What is kept in memory has the length that it needs.
+    let mut payload = Vec::with_capacity(960);
+    // Every map of an entry has strings for keys, so serde_json has nothing to refuse.
+    let written = serde_json::to_writer(&mut payload, &Written { v: VERSION, record: entry });
+    payload.shrink_to_fit();
+    match payload.len() {
+        1..=PAYLOAD_BYTES_MAX if written.is_ok() => Ok(payload),
+        bytes => Err(StoreError::TooLarge { bytes }),
+    }
+}
+
+/// The entry of a payload whose crc holds.
+pub(crate) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
+    // Nearly always: one pass, which halves the time of a start.
+    if let Some(record) = payload.strip_prefix(FRONT).and_then(|rest| rest.strip_suffix(b"}"))
+        && let Ok(entry) = serde_json::from_slice(record)
+    {
+        return Ok(entry);
+    }
+    // The version first: what a later one calls an entry need not look like ours.
+    match serde_json::from_slice::<Versioned>(payload) {
+        Ok(Versioned { v: VERSION }) => {}
+        Ok(Versioned { v }) if v > VERSION => return Err(Defect::Newer(v)),
+        _ => return Err(Defect::Damaged),
+    }
+    serde_json::from_slice::<Read>(payload).map(|read| read.record).map_err(|_| Defect::Damaged)
+}
+
+/// The version of a payload that only a later Holdfast can read.
+pub(crate) fn newer(payload: &[u8]) -> Option<u32> {
+    if payload.starts_with(FRONT) {
+        return None;
+    }
+    if let Err(Defect::Newer(version)) = decode(payload) { Some(version) } else { None }
+}
+
+/// The grant of a payload, if it is one.
+pub(crate) fn decode_grant(payload: &[u8]) -> Option<Grant> {
+    if let Ok(Entry::Grant(grant)) = decode(payload) { Some(Arc::unwrap_or_clone(grant)) } else { None }
+}
+
+/// The alloc-id of a grant's payload, without decoding it; `None` for everything else, and where another hand wrote it.
+pub(crate) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
+    let text = payload.strip_prefix(br#"{"v":1,"record":{"entry":"grant","alloc_id":""#)?;
+    let end = text.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+    let plain = text[end] == b'"';
+    plain.then(|| std::str::from_utf8(&text[..end]).ok().map(AllocId::new)).flatten()
+}
+
+/// The crc of a record.
+fn checksum(seq: u64, place: u32, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&seq.to_le_bytes());
+    hasher.update(&place.to_le_bytes());
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// Appends the records of one write to `out`, numbered from `first` on. The caller has checked the payloads' sizes.
+pub(crate) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<Item = &'a [u8]>) {
+    for (index, (payload, seq)) in payloads.zip(first..).enumerate() {
+        debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX, "the writer refuses what the reader would");
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let place = u32::try_from(index).unwrap_or(PLACE_MAX).min(PLACE_MAX);
+        out.extend_from_slice(&(length | place << LENGTH_BITS).to_le_bytes());
+        out.extend_from_slice(&seq.to_le_bytes());
+        out.extend_from_slice(&checksum(seq, place, payload).to_le_bytes());
+        out.extend_from_slice(payload);
+    }
+}
+
+/// The record at the front of `bytes`, which are not empty.
+pub(crate) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
+    let (Some(front), Some(seq), Some(crc)) = (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12)) else {
+        return Err(Defect::Torn);
+    };
+    let (length, place) = (front & ((1 << LENGTH_BITS) - 1), front >> LENGTH_BITS);
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    if length > PAYLOAD_BYTES_MAX {
+        return Err(Defect::Damaged);
+    }
+    let Some(payload) = bytes.get(PREFIX_BYTES..PREFIX_BYTES + length) else {
+        return Err(Defect::Torn);
+    };
+    if checksum(seq, place, payload) == crc { Ok(Record { seq, place, payload }) } else { Err(Defect::Damaged) }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// A value of sled: `seq u64 LE │ crc32 u32 LE over key, seq and payload │ payload`. sled has checksums of its own. But it rolls
+/// back silently when the tail of its log is damaged, which the sequence number shows; and after a power cut it may return a sound
+/// value under a wrong key, which the crc shows.
+pub(crate) fn stamp(key: &[u8], seq: u64, payload: &[u8]) -> Vec<u8> {
+    let mut value = Vec::with_capacity(12 + payload.len());
+    value.extend_from_slice(&seq.to_le_bytes());
+    value.extend_from_slice(&keyed_checksum(key, seq, payload).to_le_bytes());
+    value.extend_from_slice(payload);
+    value
+}
+
+fn keyed_checksum(key: &[u8], seq: u64, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key);
+    hasher.update(&seq.to_le_bytes());
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// Reads back what [`stamp`] wrote under the same key.
+pub(crate) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Defect> {
+    let (Some(seq), Some(crc), Some(payload)) = (u64_at(value, 0), u32_at(value, 8), value.get(12..)) else {
+        return Err(Defect::Damaged);
+    };
+    if keyed_checksum(key, seq, payload) == crc { Ok(Record { seq, place: 0, payload }) } else { Err(Defect::Damaged) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::samples;
+
+    fn frame_one(bytes: &mut Vec<u8>, seq: u64, payload: &[u8]) {
+        frame(bytes, seq, std::iter::once(payload));
+    }
+
+    /// A released format is read for ever. A change of it is a new version, with a golden file of its own.
+    fn is_golden(name: &str, golden: &[u8], entries: &[Entry]) {
+        let mut bytes = Vec::new();
+        for (entry, seq) in entries.iter().zip(1..) {
+            frame_one(&mut bytes, seq, &encode(entry).unwrap());
+        }
+        if bytes != golden {
+            std::fs::write(std::env::temp_dir().join(name), &bytes).unwrap();
+        }
+        assert!(bytes == golden, "{name} has changed; what is written now is in the temporary directory");
+
+        let mut rest = golden;
+        let mut read = Vec::new();
+        while !rest.is_empty() {
+            let record = unframe(rest).unwrap();
+            read.push(decode(record.payload).unwrap());
+            rest = &rest[record.len()..];
+        }
+        assert_eq!(read, entries);
+    }
+
+    #[test]
+    fn every_entry_on_disk_is_as_its_golden_file() {
+        let mut entries = vec![samples::made(1), samples::bound(1), samples::suspect(1), samples::released(1), samples::named(1)];
+        entries.push(samples::listed(&[1, 2]));
+        entries.extend(samples::hook_in_each_state(1));
+        entries.extend([samples::judged(1), samples::forgotten(1)]);
+        entries.extend([samples::gone(&[1, 2]), samples::back(2), samples::forgotten_for_good(&[1])]);
+        is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &entries);
+    }
+
+    #[test]
+    fn every_cut_is_torn_and_every_flipped_bit_is_seen() {
+        let mut bytes = Vec::new();
+        frame_one(&mut bytes, 7, &encode(&samples::made(1)).unwrap());
+        for cut in 0..bytes.len() {
+            assert_eq!(unframe(&bytes[..cut]), Err(Defect::Torn), "cut at {cut}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(unframe(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_tells_with_which_number_its_write_began() {
+        let payloads: Vec<Vec<u8>> = (0..3000_u32).map(|n| n.to_le_bytes().to_vec()).collect();
+        let mut bytes = Vec::new();
+        frame(&mut bytes, 7, payloads.iter().map(Vec::as_slice));
+        let mut rest = &bytes[..];
+        for seq in 7..3007_u64 {
+            let record = unframe(rest).unwrap();
+            assert_eq!((record.seq, record.write()), (seq, 7.max(seq.saturating_sub(2047))), "beyond 2047 nobody knows");
+            rest = &rest[record.len()..];
+        }
+        assert!(rest.is_empty());
+        // The place is covered too.
+        let second = unframe(&bytes).unwrap().len();
+        for bit in 0..32 {
+            let mut flipped = bytes[second..].to_vec();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(unframe(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_is_not_taken_for_damage() {
+        assert_eq!(decode(br#"{"v":2,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(2)));
+        assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
+        assert_eq!(decode(b"{}"), Err(Defect::Damaged));
+    }
+
+    #[test]
+    fn the_alloc_id_of_a_grant_is_seen_without_decoding() {
+        assert_eq!(alloc_id_of(&encode(&samples::made(7)).unwrap()), Some(samples::grant(7).alloc_id));
+        assert_eq!(alloc_id_of(&encode(&samples::bound(7)).unwrap()), None);
+        assert_eq!(alloc_id_of(br#"{"v":1,"record":{"entry":"grant","alloc_id":"a\u0062"#), None);
+    }
+
+    #[test]
+    fn a_field_that_a_later_version_adds_is_skipped() {
+        let payload = br#"{"v":1,"record":{"entry":"named","key":"dev:/dev/fuse","id":"fuse","why":"new"}}"#;
+        assert!(decode(payload).is_ok());
+    }
+
+    #[test]
+    fn a_stamped_value_shows_every_flipped_bit_and_a_wrong_key() {
+        let value = stamp(b"key", 3, b"payload");
+        assert_eq!(unstamp(b"key", &value), Ok(Record { seq: 3, place: 0, payload: b"payload" }));
+        assert_eq!(unstamp(b"kez", &value), Err(Defect::Damaged));
+        for bit in 0..value.len() * 8 {
+            let mut flipped = value.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(unstamp(b"key", &flipped), Err(Defect::Damaged), "bit {bit}");
+        }
+    }
+}

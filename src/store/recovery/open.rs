@@ -1,0 +1,165 @@
+//! Opening the store.
+//!
+//! ```text
+//!  the journal's newest segment is whole, and was written in this boot or closed in another ─▶ nothing else is read; older
+//!                                                    segments and the database are read behind the start
+//!  otherwise ─▶ the journal and the database are read side by side, and recovered from before anything is served
+//!  the database is slow, or the system refuses to open it ─▶ the journal alone; what only the database has is found when it
+//!                                                    is open, and recorded again ([`Store::take_found`])
+//! ```
+//!
+//! Within one boot nothing that was written is lost, synced or not. Nor is it after a clean stop, which is noted durably.
+
+use super::{RecoveryReport, database_finding, history_finding, recover};
+use crate::domain::{Durability, Retention};
+use crate::host::private::make_private_folder;
+use crate::store::index::{Attempt, Begin, IndexWorker, LATE_AFTER, Start};
+use crate::store::journal::{Journal, JournalReplay, segments, sizes_before};
+use crate::store::layout::{database_dir, journal_dir, quarantine};
+use crate::store::lock::Lock;
+use crate::store::notes::{Notes, open_segment};
+use crate::store::{OLD_SEGMENTS_MAX, Recovered, SEGMENT_BYTES_MAX, Store, StoreError};
+use std::path::Path;
+use std::time::Instant;
+
+/// What was read, and what the index thread begins with.
+struct Found {
+    replay: JournalReplay,
+    report: RecoveryReport,
+    begin: Begin,
+    start: Start,
+}
+
+impl Store {
+    /// Opens the store, creating it where there is none, and recovers what is live. `boot_id` is that of the machine
+    /// (`/proc/sys/kernel/random/boot_id`); without one the database is always read before anything is served.
+    ///
+    /// # Errors
+    /// When the directory is in use, cannot be written, or was written by a later version. Damage is no error: it is in
+    /// the report.
+    pub fn open(state_dir: &Path, durability: Durability, boot_id: Option<&str>) -> Result<(Store, Recovered), StoreError> {
+        Store::open_keeping(state_dir, durability, boot_id, Retention::default())
+    }
+
+    /// The same, with a history of another length than the usual one.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_keeping(
+        state_dir: &Path,
+        durability: Durability,
+        boot_id: Option<&str>,
+        retention: Retention,
+    ) -> Result<(Store, Recovered), StoreError> {
+        let began = Instant::now();
+        let journal_dir = journal_dir(state_dir);
+        make_private_folder(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
+        let mut lock = Lock::take(state_dir)?;
+        let newest = segments(&journal_dir)?.last().map(|(first, _)| *first);
+        let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
+        let alone = if vouched { JournalReplay::read_newest(state_dir)? } else { None };
+        let reads_all = alone.is_none();
+        let Found { replay, mut report, begin, start } = match alone {
+            Some(replay) => journal_alone(state_dir, replay),
+            None => read_both(state_dir)?,
+        };
+
+        // A new segment always: an old one is never written to again.
+        let first = replay.last.max(newest.unwrap_or(0)).max(lock.confirmed()) + 1;
+        let (live, notes) = (replay.live_payloads()?, Notes::of(&replay));
+        let (mut journal, next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
+            // What is held is known, and to go on answering that is worth more than to fail.
+            Err(error) if error.is_out_of_resources() => {
+                tracing::error!(%error, "the ledger cannot be written; nothing is recorded until it can");
+                (Journal::none(&journal_dir)?, first)
+            }
+            opened => opened?,
+        };
+        if reads_all && !journal.is_broken() {
+            journal.sync()?;
+            // Only now is everything in a sound place, and damaged segments may go.
+            for path in &replay.damaged {
+                report.quarantined.push(quarantine(path)?);
+            }
+        }
+        lock.note_boot(boot_id);
+        let is_late = reads_all && !matches!(begin, Begin::Open(_));
+        let index = IndexWorker::start(state_dir, retention, begin, start)?;
+        let mut store = Store {
+            dir: state_dir.to_owned(),
+            durability,
+            retention,
+            journal,
+            failed: false,
+            unwritten: Vec::new(),
+            next_seq,
+            live,
+            notes,
+            index,
+            report,
+            buffer: Vec::new(),
+            lock,
+        };
+        store.settle_after_start(is_late, first)?;
+        store.report.took = began.elapsed();
+        let recovered = Recovered::of(replay, store.report.clone());
+        Ok((store, recovered))
+    }
+
+    /// After damage both copies are made whole before anything is served.
+    fn settle_after_start(&mut self, is_late: bool, first: u64) -> Result<(), StoreError> {
+        if is_late {
+            tracing::warn!("the ledger goes on without its query database, which is not open yet");
+        } else if !self.report.is_clean() {
+            match self.checkpoint() {
+                Err(error) if error.is_out_of_resources() => tracing::error!(%error, "the ledger was damaged and cannot be repaired"),
+                done => done?,
+            }
+        } else if is_long(&journal_dir(&self.dir), first)? {
+            self.begin_checkpoint()?;
+        }
+        Ok(())
+    }
+}
+
+fn journal_alone(state_dir: &Path, replay: JournalReplay) -> Found {
+    let start = Start { existed: Some(database_dir(state_dir).exists()), recounts: false, lost_after: replay.last };
+    Found { report: RecoveryReport::of(&replay), replay, begin: Begin::Later, start }
+}
+
+/// Reads both copies side by side. Nobody waits for a slow disk.
+fn read_both(state_dir: &Path) -> Result<Found, StoreError> {
+    let dir = database_dir(state_dir);
+    let existed = dir.exists();
+    let mut attempt = Attempt::begin(&dir, None);
+    let mut journal = JournalReplay::read(state_dir)?;
+    journal.expect_confirmed();
+    let mut report = RecoveryReport::of(&journal);
+    let lost_after = if journal.is_whole() { journal.last } else { journal.complete_from.saturating_sub(1) };
+    let mut start = Start { existed: Some(existed), recounts: true, lost_after };
+    let begin = match attempt.wait_for(LATE_AFTER, &mut report.quarantined) {
+        None => Begin::Opening(attempt),
+        Some(Ok(mut opened)) => {
+            if report.findings.is_empty() || !existed {
+                report.findings.extend(database_finding(journal.oldest(), opened.snapshot.applied, existed));
+            }
+            report.findings.extend(opened.replaced.take().map(|why| history_finding(&why)));
+            journal = recover(state_dir, journal, &opened.snapshot, &mut report)?;
+            (start.existed, start.lost_after) = (None, u64::MAX);
+            Begin::Open(Box::new(opened))
+        }
+        Some(Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. }))) => return Err(error),
+        Some(Err(error)) => {
+            tracing::error!(%error, "the query database cannot be opened");
+            Begin::Later
+        }
+    };
+    Ok(Found { replay: journal, report, begin, start })
+}
+
+/// Whether the segments before this one should not wait for the first checkpoint: a daemon that does not live that long adds one at each
+/// start.
+fn is_long(journal_dir: &Path, first: u64) -> Result<bool, StoreError> {
+    let older = sizes_before(journal_dir, first)?;
+    Ok(older.len() > OLD_SEGMENTS_MAX || older.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > SEGMENT_BYTES_MAX)
+}

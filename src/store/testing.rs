@@ -1,0 +1,89 @@
+//! What tests see and plan: the order of steps on the disk, databases that are slow to open, and damage behind the store's back.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
+
+type Steps = Arc<Mutex<Vec<&'static str>>>;
+
+thread_local! {
+    static STEPS: RefCell<Steps> = RefCell::default();
+}
+
+/// Runs something on another thread whose steps are this one's.
+pub(super) fn with_my_steps<T>(run: impl FnOnce() -> T + Send) -> impl FnOnce() -> T + Send {
+    let steps = STEPS.with_borrow(Clone::clone);
+    move || {
+        STEPS.set(steps);
+        run()
+    }
+}
+
+/// Notes a step whose place among the others is a promise.
+pub(super) fn note(step: &'static str) {
+    STEPS.with_borrow(|steps| steps.lock().unwrap().push(step));
+}
+
+/// The steps of this thread and of those that run for it, since the last call.
+pub(super) fn take_steps() -> Vec<&'static str> {
+    STEPS.with_borrow(|steps| std::mem::take(&mut *steps.lock().unwrap()))
+}
+
+/// Databases that open when a test lets them, or that the system refuses to open.
+pub(super) mod slow {
+    use crate::store::index::{Refusal, refusal_of};
+    use std::collections::BTreeMap;
+    use std::io;
+    use std::path::{Path, PathBuf};
+    use std::sync::{Condvar, Mutex};
+
+    /// What becomes of the next one to open a database.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Plan {
+        Waits,
+        Fails { errno: i32, times: u32 },
+    }
+
+    static PLANS: Mutex<BTreeMap<PathBuf, Plan>> = Mutex::new(BTreeMap::new());
+    static CHANGED: Condvar = Condvar::new();
+
+    /// Lets the database go on as soon as it is dropped.
+    #[derive(Debug)]
+    pub(in crate::store) struct Held(PathBuf);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            PLANS.lock().unwrap().remove(&self.0);
+            CHANGED.notify_all();
+        }
+    }
+
+    /// From now on the database of this directory does not get on with opening.
+    pub(in crate::store) fn hold(dir: &Path) -> Held {
+        plan(dir, Plan::Waits)
+    }
+
+    /// The next attempts to open the database of this directory get this error from the system.
+    pub(in crate::store) fn refuse(dir: &Path, errno: i32, times: u32) -> Held {
+        plan(dir, Plan::Fails { errno, times })
+    }
+
+    fn plan(dir: &Path, plan: Plan) -> Held {
+        PLANS.lock().unwrap().insert(dir.to_owned(), plan);
+        Held(dir.to_owned())
+    }
+
+    pub(in crate::store) fn is_held(dir: &Path) -> bool {
+        PLANS.lock().unwrap().get(dir) == Some(&Plan::Waits)
+    }
+
+    pub(in crate::store) fn pass(dir: &Path) -> Result<(), Refusal> {
+        let mut plans = CHANGED.wait_while(PLANS.lock().unwrap(), |plans| plans.get(dir) == Some(&Plan::Waits)).unwrap();
+        match plans.get_mut(dir) {
+            Some(Plan::Fails { errno, times }) if *times > 0 => {
+                *times -= 1;
+                Err(refusal_of(io::Error::from_raw_os_error(*errno)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
