@@ -9,9 +9,9 @@ use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Attributes, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState,
-    GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec,
-    Signals, State, Timestamp, Verdict, Verdicts,
+    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, State,
+    Symptom, Timestamp, Verdict, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -349,7 +349,7 @@ struct Alone {
 }
 
 impl Alone {
-    fn start(look_at: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> Alone {
+    fn start(probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> Alone {
         let device = |id: &str, address: &str| Device {
             id: DeviceId::new(id),
             key: id.into(),
@@ -392,9 +392,9 @@ impl Alone {
             kubelet: kubelet_view,
             inventory: Arc::new(inventory),
             judgement: Arc::new(judgement),
-            look_at: Arc::new(look_at),
+            probe_device: Arc::new(probe_device),
             rescan: Mailbox::new(Nobody),
-            judged: Mailbox::new(Nobody),
+            ledger: Mailbox::new(Nobody),
         };
         let actor = HealthActor::new(config, ()).start();
         let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")].map(|device| (device.id.clone(), Arc::new(device)));
@@ -425,8 +425,8 @@ impl Alone {
     }
 }
 
-fn complaint(reason: Reason) -> Signals {
-    Signals { complaints: [Complaint { reason, detail: "seen".into() }].into(), ..Signals::default() }
+fn symptom(reason: Reason) -> Signals {
+    Signals { symptoms: [Symptom { reason, detail: "seen".into() }].into(), ..Signals::default() }
 }
 
 #[test]
@@ -437,12 +437,12 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
         let file = dir.path().join("state");
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let read = file.clone();
-        let look_at = move |device: &Device| {
+        let probe_device = move |device: &Device| {
             if device.id.as_str() == "a" {
                 let text = std::fs::read_to_string(&read).unwrap();
-                return if text == "live\n" { Signals::default() } else { complaint(Reason::NvmeDead) };
+                return if text == "live\n" { Signals::default() } else { symptom(Reason::NvmeDead) };
             }
-            complaint(Reason::OffTheBus)
+            symptom(Reason::OffTheBus)
         };
         // It has hung until its patience is nearly over.
         let stuck = Verdict {
@@ -450,7 +450,7 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
             state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
             ..Verdict::default()
         };
-        let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
+        let mut alone = Alone::start(probe_device, [(DeviceId::new("a"), stuck)].into(), &[]);
         alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
         // The probe that hangs ends, and the next one finds the file in its place.
         let mut pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
@@ -484,7 +484,7 @@ fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_mi
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
             Some(KubeletGeneration { inode: 1, made_ns: now - i64::try_from(age.as_nanos()).unwrap() })
         };
-        let mut alone = Alone::start(|_| complaint(Reason::PortDown), remembered, &["a"]);
+        let mut alone = Alone::start(|_| symptom(Reason::PortDown), remembered, &["a"]);
         alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
         alone.kubelet.send_replace(started(Duration::from_secs(1)));
         alone.shows([None, Some(Reason::PortDown)]).await;

@@ -8,7 +8,7 @@ use crate::common::{Daemon, HANG, Node, name, percentiles, run};
 use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
 use holdfast::host::{HostRoot, PLAYED_EVENTS};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
-use holdfast::lab::sim::health::HealthTrial;
+use holdfast::lab::sim::health::HealthSimulation;
 use holdfast::lab::sim::kubelet::Kubelet;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr};
@@ -188,10 +188,10 @@ fn how_soon_the_kubelet_knows() {
 }
 
 /// The same machine with the judge alone, on virtual time.
-fn trial(host: &SimNode, poll: u64) -> HealthTrial {
+fn simulate(host: &SimNode, poll: u64) -> HealthSimulation {
     let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Gpu));
     let policy = HealthPolicy { poll: secs(poll), ..HealthPolicy::default() };
-    HealthTrial::start(HostRoot::new(host.root()), vec![spec], policy, secs(900))
+    HealthSimulation::start(HostRoot::new(host.root()), vec![spec], policy, secs(900))
 }
 
 fn secs(secs: u64) -> Duration {
@@ -204,12 +204,12 @@ fn simulated() -> (SimNode, tempfile::TempDir) {
 }
 
 /// The number of changes of the list until then, with `act` in every step.
-fn lists(trial: &mut HealthTrial, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthTrial)) -> usize {
-    let (mut lists, mut before) = (0, trial.ailing());
-    while trial.now() < until {
-        act(trial);
-        trial.advance(trial.now() + step);
-        let now = trial.ailing();
+fn lists(simulation: &mut HealthSimulation, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthSimulation)) -> usize {
+    let (mut lists, mut before) = (0, simulation.unhealthy());
+    while simulation.now() < until {
+        act(simulation);
+        simulation.advance(simulation.now() + step);
+        let now = simulation.unhealthy();
         lists += usize::from(now != before);
         before = now;
     }
@@ -223,21 +223,21 @@ fn what_is_polled_is_told_at_the_next_tick_and_what_is_heard_at_once() {
     let id = DeviceId::new(host.gpu_uuid(0));
     for poll in [1, 10, 60] {
         for tenth in 0..10 {
-            let mut trial = trial(&host, poll);
+            let mut simulation = simulate(&host, poll);
             let last_tick = secs(960);
-            trial.advance(last_tick + secs(poll) * tenth / 10);
+            simulation.advance(last_tick + secs(poll) * tenth / 10);
             fs::write(&config, ONES).unwrap();
-            trial.advance(last_tick + secs(poll) - Duration::from_millis(1));
-            assert!(trial.ailing().is_empty(), "every {poll} s, {tenth}");
-            trial.advance(last_tick + secs(poll));
-            assert_eq!(trial.ailing(), [(id.clone(), Reason::OffTheBus)].into(), "every {poll} s, {tenth}");
+            simulation.advance(last_tick + secs(poll) - Duration::from_millis(1));
+            assert!(simulation.unhealthy().is_empty(), "every {poll} s, {tenth}");
+            simulation.advance(last_tick + secs(poll));
+            assert_eq!(simulation.unhealthy(), [(id.clone(), Reason::OffTheBus)].into(), "every {poll} s, {tenth}");
             fs::remove_file(&config).unwrap();
         }
     }
-    let mut trial = trial(&host, 60);
-    trial.advance(secs(967));
-    trial.happened(&DeviceEvent { at: host.gpu_address(0), whole_slot: false, kind: EventKind::Wedged("unknown".into()) });
-    assert_eq!((trial.now(), trial.ailing()), (secs(967), [(id, Reason::Wedged)].into()));
+    let mut simulation = simulate(&host, 60);
+    simulation.advance(secs(967));
+    simulation.deliver_event(&DeviceEvent { at: host.gpu_address(0), whole_slot: false, kind: EventKind::Wedged("unknown".into()) });
+    assert_eq!((simulation.now(), simulation.unhealthy()), (secs(967), [(id, Reason::Wedged)].into()));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
 
     // Bad at every second poll: it is never good for long enough.
     let mut bad = false;
-    let mut every_poll = trial(&host, 10);
+    let mut every_poll = simulate(&host, 10);
     let count = lists(&mut every_poll, secs(900 + 300), poll, |_| {
         bad = !bad;
         set(bad);
@@ -258,26 +258,26 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     assert_eq!(count, 1);
 
     // The worst case: good until its recovery is believed, and then bad again.
-    let mut sly = trial(&host, 10);
-    let count = lists(&mut sly, secs(900 + 3600), poll, |trial| {
-        let verdict = trial.verdict(&id).map(|verdict| verdict.state);
+    let mut sly = simulate(&host, 10);
+    let count = lists(&mut sly, secs(900 + 3600), poll, |simulation| {
+        let verdict = simulation.verdict(&id).map(|verdict| verdict.state);
         set(matches!(verdict, None | Some(State::Healthy)));
     });
     assert_eq!(count, 9, "five failures, four recoveries");
-    assert_eq!(sly.ailing(), [(id.clone(), Reason::Flapping)].into());
+    assert_eq!(sly.unhealthy(), [(id.clone(), Reason::Flapping)].into());
     set(false);
 
     // A node that comes and goes, with a scan each time.
-    let mut restless = trial(&host, 10);
+    let mut restless = simulate(&host, 10);
     let mut there = true;
-    let count = lists(&mut restless, secs(910), Duration::from_millis(200), |trial| {
+    let count = lists(&mut restless, secs(910), Duration::from_millis(200), |simulation| {
         there = !there;
         if there {
             host.restore_gpu_node(0).unwrap();
         } else {
             host.remove_gpu_node(0).unwrap();
         }
-        trial.scan();
+        simulation.scan();
     });
     assert_eq!(count, 1, "it is not there for a second together");
 }

@@ -184,7 +184,7 @@ impl World {
             5 => {
                 let mut all = configurations();
                 self.specs = all.swap_remove(self.random.below(all.len()));
-                self.judge.follow(self.specs.clone().into(), Rules::default());
+                self.judge.apply_plan(self.specs.clone().into(), Rules::default());
                 self.history.push("another configuration".into());
                 self.scan();
             }

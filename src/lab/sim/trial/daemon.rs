@@ -130,7 +130,7 @@ impl Inner {
             changed
         });
         let now = self.node.moment().boot;
-        [cores.judge.next_deadline(now), cores.judge.next_look()].into_iter().flatten().min()
+        [cores.judge.next_deadline(now), cores.judge.next_probe()].into_iter().flatten().min()
     }
 
     async fn watch_hardware(self: Arc<Self>) {
