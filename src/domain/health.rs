@@ -1,4 +1,4 @@
-//! Health, its reasons as shown to an operator, and the weight of each reason.
+//! Health, its reasons as shown to an operator, and the timings of each reason.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -89,12 +89,12 @@ pub struct HealthTimings {
 
 /// The recovery time of presence: a node or a driver is present or absent, with no state between.
 /// Long enough for udev's rules.
-const PRESENCE_RECOVER_AFTER: Duration = Duration::from_secs(1);
+const RECOVER_AFTER_PRESENCE: Duration = Duration::from_secs(1);
 /// The recovery time of everything else.
 const RECOVER_AFTER: Duration = Duration::from_secs(30);
 
 impl HealthTimings {
-    const PRESENCE: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: PRESENCE_RECOVER_AFTER, is_sticky: false };
+    const PRESENCE: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER_PRESENCE, is_sticky: false };
     const HARD: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: false };
     const STICKY: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: true };
 
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_serde_name_of_a_reason_is_its_text() {
+    fn a_reason_has_one_word_everywhere() {
         let all = all();
         assert!(all.len() > 25, "{all:?}");
         for reason in all {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn docs_health_md_has_a_row_for_every_reason_with_its_timings() {
+    fn health_md_has_a_row_for_every_reason_with_its_timings() {
         let page = include_str!("../../docs/health.md");
         for reason in all() {
             let HealthTimings { fail_after, recover_after, is_sticky } = reason.timings();

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIVING: &str = "aaaaaaaa-0000-4000-8000-000000000001";
+const RUNNING_POD: &str = "aaaaaaaa-0000-4000-8000-000000000001";
 
 /// A node with a device of every class, and resources for all of them.
 struct Node {
@@ -122,12 +122,12 @@ impl Node {
             }
         }
         // A pod that runs.
-        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice", LIVING.replace('-', "_"));
+        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice", RUNNING_POD.replace('-', "_"));
         write(root, "sys/fs/cgroup/cgroup.controllers", "cpu\n");
         for folder in [pod.clone(), format!("{pod}/cri-a.scope"), format!("{pod}/cri-b.scope")] {
             write(root, &format!("{folder}/cgroup.events"), "populated 1\n");
         }
-        fs::create_dir_all(root.join(format!("var/log/pods/ml_train_{LIVING}"))).unwrap();
+        fs::create_dir_all(root.join(format!("var/log/pods/ml_train_{RUNNING_POD}"))).unwrap();
         let root = HostRoot::new(dir.path());
         Node { _dir: dir, root, specs: specs() }
     }
@@ -214,7 +214,7 @@ fn fail_some(root: &Path) {
 }
 
 #[test]
-fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
+fn a_failing_host_call_changes_no_id_and_no_health_and_releases_nothing() {
     let runs: u64 = std::env::var("HOLDFAST_FAULTS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
     let node = Node::new();
     let start = |now| HealthSimulation::start(node.root.clone(), node.specs.clone(), HealthPolicy::default(), now);
@@ -264,9 +264,9 @@ fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
         let root = node.root.path("");
         let ((state, running, names), _) = with_faults(fault, || {
             let cgroups = PodCgroups::find(&root, None);
-            (cgroups.state(LIVING), cgroups.populated_below(LIVING), pods::names(&root))
+            (cgroups.state(RUNNING_POD), cgroups.populated_below(RUNNING_POD), pods::names(&root))
         });
-        assert!(!state.is_dead(), "seed {seed}: the pod lives");
+        assert!(!state.is_dead(), "seed {seed}: the pod runs");
         assert!(running.is_err() || running.is_ok_and(|running| running == 2), "seed {seed}");
         assert!(names.is_err() || names.is_ok_and(|names| names.len() == 1), "seed {seed}");
     }

@@ -179,8 +179,8 @@ impl HealthSimulation {
     fn probe(&mut self) {
         let (at, held) = (self.moment(), self.held());
         for device in self.judge.probed_devices(&held) {
-            if let Some(look) = self.hanging.get_mut(&device.id) {
-                look.get_or_insert((device, at));
+            if let Some(probe) = self.hanging.get_mut(&device.id) {
+                probe.get_or_insert((device, at));
                 continue;
             }
             let signals = hardware::signals(&self.root, &device);
@@ -190,8 +190,8 @@ impl HealthSimulation {
 
     /// Reports the probes that were given up to the judge, as stuck.
     fn note_stuck(&mut self) {
-        let (at, looks) = (self.moment(), self.hanging.values().flatten());
-        for (device, _) in looks.filter(|(_, began)| at.boot >= began.boot + PROBE_DEADLINE) {
+        let (at, probes) = (self.moment(), self.hanging.values().flatten());
+        for (device, _) in probes.filter(|(_, began)| at.boot >= began.boot + PROBE_DEADLINE) {
             self.judge.probe_stuck(&device.id, at);
         }
     }
