@@ -2,7 +2,7 @@
 //! a simulated host kernel below all its readers. The other runs on virtual time, where the bounds
 //! of `docs/health.md` hold to the millisecond.
 //!
-//! `HOLDFAST_ROUNDS` is the number of rounds of `how_soon_the_kubelet_knows`: eight devices each.
+//! `HOLDFAST_ROUNDS` is the number of rounds of `the_time_from_a_failure_to_its_list_is_printed`: eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
 use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
@@ -94,7 +94,7 @@ impl Machine {
 struct Events(RawFd);
 
 impl Events {
-    fn say(&self, event: &str) {
+    fn send(&self, event: &str) {
         socket::send(self.0, event.as_bytes(), MsgFlags::empty()).unwrap();
     }
 }
@@ -109,11 +109,11 @@ impl Drop for Events {
 async fn unhealthy(kubelet: &Kubelet, machine: &Machine, gpus: impl IntoIterator<Item = usize>) {
     let gone: BTreeSet<DeviceId> = gpus.into_iter().map(|gpu| machine.id(gpu)).collect();
     let healthy: BTreeSet<DeviceId> = (0..GPUS).map(|gpu| machine.id(gpu)).filter(|id| !gone.contains(id)).collect();
-    kubelet.wait_for(|view| view.standing(&gpu()).healthy == healthy, HANG).await.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
+    kubelet.wait_for(|view| view.endpoint_state(&gpu()).healthy == healthy, HANG).await.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
 }
 
 #[test]
-fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_say_is_not() {
+fn kernel_events_reach_the_kubelets_list_and_forged_ones_do_not() {
     run(async {
         // The poll is too slow to matter here.
         let machine = Machine::new("60s");
@@ -125,19 +125,19 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
         machine.logs(12, &machine.xid(0, 79));
         machine.logs(4, &machine.xid(0, 13));
         machine.logs(4, &format!("hello: {}", machine.xid(0, 79)));
-        events.say(&machine.event(0, "", &format!("{began} SYNTH_UUID=0")));
-        events.say(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
-        events.say(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
-        events.say(&format!("libudev\0{}", machine.event(0, "", began)));
+        events.send(&machine.event(0, "", &format!("{began} SYNTH_UUID=0")));
+        events.send(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
+        events.send(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
+        events.send(&format!("libudev\0{}", machine.event(0, "", began)));
         // The kernel's own messages, about the other GPUs. Earlier messages are read earlier.
         machine.logs(4, &machine.xid(1, 79));
         unhealthy(&kubelet, &machine, [1]).await;
-        events.say(&machine.event(2, "", began));
+        events.send(&machine.event(2, "", began));
         unhealthy(&kubelet, &machine, [1, 2]).await;
-        events.say(&machine.event(3, "/drm/card3", wedged));
+        events.send(&machine.event(3, "/drm/card3", wedged));
         unhealthy(&kubelet, &machine, [1, 2, 3]).await;
-        events.say(&machine.event(4, "", began));
-        events.say(&machine.event(4, "", failed));
+        events.send(&machine.event(4, "", began));
+        events.send(&machine.event(4, "", failed));
         unhealthy(&kubelet, &machine, [1, 2, 3, 4]).await;
         let shown = |gpu: usize| machine.node.json(&["device", "show", machine.id(gpu).as_str()])["devices"][0].clone();
         for (gpu, reason) in [(1, "xid"), (2, "error_recovery"), (3, "wedged"), (4, "recovery_failed")] {
@@ -152,7 +152,7 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
 /// Prints the time from a failure to its list. No figure is asserted, since the machine may be
 /// busy.
 #[test]
-fn how_soon_the_kubelet_knows() {
+fn the_time_from_a_failure_to_its_list_is_printed() {
     let rounds = std::env::var("HOLDFAST_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let (mut logged, mut heard, mut polled) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -169,7 +169,7 @@ fn how_soon_the_kubelet_knows() {
                         &mut logged
                     }
                     1 | 2 => {
-                        events.say(&machine.event(gpu, "/drm/card3", "SUBSYSTEM=drm WEDGED=bus-reset"));
+                        events.send(&machine.event(gpu, "/drm/card3", "SUBSYSTEM=drm WEDGED=bus-reset"));
                         &mut heard
                     }
                     _ => {
@@ -217,7 +217,7 @@ fn lists(simulation: &mut HealthSimulation, until: Duration, step: Duration, mut
 }
 
 #[test]
-fn what_is_polled_is_told_at_the_next_tick_and_what_is_heard_at_once() {
+fn polled_failures_show_at_the_next_tick_and_events_at_once() {
     let (host, _dir) = simulated();
     let config = host.root().join(format!("sys/bus/pci/devices/{}/config", host.gpu_address(0)));
     let id = DeviceId::new(host.gpu_uuid(0));
@@ -241,7 +241,7 @@ fn what_is_polled_is_told_at_the_next_tick_and_what_is_heard_at_once() {
 }
 
 #[test]
-fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
+fn a_flapping_device_is_listed_a_few_times_and_then_latched() {
     let (host, _dir) = simulated();
     let config = host.root().join(format!("sys/bus/pci/devices/{}/config", host.gpu_address(0)));
     let id = DeviceId::new(host.gpu_uuid(0));
@@ -258,8 +258,8 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     assert_eq!(count, 1);
 
     // The worst case: good until its recovery is believed, and then bad again.
-    let mut sly = simulate(&host, 10);
-    let count = lists(&mut sly, secs(900 + 3600), poll, |simulation| {
+    let mut hidden = simulate(&host, 10);
+    let count = lists(&mut hidden, secs(900 + 3600), poll, |simulation| {
         let verdict = simulation.verdict(&id).map(|verdict| verdict.state);
         set(matches!(verdict, None | Some(State::Healthy)));
     });
@@ -268,9 +268,9 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     set(false);
 
     // A node that comes and goes, with a scan each time.
-    let mut restless = simulate(&host, 10);
+    let mut flapping = simulate(&host, 10);
     let mut there = true;
-    let count = lists(&mut restless, secs(910), Duration::from_millis(200), |simulation| {
+    let count = lists(&mut flapping, secs(910), Duration::from_millis(200), |simulation| {
         there = !there;
         if there {
             host.restore_gpu_node(0).unwrap();

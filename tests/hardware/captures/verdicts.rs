@@ -8,21 +8,21 @@
 //! | --- | --- |
 //! | surprise removal, a missing node | [`FAULTS`], `device_gone`, `node_missing` |
 //! | a lost driver, or another one in its place | [`FAULTS`], `driver_lost` |
-//! | a lost driver of a held device | `what_is_held_loses_its_driver_too` |
+//! | a lost driver of a held device | `a_held_device_can_lose_its_driver` |
 //! | off the bus | [`FAULTS`], `off_the_bus` |
-//! | a virtual function's all ones | `what_only_looks_like_a_fault_is_none_on_any_machine` |
+//! | a virtual function's all ones | `harmless_states_are_no_faults_on_any_machine` |
 //! | AER at the device; at the root port alone | [`FAULTS`], `aer_fatal`, `aer_fatal_above` |
 //! | a port down or in `INIT`; the RDMA device missing | [`FAULTS`], `port_down`, `rdma_lost` |
 //! | a port in `INIT` for a short time | [`PASSING`] |
 //! | NVMe dead, resetting; its folder missing | [`FAULTS`], `nvme_dead`, `nvme_not_live` |
 //! | NVMe resetting, then live | [`PASSING`] |
-//! | a narrow or slow link, no NUMA node | `what_only_looks_like_a_fault_is_none_on_any_machine` |
-//! | virtual functions removed | `virtual_functions_that_go_are_gone_and_come_back_as_they_were` |
+//! | a narrow or slow link, no NUMA node | `harmless_states_are_no_faults_on_any_machine` |
+//! | virtual functions removed | `removed_virtual_functions_return_unchanged` |
 //! | a group that no guest can have | [`FAULTS`], `iommu_group_not_viable` |
 //! | other numbers | `names::another_order_of_enumeration_renames_no_device` |
-//! | a read that hangs | `a_look_that_hangs_is_given_up_and_others_are_looked_at` |
+//! | a read that hangs | `a_stuck_probe_is_abandoned_and_other_devices_are_probed` |
 //! | a read of a pipe without a writer | `signals`, `damage`, `tests/health.rs` |
-//! | an event of the kernel | `what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows` |
+//! | an event of the kernel | `a_kernel_event_counts_until_a_reset_in_spite_of_good_probes` |
 //! | an event of the kernel, end to end | `tests/health.rs` |
 
 use crate::captures::archive::{Capture, captures, copy_tree, folder};
@@ -219,7 +219,7 @@ const FAULTS: &[Row<'_>] = {
 };
 
 #[test]
-fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
+fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
     if captures().is_none() {
         return;
     }
@@ -300,7 +300,7 @@ const PASSING: &[(&str, &str, &[Edit<'_>], Reason, u64)] = &[
 ];
 
 #[test]
-fn what_passes_soon_is_never_told() {
+fn a_short_fault_is_never_reported() {
     for (name, address, edits, reason, lasts) in PASSING {
         let Some(machine) = Machine::named(name) else { return };
         let mut simulation = machine.start();
@@ -319,7 +319,7 @@ fn what_passes_soon_is_never_told() {
 }
 
 #[test]
-fn what_is_held_loses_its_driver_too() {
+fn a_held_device_can_lose_its_driver() {
     for (name, address, edits) in [(A2, GPU, &NO_DRIVER[..]), (A2, GPU, &VFIO), (A2, DISK, &NO_DISK), (GUESTS, DISPLAY, &NO_DRIVER)] {
         let Some(machine) = Machine::named(name) else { return };
         let mut simulation = machine.start();
@@ -364,7 +364,7 @@ fn grant(simulation: &HealthSimulation, id: &DeviceId) -> Arc<Grant> {
 }
 
 #[test]
-fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
+fn removed_virtual_functions_return_unchanged() {
     let Some(machine) = Machine::named(GUESTS) else { return };
     let mut simulation = machine.start();
     let guests = "example.com/guest".parse().unwrap();
@@ -414,7 +414,7 @@ fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
 }
 
 #[test]
-fn a_look_that_hangs_is_given_up_and_others_are_looked_at() {
+fn a_stuck_probe_is_abandoned_and_other_devices_are_probed() {
     let Some(machine) = Machine::named(A2) else { return };
     let mut simulation = machine.start();
     simulation.advance(at(1013));
@@ -440,7 +440,7 @@ fn a_look_that_hangs_is_given_up_and_others_are_looked_at() {
 }
 
 #[test]
-fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
+fn a_kernel_event_counts_until_a_reset_in_spite_of_good_probes() {
     let Some(machine) = Machine::named(A2) else { return };
     let event = |kind| DeviceEvent { at: GPU.parse().unwrap(), whole_slot: matches!(kind, EventKind::Xid(_)), kind };
     for (kind, reason) in [
@@ -481,7 +481,7 @@ const LIES: &[&[Edit<'_>]] = {
 };
 
 #[test]
-fn what_only_looks_like_a_fault_is_none_on_any_machine() {
+fn harmless_states_are_no_faults_on_any_machine() {
     let Some(captures) = captures() else { return };
     let (mut listed, mut told_lies) = (0, 0);
     for capture in &captures {
