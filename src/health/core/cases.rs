@@ -47,8 +47,8 @@ impl Default for Rules {
 #[derive(Debug)]
 struct Probe {
     at: Moment,
-    /// The symptoms of this probe. From an earlier probe: reasons that this one could not check, and
-    /// a counter that rose then and has had no poll since to rise again.
+    /// The symptoms of this probe. From an earlier probe: reasons that this one could not check,
+    /// and a counter that rose then and has had no poll since to rise again.
     symptoms_seen: Vec<SymptomSeen>,
     /// The reasons that it could not check.
     unread: BTreeSet<Reason>,

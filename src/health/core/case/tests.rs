@@ -365,8 +365,8 @@ proptest! {
                 hold = reason.timings().recover_after;
             }
             if is_failed(&was) && !is_failed(&history.0.state) {
-                // Only an observation without symptoms healthy_again_at, and only if it is newer than the
-                // last failure by the hold time.
+                // Only an observation without symptoms clears it, and only if it is newer
+                // than the last failure by the hold time.
                 prop_assert!(what <= 5, "{:?}", what);
                 prop_assert!(secs(now) > secs(failed_at.unwrap()));
                 prop_assert!(secs(now) >= secs(failed_at.unwrap()) + hold, "{} {:?} {:?}", now, failed_at, hold);

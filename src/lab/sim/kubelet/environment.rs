@@ -1,5 +1,5 @@
-//! The interface between the kubelet's flows and their environment: time, tasks, random choices, plugin
-//! connections, files.
+//! The interface between the kubelet's flows and their environment: time, tasks, random choices,
+//! plugin connections, files.
 //!
 //! The flows are written once. On [`super::sockets`] they speak gRPC over real sockets on tokio,
 //! for the demo and for tests of the real daemon. On [`crate::lab::sim::memory`] everything is in

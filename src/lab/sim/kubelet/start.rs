@@ -19,8 +19,8 @@ pub struct Start {
     pub runtime_down: bool,
 }
 
-/// Starts on the state that the last instance left; returns when `kubelet.sock` answers. An error if it
-/// runs. A start that a kill overtakes ends without an error.
+/// Starts on the state that the last instance left; returns when `kubelet.sock` answers. An error
+/// if it runs. A start that a kill overtakes ends without an error.
 pub(in crate::lab::sim) async fn start(shared: &Arc<Shared>, how: Start) -> Result<(), io::Error> {
     if shared.peek().instance.is_some() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet is already running"));

@@ -250,8 +250,8 @@ impl Shared {
         result
     }
 
-    /// Changes the state if the given instance is the present one; a task of an earlier one gets `None`
-    /// and ends.
+    /// Changes the state if the given instance is the present one; a task of an earlier one gets
+    /// `None` and ends.
     pub(super) fn in_instance<R>(&self, instance: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
         self.update(|state| state.instance.as_ref().is_some_and(|present| present.number == instance).then(|| act(state)))
     }
@@ -370,8 +370,9 @@ impl Shared {
         self.close();
     }
 
-    /// Writes the checkpoint of the given instance. As in the kubelet, the content is fixed under the
-    /// lock and written without it: of two writers the one with the older content may come last.
+    /// Writes the checkpoint of the given instance. As in the kubelet, the content is fixed under
+    /// the lock and written without it: of two writers the one with the older content may come
+    /// last.
     pub(super) async fn write_checkpoint(&self, instance: u64) -> Result<(), String> {
         let fails = self.hook(instance, Hook::BeforeCheckpoint).await == Verdict::Fail;
         let snapshot = self.with_instance(instance, |present| Snapshot {

@@ -1,5 +1,5 @@
-//! The environment of a kubelet in memory: an executor's time and random numbers, and the node's files
-//! as tables.
+//! The environment of a kubelet in memory: an executor's time and random numbers, and the node's
+//! files as tables.
 
 use super::connection::MemoryConnection;
 use super::faults::Faults;

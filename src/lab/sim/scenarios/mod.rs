@@ -13,9 +13,9 @@
 //! their own on real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a
 //! time, to check that an oracle notices.
 //!
-//! `HOLDFAST_SEEDS=10000 cargo test --release --lib scenarios -- --nocapture` runs that many nodes and
-//! prints the coverage. A failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with all
-//! its events.
+//! `HOLDFAST_SEEDS=10000 cargo test --release --lib scenarios -- --nocapture` runs that many nodes
+//! and prints the coverage. A failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with
+//! all its events.
 
 mod auditing;
 mod daemon;

@@ -70,8 +70,8 @@ pub(super) struct Oracles {
     bound: BTreeMap<AllocId, Duration>,
     /// The time when a pod last got an id, and whether the kubelet had settled by then.
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
-    /// The foreign plugin's answers. `rival_containers` has the containers that were matched with one: pod
-    /// UID, container, ids.
+    /// The foreign plugin's answers. `rival_containers` has the containers that were matched with
+    /// one: pod UID, container, ids.
     pub(super) rival_answers: Answers,
     rival_containers: BTreeSet<(String, String, BTreeSet<DeviceId>)>,
     /// The period when the kubelet may show effects of the foreign plugin.

@@ -1,8 +1,8 @@
 //! One run of a node by its seed, in three phases.
 //!
-//! 1. A fault phase of 8 to 24 seconds (45 in some runs) with every kind of event. Pods come and go, the
-//!    kubelet and the daemon die, devices vanish, another plugin takes the resource. Every step of
-//!    the kubelet may wait, fail or be its last.
+//! 1. A fault phase of 8 to 24 seconds (45 in some runs) with every kind of event. Pods come and
+//!    go, the kubelet and the daemon die, devices vanish, another plugin takes the resource. Every
+//!    step of the kubelet may wait, fail or be its last.
 //! 2. Idle. Within a second and a half everything is served again (O5), and stays so. Another
 //!    plugin that takes the resource silently has it for at most a second and a half. After a
 //!    restart of the daemon, and of the kubelet, everything is served within 50 ms, and no restart
@@ -34,9 +34,9 @@ const SIGNALLED: Duration = Duration::from_millis(50);
 const SILENT: Duration = Duration::from_millis(1500);
 /// The time after the fault phase until every stall of it is over, and its effects are answered.
 const STALLS_OVER_AFTER: Duration = Duration::from_millis(6500);
-/// The time after the fault phase until its effects are over: the last held flow has continued (a stall
-/// of five seconds), the daemon has audited the kubelet (a minute more), and its last doubt is
-/// resolved.
+/// The time after the fault phase until its effects are over: the last held flow has continued (a
+/// stall of five seconds), the daemon has audited the kubelet (a minute more), and its last doubt
+/// is resolved.
 const EFFECTS_OVER_AFTER: Duration = Duration::from_secs(80);
 
 /// The result of a run.

@@ -1,4 +1,5 @@
-//! The environment of a kubelet for real plugins: gRPC over real sockets, real files, tokio's clock.
+//! The environment of a kubelet for real plugins: gRPC over real sockets, real files, tokio's
+//! clock.
 
 mod alpha;
 mod channel;

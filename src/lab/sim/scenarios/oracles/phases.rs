@@ -1,4 +1,5 @@
-//! The oracles that are checked at certain times: after the fault phase, in the idle phase, at the end.
+//! The oracles that are checked at certain times: after the fault phase, in the idle phase, at the
+//! end.
 
 use super::super::daemon::Daemon;
 use super::super::durable::Disk;
