@@ -158,7 +158,7 @@ fn cores_are_pure() {
 }
 
 #[test]
-fn every_outside_thing_has_one_place() {
+fn every_external_crate_and_call_has_one_place() {
     let mut problems = Vec::new();
     for source in sources().iter().filter(|source| !source.is_test()) {
         for (word, places, instead) in ONE_PLACE {
@@ -182,7 +182,7 @@ fn names(line: &str, word: &str) -> bool {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_can_be_read_in_one_sitting() {
+fn every_file_has_a_description_and_a_bounded_length() {
     let mut problems = Vec::new();
     for source in sources() {
         if !source.text.starts_with("//! ") {

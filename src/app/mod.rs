@@ -219,9 +219,9 @@ impl App {
             kubelet: kubelet_view.clone(),
             inventory,
             judgement: Arc::clone(&judgement),
-            look_at: Arc::new(move |device| hardware::signals(&probed_root, device)),
+            probe_device: Arc::new(move |device| hardware::signals(&probed_root, device)),
             rescan: actors.discovery.mailbox(),
-            judged: actors.ledger.mailbox(),
+            ledger: actors.ledger.mailbox(),
         };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 

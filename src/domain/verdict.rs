@@ -1,10 +1,10 @@
 //! Verdicts: the remembered health of a device, over scans, restarts and boots (I5).
 //!
 //! ```text
-//!             soft complaint           it lasts                 no complaints
+//!              soft symptom           it lasts                  no symptoms
 //!   Healthy ────────────────▶ Suspect ──────────▶ Unhealthy ────────────────────────▶ Recovering
 //!      ▲  │                      │    hard: at once   ▲ ▲                                │  │
-//!      │  └──────────────────────┼────────────────────┘ └────────── a complaint ─────────┘  │
+//!      │  └──────────────────────┼────────────────────┘ └─────────── a symptom ──────────┘  │
 //!      └─────────────────────────┴──────────────────────────────── the hold time is over ───┘
 //! ```
 //!
@@ -26,12 +26,12 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
-    /// No complaints.
+    /// No symptoms.
     #[default]
     Healthy,
-    /// A complaint that may end soon; the kubelet's list does not show it.
+    /// A symptom that may end soon; the kubelet's list does not show it.
     Suspect {
-        /// The complaint.
+        /// The symptom.
         reason: Reason,
         /// Since when every probe has found it.
         since: Duration,
@@ -40,16 +40,16 @@ pub enum State {
     Unhealthy {
         /// Why.
         reason: Reason,
-        /// The time of the last complaint.
+        /// The time of the last symptom.
         seen: Duration,
     },
-    /// There are no complaints any longer.
+    /// There are no symptoms any longer.
     Recovering {
         /// Why it was unhealthy.
         reason: Reason,
-        /// The first probe without complaints.
+        /// The first probe without symptoms.
         since: Duration,
-        /// How long the device must be without complaints until it is healthy.
+        /// How long the device must be without symptoms until it is healthy.
         hold: Duration,
     },
 }
@@ -76,7 +76,7 @@ pub struct Cordon {
     pub at: Timestamp,
 }
 
-/// One failure, from the first complaint that counted to the end of the hold time.
+/// One failure, from the first symptom that counted to the end of the hold time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incident {
     /// Why.

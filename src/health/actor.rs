@@ -2,7 +2,7 @@
 //! recorded, and logs changes.
 
 use super::core::{self, Judge, Rules};
-use super::prober::{LookAt, Prober};
+use super::prober::{ProbeDevice, Prober};
 use super::report;
 use super::since::new_since;
 use crate::domain::{
@@ -23,7 +23,7 @@ use tokio_stream::wrappers::WatchStream;
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
 /// A kubelet that has started admits its pods within some seconds. After this time it counts as
 /// settled.
-const ADMISSIONS: Duration = Duration::from_secs(60);
+const ADMISSION_PERIOD: Duration = Duration::from_secs(60);
 
 /// The health of the devices, for status output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,11 +57,11 @@ pub struct HealthConfig {
     /// at first.
     pub judgement: Arc<watch::Sender<Judgement>>,
     /// Probes one device; may block.
-    pub look_at: LookAt,
+    pub probe_device: ProbeDevice,
     /// Discovery: requests a rescan when the actor starts, and when a device was found broken.
     pub rescan: Mailbox<Rescan>,
     /// The ledger.
-    pub judged: Mailbox<Judged>,
+    pub ledger: Mailbox<Judged>,
 }
 
 impl fmt::Debug for HealthConfig {
@@ -78,25 +78,25 @@ pub struct HealthActor {
     pub(super) plan: Arc<Plan>,
     pub(super) judge: Judge,
     /// The grants that the list was last compared with.
-    judged: Arc<Vec<Arc<Grant>>>,
+    judged_grants: Arc<Vec<Arc<Grant>>>,
     pub(super) prober: Option<Prober>,
     /// Devices with a probe that does not return.
     pub(super) stuck: BTreeSet<DeviceId>,
     /// Whether any device or bridge counts errors.
     pub(super) has_counters: bool,
     timer: Option<SpawnHandle>,
-    look_timer: Option<SpawnHandle>,
-    _life: Box<dyn Any + Send>,
+    probe_timer: Option<SpawnHandle>,
+    _drop_guard: Box<dyn Any + Send>,
 }
 
 /// Probing has made progress.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-struct Seen;
+struct ProbesReady;
 
 impl HealthActor {
     /// Builds the actor, which starts with the last published values.
-    pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
+    pub fn new(config: HealthConfig, drop_guard: impl Any + Send) -> Self {
         let plan = config.plan.borrow().clone();
         let rules = rules(&config, &plan);
         let remembered = Arc::clone(&config.judgement.borrow().verdicts);
@@ -105,19 +105,19 @@ impl HealthActor {
             config,
             plan,
             judge,
-            judged: Arc::default(),
+            judged_grants: Arc::default(),
             prober: None,
             stuck: BTreeSet::new(),
             has_counters: false,
             timer: None,
-            look_timer: None,
-            _life: Box::new(life),
+            probe_timer: None,
+            _drop_guard: Box::new(drop_guard),
         }
     }
 
     /// Judges by another plan from now on.
-    fn follow(&mut self, plan: Arc<Plan>) {
-        self.judge.follow(Arc::clone(&plan.specs), rules(&self.config, &plan));
+    fn apply_plan(&mut self, plan: Arc<Plan>) {
+        self.judge.apply_plan(Arc::clone(&plan.specs), rules(&self.config, &plan));
         if plan.health.at_kubelet_start == AtKubeletStart::Tell {
             self.judge.withhold_until(Duration::ZERO);
         }
@@ -134,14 +134,14 @@ impl HealthActor {
         if !verdicts.is_empty() {
             // The list does not wait for the ledger: a verdict that is lost is observed again, and
             // a reset is detected again.
-            self.config.judged.tell(Judged(verdicts));
+            self.config.ledger.tell(Judged(verdicts));
         }
     }
 
     /// The same, but returns the changed verdicts for the caller to have them recorded.
     fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
         let grants = self.config.grants.borrow().clone();
-        self.judged = Arc::clone(&grants);
+        self.judged_grants = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
         // Read after the grants: the ledger publishes a hook before the release that makes the hook
@@ -167,12 +167,12 @@ impl HealthActor {
                 this.publish(context);
             }));
         }
-        if let Some(timer) = self.look_timer.take() {
+        if let Some(timer) = self.probe_timer.take() {
             context.cancel_future(timer);
         }
-        if let Some(wanted) = self.judge.next_look() {
-            self.look_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
-                this.look_timer = None;
+        if let Some(wanted) = self.judge.next_probe() {
+            self.probe_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
+                this.probe_timer = None;
                 this.config.rescan.tell(Rescan { asked_at: host::now().boot });
                 this.probe(context);
             }));
@@ -181,14 +181,14 @@ impl HealthActor {
     }
 
     /// A kubelet that has just started must not reject pods for a failure that may end soon.
-    fn see_kubelet(&mut self, generation: Option<KubeletGeneration>) {
+    fn note_kubelet_start(&mut self, generation: Option<KubeletGeneration>) {
         if self.plan.health.at_kubelet_start == AtKubeletStart::Tell {
             return;
         }
         let now = host::now();
         let Some(started) = generation.and_then(|generation| generation.made_at()) else { return };
         let age = Duration::from_millis(now.wall.0.saturating_sub(started.0));
-        self.judge.withhold_until(now.boot + ADMISSIONS.saturating_sub(age));
+        self.judge.withhold_until(now.boot + ADMISSION_PERIOD.saturating_sub(age));
     }
 }
 
@@ -207,7 +207,7 @@ impl Actor for HealthActor {
         context.add_stream(WatchStream::new(self.config.kubelet.clone()));
         let me = context.address();
         // A full mailbox already has one of these messages.
-        self.prober = Some(Prober::new(Arc::clone(&self.config.look_at), move || drop(me.try_send(Seen))));
+        self.prober = Some(Prober::new(Arc::clone(&self.config.probe_device), move || drop(me.try_send(ProbesReady))));
         self.schedule_poll(context);
         // At the daemon's start the first scan comes anyway. A rebuilt actor has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
@@ -219,10 +219,10 @@ impl Actor for HealthActor {
 impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn handle(&mut self, grants: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
         // Every Allocate adds one new grant to many known ones.
-        if !self.judge.is_judged_with(new_since(&self.judged, &grants)) {
+        if !self.judge.is_unchanged_by(new_since(&self.judged_grants, &grants)) {
             self.publish(context);
         } else {
-            self.judged = grants;
+            self.judged_grants = grants;
         }
     }
 
@@ -241,7 +241,7 @@ impl StreamHandler<Arc<Due>> for HealthActor {
 
 impl StreamHandler<Option<KubeletGeneration>> for HealthActor {
     fn handle(&mut self, generation: Option<KubeletGeneration>, context: &mut Self::Context) {
-        self.see_kubelet(generation);
+        self.note_kubelet_start(generation);
         self.publish(context);
     }
 
@@ -254,7 +254,7 @@ impl Handler<Discovered> for HealthActor {
 
     fn handle(&mut self, Discovered { evidence, plan }: Discovered, context: &mut Self::Context) {
         if plan.number > self.plan.number {
-            self.follow(plan);
+            self.apply_plan(plan);
         } else if plan.number < self.plan.number {
             // From a scan that began before the plan of this actor's start; the next scan has
             // begun.
@@ -270,10 +270,10 @@ impl Handler<Discovered> for HealthActor {
     }
 }
 
-impl Handler<Seen> for HealthActor {
+impl Handler<ProbesReady> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, _: Seen, context: &mut Self::Context) {
+    fn handle(&mut self, _: ProbesReady, context: &mut Self::Context) {
         self.take_probes(context);
     }
 }
@@ -282,7 +282,7 @@ impl Handler<Broken> for HealthActor {
     type Result = ();
 
     fn handle(&mut self, broken: Broken, context: &mut Self::Context) {
-        self.judge.broken(&broken.resource, &broken.id, broken.reason, host::now().boot);
+        self.judge.report_unusable(&broken.resource, &broken.id, broken.reason, host::now().boot);
         self.publish(context);
         self.config.rescan.tell(Rescan { asked_at: host::now().boot });
     }
@@ -293,8 +293,8 @@ impl Handler<Happened> for HealthActor {
 
     fn handle(&mut self, Happened { event, at }: Happened, context: &mut Self::Context) {
         let held = self.held();
-        if self.judge.happened(&event, at, &held) {
-            tracing::debug!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
+        if self.judge.apply_event(&event, at, &held) {
+            tracing::debug!(at = %event.at, what = ?event.kind, "kernel event for a device");
             self.publish(context);
         }
     }
@@ -323,16 +323,16 @@ impl Handler<Instruct> for HealthActor {
     type Result = ResponseFuture<Result<(), InstructError>>;
 
     fn handle(&mut self, Instruct { device, instruction }: Instruct, context: &mut Self::Context) -> Self::Result {
-        if !self.judge.instructed(&device, &instruction, host::now()) {
+        if !self.judge.apply_instruction(&device, &instruction, host::now()) {
             return Box::pin(std::future::ready(Err(InstructError::Unknown(device))));
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
-            Instruction::Cordon { .. } => tracing::info!(%device, "cordoned by an operator"),
-            Instruction::Uncordon => tracing::info!(%device, "uncordoned by an operator"),
+            Instruction::Cordon { .. } => tracing::info!(%device, "device cordoned by an operator"),
+            Instruction::Uncordon => tracing::info!(%device, "device uncordoned by an operator"),
         }
         let verdicts = self.judge_all(context);
-        let judged = self.config.judged.clone();
+        let judged = self.config.ledger.clone();
         // An operator who uncordons a device expects it back in use soon.
         self.config.rescan.tell(Rescan { asked_at: host::now().boot });
         self.probe(context);
@@ -349,7 +349,7 @@ impl Handler<Instruct> for HealthActor {
 impl Handler<Crash> for HealthActor {
     type Result = ();
 
-    #[expect(clippy::panic, reason = "the message asks for it")]
+    #[expect(clippy::panic, reason = "the message requests it")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
     }

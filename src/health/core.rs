@@ -6,9 +6,9 @@
 
 mod case;
 mod cases;
+mod departures;
 mod held;
-mod looks;
-mod parting;
+mod observations;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -17,12 +17,11 @@ pub(crate) use self::cases::Rules;
 pub(crate) use self::held::{Held, held, holders};
 
 use self::cases::{Cases, Verdicts, parents};
-use self::looks::{absent_health, ghost};
-use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart, overlaps};
+use self::departures::{ALLOCATE_IN_FLIGHT_MAX, EMPTY_LIST_FOR, IdsInUse, overlaps, resolve_conflicts};
+use self::observations::{absent_health, placeholder_device};
 use crate::domain::{
-    AllocId, CheckResult, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction,
-    Inventory, Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals,
-    Verdict,
+    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
+    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,10 +33,10 @@ use std::time::Duration;
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
 /// Events kept for the first scan after a start. A failing machine has a few per device.
-const EARLY_MAX: usize = 256;
+const EARLY_EVENTS_MAX: usize = 256;
 
 /// The minimum pause before another probe and rescan are requested, if the last did not end a wait.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The judge's state.
 #[derive(Debug)]
@@ -47,9 +46,9 @@ pub(crate) struct Judge {
     earlier: Listed,
     evidence: Option<Arc<Evidence>>,
     /// Events from before the first evidence, which shows their devices.
-    early: Vec<(DeviceEvent, Moment)>,
+    early_events: Vec<(DeviceEvent, Moment)>,
     /// Devices that an Allocate found broken, until there is newer evidence.
-    broken: BTreeMap<DeviceId, (Reason, Duration)>,
+    unusable: BTreeMap<DeviceId, (Reason, Duration)>,
     cases: Cases,
     /// The devices of the evidence by their functions, without parts of functions.
     by_address: BTreeMap<PciAddress, DeviceId>,
@@ -60,12 +59,12 @@ pub(crate) struct Judge {
     /// Resources that the plan no longer has and whose list is empty, and since when.
     emptied: BTreeMap<ResourceName, Duration>,
     /// Whether a device may be in use under another id.
-    waits: bool,
+    has_conflicts: bool,
     /// Whether two offered devices lead to one object. Then their holders matter.
     overlaps: bool,
     inventory: Arc<Inventory>,
     /// Whether the list has only offered ids. Then their holders do not matter.
-    complete: bool,
+    only_offered: bool,
 }
 
 impl Judge {
@@ -83,17 +82,17 @@ impl Judge {
             specs,
             earlier,
             evidence: None,
-            early: Vec::new(),
-            broken: BTreeMap::new(),
+            early_events: Vec::new(),
+            unusable: BTreeMap::new(),
             cases: Cases::new(rules, remembered),
             by_address: BTreeMap::new(),
             withheld_until: Duration::ZERO,
             leaving: BTreeMap::new(),
             emptied: BTreeMap::new(),
-            waits: false,
+            has_conflicts: false,
             overlaps: false,
             inventory: published,
-            complete: false,
+            only_offered: false,
         }
     }
 
@@ -104,7 +103,7 @@ impl Judge {
             return false;
         }
         let is_unread = |id: &DeviceId| evidence.devices.get(id).is_some_and(|device| evidence.unread.why_of(device).is_some());
-        self.broken.retain(|id, (_, at)| *at >= evidence.began.boot || is_unread(id));
+        self.unusable.retain(|id, (_, at)| *at >= evidence.began.boot || is_unread(id));
         self.overlaps = overlaps(&evidence);
         let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
         self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).collect();
@@ -141,18 +140,18 @@ impl Judge {
         self.cases.checked(id, at, result);
     }
 
-    /// A probe does not return, which is a complaint too.
-    pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment) {
-        let detail = "a read of its files in sysfs does not end".to_owned();
-        let complaints = BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]);
-        self.cases.probed(id, None, at, &Signals { complaints, ..Signals::default() });
+    /// A probe does not return, which is a symptom too.
+    pub(crate) fn probe_stuck(&mut self, id: &DeviceId, at: Moment) {
+        let detail = "a read of its sysfs files does not return".to_owned();
+        let symptoms = BTreeSet::from([Symptom { reason: Reason::ProbeStuck, detail }]);
+        self.cases.probed(id, None, at, &Signals { symptoms, ..Signals::default() });
     }
 
     /// Takes an event of a function and of all functions below it. Returns whether it matters.
-    pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
+    pub(crate) fn apply_event(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
         let Some(evidence) = self.evidence.clone() else {
-            if self.early.len() < EARLY_MAX {
-                self.early.push((event.clone(), at));
+            if self.early_events.len() < EARLY_EVENTS_MAX {
+                self.early_events.push((event.clone(), at));
             }
             return false;
         };
@@ -165,8 +164,8 @@ impl Judge {
             let is_it =
                 pci.address == event.at || (event.whole_slot && PciAddress { function: event.at.function, ..pci.address } == event.at);
             let is_meant = (is_it && device.attribute("part").is_none()) || (spreads && pci.bridges.contains(&event.at));
-            if is_meant && (probed.contains(&device.id) || self.cases.notes(device, &event.kind)) {
-                self.cases.happened(&device.id, event, at);
+            if is_meant && (probed.contains(&device.id) || self.cases.must_record(device, &event.kind)) {
+                self.cases.apply_event(&device.id, event, at);
                 matters = true;
             }
         }
@@ -174,11 +173,11 @@ impl Judge {
     }
 
     /// Takes an operator's order. Returns false if the device is unknown.
-    pub(crate) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
+    pub(crate) fn apply_instruction(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
         let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
         if is_known {
-            self.cases.instructed(id, instruction, at);
+            self.cases.apply_instruction(id, instruction, at);
         }
         is_known
     }
@@ -206,9 +205,9 @@ impl Judge {
     }
 
     /// When a scan and a probe are wanted because they may end a wait.
-    pub(crate) fn next_look(&self) -> Option<Duration> {
-        let soonest = self.evidence.as_ref()?.began.boot + LOOK_AGAIN_AFTER;
-        self.cases.next_look().map(|wanted| wanted.max(soonest))
+    pub(crate) fn next_probe(&self) -> Option<Duration> {
+        let soonest = self.evidence.as_ref()?.began.boot + PROBE_INTERVAL_MIN;
+        self.cases.next_observation().map(|wanted| wanted.max(soonest))
     }
 
     fn parents(&self, id: &DeviceId) -> Vec<DeviceId> {
@@ -217,29 +216,30 @@ impl Judge {
     }
 
     /// An Allocate found the device behind this id unusable.
-    pub(crate) fn broken(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
+    pub(crate) fn report_unusable(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
         let offered = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
         if let Some(offered) = offered {
-            self.broken.insert(offered.device.id.clone(), (reason, now));
+            self.unusable.insert(offered.device.id.clone(), (reason, now));
         }
     }
 
     /// When the inventory may change without an event: an id leaves, or a hidden failure shows.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + self.cases.leave_after());
-        let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
+        let in_flight =
+            self.leaving.values().map(|since| *since + ALLOCATE_IN_FLIGHT_MAX).filter(|until| self.has_conflicts && *until > now).min();
         let withheld = Some(self.withheld_until).filter(|until| *until > now);
-        [leaving, apart, self.next_end(), withheld].into_iter().flatten().min()
+        [leaving, in_flight, self.next_removal(), withheld].into_iter().flatten().min()
     }
 
     /// Whether the list would stay the same with these grants. If no device is lost, an Allocate
     /// never leads to a pass of the judge.
-    pub(crate) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
+    pub(crate) fn is_unchanged_by<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {
             let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
             listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
         };
-        self.complete && !self.overlaps && grants.all(is_listed)
+        self.only_offered && !self.overlaps && grants.all(is_listed)
     }
 
     /// Judges everything. `None` before the first evidence: nothing is known yet.
@@ -247,30 +247,30 @@ impl Judge {
     /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
     pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
-        for (event, at) in std::mem::take(&mut self.early) {
-            self.happened(&event, at, held);
+        for (event, at) in std::mem::take(&mut self.early_events) {
+            self.apply_event(&event, at, held);
         }
-        self.cases.begin_looks();
-        self.look_at_selected(&evidence);
+        self.cases.begin_pass();
+        self.observe_selected(&evidence);
         let withholds = now < self.withheld_until;
         let is_selected = |device: &Device| evidence.selected.values().any(|ids| ids.contains(&device.id));
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
         let mut emptied = BTreeMap::new();
-        let mut claims = Vec::new();
-        let mut complete = true;
+        let mut in_use = Vec::new();
+        let mut only_offered = true;
         let (specs, planned) = self.judged();
         for (index, spec) in specs.iter().enumerate() {
             let mut devices = self.offered(spec, &evidence);
             // An id that a smaller pool no longer offers still has the pool as its device.
-            let is_parting = index >= planned;
-            let before = self.inventory.resources.get(&spec.name).filter(|_| is_parting).and_then(|before| before.devices.values().next());
+            let is_removed = index >= planned;
+            let before = self.inventory.resources.get(&spec.name).filter(|_| is_removed).and_then(|before| before.devices.values().next());
             let pool = devices.values().next().or(before).filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
             let pool = pool.map(|any| Arc::clone(&any.device));
             let empty = BTreeMap::new();
             let held = held.of(&spec.name).unwrap_or(&empty);
             for (id, remembered) in self.absent(spec, &devices, held) {
-                complete = false;
+                only_offered = false;
                 // A share's device is found by its id. Its place may have another card.
                 let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
@@ -288,15 +288,15 @@ impl Judge {
                 let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
                 if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < self.cases.leave_after()) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
-                    let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
+                    let health = self.observe_absent(&id, found.map(AsRef::as_ref), health, &evidence);
                     // A node that no resource selects is found by its path alone; its other facts
                     // are remembered.
                     let is_remembered = |found: &&Arc<Device>| {
                         found.pci.is_none() && found.key == remembered.key && !remembered.nodes.is_empty() && !is_selected(found)
                     };
                     let device = found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
-                    if is_in_use || now.saturating_sub(since) < APART_FOR {
-                        claims.push(Claim::of(&spec.name, &id, &device, is_in_use));
+                    if is_in_use || now.saturating_sub(since) < ALLOCATE_IN_FLIGHT_MAX {
+                        in_use.push(IdsInUse::of(&spec.name, &id, &device, is_in_use));
                     }
                     // The wait begins when the last holder has released it.
                     leaving.extend((!is_held).then_some((key, since)));
@@ -304,7 +304,7 @@ impl Judge {
                 }
             }
             for (_, offered) in devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id)) {
-                if offered.health.reason().is_some_and(|reason| !reason.weight().patience.is_zero()) {
+                if offered.health.reason().is_some_and(|reason| !reason.timings().fail_after.is_zero()) {
                     offered.health = Health::Healthy;
                 }
             }
@@ -313,18 +313,18 @@ impl Judge {
                     offered.health = due.get(&offered.device.id).map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
                 }
             }
-            if is_parting && devices.is_empty() {
-                complete = false;
+            if is_removed && devices.is_empty() {
+                only_offered = false;
                 let since = self.emptied.get(&spec.name).copied().unwrap_or(now);
-                if now.saturating_sub(since) >= LAST_LIST_FOR {
+                if now.saturating_sub(since) >= EMPTY_LIST_FOR {
                     continue;
                 }
                 emptied.insert(spec.name.clone(), since);
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        self.waits = keep_apart(&mut resources, claims, held, due);
-        (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
+        self.has_conflicts = resolve_conflicts(&mut resources, in_use, held, due);
+        (self.leaving, self.emptied, self.only_offered) = (leaving, emptied, only_offered);
         self.earlier.clear();
         self.inventory = self.inventory.followed_by(resources);
         Some(Arc::clone(&self.inventory))
@@ -340,8 +340,8 @@ impl Judge {
             offered = pool::pool(spec, &offered).into_iter().collect();
             // An Allocate may find the pool broken as a whole; its health check is of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
-                let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
-                pool.health = broken.unwrap_or_else(|| self.cases.health(&pool.device.id));
+                let unusable = self.unusable.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
+                pool.health = unusable.unwrap_or_else(|| self.cases.health(&pool.device.id));
             }
         }
         let shares = |one: &Offered| {
@@ -380,7 +380,7 @@ impl Judge {
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
         let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
         for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter())) {
-            absent.entry(known.id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, known)));
+            absent.entry(known.id.clone()).or_insert_with(|| Arc::new(placeholder_device(spec.class, known)));
         }
         let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
         absent.retain(|id, _| !other.contains(id));

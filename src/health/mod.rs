@@ -15,5 +15,5 @@ mod since;
 pub(crate) use self::core::LEAVE_AFTER;
 pub use actor::{HealthActor, HealthConfig, Judgement};
 #[cfg(feature = "lab")]
-pub(crate) use prober::LOOK_DEADLINE;
-pub use prober::LookAt;
+pub(crate) use prober::PROBE_DEADLINE;
+pub use prober::ProbeDevice;

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The deadline of a probe. A healthy one takes microseconds.
-pub(crate) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 /// The maximum number of stuck threads. At this number probing stops, which is logged.
 const STUCK_MAX: usize = 8;
 
 /// Probes one device. May block.
-pub type LookAt = Arc<dyn Fn(&Device) -> Signals + Send + Sync>;
+pub type ProbeDevice = Arc<dyn Fn(&Device) -> Signals + Send + Sync>;
 
 /// The result of one probe.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct Probed {
 
 /// A probe that is running.
 #[derive(Debug)]
-struct Looking {
+struct RunningProbe {
     device: Arc<Device>,
     since: Instant,
     is_stuck: bool,
@@ -41,20 +41,20 @@ struct Looking {
 struct State {
     queue: VecDeque<Arc<Device>>,
     /// By the thread's number.
-    looking: BTreeMap<u64, Looking>,
+    running: BTreeMap<u64, RunningProbe>,
     /// Threads that work on the queue: one, or none.
     working: usize,
     threads: u64,
     /// No thread could be started the last time, which was logged.
-    is_short: bool,
+    spawn_failed: bool,
     probed: Vec<Probed>,
 }
 
 /// The prober: its queue, threads and results.
 pub(super) struct Prober {
-    look_at: LookAt,
+    probe_device: ProbeDevice,
     /// Called when a round has ended, or when a stuck probe has returned.
-    tell: Arc<dyn Fn() + Send + Sync>,
+    notify: Arc<dyn Fn() + Send + Sync>,
     state: Arc<Mutex<State>>,
 }
 
@@ -65,25 +65,25 @@ impl fmt::Debug for Prober {
 }
 
 impl Prober {
-    pub(super) fn new(look_at: LookAt, tell: impl Fn() + Send + Sync + 'static) -> Self {
-        Prober { look_at, tell: Arc::new(tell), state: Arc::default() }
+    pub(super) fn new(probe_device: ProbeDevice, notify: impl Fn() + Send + Sync + 'static) -> Self {
+        Prober { probe_device, notify: Arc::new(notify), state: Arc::default() }
     }
 
     /// Adds devices to the end of the queue.
-    pub(super) fn begin(&self, devices: Vec<Arc<Device>>) {
+    pub(super) fn enqueue(&self, devices: Vec<Arc<Device>>) {
         let mut state = lock(&self.state);
         for device in devices {
             let is_known =
-                state.queue.iter().chain(state.looking.values().map(|looking| &looking.device)).any(|known| known.id == device.id);
+                state.queue.iter().chain(state.running.values().map(|running| &running.device)).any(|known| known.id == device.id);
             if !is_known {
                 state.queue.push_back(device);
             }
         }
-        self.go_on(&mut state);
+        self.ensure_thread(&mut state);
     }
 
     /// The results since the last call.
-    pub(super) fn take(&self) -> Vec<Probed> {
+    pub(super) fn take_results(&self) -> Vec<Probed> {
         std::mem::take(&mut lock(&self.state).probed)
     }
 
@@ -94,53 +94,53 @@ impl Prober {
 
     /// Marks probes beyond the deadline as stuck, and continues without them. Returns the stuck
     /// devices.
-    pub(super) fn check(&self) -> Vec<DeviceId> {
+    pub(super) fn check_deadlines(&self) -> Vec<DeviceId> {
         let mut state = lock(&self.state);
         let late: Vec<u64> = state
-            .looking
+            .running
             .iter()
-            .filter(|(_, looking)| !looking.is_stuck && looking.since.elapsed() >= LOOK_DEADLINE)
+            .filter(|(_, running)| !running.is_stuck && running.since.elapsed() >= PROBE_DEADLINE)
             .map(|(thread, _)| *thread)
             .collect();
         for thread in late {
-            if let Some(looking) = state.looking.get_mut(&thread) {
-                looking.is_stuck = true;
+            if let Some(running) = state.running.get_mut(&thread) {
+                running.is_stuck = true;
                 state.working -= 1;
             }
         }
-        self.go_on(&mut state);
-        state.looking.values().filter(|looking| looking.is_stuck).map(|looking| looking.device.id.clone()).collect()
+        self.ensure_thread(&mut state);
+        state.running.values().filter(|running| running.is_stuck).map(|running| running.device.id.clone()).collect()
     }
 
     /// Whether the maximum of probes is stuck, so that no device is probed any longer.
     pub(super) fn is_exhausted(&self) -> bool {
         let state = lock(&self.state);
-        state.looking.values().filter(|looking| looking.is_stuck).count() >= STUCK_MAX
+        state.running.values().filter(|running| running.is_stuck).count() >= STUCK_MAX
     }
 
     /// Ensures that a thread works on the queue.
-    fn go_on(&self, state: &mut State) {
-        let stuck = state.looking.values().filter(|looking| looking.is_stuck).count();
+    fn ensure_thread(&self, state: &mut State) {
+        let stuck = state.running.values().filter(|running| running.is_stuck).count();
         if state.working > 0 || state.queue.is_empty() || stuck >= STUCK_MAX {
             return;
         }
         let thread = state.threads;
-        let (look_at, tell, shared) = (Arc::clone(&self.look_at), Arc::clone(&self.tell), Arc::clone(&self.state));
+        let (probe_device, notify, shared) = (Arc::clone(&self.probe_device), Arc::clone(&self.notify), Arc::clone(&self.state));
         let work = move || {
             host::step_back();
-            while let Some(probed) = look_at_next(thread, &look_at, &shared) {
+            while let Some(probed) = probe_next(thread, &probe_device, &shared) {
                 let was_stuck = finish(thread, probed, &shared);
                 if was_stuck {
-                    return tell();
+                    return notify();
                 }
             }
-            tell();
+            notify();
         };
         match std::thread::Builder::new().name("probe".into()).spawn(work) {
-            Ok(_) => (state.working, state.threads, state.is_short) = (1, thread + 1, false),
+            Ok(_) => (state.working, state.threads, state.spawn_failed) = (1, thread + 1, false),
             Err(error) => {
-                if !std::mem::replace(&mut state.is_short, true) {
-                    tracing::warn!(%error, "no thread to probe devices with; the next rounds try again");
+                if !std::mem::replace(&mut state.spawn_failed, true) {
+                    tracing::warn!(%error, "failed to start a probe thread; retrying at the next poll");
                 }
                 state.queue.clear();
             }
@@ -149,25 +149,25 @@ impl Prober {
 }
 
 /// Probes the next device of the queue. `None` at its end.
-fn look_at_next(thread: u64, look_at: &LookAt, shared: &Mutex<State>) -> Option<Probed> {
+fn probe_next(thread: u64, probe_device: &ProbeDevice, shared: &Mutex<State>) -> Option<Probed> {
     let device = {
         let mut state = lock(shared);
         let Some(device) = state.queue.pop_front() else {
             state.working -= 1;
             return None;
         };
-        state.looking.insert(thread, Looking { device: Arc::clone(&device), since: Instant::now(), is_stuck: false });
+        state.running.insert(thread, RunningProbe { device: Arc::clone(&device), since: Instant::now(), is_stuck: false });
         device
     };
     let at = host::now();
-    Some(Probed { at, signals: look_at(&device), device })
+    Some(Probed { at, signals: probe_device(&device), device })
 }
 
 /// Returns whether another thread has taken over meanwhile.
 fn finish(thread: u64, probed: Probed, shared: &Mutex<State>) -> bool {
     let mut state = lock(shared);
     state.probed.push(probed);
-    state.looking.remove(&thread).is_some_and(|looking| looking.is_stuck)
+    state.running.remove(&thread).is_some_and(|running| running.is_stuck)
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -197,9 +197,9 @@ mod tests {
     /// notifications, and a function that makes one more probe block.
     fn prober() -> (Prober, mpsc::Receiver<()>, impl Fn() -> mpsc::Sender<()>) {
         let gates: Arc<Mutex<Vec<mpsc::Receiver<()>>>> = Arc::default();
-        let (told, tells) = mpsc::channel();
+        let (sender, notifications) = mpsc::channel();
         let waits = Arc::clone(&gates);
-        let look_at: LookAt = Arc::new(move |device: &Device| {
+        let probe_device: ProbeDevice = Arc::new(move |device: &Device| {
             if device.id.as_str().starts_with("stuck") {
                 let gate = waits.lock().unwrap().pop();
                 if let Some(gate) = gate {
@@ -208,15 +208,15 @@ mod tests {
             }
             Signals::default()
         });
-        let told = Mutex::new(told);
-        let prober = Prober::new(look_at, move || told.lock().unwrap().send(()).unwrap_or(()));
+        let sender = Mutex::new(sender);
+        let prober = Prober::new(probe_device, move || sender.lock().unwrap().send(()).unwrap_or(()));
         let more = Arc::clone(&gates);
         let gate = move || {
             let (open, gate) = mpsc::channel();
             more.lock().unwrap().push(gate);
             open
         };
-        (prober, tells, gate)
+        (prober, notifications, gate)
     }
 
     fn ids(probed: &[Probed]) -> Vec<&str> {
@@ -226,42 +226,42 @@ mod tests {
     /// The check, as if the deadline had passed.
     fn check_late(prober: &Prober) -> Vec<DeviceId> {
         // The probe has begun when it is among the running ones.
-        while lock(&prober.state).looking.values().all(|looking| looking.is_stuck) {
+        while lock(&prober.state).running.values().all(|running| running.is_stuck) {
             std::thread::yield_now();
         }
-        let long_ago = Instant::now().checked_sub(LOOK_DEADLINE).unwrap();
-        lock(&prober.state).looking.values_mut().for_each(|looking| looking.since = long_ago);
-        prober.check()
+        let long_ago = Instant::now().checked_sub(PROBE_DEADLINE).unwrap();
+        lock(&prober.state).running.values_mut().for_each(|running| running.since = long_ago);
+        prober.check_deadlines()
     }
 
     #[test]
-    fn a_look_that_hangs_keeps_nobody_else_from_being_looked_at() {
-        let (prober, tells, gate) = prober();
+    fn a_stuck_probe_does_not_stop_the_probes_of_other_devices() {
+        let (prober, notifications, gate) = prober();
         let open = gate();
-        prober.begin(vec![device("a"), device("stuck"), device("b")]);
+        prober.enqueue(vec![device("a"), device("stuck"), device("b")]);
         while lock(&prober.state).queue.len() > 1 {
             std::thread::yield_now();
         }
         assert_eq!(check_late(&prober), [DeviceId::new("stuck")]);
-        tells.recv().unwrap();
-        assert_eq!(ids(&prober.take()), ["a", "b"]);
+        notifications.recv().unwrap();
+        assert_eq!(ids(&prober.take_results()), ["a", "b"]);
         assert!(!prober.is_busy());
         // It is not probed again while it is stuck.
-        prober.begin(vec![device("stuck"), device("a")]);
-        tells.recv().unwrap();
-        assert_eq!(ids(&prober.take()), ["a"]);
+        prober.enqueue(vec![device("stuck"), device("a")]);
+        notifications.recv().unwrap();
+        assert_eq!(ids(&prober.take_results()), ["a"]);
         open.send(()).unwrap();
-        tells.recv().unwrap();
-        assert_eq!(ids(&prober.take()), ["stuck"]);
-        assert!(prober.check().is_empty());
-        assert_ne!(Reason::ProbeStuck.weight().patience, Duration::ZERO);
+        notifications.recv().unwrap();
+        assert_eq!(ids(&prober.take_results()), ["stuck"]);
+        assert!(prober.check_deadlines().is_empty());
+        assert_ne!(Reason::ProbeStuck.timings().fail_after, Duration::ZERO);
     }
 
     #[test]
-    fn only_so_many_threads_hang() {
-        let (prober, tells, gate) = prober();
+    fn the_number_of_stuck_threads_is_bounded() {
+        let (prober, notifications, gate) = prober();
         let opens: Vec<_> = (0..=STUCK_MAX).map(|_| gate()).collect();
-        prober.begin((0..=STUCK_MAX).map(|n| device(&format!("stuck{n}"))).collect());
+        prober.enqueue((0..=STUCK_MAX).map(|n| device(&format!("stuck{n}"))).collect());
         for n in 1..=STUCK_MAX {
             assert_eq!(check_late(&prober).len(), n);
         }
@@ -269,12 +269,12 @@ mod tests {
         assert_eq!(lock(&prober.state).queue.len(), 1);
         drop(opens);
         for _ in 0..STUCK_MAX {
-            tells.recv().unwrap();
+            notifications.recv().unwrap();
         }
         assert!(!prober.is_exhausted());
         // The next check continues with the queue.
-        prober.check();
-        tells.recv().unwrap();
-        assert_eq!(prober.take().len(), STUCK_MAX + 1);
+        prober.check_deadlines();
+        notifications.recv().unwrap();
+        assert_eq!(prober.take_results().len(), STUCK_MAX + 1);
     }
 }

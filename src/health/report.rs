@@ -10,21 +10,21 @@ pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts
         let healthy = offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
         let Some(before) = before.resources.get(name) else {
             metrics::offered(name.as_str());
-            tracing::info!(resource = %name, devices = offering.devices.len(), healthy, "offered");
+            tracing::info!(resource = %name, devices = offering.devices.len(), healthy, "resource offered");
             for (id, offered) in offering.devices.iter().filter(|(_, offered)| !offered.health.is_healthy()) {
-                tell(name, id, None, offered, verdicts);
+                log_change(name, id, None, offered, verdicts);
             }
             continue;
         };
         let was: BTreeMap<_, Health> = before.devices.iter().map(|(id, offered)| (id, offered.health)).collect();
         for (id, offered) in &offering.devices {
-            tell(name, id, was.get(id).copied(), offered, verdicts);
+            log_change(name, id, was.get(id).copied(), offered, verdicts);
         }
         for (_, reason) in failures(&was, offering) {
             metrics::failed(name.as_str(), reason.as_str());
         }
         for id in before.devices.keys().filter(|id| !offering.devices.contains_key(*id)) {
-            tracing::info!(resource = %name, device = %id, "the device left the list");
+            tracing::info!(resource = %name, device = %id, "the device was removed from the list");
         }
     }
 }
@@ -38,7 +38,7 @@ fn failures<'a>(was: &BTreeMap<&DeviceId, Health>, offering: &'a Offering) -> BT
     reasons.filter(|(_, reason)| !reason.is_of_hook()).collect()
 }
 
-fn tell(resource: &ResourceName, id: &DeviceId, was: Option<Health>, offered: &Offered, verdicts: &Verdicts) {
+fn log_change(resource: &ResourceName, id: &DeviceId, was: Option<Health>, offered: &Offered, verdicts: &Verdicts) {
     match (was, offered.health) {
         (Some(was), is) if was == is => {}
         (_, Health::Unhealthy(reason)) => {
@@ -46,6 +46,6 @@ fn tell(resource: &ResourceName, id: &DeviceId, was: Option<Health>, offered: &O
             tracing::warn!(%resource, device = %id, %reason, detail, "the device is unhealthy");
         }
         (Some(_), Health::Healthy) => tracing::info!(%resource, device = %id, "the device is healthy again"),
-        (None, Health::Healthy) => tracing::info!(%resource, device = %id, "the device is new"),
+        (None, Health::Healthy) => tracing::info!(%resource, device = %id, "the device was added to the list"),
     }
 }

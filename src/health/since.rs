@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_or_has_changed_is_looked_at_again() {
+    fn only_new_and_changed_grants_are_returned() {
         let [a, b, c, d] = ["a", "b", "c", "d"].map(grant);
         let new = |before: &[&Arc<Grant>], grants: &[&Arc<Grant>]| {
             let owned = |grants: &[&Arc<Grant>]| grants.iter().map(|grant| Arc::clone(grant)).collect::<Vec<_>>();
@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(new(&[&a, &b], &[&a, &b, &c]), ["c"]);
         assert_eq!(new(&[&a, &b, &c], &[&b, &d]), ["d"], "two were released");
         assert_eq!(new(&[&b, &d], &[&a, &b, &c, &d]), ["a", "c"]);
-        assert_eq!(new(&[&a, &b], &[&a, &grant("b")]), ["b"], "it has moved on");
+        assert_eq!(new(&[&a, &b], &[&a, &grant("b")]), ["b"], "its state has changed");
         assert_eq!(new(&[&a, &b], &[]), [""; 0]);
     }
 }

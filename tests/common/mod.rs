@@ -43,7 +43,7 @@ pub(crate) fn run<F: Future>(test: F) -> F::Output {
 
 /// Suppresses the report of panics that a test requests: a backtrace takes longer than the rebuild
 /// that it hides.
-pub(crate) fn quiet_crashes() {
+pub(crate) fn hide_expected_panics() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let asked_for = panic.payload_as_str().is_some_and(|text| text.contains("asked to crash"));
@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// The same node for another instance of the daemon, with a separate ledger.
-    pub(crate) fn beside(&self, instance: &'static str) -> Node {
+    pub(crate) fn another_instance(&self, instance: &'static str) -> Node {
         Node { dir: Arc::clone(&self.dir), instance }
     }
 
@@ -420,7 +420,7 @@ impl Random {
 
 /// Every file below a directory with its bytes, for a later comparison.
 pub(crate) fn files_below(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    look_below(dir).unwrap()
+    read_below(dir).unwrap()
 }
 
 /// The same for a directory in use: waits for two equal passes, so that the files are from one time
@@ -429,7 +429,7 @@ pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let deadline = Instant::now() + HANG;
     let mut before = None;
     loop {
-        let now = look_below(dir).ok();
+        let now = read_below(dir).ok();
         if let Some(files) = now.clone().filter(|_| now == before) {
             return files;
         }
@@ -439,7 +439,7 @@ pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// An error when a file disappears meanwhile.
-fn look_below(dir: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
+fn read_below(dir: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {

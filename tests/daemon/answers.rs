@@ -101,7 +101,7 @@ fn every_container_of_a_pool_gets_all_its_devices() {
 }
 
 #[test]
-fn cdi_names_stand_for_nodes_and_their_files_are_there_before_the_answer_and_after_a_boot() {
+fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let directory = node.path("run/cdi");
@@ -151,7 +151,7 @@ fn cdi_names_stand_for_nodes_and_their_files_are_there_before_the_answer_and_aft
 }
 
 #[test]
-fn a_container_that_asks_for_more_shares_than_it_may_have_is_refused_in_words() {
+fn a_request_for_more_shares_than_allowed_is_refused_with_the_reason() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}replicas = 2\nper_container = \"distinct\"\n", resource("gpu")));
@@ -170,7 +170,7 @@ fn a_container_that_asks_for_more_shares_than_it_may_have_is_refused_in_words() 
 }
 
 #[test]
-fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_once() {
+fn a_device_that_vanishes_before_its_allocate_is_refused_and_unhealthy_at_once() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         // Behind a link into an unwatched folder: the Allocate is the first to find the loss.
@@ -310,7 +310,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
 /// A sound ledger is older than the kubelet's checkpoint: its directory was restored from a copy,
 /// or the power was cut under `process-crash`. Missing grants come back, and released ones do not.
 #[test]
-fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from_there() {
+fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint() {
     run(async {
         let node = Node::with(&[("gpu", 4), ("nic", 1)]);
         let kubelet = node.start_kubelet().await;
@@ -369,7 +369,7 @@ fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from
 /// that the checkpoint records for them, including devices that the host does not show, and `who`
 /// names the pods.
 #[test]
-fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders() {
+fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let kubelet = node.start_kubelet().await;
@@ -426,7 +426,7 @@ fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders()
 }
 
 #[test]
-fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
+fn who_status_and_export_agree_with_and_without_the_daemon() {
     run(async {
         let node = Node::with(&[("gpu", 4), ("nic", 2)]);
         let kubelet = node.start_kubelet().await;

@@ -44,7 +44,7 @@ fn node_with_a_grant() -> Node {
 }
 
 #[test]
-fn a_wrong_configuration_is_named_with_its_line_and_what_would_be_right() {
+fn a_configuration_error_is_reported_with_its_line_and_the_valid_values() {
     let node = node_with_a_grant();
     let replaced = |from: &str, to: &str| resource("gpu").replace(from, to);
     for (text, parts) in [
@@ -79,7 +79,7 @@ fn a_missing_configuration_file_is_named() {
 }
 
 #[test]
-fn a_kubelet_directory_that_cannot_be_one_is_named() {
+fn an_unusable_kubelet_directory_is_named() {
     let node = node_with_a_grant();
     let kubelet = node.path("kubelet");
     std::fs::remove_dir_all(&kubelet).unwrap();
@@ -106,7 +106,7 @@ fn a_state_directory_that_cannot_be_written_is_named() {
 }
 
 #[test]
-fn what_permissions_forbid_is_named() {
+fn a_missing_permission_is_named() {
     if is_root() {
         println!("SKIPPED: permissions do not hinder root; run the tests as a normal user too");
         return;
@@ -129,7 +129,7 @@ fn what_permissions_forbid_is_named() {
 }
 
 #[test]
-fn a_second_daemon_on_the_same_state_is_refused_and_the_first_serves_on() {
+fn a_second_daemon_on_the_same_state_is_refused_and_the_first_still_serves() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -152,7 +152,7 @@ fn a_second_daemon_on_the_same_state_is_refused_and_the_first_serves_on() {
 }
 
 #[test]
-fn a_command_line_that_is_not_understood_is_answered_in_one_sentence() {
+fn an_invalid_command_line_is_answered_with_one_sentence() {
     let node = Node::with(&[]);
     for (verb, parts) in [
         (vec!["rum"], vec!["'rum'", "'run'", "--help"]),
@@ -169,7 +169,7 @@ fn a_command_line_that_is_not_understood_is_answered_in_one_sentence() {
 }
 
 #[test]
-fn verbs_without_a_daemon_and_without_a_ledger_say_what_is_missing() {
+fn verbs_without_a_daemon_or_a_ledger_name_the_missing_part() {
     let node = Node::with(&[]);
     let said = sentence(&mut node.command(&["status"]), exit::FAILURE);
     assert!(said.contains("no holdfast answers on") && said.contains("control.sock") && said.contains("--run-dir"), "{said}");
@@ -243,7 +243,7 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
 }
 
 #[test]
-fn a_wrong_value_in_another_plugins_file_costs_what_it_touches() {
+fn a_wrong_value_in_another_plugins_file_drops_only_its_own_resource() {
     let node = Node::with(&[("gpu", 1)]);
     let source = node.path("sriov.json");
     let import = || node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();

@@ -67,7 +67,7 @@ fn allocates_are_measured_with_their_floors() {
 }
 
 #[test]
-fn people_get_a_table_and_a_figure() {
+fn the_text_output_has_a_table_and_a_figure() {
     let (dir, figure) = (place(), place());
     let figure = figure.path().join("allocate.svg");
     let arguments = ["--calls=10", "--warm-up=5", "--durability=power-loss", "--plot", figure.to_str().unwrap()];
@@ -79,7 +79,7 @@ fn people_get_a_table_and_a_figure() {
 }
 
 #[test]
-fn a_figure_that_cannot_be_written_is_found_out_before_anything_is_measured() {
+fn an_unwritable_figure_fails_before_the_measurement() {
     // No daemon could be set up in this directory.
     let output = command("restart", Path::new("/proc"), &["--allow-tmpfs", "--plot", "/nowhere/figure.svg"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -87,7 +87,7 @@ fn a_figure_that_cannot_be_written_is_found_out_before_anything_is_measured() {
 }
 
 #[test]
-fn a_living_plugin_is_measured_on_its_own_socket_and_the_caller_is_warned() {
+fn a_running_plugin_is_measured_on_its_own_socket_and_the_caller_is_warned() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let kubelet = node.start_kubelet().await;
@@ -135,7 +135,7 @@ fn a_tmpfs_is_refused_unless_it_is_wanted() {
 }
 
 #[test]
-fn restarts_are_measured_beside_a_bare_plugin() {
+fn restarts_are_compared_with_a_minimal_plugin() {
     let dir = place();
     // An operator's `TMPDIR` may be too long for a socket's path.
     let long = dir.path().join("a".repeat(100));
@@ -155,7 +155,7 @@ fn restarts_are_measured_beside_a_bare_plugin() {
 }
 
 #[test]
-fn an_upgrade_is_measured_by_what_the_kubelet_notices() {
+fn an_upgrade_is_measured_by_its_effects_on_the_kubelet() {
     let dir = place();
     let arguments = ["--rounds=1", "--devices=4", "-o", "json", "--durability", Durability::PowerLoss.as_str()];
     let json = bench("upgrade", dir.path(), &arguments);
@@ -188,7 +188,7 @@ fn a_restart_in_place_is_measured_by_how_long_the_kubelet_has_no_devices() {
 }
 
 #[test]
-fn one_that_is_interrupted_leaves_nothing_behind() {
+fn an_interrupted_benchmark_leaves_nothing_behind() {
     let dir = place();
     let bench = command("restart", dir.path(), &["--allow-tmpfs", "--rounds=10000"]).stderr(Stdio::piped()).spawn().unwrap();
     let has_ledger = || dir.path().read_dir().unwrap().flatten().any(|own| own.path().join("journal").exists());
@@ -200,7 +200,7 @@ fn one_that_is_interrupted_leaves_nothing_behind() {
 }
 
 #[test]
-fn scans_and_daemons_are_ended_in_the_midst_too() {
+fn scan_and_daemon_benchmarks_can_be_interrupted_too() {
     let verbs: [(&[&str], Option<i32>); 3] = [
         (&["scan", "--functions=560", "--rounds=100000"], Some(1)),
         (&["scale", "--devices=64", "--resources=1", "--idle=600"], Some(1)),
@@ -254,7 +254,7 @@ fn assert_figures(row: &Value, names: &[&str]) {
 }
 
 #[test]
-fn a_scan_is_measured_beside_plain_reads_of_the_same_functions() {
+fn a_scan_is_compared_with_plain_reads_of_the_same_functions() {
     let report = document(&["scan", "--functions=200,300", "--vfs=40", "--rounds=3"]);
     assert_eq!((&report["schema"], &report["rounds"], &report["root"]), (&1.into(), &3.into(), &Value::Null));
     let scans = report["scans"].as_array().unwrap();
@@ -270,7 +270,7 @@ fn a_scan_is_measured_beside_plain_reads_of_the_same_functions() {
 }
 
 #[test]
-fn a_tree_of_another_machine_is_scanned_and_drawn_and_one_without_functions_is_an_error() {
+fn a_tree_of_another_machine_is_scanned_and_an_empty_one_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     holdfast::lab::sim::hardware::SimNode::create(dir.path()).unwrap();
     let (tree, plot) = (dir.path().to_str().unwrap(), dir.path().join("scan.svg"));
@@ -284,7 +284,7 @@ fn a_tree_of_another_machine_is_scanned_and_drawn_and_one_without_functions_is_a
 }
 
 #[test]
-fn a_daemon_under_load_and_every_fault_has_the_kubelets_mappings() {
+fn a_daemon_under_load_and_faults_agrees_with_the_kubelets_mappings() {
     let arguments = ["soak", "--minutes=0.25", "--grants-per-minute=600", "--pods=16", "--every=1", "--faults-every=2", "--kill"];
     let report = document(&arguments);
     let faults = report["faults"].as_object().unwrap();
@@ -315,7 +315,7 @@ fn daemons_of_every_size_are_measured_and_end_with_the_measurement() {
 }
 
 #[test]
-fn a_daemon_that_cannot_run_is_an_error_that_says_so() {
+fn a_daemon_that_cannot_run_is_reported_as_an_error() {
     for verb in ["soak", "scale"] {
         let (output, left) = measure(&[verb, "--binary", "/bin/false"]);
         assert_eq!(output.status.code(), Some(1));

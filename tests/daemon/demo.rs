@@ -43,7 +43,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn the_story_is_told_and_holds() {
+fn the_demo_runs_and_its_checks_pass() {
     let began = Instant::now();
     let output = demo(&[]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -80,7 +80,7 @@ fn on_a_usual_terminal_no_line_is_broken_in_a_word() {
 }
 
 #[test]
-fn a_long_temporary_directory_is_no_hindrance() {
+fn a_long_temporary_directory_works() {
     let temp = tempfile::tempdir().unwrap();
     let long = temp.path().join("a-directory-whose-name-leaves-no-room-for-the-path-of-a-socket".repeat(2));
     std::fs::create_dir(&long).unwrap();
@@ -89,7 +89,7 @@ fn a_long_temporary_directory_is_no_hindrance() {
 }
 
 #[test]
-fn a_reader_of_the_log_that_goes_away_ends_nothing() {
+fn a_closed_log_pipe_ends_nothing() {
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let mut command = command(&[], temp.path());
     let mut child = command.env("HOLDFAST_LOG", "debug").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

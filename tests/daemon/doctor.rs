@@ -82,7 +82,7 @@ fn set_modified(path: &Path, time: SystemTime) {
 }
 
 #[test]
-fn on_a_living_node_in_order_nothing_is_found_and_each_thing_that_is_put_wrong_is() {
+fn a_healthy_node_has_no_findings_and_each_injected_fault_has_one() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -139,7 +139,7 @@ fn on_a_living_node_in_order_nothing_is_found_and_each_thing_that_is_put_wrong_i
 }
 
 #[test]
-fn a_kubelet_that_is_elsewhere_or_nowhere_is_told_from_one_that_does_not_run() {
+fn a_wrong_kubelet_directory_is_distinguished_from_a_stopped_kubelet() {
     let node = Node::with(&[("gpu", 1)]);
     let absent = "daemon-absent";
     finds(&node, &["kubelet-dir-missing", absent]);
@@ -165,7 +165,7 @@ fn a_kubelet_that_is_elsewhere_or_nowhere_is_told_from_one_that_does_not_run() {
 }
 
 #[test]
-fn whoever_takes_a_question_and_gives_no_answer_is_named_and_not_waited_for() {
+fn a_peer_that_accepts_but_never_answers_is_named_after_a_time_limit() {
     let node = Node::with(&[("gpu", 1)]);
     let _kubelet = listen(&node.path("kubelet/device-plugins/kubelet.sock"));
     finds(&node, &["pod-resources-unreachable", "daemon-absent"]);
@@ -175,7 +175,7 @@ fn whoever_takes_a_question_and_gives_no_answer_is_named_and_not_waited_for() {
 }
 
 #[test]
-fn a_socket_that_a_kubelet_has_left_behind_is_taken_for_no_kubelet() {
+fn a_stale_kubelet_socket_is_not_treated_as_a_kubelet() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         drop(listen(&node.path("kubelet/device-plugins/kubelet.sock")));
@@ -219,7 +219,7 @@ impl Quiet {
 }
 
 #[test]
-fn a_resource_without_devices_is_told_why() {
+fn a_resource_without_devices_is_explained() {
     let quiet = Quiet::new();
     quiet.node.remove_device("gpu", 0);
     quiet.finds(&["resource-selects-nothing"]);
@@ -246,7 +246,7 @@ fn a_resource_without_devices_is_told_why() {
 }
 
 #[test]
-fn a_runtime_that_does_not_take_cdi_names_is_found_where_they_are_used() {
+fn a_runtime_without_cdi_is_found_where_cdi_is_used() {
     let quiet = Quiet::new();
     let directory = quiet.node.path("cdi");
     let cdi = format!("[cdi]\ndirectory = \"{}\"\n", directory.display());
@@ -265,7 +265,7 @@ fn a_runtime_that_does_not_take_cdi_names_is_found_where_they_are_used() {
 }
 
 #[test]
-fn a_daemon_that_should_run_or_has_the_ledger_and_cannot_be_asked_is_found() {
+fn a_daemon_that_should_run_or_does_not_answer_is_found() {
     let quiet = Quiet::new();
     let unit = quiet.node.path("host/etc/systemd/system/multi-user.target.wants/holdfast.service");
     fs::create_dir_all(unit.parent().unwrap()).unwrap();

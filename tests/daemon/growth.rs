@@ -183,7 +183,7 @@ fn nothing_found(unread: Unread) -> Found {
 }
 
 #[test]
-fn devices_that_have_gone_are_forgotten_and_never_one_that_is_held_or_could_not_be_read() {
+fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
     run(async {
         let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
         let (mut store, _) = Store::open(&dir.path().join("state"), Durability::PowerLoss, None).unwrap();

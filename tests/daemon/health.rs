@@ -9,9 +9,9 @@ use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Attributes, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState,
-    GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec,
-    Signals, State, Timestamp, Verdict, Verdicts,
+    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, State,
+    Symptom, Timestamp, Verdict, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -68,7 +68,7 @@ const GPU_RESOURCE: &str = "[[resource]]\nname = \"example.com/gpu\"\nclass = \"
 const RDMA_RESOURCE: &str = "[[resource]]\nname = \"example.com/rdma\"\nclass = \"rdma\"\n";
 
 #[test]
-fn a_node_that_goes_and_comes_back_and_one_that_cannot_decide() {
+fn a_removed_node_is_unhealthy_until_it_returns_and_flapping_makes_few_lists() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -95,7 +95,7 @@ fn a_node_that_goes_and_comes_back_and_one_that_cannot_decide() {
 }
 
 #[test]
-fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
+fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
     run(async {
         let (node, host) = machine(RDMA_RESOURCE, "at_kubelet_start = \"tell\"");
         let rdma = name("example.com/rdma");
@@ -146,7 +146,7 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
 /// A kubelet that has just started rejects pods with unhealthy devices. A failure that may end soon
 /// is hidden from it.
 #[test]
-fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started() {
+fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() {
     run(async {
         let (node, host) = machine(RDMA_RESOURCE, "");
         let rdma = name("example.com/rdma");
@@ -197,7 +197,7 @@ fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started(
 }
 
 #[test]
-fn what_an_operator_takes_out_stays_out_across_a_restart_and_a_kill() {
+fn a_cordon_survives_a_restart_and_a_kill() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -231,7 +231,7 @@ fn what_an_operator_takes_out_stays_out_across_a_restart_and_a_kill() {
 }
 
 #[test]
-fn a_check_that_fails_is_heard_and_one_that_passes_again_too() {
+fn a_failing_check_makes_a_device_unhealthy_until_it_passes_again() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let (script, sick) = (node.path("check"), node.path("sick"));
@@ -259,7 +259,7 @@ fn a_check_that_fails_is_heard_and_one_that_passes_again_too() {
 }
 
 /// Sends health the kernel's message, as the readers of its log and of its uevents do.
-fn tell(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) -> bool {
+fn send_kernel_message(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) -> bool {
     let of_log = record.and_then(KernelRecord::parse).and_then(|record| hardware::xid(&record.text));
     let event = of_log.or_else(|| hardware::event(&Uevent::parse(uevent?)?));
     let Some(event) = event else { return false };
@@ -268,7 +268,7 @@ fn tell(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) -> bool {
 }
 
 #[test]
-fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
+fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
     run(async {
         let (node, host) = machine(GPU_RESOURCE, "");
         let boot_id = node.path("host/proc/sys/kernel/random/boot_id");
@@ -281,13 +281,13 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
         let line = format!("NVRM: Xid (PCI:{}): 79, pid=1, GPU has fallen off the bus.", slot.strip_suffix(".0").unwrap());
         // Messages of other processes: any process may write to the log, and udev can repeat its
         // events.
-        assert!(!tell(&app, Some(format!("12,1,1000,-;{line}").as_bytes()), None));
+        assert!(!send_kernel_message(&app, Some(format!("12,1,1000,-;{line}").as_bytes()), None));
         let path = host.root().join(format!("sys/bus/pci/devices/{slot}")).canonicalize().unwrap();
         let path = path.to_str().unwrap().split_once("/sys/").unwrap().1.to_owned();
         let began = |more: &str| format!("change@/{path}\0ACTION=change\0SUBSYSTEM=pci\0ERROR_EVENT=BEGIN_RECOVERY\0SEQNUM=7\0{more}");
-        assert!(!tell(&app, None, Some(began("SYNTH_UUID=0\0").as_bytes())));
+        assert!(!send_kernel_message(&app, None, Some(began("SYNTH_UUID=0\0").as_bytes())));
         // The kernel's own message.
-        assert!(tell(&app, Some(format!("4,2,1000,-;{line}").as_bytes()), None));
+        assert!(send_kernel_message(&app, Some(format!("4,2,1000,-;{line}").as_bytes()), None));
         listed(&kubelet, &gpu(), (GPUS - 1, 1)).await;
         app.shut_down().await;
 
@@ -298,13 +298,13 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
         let mut judgement = app.views.judgement.clone();
         let gone = format!("remove@/{path}\0ACTION=remove\0SUBSYSTEM=pci\0SEQNUM=8\0");
         let back = format!("bind@/{path}\0ACTION=bind\0SUBSYSTEM=pci\0DRIVER=nvidia\0SEQNUM=9\0");
-        assert!(tell(&app, None, Some(gone.as_bytes())) && tell(&app, None, Some(back.as_bytes())));
+        assert!(send_kernel_message(&app, None, Some(gone.as_bytes())) && send_kernel_message(&app, None, Some(back.as_bytes())));
         let recovers =
             |verdicts: &BTreeMap<DeviceId, Verdict>| verdicts.values().any(|verdict| matches!(verdict.state, State::Recovering { .. }));
         let _ = soon("its recovery", judgement.wait_for(|judgement| recovers(&judgement.verdicts))).await.unwrap();
         // And again, in two ways at once.
-        assert!(tell(&app, None, Some(began("").as_bytes())));
-        assert!(tell(&app, Some(format!("4,3,2000,-;{line}").as_bytes()), None));
+        assert!(send_kernel_message(&app, None, Some(began("").as_bytes())));
+        assert!(send_kernel_message(&app, Some(format!("4,3,2000,-;{line}").as_bytes()), None));
         let _ = soon("its faults", judgement.wait_for(|judgement| judgement.verdicts.values().any(|verdict| verdict.faults.len() == 2)))
             .await
             .unwrap();
@@ -320,9 +320,9 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
 }
 
 /// A receiver that never answers and keeps nothing.
-struct Nobody;
+struct NoReceiver;
 
-impl Door<Rescan> for Nobody {
+impl Door<Rescan> for NoReceiver {
     fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
         Box::pin(std::future::pending())
     }
@@ -330,7 +330,7 @@ impl Door<Rescan> for Nobody {
     fn tell(&self, _: Rescan) {}
 }
 
-impl Door<Judged> for Nobody {
+impl Door<Judged> for NoReceiver {
     fn call(&self, _: Judged, _: Duration) -> BoxFuture<'static, Result<<Judged as Message>::Result, CallError>> {
         Box::pin(std::future::pending())
     }
@@ -339,7 +339,7 @@ impl Door<Judged> for Nobody {
 }
 
 /// The actor alone, with two devices `a` and `b`, its inputs and its published views.
-struct Alone {
+struct StandaloneHealth {
     inventory: watch::Receiver<Arc<Inventory>>,
     judgement: watch::Receiver<Judgement>,
     kubelet: watch::Sender<Option<KubeletGeneration>>,
@@ -348,8 +348,8 @@ struct Alone {
     _others: Box<dyn std::any::Any>,
 }
 
-impl Alone {
-    fn start(look_at: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> Alone {
+impl StandaloneHealth {
+    fn start(probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> StandaloneHealth {
         let device = |id: &str, address: &str| Device {
             id: DeviceId::new(id),
             key: id.into(),
@@ -392,9 +392,9 @@ impl Alone {
             kubelet: kubelet_view,
             inventory: Arc::new(inventory),
             judgement: Arc::new(judgement),
-            look_at: Arc::new(look_at),
-            rescan: Mailbox::new(Nobody),
-            judged: Mailbox::new(Nobody),
+            probe_device: Arc::new(probe_device),
+            rescan: Mailbox::new(NoReceiver),
+            ledger: Mailbox::new(NoReceiver),
         };
         let actor = HealthActor::new(config, ()).start();
         let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")].map(|device| (device.id.clone(), Arc::new(device)));
@@ -412,7 +412,7 @@ impl Alone {
             actor.try_send(Discovered { evidence: Arc::new(evidence), plan: Arc::clone(&plan) }).unwrap();
         });
         scan();
-        Alone { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }
+        StandaloneHealth { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }
     }
 
     /// Waits until both devices have these states: the reason, or none.
@@ -425,24 +425,24 @@ impl Alone {
     }
 }
 
-fn complaint(reason: Reason) -> Signals {
-    Signals { complaints: [Complaint { reason, detail: "seen".into() }].into(), ..Signals::default() }
+fn symptom(reason: Reason) -> Signals {
+    Signals { symptoms: [Symptom { reason, detail: "seen".into() }].into(), ..Signals::default() }
 }
 
 #[test]
-fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten_when_it_ends() {
+fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
     run(async {
         // A pipe in place of a file of sysfs: a read blocks, as with a driver that does not answer.
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("state");
         nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let read = file.clone();
-        let look_at = move |device: &Device| {
+        let probe_device = move |device: &Device| {
             if device.id.as_str() == "a" {
                 let text = std::fs::read_to_string(&read).unwrap();
-                return if text == "live\n" { Signals::default() } else { complaint(Reason::NvmeDead) };
+                return if text == "live\n" { Signals::default() } else { symptom(Reason::NvmeDead) };
             }
-            complaint(Reason::OffTheBus)
+            symptom(Reason::OffTheBus)
         };
         // It has hung until its patience is nearly over.
         let stuck = Verdict {
@@ -450,8 +450,8 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
             state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
             ..Verdict::default()
         };
-        let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
-        alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
+        let mut health = StandaloneHealth::start(probe_device, [(DeviceId::new("a"), stuck)].into(), &[]);
+        health.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
         // The probe that hangs ends, and the next one finds the file in its place.
         let mut pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
@@ -464,18 +464,18 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
         };
         let has_recovered = async {
             // The result counts when a scan and a probe are newer than the one that hung.
-            while !recovers(&alone.judgement.borrow_and_update()) {
-                (alone.scan)();
-                drop(tokio::time::timeout(Duration::from_millis(100), alone.judgement.changed()).await);
+            while !recovers(&health.judgement.borrow_and_update()) {
+                (health.scan)();
+                drop(tokio::time::timeout(Duration::from_millis(100), health.judgement.changed()).await);
             }
         };
         soon("its recovery", has_recovered).await;
-        alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
+        health.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
     });
 }
 
 #[test]
-fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_minute() {
+fn a_kubelet_gets_soft_failures_of_held_devices_after_running_for_a_minute() {
     run(async {
         let down =
             |since| Verdict { boot_id: "boot".into(), state: State::Suspect { reason: Reason::PortDown, since }, ..Verdict::default() };
@@ -484,13 +484,13 @@ fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_mi
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
             Some(KubeletGeneration { inode: 1, made_ns: now - i64::try_from(age.as_nanos()).unwrap() })
         };
-        let mut alone = Alone::start(|_| complaint(Reason::PortDown), remembered, &["a"]);
-        alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
-        alone.kubelet.send_replace(started(Duration::from_secs(1)));
-        alone.shows([None, Some(Reason::PortDown)]).await;
-        let of_a = alone.judgement.borrow().verdicts[&DeviceId::new("a")].health();
+        let mut health = StandaloneHealth::start(|_| symptom(Reason::PortDown), remembered, &["a"]);
+        health.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
+        health.kubelet.send_replace(started(Duration::from_secs(1)));
+        health.shows([None, Some(Reason::PortDown)]).await;
+        let of_a = health.judgement.borrow().verdicts[&DeviceId::new("a")].health();
         assert_eq!(of_a, Health::Unhealthy(Reason::PortDown), "it is known");
-        alone.kubelet.send_replace(started(Duration::from_millis(59_500)));
-        alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
+        health.kubelet.send_replace(started(Duration::from_millis(59_500)));
+        health.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
     });
 }

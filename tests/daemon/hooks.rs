@@ -55,7 +55,7 @@ fn shown(node: &Node) -> Option<(String, String)> {
 }
 
 /// A ledger after a kill: a release is written and its hook has not run.
-fn owe(node: &Node, resource: &ResourceName, device: &str) {
+fn write_due_hook(node: &Node, resource: &ResourceName, device: &str) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let hook = OwedHook {
         resource: resource.clone(),
@@ -72,7 +72,7 @@ fn owe(node: &Node, resource: &ResourceName, device: &str) {
     store.close().unwrap();
 }
 
-fn owed(node: &Node) -> usize {
+fn due_hooks(node: &Node) -> usize {
     store::peek(&node.state()).unwrap().owed.values().map(|devices| devices.len()).sum()
 }
 
@@ -97,7 +97,7 @@ fn named(node: &Node, pods: usize) {
 /// A complete sequence: the device is released, its hook is running, killed, run again, failed, and
 /// its cause fixed. No pod gets the device before the hook has ended well.
 #[test]
-fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill() {
+fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
     run(async {
         let node = node_with_a_hook_that_waits();
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
@@ -107,7 +107,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         assert_eq!(pod.phase, PodPhase::Running);
         // And its pod's name: a deleted pod is not listed, and would stay without a name.
         named(&node, 1);
-        assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to what is held");
+        assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to a held device");
         let alloc_id = node.grants()[0].alloc_id.clone();
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
@@ -133,7 +133,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         }
 
         daemon.kill();
-        assert!(node.grants().is_empty() && owed(&node) == 1, "given back, with its hook");
+        assert!(node.grants().is_empty() && due_hooks(&node) == 1, "given back, with its hook");
         let daemon = node.start_daemon();
         until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2);
         daemon.logged("registered with the kubelet").await;
@@ -150,16 +150,16 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
 
         std::fs::write(left(&node, "key"), "").unwrap();
         listed(&kubelet, &gpu(), (1, 0), HANG).await;
-        assert_eq!((shown(&node), owed(&node)), (None, 0));
+        assert_eq!((shown(&node), due_hooks(&node)), (None, 0));
         allocate(&mut api, &["dev:gpu0"]).await.unwrap();
     });
 }
 
 /// Waits while the kubelet runs, which is on this thread.
-async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+async fn until_async<T>(what: &str, read: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
     let seen = async {
         loop {
-            let value = look();
+            let value = read();
             if fits(&value) {
                 return value;
             }
@@ -173,7 +173,7 @@ async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) 
 /// next pod's container must not start until that process has exited and the hook has ended well,
 /// across two kills. Afterwards it is not disturbed.
 #[test]
-fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_former_ones_hook_across_kills() {
+fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
     run(async {
         let node = node_with_a_hook_that_waits();
         // A kubelet that has started recently: nothing is refused to it, and its listings release
@@ -185,7 +185,7 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
         let one = PodSpec::new("default", "one").init("prepare", &gpu(), 1).app("main", &gpu(), 1);
         let one = soon("an admission", kubelet.add_pod(one)).await;
         let runs = |uid: &str| kubelet.view(|view| view.pod(uid).is_some_and(|pod| pod.phase == PodPhase::Running));
-        beside("the first pod", || runs(&one.uid), |runs| *runs).await;
+        until_async("the first pod", || runs(&one.uid), |runs| *runs).await;
         daemon.logged_often("bound", 2).await;
 
         assert!(kubelet.force_delete_pod(&one.uid));
@@ -199,7 +199,7 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
             }
         }
         daemon.kill();
-        assert!(lines(&node, "runs").is_empty() && node.grants().len() == 3 && owed(&node) == 0);
+        assert!(lines(&node, "runs").is_empty() && node.grants().len() == 3 && due_hooks(&node) == 0);
         let mut daemon = node.start_daemon();
         tokio::select! {
             said = daemon.logged("is about to start, and waits") => assert!(said.contains("default/one"), "{said}"),
@@ -208,19 +208,19 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
         named(&node, 2);
 
         assert!(kubelet.delete_pod(&one.uid).unwrap());
-        beside("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
-        assert!(!runs(&two) && owed(&node) == 1 && node.grants().len() == 1, "the former ones are released, with a hook");
+        until_async("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
+        assert!(!runs(&two) && due_hooks(&node) == 1 && node.grants().len() == 1, "the former ones are released, with a hook");
         for told in ["HOLDFAST_PHASE=after_release", "HOLDFAST_POD_NAME=one", &format!("HOLDFAST_POD_UID={}", one.uid)] {
             assert!(lines(&node, "env").iter().any(|line| line == told), "`{told}` is not in {:#?}", lines(&node, "env"));
         }
         assert_eq!(kubelet.capacity(&gpu()).allocatable, 1, "a held device stays healthy, or a restart rejects the pod that waits");
         daemon.kill();
         let daemon = node.start_daemon();
-        beside("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
-        assert!(!runs(&two) && owed(&node) == 1);
+        until_async("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
+        assert!(!runs(&two) && due_hooks(&node) == 1);
         std::fs::write(left(&node, "go"), "").unwrap();
         let waiting = || kubelet.view(|view| view.pod(&two)?.containers.get("main")?.waiting.clone()).unwrap_or_default();
-        let said = beside("the error", waiting, |text| text.contains("exit status: 3")).await;
+        let said = until_async("the error", waiting, |text| text.contains("exit status: 3")).await;
         for part in
             ["CreateContainerConfigError", "FailedPrecondition", "example.com/gpu", "`dev:gpu0`", "default/one", "exit status: 3", "mend"]
         {
@@ -231,23 +231,23 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
         let waits = "pod default/two cannot start yet with device dev:gpu0, since the hook after its release has failed ";
         assert!(status.contains(waits) && !status.contains("unhealthy"), "{status}");
         std::fs::write(left(&node, "key"), "").unwrap();
-        beside("the second pod", || runs(&two), |runs| *runs).await;
+        until_async("the second pod", || runs(&two), |runs| *runs).await;
         daemon.logged("the hook after release is done").await;
         let often = lines(&node, "runs").len();
-        assert_eq!((owed(&node), node.grants().len()), (0, 1));
+        assert_eq!((due_hooks(&node), node.grants().len()), (0, 1));
 
         // A later start of the same container needs no hook.
         let starts =
             || crate::common::count(&kubelet, |kind| matches!(kind, EventKind::ContainerStarted { pod_uid, .. } if *pod_uid == two));
         let before = starts();
         kubelet.crash_container(&two, "main");
-        beside("another start", starts, |starts| *starts > before).await;
+        until_async("another start", starts, |starts| *starts > before).await;
         assert_eq!(lines(&node, "runs").len(), often);
     });
 }
 
 #[test]
-fn a_reset_is_written_into_sysfs_and_one_that_cannot_be_keeps_the_device_unhealthy() {
+fn a_reset_is_written_to_sysfs_and_a_failed_one_keeps_the_device_unhealthy() {
     run(async {
         let node = Node::new();
         let host = SimNode::create(node.path("host")).unwrap();
@@ -255,7 +255,7 @@ fn a_reset_is_written_into_sysfs_and_one_that_cannot_be_keeps_the_device_unhealt
             "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nafter_release = \"reset\"\n",
         );
         let gpus = name("nvidia.com/gpu");
-        owe(&node, &gpus, &host.gpu_uuid(3));
+        write_due_hook(&node, &gpus, &host.gpu_uuid(3));
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
         listed(&kubelet, &gpus, (7, 1), HANG).await;
@@ -265,7 +265,7 @@ fn a_reset_is_written_into_sysfs_and_one_that_cannot_be_keeps_the_device_unhealt
         (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
         listed(&kubelet, &gpus, (8, 0), HANG).await;
         let written: Vec<_> = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1").collect();
-        assert_eq!((written, owed(&node)), (vec![3], 0));
+        assert_eq!((written, due_hooks(&node)), (vec![3], 0));
     });
 }
 
@@ -276,55 +276,55 @@ fn a_command_that_hangs_is_killed_with_its_children() {
         let text = "sleep 1000 & echo $! >>\"$1/children\"; echo at it; wait\n";
         let after_release = format!("after_release = {{ {}, timeout = \"1s\" }}", script(&node, text));
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
-        owe(&node, &gpu(), "dev:gpu0");
+        write_due_hook(&node, &gpu(), "dev:gpu0");
         let daemon = node.start_daemon();
         let said = daemon.logged("the hook after release has failed").await;
         assert!(said.contains("has not ended within 1s"), "{said}");
         let child = lines(&node, "children").remove(0);
-        let lives = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-        until("the end of the child", lives, |lives| !lives);
+        let is_running = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        until("the end of the child", is_running, |is_running| !is_running);
     });
 }
 
 /// A daemon that ends kills its running hooks, and the next one starts them again.
 #[test]
-fn a_run_ends_with_the_daemon_and_stays_owed() {
+fn a_hook_run_ends_with_the_daemon_and_stays_due() {
     run(async {
         let node = node("");
         let text = "echo $$ >>\"$1/runs\"; while :; do sleep 0.05; done\n";
         let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
-        owe(&node, &gpu(), "dev:gpu0");
-        for life in 1..=2 {
+        write_due_hook(&node, &gpu(), "dev:gpu0");
+        for run in 1..=2 {
             let mut daemon = node.start_daemon();
-            until("the run", || lines(&node, "runs").len(), |runs| *runs == life);
+            until("the run", || lines(&node, "runs").len(), |runs| *runs == run);
             daemon.logged("starting").await;
             daemon.signal(nix::sys::signal::Signal::SIGTERM);
             assert_eq!(daemon.ended().await.code(), Some(0));
             let pid = lines(&node, "runs").pop().unwrap();
-            let lives = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-            until("the end of the run", lives, |lives| !lives);
-            assert_eq!(owed(&node), 1);
+            let is_running = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+            until("the end of the run", is_running, |is_running| !is_running);
+            assert_eq!(due_hooks(&node), 1);
         }
     });
 }
 
 #[test]
-fn what_the_configuration_has_no_more_is_dropped_and_said() {
+fn a_hook_that_the_configuration_no_longer_has_is_dropped_and_logged() {
     run(async {
         let node = node("");
-        owe(&node, &gpu(), "dev:gpu0");
+        write_due_hook(&node, &gpu(), "dev:gpu0");
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
         daemon.logged("they are free without it").await;
         offered(&kubelet, &gpu(), 1).await;
-        until("nothing is owed", || owed(&node), |owed| *owed == 0);
+        until("no hook is due", || due_hooks(&node), |due| *due == 0);
     });
 }
 
 /// A mount causes no event: before a disk is wiped or given away, the daemon checks its mounts.
 #[test]
-fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_given_away() {
+fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted() {
     run(async {
         let node = node("");
         let write = |file: &str, text: &str| {
@@ -354,7 +354,7 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
         let wipe = script(&node, &text);
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}after_release = {{ {wipe} }}\n", resource("gpu")));
         std::fs::remove_dir_all(node.state()).unwrap();
-        owe(&node, &gpu(), "block:gpu0");
+        write_due_hook(&node, &gpu(), "block:gpu0");
         let _daemon = node.start_daemon();
         until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
         mount();
@@ -370,7 +370,7 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
 /// As the real kubelet, this one calls the hook before every start, shows its error in the
 /// container's status, and retries.
 #[test]
-fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own() {
+fn a_container_starts_after_its_hook_succeeded_and_each_start_has_its_own() {
     run(async {
         let node = node("");
         let text = "env >\"$1/env\"; echo run >>\"$1/runs\"; [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
@@ -448,7 +448,7 @@ fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
 /// A pod that a later handler rejects never gets a sandbox, so its name stays unknown; the kubelet
 /// still gives its devices to the next pod.
 #[test]
-fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_its_reset() {
+fn a_pod_rejected_after_its_allocate_does_not_block_the_next_pods_reset() {
     run(async {
         let node = Node::new();
         let host = SimNode::create(node.path("host")).unwrap();
@@ -461,7 +461,7 @@ fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_i
         let kubelet = node.start_old_kubelet(KubeletConfig { restart_after, ..node.kubelet_config() }).await;
         let daemon = node.start_daemon();
         offered(&kubelet, &gpus, 8).await;
-        let rejected = PodSpec::new("default", "large").app("main", &gpus, 8).without_room();
+        let rejected = PodSpec::new("default", "large").app("main", &gpus, 8).without_cpu();
         let rejected = soon("a rejection", kubelet.add_pod(rejected)).await;
         assert!(matches!(rejected.phase, PodPhase::Failed { .. }), "{:?}", rejected.phase);
         daemon.logged("bound").await;
@@ -470,6 +470,6 @@ fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_i
         let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
         kubelet.wait_for(runs, HANG).await.unwrap();
         let has_it_alone = |grants: &Vec<Grant>| matches!(&grants[..], [one] if one.pod().is_some_and(|pod| pod.uid == next.uid));
-        beside("the release", || node.grants(), has_it_alone).await;
+        until_async("the release", || node.grants(), has_it_alone).await;
     });
 }

@@ -25,10 +25,10 @@ fn registered(view: &View<'_>) -> usize {
 async fn served(kubelet: &Kubelet, profile: Profile) {
     let gpu = name("example.com/gpu");
     let is_served = |view: &View<'_>| {
-        let standing = view.standing(&gpu);
+        let endpoint = view.endpoint_state(&gpu);
         // Up to 1.24 there is no map of clients.
-        let is_tracked = standing.is_tracked || profile.answers_first();
-        !standing.is_stopped && standing.is_streaming && is_tracked && !standing.healthy.is_empty()
+        let is_tracked = endpoint.is_tracked || profile.answers_first();
+        !endpoint.is_stopped && endpoint.is_streaming && is_tracked && !endpoint.healthy.is_empty()
     };
     kubelet.wait_for(is_served, HANG).await.unwrap();
 }
@@ -58,7 +58,7 @@ fn every_kubelet_gets_the_devices_again_after_a_restart() {
 }
 
 #[test]
-fn a_stopped_endpoint_with_an_open_stream_is_healed_without_a_sign_from_the_kubelet() {
+fn a_stopped_endpoint_with_an_open_stream_is_repaired_without_a_kubelet_signal() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let gpu = name("example.com/gpu");
@@ -74,7 +74,7 @@ fn a_stopped_endpoint_with_an_open_stream_is_healed_without_a_sign_from_the_kube
         soon("the cut", stop.reached()).await;
         kubelet.wait_for(|view| registered(view) == 3 && view.lists(&gpu) >= 3, HANG).await.unwrap();
         stop.open(Verdict::Pass);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::F), HANG).await.unwrap();
+        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::StoppedWhileStreaming), HANG).await.unwrap();
 
         served(&kubelet, Profile::K125).await;
         let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu, 1))).await;
@@ -95,7 +95,7 @@ fn a_register_without_a_stream_is_repeated() {
         offered(&kubelet, &gpu, 4).await;
         assert!(kubelet.view(registered) >= 2);
         gate.open(Verdict::Fail);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::B), HANG).await.unwrap();
+        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate), HANG).await.unwrap();
         served(&kubelet, Profile::K125).await;
     });
 }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::net::UnixDatagram;
 
 #[test]
-fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {
+fn an_absent_kubelet_is_logged_once_and_does_not_prevent_readiness() {
     run(async {
         let node = Node::with(&[("gpu", 4), ("nic", 2)]);
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{}", resource("gpu"), resource("nic")));
@@ -46,7 +46,7 @@ fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {
 
 /// Another program has the address: everything else works, a person is told, and it is served as soon as it can be.
 #[test]
-fn an_address_that_somebody_else_has_is_told_and_taken_when_it_is_free() {
+fn an_address_in_use_is_reported_and_bound_when_it_is_free() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -65,7 +65,7 @@ fn an_address_that_somebody_else_has_is_told_and_taken_when_it_is_free() {
 }
 
 #[test]
-fn systemd_hears_the_daemons_heart_and_a_hangup_does_not_stop_it() {
+fn systemd_gets_watchdog_pings_and_sighup_does_not_stop_the_daemon() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
@@ -90,7 +90,7 @@ fn systemd_hears_the_daemons_heart_and_a_hangup_does_not_stop_it() {
 
 /// As when a journal or a container runtime hangs: the daemon's log is a pipe that is full from the beginning.
 #[test]
-fn a_log_that_nobody_reads_holds_up_nothing() {
+fn an_unread_log_pipe_blocks_nothing() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -130,7 +130,7 @@ fn first_list(kubelet: &Kubelet, resource: &ResourceName) -> Option<(usize, usiz
 }
 
 #[test]
-fn after_every_restart_of_the_kubelet_all_devices_are_listed_before_its_pods_are_looked_at() {
+fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
     run(async {
         let node = Node::with(&[("gpu", 8), ("nic", 3)]);
         // A real one takes 64 ms or more; a busy machine that runs tests is given more.
@@ -195,7 +195,7 @@ fn socket_files(node: &Node) -> BTreeSet<PathBuf> {
 }
 
 #[test]
-fn a_socket_file_that_somebody_removes_is_replaced() {
+fn a_removed_socket_file_is_replaced() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = node.start_kubelet().await;
@@ -223,7 +223,7 @@ fn a_socket_file_that_somebody_removes_is_replaced() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_end_answers_what_was_asked_and_ends_its_streams_last() {
+fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let kubelet = node.start_kubelet().await;

@@ -88,7 +88,7 @@ fn check_page(page: &str) {
 }
 
 #[test]
-fn a_daemon_tells_every_metric_of_the_table_once_something_happens_and_no_other() {
+fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
     run(async {
         let node = Node::with(&[("gpu", 4), ("nic", 2)]);
         // A hook that ends well, and one that fails.
@@ -238,7 +238,7 @@ fn the_dashboard_has_the_form_of_grafana_7_5() {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_of_the_table() {
+fn the_dashboard_queries_metrics_of_the_table() {
     let dashboard: Value = serde_json::from_str(&text("packaging/grafana/holdfast.json")).unwrap();
     let mut queries = Vec::new();
     strings(&dashboard, "expr", &mut queries);
@@ -297,7 +297,7 @@ fn becomes(words: &str, said: &str) -> bool {
 
 /// promtool would report this, but is not installed everywhere.
 #[test]
-fn the_cases_of_the_alerts_expect_what_the_alerts_say() {
+fn the_alert_tests_expect_the_texts_of_the_alerts() {
     let read = |file: &str| -> Value { serde_saphyr::from_str(&text(file)).unwrap() };
     let (alerts, cases) = (read("packaging/prometheus/alerts.yaml"), read("packaging/prometheus/tests.yaml"));
     for key in ["summary", "description"] {
@@ -312,7 +312,7 @@ fn the_cases_of_the_alerts_expect_what_the_alerts_say() {
 }
 
 #[test]
-fn every_alert_asks_for_metrics_of_the_table_and_has_a_section() {
+fn every_alert_queries_metrics_of_the_table_and_has_a_section() {
     let rules: Value = serde_saphyr::from_str(&text("packaging/prometheus/alerts.yaml")).unwrap();
     let anchors = anchors(&text("docs/operate.md"));
     let tests = text("packaging/prometheus/tests.yaml");
@@ -359,7 +359,7 @@ fn check(address: &str, what: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn node_problem_detector_is_told_of_the_daemon_and_of_its_devices() {
+fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
     run(async {
         let node = Node::with(&[("gpu", 2), ("nic", 1)]);
         let gpu = name("example.com/gpu");
@@ -393,7 +393,7 @@ fn node_problem_detector_is_told_of_the_daemon_and_of_its_devices() {
 }
 
 #[test]
-fn the_check_reads_what_is_wrong_with_a_daemon() {
+fn the_check_reports_a_daemons_problems() {
     // The page of a daemon whose disk is full and whose kubelet refuses a resource, without the
     // daemon.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -56,7 +56,7 @@ async fn granted(node: &Node, daemon: &mut Daemon) {
 }
 
 #[test]
-fn under_any_umask_the_ledger_is_private_and_what_others_read_is_not() {
+fn under_any_umask_the_ledger_is_private_and_public_files_are_readable() {
     for umask in ["0", "022", "0777"] {
         run(async {
             let node = node();
@@ -89,7 +89,7 @@ fn under_any_umask_the_ledger_is_private_and_what_others_read_is_not() {
 }
 
 #[test]
-fn a_state_directory_that_an_earlier_version_left_open_is_closed_and_that_is_said() {
+fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
     run(async {
         let node = node();
         let mut daemon = node.start_daemon();
@@ -120,7 +120,7 @@ fn a_state_directory_that_an_earlier_version_left_open_is_closed_and_that_is_sai
 /// Readers of the files without root get an error about that, not the message that there is no
 /// ledger.
 #[test]
-fn who_is_not_root_is_refused_the_files() {
+fn other_users_cannot_read_the_files() {
     if !is_root() {
         println!("SKIPPED: only root can become somebody else");
         return;

@@ -60,7 +60,7 @@ fn a_folder_of_nodes_is_one_device_for_as_many_containers_as_it_is_shared_by() {
 }
 
 #[test]
-fn sixteen_thousand_shares_are_one_list_that_is_remembered() {
+fn sixteen_thousand_shares_are_one_list_that_is_recorded() {
     const SHARES: usize = 16_384;
     run(async {
         // As long as a GPU's id.
@@ -86,7 +86,7 @@ fn sixteen_thousand_shares_are_one_list_that_is_remembered() {
 }
 
 #[test]
-fn each_node_that_comes_is_a_resource_and_what_is_held_outlives_its_node() {
+fn each_new_node_is_a_resource_and_a_held_one_outlives_its_node() {
     run(async {
         let node = Node::with(&[]);
         node.write_config(

@@ -167,7 +167,7 @@ fn visible(edits: &ContainerEdits) -> &str {
 }
 
 #[test]
-fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
+fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
     run(async {
         let (node, hardware, script) = node("");
         if !compile("names", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
@@ -255,7 +255,7 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 }
 
 #[test]
-fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
+fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
         for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
@@ -296,7 +296,7 @@ fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAns
 }
 
 #[test]
-fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
+fn an_unusable_library_is_reported_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let gpu: PciAddress = "0000:18:00.0".parse().unwrap();
     let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0)]))]);
@@ -356,7 +356,7 @@ fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
 }
 
 #[test]
-fn bridges_are_counted_by_their_links_and_what_is_no_gpu_or_not_active_is_none() {
+fn bridges_are_counted_by_their_active_links_to_gpus() {
     let script = "link GPU-1/0 1/00000000:02:00.0\nlink GPU-1/1 1/00000000:02:00.0\nlink GPU-1/2 0/\n\
                   link GPU-2/0 1/00000000:01:00.0\nlink GPU-2/1 1/00000000:01:00.0\nlink GPU-2/3 1/00000006:00:00.1\n\
                   link GPU-3/5 1/00000006:00:00.0\nlink GPU-5/0 1/00000000:03:00.0\n\
@@ -367,7 +367,7 @@ fn bridges_are_counted_by_their_links_and_what_is_no_gpu_or_not_active_is_none()
 }
 
 #[test]
-fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
+fn gpus_behind_a_switch_are_equal_and_a_lost_gpu_affects_no_other() {
     // The switch has an address, or none that is visible; each GPU has another number of links to
     // it.
     let links: String =
@@ -382,7 +382,7 @@ fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
 }
 
 #[test]
-fn a_mig_mode_is_told_as_it_is_and_not_as_it_is_set_for_later() {
+fn the_present_mig_mode_is_reported_and_not_the_pending_one() {
     let dir = tempfile::tempdir().unwrap();
     let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
     if !compile("modes", LIBRARY, &library, &script, &[]) {
@@ -428,7 +428,7 @@ fn a_gpu_in_mig_mode_is_offered_by_its_instances_only_also_while_it_has_none() {
 }
 
 #[test]
-fn gpus_with_a_bridge_between_them_are_preferred_as_soon_as_nvml_has_told_it_by_the_ids_that_they_had() {
+fn bridged_gpus_are_preferred_under_their_ids_once_nvml_has_reported_them() {
     run(async {
         let node = Node::new();
         let hardware = SimNode::create(node.path("host")).unwrap();

@@ -15,7 +15,7 @@ const HOSTILE: &str =
     "\u{1b}[2J\u{1b}]0;own\u{7}\r\n2026-01-01T00:00:00Z ERROR forged\u{85}\u{9b}31m\u{2028}\u{202e}\u{2066}\u{feff}\u{7f}";
 
 /// Runs a verb while the kubelet of this thread runs. All of its output must be printable.
-async fn says(node: &Node, verb: &[&str]) -> (String, String) {
+async fn printable(node: &Node, verb: &[&str]) -> (String, String) {
     // `doctor --bundle` creates a file with the given name.
     let Output { stdout, stderr, .. } = Command::from(node.command(verb)).current_dir(node.path("")).output().await.unwrap();
     let said = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
@@ -27,8 +27,8 @@ async fn says(node: &Node, verb: &[&str]) -> (String, String) {
 }
 
 /// The same for a verb that prints a JSON document.
-async fn tells(node: &Node, verb: &[&str]) -> serde_json::Value {
-    let (document, _) = says(node, &[verb, &["-o", "json"]].concat()).await;
+async fn json_document(node: &Node, verb: &[&str]) -> serde_json::Value {
+    let (document, _) = printable(node, &[verb, &["-o", "json"]].concat()).await;
     serde_json::from_str(&document).unwrap_or_else(|error| panic!("{verb:?}: {error}: {document}"))
 }
 
@@ -78,7 +78,7 @@ fn verbs<'a>(id: &'a str, unknown: &'a str, config: &'a str) -> Vec<Vec<&'a str>
 }
 
 #[test]
-fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
+fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
     run(async {
         let (node, id, sensor) = (node(), format!("dev:sensor{HOSTILE}"), name("example.com/sensor"));
         let kubelet = node.start_kubelet().await;
@@ -90,23 +90,23 @@ fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
             let refused = allocate(&mut api, &[&unknown]).await.unwrap_err();
             assert!(!refused.message().contains(is_unprintable), "{refused:?}");
         }
-        says(&node, &["device", "cordon", "dev:sensor0", "--reason", &format!("fan{HOSTILE}")]).await;
+        printable(&node, &["device", "cordon", "dev:sensor0", "--reason", &format!("fan{HOSTILE}")]).await;
         let unknown = format!("dev:sensor0{HOSTILE}");
         let config = node.path("etc/evil.toml");
         let quoted = serde_json::to_string(HOSTILE).unwrap();
         std::fs::write(&config, format!("[[resource]]\nname = {quoted}\nclass = {quoted}\n{quoted} = {quoted}\n")).unwrap();
         let config = config.to_str().unwrap();
         for verb in verbs(&id, &unknown, config) {
-            says(&node, &verb).await;
+            printable(&node, &verb).await;
         }
-        let devices = tells(&node, &["device", "show"]).await;
+        let devices = json_document(&node, &["device", "show"]).await;
         let of = |id: &str| devices["devices"].as_array().unwrap().iter().find(|device| device["id"] == id).unwrap().clone();
         assert_eq!(of("dev:sensor0")["cordoned"], format!("fan{HOSTILE}"));
         assert_eq!(of(&id)["id"], id);
         for verb in [&["status"][..], &["who"], &["history"], &["discover", "--all"], &["topology"], &["doctor"], &["config", "show"]] {
-            tells(&node, verb).await;
+            json_document(&node, verb).await;
         }
-        let (export, _) = says(&node, &["ledger", "export"]).await;
+        let (export, _) = printable(&node, &["ledger", "export"]).await;
         let export: serde_json::Value = serde_json::from_str(&export).unwrap();
         assert_eq!(export["grants"][0]["devices"][0], id);
         let serving: serde_json::Value = serde_json::from_str(&daemon.logged("serving /metrics").await).unwrap();
@@ -126,7 +126,7 @@ fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
         drop(daemon);
         // The content of the files, without a daemon; and a log in text format.
         for verb in [&["who"][..], &["history"], &["ledger", "verify"], &["discover"], &["topology"], &["who", &unknown]] {
-            says(&node, verb).await;
+            printable(&node, verb).await;
         }
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
@@ -139,7 +139,7 @@ fn no_verb_shows_a_hostile_name_as_it_is_and_json_keeps_it() {
 /// A closed reader and a full disk are errors of every verb: a script must not treat a part as the
 /// complete output.
 #[test]
-fn what_cannot_be_printed_is_an_error_of_every_verb() {
+fn failed_output_is_an_error_of_every_verb() {
     run(async {
         let node = Node::with(&[("sensor", 1)]);
         let daemon = node.start_daemon();

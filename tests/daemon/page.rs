@@ -150,9 +150,9 @@ fn look(browser: &str, arguments: &[&str], url: &str, home: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night() {
+fn a_browser_renders_the_page_on_desktop_and_phone_in_light_and_dark() {
     let Some(browser) = browser() else {
-        say("SKIPPED: a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night: there is no chromium");
+        say("SKIPPED: a_browser_renders_the_page_on_desktop_and_phone_in_light_and_dark: there is no chromium");
         return;
     };
     run(async {

@@ -50,7 +50,7 @@ fn a_limit_that_is_too_low_is_named_with_what_raises_it() {
 }
 
 #[test]
-fn with_few_descriptors_more_than_that_it_works() {
+fn with_slightly_more_descriptors_it_works() {
     run(async {
         let node = Node::with(&[("sensor", 1)]);
         let kubelet = node.start_kubelet().await;
@@ -63,7 +63,7 @@ fn with_few_descriptors_more_than_that_it_works() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
+fn a_pipe_in_place_of_a_file_blocks_no_reader() {
     let node = Node::with(&[("sensor", 1)]);
     let config = node.config_file();
     let text = fs::read_to_string(&config).unwrap();
@@ -190,7 +190,7 @@ fn tasks() -> Option<Tasks> {
 }
 
 #[test]
-fn a_start_with_too_few_threads_says_so() {
+fn a_start_with_too_few_threads_is_reported() {
     let Some(tasks) = tasks() else { return };
     let node = Node::with(&[("sensor", 1)]);
     for limit in ["2", "8", "12"] {

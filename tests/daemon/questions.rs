@@ -143,7 +143,7 @@ fn with_and_without_a_daemon(check: impl Fn(&Node)) {
 }
 
 #[test]
-fn a_device_is_asked_for_by_whatever_names_it() {
+fn a_device_is_found_by_any_of_its_names() {
     with_and_without_a_daemon(|node| {
         for device in ["GPU-5a7c1f00", "gpu-5A7C1F00", "5a7", "0000:18:00.0", "18:00.0", "00000000:18:00.0"] {
             let answer = document(node, &["who", device], 0);
@@ -192,7 +192,7 @@ fn a_gpu_that_was_answered_by_its_name_is_found_by_its_node() {
 }
 
 #[test]
-fn where_nobody_holds_it_the_last_holder_is_told_with_its_proof() {
+fn for_a_free_device_the_last_holder_is_shown_with_its_proof() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, _) = ask(node, &["who", "GPU-5a99"]);
         assert_eq!(code, 8, "{stdout}");
@@ -218,7 +218,7 @@ fn where_nobody_holds_it_the_last_holder_is_told_with_its_proof() {
 }
 
 #[test]
-fn what_is_no_device_or_several_is_an_error() {
+fn an_unknown_or_ambiguous_device_is_an_error() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, stderr) = ask(node, &["who", "GPU-ffff"]);
         assert_eq!((code, stdout.as_str()), (1, ""));
@@ -249,7 +249,7 @@ fn what_is_no_device_or_several_is_an_error() {
 }
 
 #[test]
-fn the_history_tells_who_held_what_at_any_time() {
+fn the_history_shows_the_holders_at_any_time() {
     with_and_without_a_daemon(|node| {
         let history = |options: &[&str]| numbers(&document(node, &[&["history"], options].concat(), 0));
         assert_eq!(history(&[]), [1, 2, 3, 4, 5], "the newest last");
@@ -284,7 +284,7 @@ fn remarks_of(node: &Node, at: &str) -> String {
 }
 
 #[test]
-fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
+fn a_stalled_reader_blocks_neither_an_allocate_nor_the_shutdown() {
     run(async {
         // More than fits into all buffers on the way.
         let more = (100..3100).map(|n| grant(n, "nvidia.com/gpu", B, 5));
@@ -320,7 +320,7 @@ fn an_export_makes_the_same_ledger_again() {
         assert_eq!(code, 0);
         std::fs::write(node.path("export.json"), &exported).unwrap();
         let file = node.path("export.json").to_string_lossy().into_owned();
-        let fresh = node.beside("fresh");
+        let fresh = node.another_instance("fresh");
         let (code, stdout, stderr) = ask(&fresh, &["ledger", "import", &file]);
         assert_eq!(code, 0, "{stderr}");
         assert_eq!(stdout, "imported grants: 2 live, 3 released; names: 3; lists: 0\n");
@@ -362,7 +362,7 @@ fn an_import_that_contradicts_the_ledger_changes_nothing() {
 }
 
 #[test]
-fn a_ledger_is_verified_beside_its_daemon_and_without_one() {
+fn a_ledger_is_verified_with_and_without_its_daemon() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, _) = ask(node, &["ledger", "verify"]);
         assert_eq!(code, 0, "{stdout}");
@@ -383,7 +383,7 @@ fn a_ledger_is_verified_beside_its_daemon_and_without_one() {
 }
 
 #[test]
-fn the_history_is_as_long_as_the_configuration_says() {
+fn the_history_has_the_configured_length() {
     run(async {
         let more = (100..2600).map(|n| grant(n, "nvidia.com/gpu", B, 5));
         let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());

@@ -2,13 +2,13 @@
 //! a simulated host kernel below all its readers. The other runs on virtual time, where the bounds
 //! of `docs/health.md` hold to the millisecond.
 //!
-//! `HOLDFAST_ROUNDS` is the number of rounds of `how_soon_the_kubelet_knows`: eight devices each.
+//! `HOLDFAST_ROUNDS` is the number of rounds of `the_time_from_a_failure_to_its_list_is_printed`: eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
 use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
 use holdfast::host::{HostRoot, PLAYED_EVENTS};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
-use holdfast::lab::sim::health::HealthTrial;
+use holdfast::lab::sim::health::HealthSimulation;
 use holdfast::lab::sim::kubelet::Kubelet;
 use nix::pty::{OpenptyResult, openpty};
 use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr};
@@ -94,7 +94,7 @@ impl Machine {
 struct Events(RawFd);
 
 impl Events {
-    fn say(&self, event: &str) {
+    fn send(&self, event: &str) {
         socket::send(self.0, event.as_bytes(), MsgFlags::empty()).unwrap();
     }
 }
@@ -109,11 +109,11 @@ impl Drop for Events {
 async fn unhealthy(kubelet: &Kubelet, machine: &Machine, gpus: impl IntoIterator<Item = usize>) {
     let gone: BTreeSet<DeviceId> = gpus.into_iter().map(|gpu| machine.id(gpu)).collect();
     let healthy: BTreeSet<DeviceId> = (0..GPUS).map(|gpu| machine.id(gpu)).filter(|id| !gone.contains(id)).collect();
-    kubelet.wait_for(|view| view.standing(&gpu()).healthy == healthy, HANG).await.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
+    kubelet.wait_for(|view| view.endpoint_state(&gpu()).healthy == healthy, HANG).await.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
 }
 
 #[test]
-fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_say_is_not() {
+fn kernel_events_reach_the_kubelets_list_and_forged_ones_do_not() {
     run(async {
         // The poll is too slow to matter here.
         let machine = Machine::new("60s");
@@ -125,19 +125,19 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
         machine.logs(12, &machine.xid(0, 79));
         machine.logs(4, &machine.xid(0, 13));
         machine.logs(4, &format!("hello: {}", machine.xid(0, 79)));
-        events.say(&machine.event(0, "", &format!("{began} SYNTH_UUID=0")));
-        events.say(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
-        events.say(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
-        events.say(&format!("libudev\0{}", machine.event(0, "", began)));
+        events.send(&machine.event(0, "", &format!("{began} SYNTH_UUID=0")));
+        events.send(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
+        events.send(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
+        events.send(&format!("libudev\0{}", machine.event(0, "", began)));
         // The kernel's own messages, about the other GPUs. Earlier messages are read earlier.
         machine.logs(4, &machine.xid(1, 79));
         unhealthy(&kubelet, &machine, [1]).await;
-        events.say(&machine.event(2, "", began));
+        events.send(&machine.event(2, "", began));
         unhealthy(&kubelet, &machine, [1, 2]).await;
-        events.say(&machine.event(3, "/drm/card3", wedged));
+        events.send(&machine.event(3, "/drm/card3", wedged));
         unhealthy(&kubelet, &machine, [1, 2, 3]).await;
-        events.say(&machine.event(4, "", began));
-        events.say(&machine.event(4, "", failed));
+        events.send(&machine.event(4, "", began));
+        events.send(&machine.event(4, "", failed));
         unhealthy(&kubelet, &machine, [1, 2, 3, 4]).await;
         let shown = |gpu: usize| machine.node.json(&["device", "show", machine.id(gpu).as_str()])["devices"][0].clone();
         for (gpu, reason) in [(1, "xid"), (2, "error_recovery"), (3, "wedged"), (4, "recovery_failed")] {
@@ -152,7 +152,7 @@ fn what_the_kernel_says_is_in_the_kubelets_list_with_its_reason_and_what_others_
 /// Prints the time from a failure to its list. No figure is asserted, since the machine may be
 /// busy.
 #[test]
-fn how_soon_the_kubelet_knows() {
+fn the_time_from_a_failure_to_its_list_is_printed() {
     let rounds = std::env::var("HOLDFAST_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
     let (mut logged, mut heard, mut polled) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -169,7 +169,7 @@ fn how_soon_the_kubelet_knows() {
                         &mut logged
                     }
                     1 | 2 => {
-                        events.say(&machine.event(gpu, "/drm/card3", "SUBSYSTEM=drm WEDGED=bus-reset"));
+                        events.send(&machine.event(gpu, "/drm/card3", "SUBSYSTEM=drm WEDGED=bus-reset"));
                         &mut heard
                     }
                     _ => {
@@ -188,10 +188,10 @@ fn how_soon_the_kubelet_knows() {
 }
 
 /// The same machine with the judge alone, on virtual time.
-fn trial(host: &SimNode, poll: u64) -> HealthTrial {
+fn simulate(host: &SimNode, poll: u64) -> HealthSimulation {
     let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Gpu));
     let policy = HealthPolicy { poll: secs(poll), ..HealthPolicy::default() };
-    HealthTrial::start(HostRoot::new(host.root()), vec![spec], policy, secs(900))
+    HealthSimulation::start(HostRoot::new(host.root()), vec![spec], policy, secs(900))
 }
 
 fn secs(secs: u64) -> Duration {
@@ -204,12 +204,12 @@ fn simulated() -> (SimNode, tempfile::TempDir) {
 }
 
 /// The number of changes of the list until then, with `act` in every step.
-fn lists(trial: &mut HealthTrial, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthTrial)) -> usize {
-    let (mut lists, mut before) = (0, trial.ailing());
-    while trial.now() < until {
-        act(trial);
-        trial.advance(trial.now() + step);
-        let now = trial.ailing();
+fn lists(simulation: &mut HealthSimulation, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthSimulation)) -> usize {
+    let (mut lists, mut before) = (0, simulation.unhealthy());
+    while simulation.now() < until {
+        act(simulation);
+        simulation.advance(simulation.now() + step);
+        let now = simulation.unhealthy();
         lists += usize::from(now != before);
         before = now;
     }
@@ -217,31 +217,31 @@ fn lists(trial: &mut HealthTrial, until: Duration, step: Duration, mut act: impl
 }
 
 #[test]
-fn what_is_polled_is_told_at_the_next_tick_and_what_is_heard_at_once() {
+fn polled_failures_show_at_the_next_tick_and_events_at_once() {
     let (host, _dir) = simulated();
     let config = host.root().join(format!("sys/bus/pci/devices/{}/config", host.gpu_address(0)));
     let id = DeviceId::new(host.gpu_uuid(0));
     for poll in [1, 10, 60] {
         for tenth in 0..10 {
-            let mut trial = trial(&host, poll);
+            let mut simulation = simulate(&host, poll);
             let last_tick = secs(960);
-            trial.advance(last_tick + secs(poll) * tenth / 10);
+            simulation.advance(last_tick + secs(poll) * tenth / 10);
             fs::write(&config, ONES).unwrap();
-            trial.advance(last_tick + secs(poll) - Duration::from_millis(1));
-            assert!(trial.ailing().is_empty(), "every {poll} s, {tenth}");
-            trial.advance(last_tick + secs(poll));
-            assert_eq!(trial.ailing(), [(id.clone(), Reason::OffTheBus)].into(), "every {poll} s, {tenth}");
+            simulation.advance(last_tick + secs(poll) - Duration::from_millis(1));
+            assert!(simulation.unhealthy().is_empty(), "every {poll} s, {tenth}");
+            simulation.advance(last_tick + secs(poll));
+            assert_eq!(simulation.unhealthy(), [(id.clone(), Reason::OffTheBus)].into(), "every {poll} s, {tenth}");
             fs::remove_file(&config).unwrap();
         }
     }
-    let mut trial = trial(&host, 60);
-    trial.advance(secs(967));
-    trial.happened(&DeviceEvent { at: host.gpu_address(0), whole_slot: false, kind: EventKind::Wedged("unknown".into()) });
-    assert_eq!((trial.now(), trial.ailing()), (secs(967), [(id, Reason::Wedged)].into()));
+    let mut simulation = simulate(&host, 60);
+    simulation.advance(secs(967));
+    simulation.deliver_event(&DeviceEvent { at: host.gpu_address(0), whole_slot: false, kind: EventKind::Wedged("unknown".into()) });
+    assert_eq!((simulation.now(), simulation.unhealthy()), (secs(967), [(id, Reason::Wedged)].into()));
 }
 
 #[test]
-fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
+fn a_flapping_device_is_listed_a_few_times_and_then_latched() {
     let (host, _dir) = simulated();
     let config = host.root().join(format!("sys/bus/pci/devices/{}/config", host.gpu_address(0)));
     let id = DeviceId::new(host.gpu_uuid(0));
@@ -250,7 +250,7 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
 
     // Bad at every second poll: it is never good for long enough.
     let mut bad = false;
-    let mut every_poll = trial(&host, 10);
+    let mut every_poll = simulate(&host, 10);
     let count = lists(&mut every_poll, secs(900 + 300), poll, |_| {
         bad = !bad;
         set(bad);
@@ -258,26 +258,26 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     assert_eq!(count, 1);
 
     // The worst case: good until its recovery is believed, and then bad again.
-    let mut sly = trial(&host, 10);
-    let count = lists(&mut sly, secs(900 + 3600), poll, |trial| {
-        let verdict = trial.verdict(&id).map(|verdict| verdict.state);
+    let mut hidden = simulate(&host, 10);
+    let count = lists(&mut hidden, secs(900 + 3600), poll, |simulation| {
+        let verdict = simulation.verdict(&id).map(|verdict| verdict.state);
         set(matches!(verdict, None | Some(State::Healthy)));
     });
     assert_eq!(count, 9, "five failures, four recoveries");
-    assert_eq!(sly.ailing(), [(id.clone(), Reason::Flapping)].into());
+    assert_eq!(sly.unhealthy(), [(id.clone(), Reason::Flapping)].into());
     set(false);
 
     // A node that comes and goes, with a scan each time.
-    let mut restless = trial(&host, 10);
+    let mut flapping = simulate(&host, 10);
     let mut there = true;
-    let count = lists(&mut restless, secs(910), Duration::from_millis(200), |trial| {
+    let count = lists(&mut flapping, secs(910), Duration::from_millis(200), |simulation| {
         there = !there;
         if there {
             host.restore_gpu_node(0).unwrap();
         } else {
             host.remove_gpu_node(0).unwrap();
         }
-        trial.scan();
+        simulation.scan();
     });
     assert_eq!(count, 1, "it is not there for a second together");
 }

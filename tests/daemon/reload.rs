@@ -2,7 +2,8 @@
 //! unaffected, and an invalid file changes nothing.
 
 use crate::common::{
-    Daemon, HANG, Node, Random, allocate, count, dial, http_get, name, notified, offered, quiet_crashes, resource, run, soon, telemetry,
+    Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name, notified, offered, resource, run, soon,
+    telemetry,
 };
 use holdfast::app::{App, ConfigReport};
 use holdfast::config::ResourceChange;
@@ -66,7 +67,7 @@ async fn standing(kubelet: &Kubelet, what: &str, fits: impl Fn(&View<'_>) -> boo
 }
 
 #[test]
-fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
+fn unchanged_resources_are_not_touched_while_others_change_under_load() {
     run(async {
         let node = Node::with(&[("gpu", 8)]);
         (0..4).for_each(|index| node.create_device("nic", index));
@@ -131,7 +132,7 @@ fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
 /// Both resources are removed. The one without a held device ends when its devices may leave, the
 /// other one that long after its last release.
 #[test]
-fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
+fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
     run(async {
         let node = Node::with(&[("gpu", 2), ("nic", 2)]);
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
@@ -158,7 +159,7 @@ fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
         let refused = allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
         assert!(refused.message().contains("deselected"), "{refused}");
         // Also with rebuilt actors.
-        quiet_crashes();
+        hide_expected_panics();
         app.actors.health.crash().await.unwrap();
         app.actors.discovery.crash().await.unwrap();
         app.actors.registration.crash().await.unwrap();
@@ -170,7 +171,7 @@ fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
         let gone = async { drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap()) };
         tokio::time::timeout(LEAVE_AFTER + HANG, gone).await.expect("both resources end");
         let is_over = |view: &View<'_>| {
-            let ended = |name: &ResourceName| !view.standing(name).is_streaming && view.capacity(name).capacity == 0;
+            let ended = |name: &ResourceName| !view.endpoint_state(name).is_streaming && view.capacity(name).capacity == 0;
             ended(&gpu()) && ended(&nic())
         };
         standing(&kubelet, "the registrations end", is_over, HANG).await;
@@ -242,7 +243,7 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
 }
 
 #[test]
-fn shares_that_are_no_more_say_nothing_of_their_device() {
+fn removed_shares_do_not_affect_their_device() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let shared = |replicas: u32| config(&[format!("{}replicas = {replicas}\n", resource("gpu"))]);
@@ -270,7 +271,7 @@ fn shares_that_are_no_more_say_nothing_of_their_device() {
 }
 
 #[test]
-fn a_bad_file_keeps_the_last_good_one_and_says_so() {
+fn an_invalid_file_is_reported_and_the_last_valid_one_stays() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let good = format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu"));
@@ -336,7 +337,7 @@ fn publish(volume: &Path, version: &str, files: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_config_map_that_is_exchanged_counts_by_itself_and_an_edit_does_not() {
+fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
     run(async {
         let node = Node::new();
         ["gpu", "nic", "disk"].iter().for_each(|stem| node.create_device(stem, 0));
@@ -433,7 +434,7 @@ fn a_signal_during_the_start_is_answered_after_it() {
 
 /// A file whose read hangs, as on a file system whose server is absent.
 #[test]
-fn a_read_that_never_ends_keeps_no_daemon_from_ending() {
+fn a_read_that_never_ends_does_not_block_the_shutdown() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let mut daemon = Daemon::spawn(&mut node.command(&["run"]));
@@ -450,7 +451,7 @@ fn a_read_that_never_ends_keeps_no_daemon_from_ending() {
 #[test]
 fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
     run(async {
-        quiet_crashes();
+        hide_expected_panics();
         let node = Node::with(&[("gpu", 2)]);
         (0..2).for_each(|index| node.create_device("nic", index));
         let kubelet = node.start_kubelet().await;

@@ -89,7 +89,7 @@ async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String])
 }
 
 #[test]
-fn neither_page_nor_log_nor_archive_has_what_only_root_may_read() {
+fn secrets_of_root_are_in_no_page_log_or_archive() {
     run(async {
         let node = Node::with(&[("sensor", 3)]);
         node.write_config(&config("swordfish", "\"hunter2xyz\""));
@@ -145,7 +145,7 @@ fn neither_page_nor_log_nor_archive_has_what_only_root_may_read() {
 /// A hook after release fails. The ledger records that, `status` and PreStartContainer report it,
 /// and it survives a restart.
 #[test]
-fn how_a_hook_ended_is_recorded_without_what_it_wrote() {
+fn the_end_of_a_hook_is_recorded_without_its_output() {
     run(async {
         let node = Node::with(&[("sensor", 1)]);
         let hooks =

@@ -96,7 +96,7 @@ fn node(released: u64) -> (Node, String) {
 }
 
 #[test]
-fn a_long_history_is_no_part_of_a_start() {
+fn a_long_history_does_not_slow_down_the_start() {
     let released = std::env::var("HOLDFAST_HISTORY").map_or(2000, |text| text.parse().unwrap());
     let (node, boot) = node(released);
     type Ending = fn(Store);

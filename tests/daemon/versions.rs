@@ -1,6 +1,6 @@
 //! The versions of the kubelet's APIs: old and new kubelets on one node, with one daemon.
 
-use crate::common::{Daemon, HANG, Node, dial, name, offered, quiet_crashes, run, soon};
+use crate::common::{Daemon, HANG, Node, dial, hide_expected_panics, name, offered, run, soon};
 use holdfast::domain::{AllocId, ResourceName};
 use holdfast::kubelet::proto::v1alpha as alpha;
 use holdfast::kubelet::proto::v1alpha::device_plugin_client::DevicePluginClient as AlphaClient;
@@ -111,7 +111,7 @@ fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
 }
 
 #[test]
-fn a_kubelet_that_ends_the_former_stream_at_every_register_is_not_registered_with_for_ever() {
+fn a_kubelet_that_ends_the_former_stream_at_each_register_causes_no_endless_loop() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = start(&node, Profile::K19).await;
@@ -122,8 +122,8 @@ fn a_kubelet_that_ends_the_former_stream_at_every_register_is_not_registered_wit
         kubelet.wait_for(|view| view.last(ended).is_some(), HANG).await.unwrap();
         let third = kubelet.wait_for(|view| view.registers(&gpu()) > 2, SETTLED_WITHIN).await;
         assert!(third.is_err(), "the end of the first stream was taken for a loss");
-        let standing = kubelet.view(|view| view.standing(&gpu()));
-        assert!(standing.streams == 1 && standing.serving == Some(2) && !standing.is_stopped, "{standing:?}");
+        let endpoint = kubelet.view(|view| view.endpoint_state(&gpu()));
+        assert!(endpoint.streams == 1 && endpoint.serving == Some(2) && !endpoint.is_stopped, "{standing:?}");
         admit(&kubelet, "web-0", 1).await;
 
         // The end of the newest stream is still a loss.
@@ -133,8 +133,8 @@ fn a_kubelet_that_ends_the_former_stream_at_every_register_is_not_registered_wit
 }
 
 #[test]
-fn an_actor_that_dies_finds_the_version_anew() {
-    quiet_crashes();
+fn a_rebuilt_actor_negotiates_the_version_again() {
+    hide_expected_panics();
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let kubelet = start(&node, Profile::K19).await;
@@ -159,7 +159,7 @@ fn both_versions_are_answered_on_one_socket_by_one_ledger() {
         let kubelet = start(&node, Profile::K125).await;
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 2).await;
-        let endpoint = kubelet.view(|view| view.standing(&gpu()).socket).unwrap();
+        let endpoint = kubelet.view(|view| view.endpoint_state(&gpu()).socket).unwrap();
         let mut api = AlphaClient::new(uds::connect(node.path("kubelet/device-plugins").join(endpoint)).await.unwrap());
         let request = |ids: &[&str]| alpha::AllocateRequest { devices_i_ds: ids.iter().map(ToString::to_string).collect() };
         let answer = api.allocate(request(&["dev:gpu0"])).await.unwrap().into_inner();
@@ -174,7 +174,7 @@ fn both_versions_are_answered_on_one_socket_by_one_ledger() {
 }
 
 #[test]
-fn a_version_that_a_kubelet_does_not_know_is_refused_in_its_words() {
+fn an_unknown_version_is_refused_with_the_kubelets_text() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let kubelet = start(&node, Profile::K125).await;

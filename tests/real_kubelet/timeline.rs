@@ -75,7 +75,7 @@ fn stamp(line: &str) -> Option<f64> {
 }
 
 #[test]
-fn moments_without_devices_are_read_from_the_log() {
+fn times_without_devices_are_read_from_the_log() {
     let log = "\
 I1120 23:59:59.990000   77 manager.go:420] \"Mark all resources Unhealthy for resource\" resourceName=\"example.com/x\"
 I1120 23:59:59.991000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/other\" resourceCapacity=1
@@ -89,7 +89,7 @@ I1121 00:00:01.000000   77 manager.go:420] \"Mark all resources Unhealthy for re
 }
 
 #[test]
-fn devices_count_once_a_list_has_come_behind_what_dropped_them() {
+fn devices_count_again_after_the_next_list() {
     let line = |text: &str| format!("I1120 11:34:56.123456   77 x.go:1] \"{text}\" resource=\"example.com/x\"\n");
     let log = |texts: &[&str]| texts.iter().map(|text| line(text)).collect::<String>();
     for (texts, always, with_an_end) in [

@@ -228,7 +228,7 @@ fn check(ledger: &Ledger, targets: &[Target], same_boot: bool, random: &mut Rand
 }
 
 #[test]
-fn damage_costs_no_live_grant_beside_a_whole_copy_and_none_in_silence() {
+fn damage_loses_no_live_grant_with_an_intact_copy_and_none_silently() {
     quiet_sled();
     let states = std::env::var("HOLDFAST_STATES").map_or(60, |text| text.parse().unwrap());
     let seed = std::env::var("HOLDFAST_SEED").map_or(SEED, |text| text.parse().unwrap());

@@ -100,8 +100,8 @@ fn quarantined(state: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_read_only_disk_lets_the_ledger_start_and_refuses_grants_until_it_can_be_written() {
-    let Some(dir) = inside("full_disk::a_read_only_disk_lets_the_ledger_start_and_refuses_grants_until_it_can_be_written", &NEEDS) else {
+fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable() {
+    let Some(dir) = inside("full_disk::on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable", &NEEDS) else {
         return;
     };
     let disk = Small::mount(dir.join("disk"));
@@ -133,8 +133,8 @@ fn a_read_only_disk_lets_the_ledger_start_and_refuses_grants_until_it_can_be_wri
 }
 
 #[test]
-fn what_was_refused_for_want_of_room_is_not_believed_by_a_start_without_room() {
-    let Some(dir) = inside("full_disk::what_was_refused_for_want_of_room_is_not_believed_by_a_start_without_room", &NEEDS) else { return };
+fn entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk() {
+    let Some(dir) = inside("full_disk::entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk", &NEEDS) else { return };
     let state = dir.join("state");
     // Only the journal lacks room.
     let disk = Small::mount(state.join("journal"));
@@ -185,8 +185,8 @@ const DATABASE: &str = "holdfast_ledger_kept{copy=\"database\"}";
 const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 
 #[test]
-fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
-    let Some(_dir) = inside("full_disk::the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not", &NEEDS) else { return };
+fn a_full_disk_and_its_recovery_are_logged_once_each() {
+    let Some(_dir) = inside("full_disk::a_full_disk_and_its_recovery_are_logged_once_each", &NEEDS) else { return };
     run(async {
         let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
@@ -239,8 +239,8 @@ fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
 
 /// The daemon ends in order, however full its disk is and whatever sled makes of that, and loses nothing.
 #[test]
-fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_knows_everything() {
-    let Some(_dir) = inside("full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_knows_everything", &NEEDS) else { return };
+fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
+    let Some(_dir) = inside("full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant", &NEEDS) else { return };
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let disk = Small::mount(node.state());
@@ -276,8 +276,8 @@ fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_knows_everything() {
 
 /// Only the database lacks room. sled would never answer again after the first write that fails.
 #[test]
-fn a_database_without_room_comes_back_by_itself_when_there_is_room_again() {
-    let Some(dir) = inside("full_disk::a_database_without_room_comes_back_by_itself_when_there_is_room_again", &NEEDS) else { return };
+fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
+    let Some(dir) = inside("full_disk::a_database_on_a_full_disk_recovers_when_space_is_free_again", &NEEDS) else { return };
     let disk = Small::of("16m", dir.join("disk"));
     let state = disk.at.join("state");
     let _journal = Small::mount(state.join("journal"));
@@ -313,8 +313,8 @@ fn a_database_without_room_comes_back_by_itself_when_there_is_room_again() {
 
 /// Nobody asks for a device while there is room again.
 #[test]
-fn both_copies_of_a_running_daemon_come_back_by_themselves() {
-    let Some(_dir) = inside("full_disk::both_copies_of_a_running_daemon_come_back_by_themselves", &NEEDS) else { return };
+fn both_copies_of_a_running_daemon_recover_automatically() {
+    let Some(_dir) = inside("full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS) else { return };
     run(async {
         let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
@@ -342,10 +342,8 @@ fn both_copies_of_a_running_daemon_come_back_by_themselves() {
 }
 
 #[test]
-fn where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when_there_is_one() {
-    let Some(_dir) =
-        inside("full_disk::where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when_there_is_one", &NEEDS)
-    else {
+fn if_configured_grants_are_served_without_a_disk_and_written_later() {
+    let Some(_dir) = inside("full_disk::if_configured_grants_are_served_without_a_disk_and_written_later", &NEEDS) else {
         return;
     };
     run(async {
@@ -403,8 +401,8 @@ fn where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when
 
 /// What the kernel does when a disk fails: the file system takes nothing more, with every file open.
 #[test]
-fn a_disk_that_turns_read_only_under_the_daemon_refuses_grants_and_the_daemon_still_ends_in_order() {
-    let test = "full_disk::a_disk_that_turns_read_only_under_the_daemon_refuses_grants_and_the_daemon_still_ends_in_order";
+fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly() {
+    let test = "full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
     let Some(dir) = inside(test, &mounts::NEEDS) else { return };
     run(async {
         let node = Node::with(&[("gpu", 4)]);

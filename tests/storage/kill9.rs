@@ -140,7 +140,7 @@ async fn kill_at_an_answer(daemon: &Daemon, api: &Api, random: &mut Random, tall
 }
 
 #[test]
-fn a_daemon_killed_at_any_moment_has_every_answered_grant_and_serves_again() {
+fn a_daemon_killed_at_any_time_has_every_answered_grant_and_serves_again() {
     run(async {
         let kills = std::env::var("HOLDFAST_KILLS").map_or(100, |text| text.parse().unwrap());
         let (mut random, mut tally) = (Random::new(), Tally::default());

@@ -105,7 +105,7 @@ fn an_entry_that_no_record_can_hold_is_refused_alone() {
 }
 
 #[test]
-fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_it_granted() {
+fn a_device_provably_held_by_another_pod_is_refused_unless_configured_otherwise() {
     run(async {
         let arbiter = Arbiter::new();
         for (refuse, is_granted) in [(Refuse::Proven, false), (Refuse::Never, true)] {

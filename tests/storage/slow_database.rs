@@ -35,7 +35,7 @@ fn quarantined(node: &Node) -> usize {
 }
 
 #[test]
-fn a_daemon_serves_without_its_history_says_so_and_has_it_when_it_can_be_read() {
+fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));

@@ -77,6 +77,6 @@ mod tests {
             (Reason::AerNonfatal, switch, 4),
         ];
         assert_eq!(signals.counters, expected.map(|(reason, at, value)| (Counter { reason, at }, value)).into());
-        assert!(signals.complaints.is_empty() && signals.off.is_empty(), "a missing file is no signal that is off");
+        assert!(signals.symptoms.is_empty() && signals.off.is_empty(), "a missing file is no signal that is off");
     }
 }

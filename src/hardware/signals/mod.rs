@@ -26,7 +26,7 @@ mod rdma;
 mod thermal;
 
 use super::pci::{folder, uevent_value};
-use crate::domain::{Complaint, Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source};
+use crate::domain::{Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom};
 use crate::host::HostRoot;
 use std::io;
 
@@ -137,7 +137,7 @@ impl Look<'_> {
     /// complaints count.
     fn end_without(&mut self, reasons: &[Reason]) {
         if self.end(reasons) {
-            self.signals.complaints.retain(|complaint| !reasons.contains(&complaint.reason));
+            self.signals.symptoms.retain(|symptom| !reasons.contains(&symptom.reason));
         }
     }
 
@@ -147,7 +147,7 @@ impl Look<'_> {
     }
 
     fn complain(&mut self, reason: Reason, detail: impl Into<String>) {
-        self.signals.complaints.insert(Complaint { reason, detail: detail.into() });
+        self.signals.symptoms.insert(Symptom { reason, detail: detail.into() });
     }
 
     fn remark(&mut self, text: impl Into<String>) {
@@ -239,7 +239,7 @@ mod tests {
         host.write("power_state", "error");
         host.write("config", "\u{0}");
         host.write("aer_dev_fatal", "DLP 1\n");
-        assert_eq!(host.signals().complaints.len(), 1);
+        assert_eq!(host.signals().symptoms.len(), 1);
         host.device.attributes.insert("part", "mig");
         assert_eq!(host.signals(), Signals::default());
     }

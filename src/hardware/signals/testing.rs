@@ -55,7 +55,7 @@ impl Host {
 
     /// The complaints, as reason and text.
     pub(super) fn complaints(&self) -> Vec<(Reason, String)> {
-        self.signals().complaints.into_iter().map(|complaint| (complaint.reason, complaint.detail)).collect()
+        self.signals().symptoms.into_iter().map(|symptom| (symptom.reason, symptom.detail)).collect()
     }
 
     pub(super) fn remarks(&self) -> Vec<String> {

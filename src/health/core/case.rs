@@ -1,7 +1,7 @@
 //! The state machine of one device's verdict, driven by observations and events. It is pure: the
 //! same events give the same verdict, with or without a restart of the daemon between them.
 
-use crate::domain::{Complaint, Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Verdict};
+use crate::domain::{Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Symptom, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 const HOLD_MAX: Duration = Duration::from_secs(600);
 /// The same for failures of presence: an operator who reloads a driver ten times must not wait for
 /// minutes.
-const HOLD_OF_PRESENCE_MAX: Duration = Duration::from_secs(4);
+const PRESENCE_HOLD_MAX: Duration = Duration::from_secs(4);
 /// The maximum number of doublings of the hold time.
 const HOLD_DOUBLINGS_MAX: u32 = 6;
 /// The number of failures, each within [`STEADY`] of the last recovery, after which an operator
@@ -20,27 +20,27 @@ const STEADY: Duration = Duration::from_secs(3600);
 /// The number of remembered failures of a device.
 const INCIDENTS_MAX: usize = 8;
 
-/// A complaint, and the time of the scan or probe that found it. A later one of the other kind does
+/// A symptom, and the time of the scan or probe that found it. A later one of the other kind does
 /// not renew it: a scan is no evidence about a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sighting {
+pub(super) struct SymptomSeen {
     pub(super) at: Moment,
-    pub(super) complaint: Complaint,
+    pub(super) symptom: Symptom,
 }
 
 /// One observation of a device: the latest scan for its presence and the latest probe for its
 /// signals.
 #[derive(Debug)]
-pub(super) struct Look<'a> {
+pub(super) struct Observation<'a> {
     /// The time of the scan.
     pub(super) at: Moment,
-    /// The time of the older of the two. If there are no complaints, this is proven only from then
+    /// The time of the older of the two. If there are no symptoms, this is proven only from then
     /// on.
     pub(super) complete_at: Duration,
     /// Whether the device was absent, or without the driver that it needs.
     pub(super) is_away: bool,
-    /// The complaints.
-    pub(super) sightings: &'a [Sighting],
+    /// The symptoms.
+    pub(super) symptoms_seen: &'a [SymptomSeen],
 }
 
 /// The numbers of Xid errors after which a GPU needs a reset.
@@ -51,16 +51,16 @@ pub(super) trait Case {
     /// Continues in this boot: failures of another boot are over, except those that wait for an
     /// operator.
     fn continue_in(&mut self, boot_id: &str);
-    /// Takes the device's counters. A rise is a complaint of this probe, and of no later one.
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint>;
+    /// Takes the device's counters. A rise is a symptom of this probe, and of no later one.
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom>;
     /// Takes an observation.
-    fn look(&mut self, look: &Look<'_>);
+    fn observe(&mut self, observation: &Observation<'_>);
     /// Takes an event.
-    fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
+    fn apply_event(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
     /// Executes an operator's order.
-    fn instructed(&mut self, instruction: &Instruction, at: Moment);
+    fn apply_instruction(&mut self, instruction: &Instruction, at: Moment);
     /// When an observation is wanted that may change the verdict.
-    fn wants_look_at(&self) -> Option<Duration>;
+    fn next_observation_at(&self) -> Option<Duration>;
 }
 
 impl Case for Verdict {
@@ -79,7 +79,7 @@ impl Case for Verdict {
                 self.flaps = if self.is_latched { self.flaps } else { 0 };
                 State::Healthy
             }
-            // The failure is older by a whole boot, so the first observation without complaints
+            // The failure is older by a whole boot, so the first observation without symptoms
             // ends it.
             State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
                 State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
@@ -87,51 +87,51 @@ impl Case for Verdict {
         };
     }
 
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint> {
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom> {
         let mut risen = BTreeSet::new();
         for (counter, &value) in counters {
             let known = self.baselines.insert(counter.clone(), value);
             match known {
                 Some(known) if value > known => {
                     let detail = format!("{} more at {}", value - known, counter.at);
-                    risen.insert(Complaint { reason: counter.reason, detail });
+                    risen.insert(Symptom { reason: counter.reason, detail });
                 }
                 // A lower own counter shows a reset. Counters of bridges in the same probe are
                 // still news.
-                Some(known) if value < known && counter.at == own => forgive(self, at),
+                Some(known) if value < known && counter.at == own => clear_failures(self, at),
                 _ => {}
             }
         }
         risen
     }
 
-    fn look(&mut self, look: &Look<'_>) {
-        if self.is_away && !look.is_away {
-            reset(self, look.at);
+    fn observe(&mut self, observation: &Observation<'_>) {
+        if self.is_away && !observation.is_away {
+            reset(self, observation.at);
         }
-        self.is_away = look.is_away;
+        self.is_away = observation.is_away;
         // A probe from before a reset shows a failure that the reset has ended.
         let reset_at = self.reset_at;
-        let is_over = |sighting: &Sighting| sighting.at.boot < reset_at && !sighting.complaint.reason.weight().is_presence();
-        let sightings: Vec<&Sighting> = look.sightings.iter().filter(|sighting| !is_over(sighting)).collect();
-        for Sighting { complaint, .. } in sightings.iter().filter(|sighting| sighting.complaint.reason.weight().is_sticky) {
-            self.faults.entry(complaint.reason).or_insert_with(|| complaint.detail.clone());
+        let is_over = |seen: &SymptomSeen| seen.at.boot < reset_at && !seen.symptom.reason.timings().is_presence();
+        let symptoms_seen: Vec<&SymptomSeen> = observation.symptoms_seen.iter().filter(|seen| !is_over(seen)).collect();
+        for SymptomSeen { symptom, .. } in symptoms_seen.iter().filter(|seen| seen.symptom.reason.timings().is_sticky) {
+            self.faults.entry(symptom.reason).or_insert_with(|| symptom.detail.clone());
         }
-        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone(), look.at));
-        let weight = |sighting: &&&Sighting| (sighting.complaint.reason.weight().patience, sighting.complaint.reason);
-        let worst = sightings.iter().min_by_key(weight);
-        let worst = fault.or_else(|| worst.map(|worst| (worst.complaint.reason, worst.complaint.detail.clone(), worst.at)));
+        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone(), observation.at));
+        let severity = |seen: &&&SymptomSeen| (seen.symptom.reason.timings().fail_after, seen.symptom.reason);
+        let worst = symptoms_seen.iter().min_by_key(severity);
+        let worst = fault.or_else(|| worst.map(|worst| (worst.symptom.reason, worst.symptom.detail.clone(), worst.at)));
         match worst {
-            Some((reason, detail, at)) if is_believed(&self.state, reason, at.boot) => fail(self, reason, detail, at),
+            Some((reason, detail, at)) if counts_now(&self.state, reason, at.boot) => fail(self, reason, detail, at),
             Some((reason, _, at)) => {
                 let since = if let State::Suspect { since, .. } = self.state { since } else { at.boot };
                 self.state = State::Suspect { reason, since };
             }
-            None => self.state = better(self, look),
+            None => self.state = recover(self, observation),
         }
     }
 
-    fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids) {
+    fn apply_event(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids) {
         // A daemon that was just started reads old events from the kernel's log.
         if at.boot <= self.reset_at {
             return;
@@ -140,7 +140,7 @@ impl Case for Verdict {
             // If the driver no longer needs an action, a reset has ended.
             EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::RecoveryAction(None) => {
                 reset(self, at);
-                return is_to_be_seen_after(self, at);
+                return require_newer_observation(self, at);
             }
             EventKind::RecoveryBegan => (Reason::ErrorRecovery, String::new()),
             EventKind::Unbound => return,
@@ -148,7 +148,7 @@ impl Case for Verdict {
                 self.faults.remove(&Reason::ErrorRecovery);
                 (Reason::RecoveryFailed, String::new())
             }
-            EventKind::Wedged(ways) => (Reason::Wedged, format!("its driver wants: {ways}")),
+            EventKind::Wedged(methods) => (Reason::Wedged, format!("recovery methods of its driver: {methods}")),
             EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
             EventKind::Xid(_) => return,
             // The driver's own verdict, after any error.
@@ -159,35 +159,35 @@ impl Case for Verdict {
         fail(self, reason, detail, at);
     }
 
-    fn instructed(&mut self, instruction: &Instruction, at: Moment) {
+    fn apply_instruction(&mut self, instruction: &Instruction, at: Moment) {
         match instruction {
             Instruction::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
             Instruction::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);
                 reset(self, at);
-                is_to_be_seen_after(self, at);
+                require_newer_observation(self, at);
             }
         }
     }
 
-    fn wants_look_at(&self) -> Option<Duration> {
+    fn next_observation_at(&self) -> Option<Duration> {
         match self.state {
             // Only the next poll shows whether the counter still rises: directly after a probe,
             // another one shows nothing new.
             State::Healthy | State::Unhealthy { .. } | State::Suspect { reason: Reason::AerNonfatal, .. } => None,
-            State::Suspect { reason, since } => Some(since + reason.weight().patience),
+            State::Suspect { reason, since } => Some(since + reason.timings().fail_after),
             State::Recovering { since, hold, .. } => Some(since + hold),
         }
     }
 }
 
-/// Whether a complaint counts now: a hard one does, any one does while the device is unhealthy, and
+/// Whether a symptom counts now: a hard one does, any one does while the device is unhealthy, and
 /// a soft one does if it has lasted.
-fn is_believed(state: &State, reason: Reason, now: Duration) -> bool {
-    let patience = reason.weight().patience;
+fn counts_now(state: &State, reason: Reason, now: Duration) -> bool {
+    let fail_after = reason.timings().fail_after;
     match state {
-        State::Healthy => patience.is_zero(),
-        State::Suspect { since, .. } => now.saturating_sub(*since) >= patience,
+        State::Healthy => fail_after.is_zero(),
+        State::Suspect { since, .. } => now.saturating_sub(*since) >= fail_after,
         State::Unhealthy { .. } | State::Recovering { .. } => true,
     }
 }
@@ -205,32 +205,32 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
         // Failures of presence do not latch, and neither does one other failure after many of
         // these.
         let recent = verdict.incidents.iter().rev().take(verdict.flaps as usize);
-        let riddles = recent.filter(|incident| !incident.reason.weight().is_presence()).count();
-        verdict.is_latched |= riddles >= FLAPS_MAX;
+        let unexplained = recent.filter(|incident| !incident.reason.timings().is_presence()).count();
+        verdict.is_latched |= unexplained >= FLAPS_MAX;
     }
     let before = if let State::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
     verdict.state = State::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
-/// The next state of a device without complaints.
-fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
+/// The next state of a device without symptoms.
+fn recover(verdict: &mut Verdict, observation: &Observation<'_>) -> State {
     match verdict.state {
-        State::Unhealthy { reason, seen } if look.complete_at > seen => {
+        State::Unhealthy { reason, seen } if observation.complete_at > seen => {
             let doublings = verdict.flaps.saturating_sub(1).min(HOLD_DOUBLINGS_MAX);
-            let max = if reason.weight().is_presence() { HOLD_OF_PRESENCE_MAX } else { HOLD_MAX };
-            let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(max);
-            State::Recovering { reason, since: look.complete_at, hold }
+            let max = if reason.timings().is_presence() { PRESENCE_HOLD_MAX } else { HOLD_MAX };
+            let hold = (reason.timings().recover_after * 2_u32.pow(doublings)).min(max);
+            State::Recovering { reason, since: observation.complete_at, hold }
         }
         // `complete_at` is zero for a device that was not probed in this boot, so it stays
         // unhealthy.
-        State::Recovering { since, hold, .. } if look.complete_at > since && look.complete_at - since >= hold => {
-            verdict.healthy_since = look.complete_at;
+        State::Recovering { since, hold, .. } if observation.complete_at > since && observation.complete_at - since >= hold => {
+            verdict.healthy_since = observation.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
-                incident.until.get_or_insert(look.at.wall);
+                incident.until.get_or_insert(observation.at.wall);
             }
             State::Healthy
         }
-        State::Suspect { since, .. } if look.complete_at > since => State::Healthy,
+        State::Suspect { since, .. } if observation.complete_at > since => State::Healthy,
         state => state,
     }
 }
@@ -238,18 +238,18 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
 /// Records evidence of a reset. Errors since the last probe may be from before the reset, so the
 /// counters' baselines are cleared too.
 fn reset(verdict: &mut Verdict, at: Moment) {
-    forgive(verdict, at);
+    clear_failures(verdict, at);
     verdict.baselines.clear();
 }
 
 /// Ends all earlier failures.
-fn forgive(verdict: &mut Verdict, at: Moment) {
+fn clear_failures(verdict: &mut Verdict, at: Moment) {
     verdict.faults.clear();
     verdict.reset_at = at.boot;
 }
 
 /// After a reset only an observation newer than the reset counts.
-fn is_to_be_seen_after(verdict: &mut Verdict, at: Moment) {
+fn require_newer_observation(verdict: &mut Verdict, at: Moment) {
     if let State::Unhealthy { seen, .. } = &mut verdict.state {
         *seen = (*seen).max(at.boot);
     }

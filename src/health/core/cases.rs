@@ -1,10 +1,10 @@
 //! The cases of all devices: their observations, their health and the changes to record.
 
 use super::LEAVE_AFTER;
-use super::case::{Case, FatalXids, Look, Sighting};
+use super::case::{Case, FatalXids, Observation, SymptomSeen};
 use crate::domain::{
-    AllocId, CheckResult, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress,
-    Reason, Signals, State, Timestamp, Verdict,
+    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress, Reason, Signals,
+    State, Symptom, Timestamp, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -47,9 +47,9 @@ impl Default for Rules {
 #[derive(Debug)]
 struct Probe {
     at: Moment,
-    /// The sightings of this probe. From an earlier probe: reasons that this one could not check,
+    /// The symptoms of this probe. From an earlier probe: reasons that this one could not check,
     /// and a counter that rose then and has had no poll since to rise again.
-    sightings: Vec<Sighting>,
+    symptoms_seen: Vec<SymptomSeen>,
     /// The reasons that it could not check.
     unread: BTreeSet<Reason>,
 }
@@ -64,8 +64,8 @@ pub(super) struct Cases {
     checks: BTreeMap<DeviceId, Probe>,
     changed: BTreeSet<DeviceId>,
     /// The devices with a verdict that were observed in the last pass; others wait for nothing.
-    looked_at: BTreeSet<DeviceId>,
-    /// Those of them without complaints that were not probed since their failure. A device that has
+    observed: BTreeSet<DeviceId>,
+    /// Those of them without symptoms that were not probed since their failure. A device that has
     /// returned need not wait for the poll.
     unprobed: BTreeSet<DeviceId>,
 }
@@ -79,7 +79,7 @@ impl Cases {
             probes: BTreeMap::new(),
             checks: BTreeMap::new(),
             changed: BTreeSet::new(),
-            looked_at: BTreeSet::new(),
+            observed: BTreeSet::new(),
             unprobed: BTreeSet::new(),
         };
         for (id, verdict) in &mut cases.verdicts {
@@ -101,14 +101,14 @@ impl Cases {
     }
 
     /// Uses other rules from now on.
-    pub(super) fn follow(&mut self, rules: Rules) {
+    pub(super) fn apply_rules(&mut self, rules: Rules) {
         if rules == self.rules {
             return;
         }
         self.rules = rules;
         let ignored = &self.rules.ignored;
         for probe in self.probes.values_mut().chain(self.checks.values_mut()) {
-            probe.sightings.retain(|sighting| !ignored.contains(&sighting.complaint.reason));
+            probe.symptoms_seen.retain(|seen| !ignored.contains(&seen.symptom.reason));
         }
         for (id, verdict) in &mut self.verdicts {
             let before = verdict.faults.len();
@@ -135,39 +135,39 @@ impl Cases {
     }
 
     /// A pass begins: [`Cases::scanned`] follows for every device that matters.
-    pub(super) fn begin_looks(&mut self) {
-        self.looked_at.clear();
+    pub(super) fn begin_pass(&mut self) {
+        self.observed.clear();
         self.unprobed.clear();
     }
 
     /// Takes the result of a scan for a device's presence.
-    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, complaints: BTreeSet<Complaint>) {
-        let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
+    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, symptoms: BTreeSet<Symptom>) {
+        let is_away = symptoms.iter().any(|symptom| matches!(symptom.reason, Reason::DeviceGone | Reason::DriverLost));
         // An earlier probe of an absent device is neither news, nor evidence after its return.
         if is_away {
             self.probes.remove(id);
         }
         let probe = self.probes.get(id);
         let check = self.checks.get(id).filter(|_| !is_away);
-        let complains = [probe, check].into_iter().flatten().any(|probe| !probe.sightings.is_empty());
-        if complaints.is_empty() && !complains && !self.verdicts.contains_key(id) {
+        let has_symptoms = [probe, check].into_iter().flatten().any(|probe| !probe.symptoms_seen.is_empty());
+        if symptoms.is_empty() && !has_symptoms && !self.verdicts.contains_key(id) {
             return;
         }
-        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
-        sightings.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.sightings.iter().cloned()));
+        let mut symptoms_seen: Vec<SymptomSeen> = symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
+        symptoms_seen.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.symptoms_seen.iter().cloned()));
         // A passed check matters only to a device that has failed it. Others need not wait for the
         // next check.
         let check = check.filter(|_| self.waits_for_check(id));
         let mut complete_at = [probe, check].into_iter().flatten().fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
-        let is_unread = |probe: &Probe| self.ails_of(id).is_some_and(|reason| probe.unread.contains(&reason));
+        let is_unread = |probe: &Probe| self.present_reason(id).is_some_and(|reason| probe.unread.contains(&reason));
         if is_probed && self.rules.has_probes && probe.is_none_or(is_unread) {
             complete_at = Duration::ZERO;
         }
-        let look = Look { at, complete_at, is_away, sightings: &sightings };
-        self.change(id, |verdict| verdict.look(&look));
-        self.looked_at.insert(id.clone());
+        let observation = Observation { at, complete_at, is_away, symptoms_seen: &symptoms_seen };
+        self.change(id, |verdict| verdict.observe(&observation));
+        self.observed.insert(id.clone());
         let is_unprobed = self.verdicts.get(id).is_some_and(|verdict| {
-            let is_over = sightings.iter().all(|sighting| sighting.at.boot < verdict.reset_at);
+            let is_over = symptoms_seen.iter().all(|seen| seen.at.boot < verdict.reset_at);
             is_over && verdict.faults.is_empty() && matches!(verdict.state, State::Unhealthy { seen, .. } if complete_at <= seen)
         });
         if is_unprobed && is_probed && !self.waits_for_check(id) {
@@ -177,49 +177,49 @@ impl Cases {
 
     /// A probe has ended; its result counts with the next [`Cases::scanned`].
     pub(super) fn probed(&mut self, id: &DeviceId, own: Option<PciAddress>, at: Moment, signals: &Signals) {
-        let mut complaints = signals.complaints.clone();
+        let mut symptoms = signals.symptoms.clone();
         if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
-            self.change(id, |verdict| complaints.extend(verdict.count(&signals.counters, own, at)));
+            self.change(id, |verdict| symptoms.extend(verdict.count(&signals.counters, own, at)));
         }
-        complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
-        let has_risen = complaints.iter().any(|complaint| complaint.reason == Reason::AerNonfatal);
-        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
+        symptoms.retain(|symptom| !self.rules.ignored.contains(&symptom.reason));
+        let has_risen = symptoms.iter().any(|symptom| symptom.reason == Reason::AerNonfatal);
+        let mut symptoms_seen: Vec<SymptomSeen> = symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
         // Not only the poll starts probes, and counters do not rise between two probes in quick
         // succession.
-        let rose_lately = |before: &&Sighting| {
+        let rose_lately = |before: &&SymptomSeen| {
             let age = at.boot.saturating_sub(before.at.boot);
-            before.complaint.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
+            before.symptom.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
         };
-        let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.sightings);
-        let could_not_look = |before: &&Sighting| signals.unread.contains(&before.complaint.reason);
-        sightings.extend(before.filter(|before| rose_lately(before) || could_not_look(before)).cloned());
-        self.probes.insert(id.clone(), Probe { at, sightings, unread: signals.unread.clone() });
+        let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.symptoms_seen);
+        let could_not_check = |before: &&SymptomSeen| signals.unread.contains(&before.symptom.reason);
+        symptoms_seen.extend(before.filter(|before| rose_lately(before) || could_not_check(before)).cloned());
+        self.probes.insert(id.clone(), Probe { at, symptoms_seen, unread: signals.unread.clone() });
     }
 
     /// The health check of the device's resource has ended. If it could not be run, the last result
     /// stays. If there was none since the start, a device that had failed its check waits for one:
     /// the recorded probe is older than every failure.
     pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
-        let complaint = match result {
+        let symptom = match result {
             CheckResult::Passed => None,
-            CheckResult::Failed(detail) => Some(Complaint { reason: Reason::CheckFailed, detail }),
+            CheckResult::Failed(detail) => Some(Symptom { reason: Reason::CheckFailed, detail }),
             CheckResult::NotRun => {
                 let never = Moment { boot: Duration::ZERO, wall: Timestamp(0) };
-                self.checks.entry(id.clone()).or_insert(Probe { at: never, sightings: Vec::new(), unread: BTreeSet::new() });
+                self.checks.entry(id.clone()).or_insert(Probe { at: never, symptoms_seen: Vec::new(), unread: BTreeSet::new() });
                 return;
             }
         };
-        let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
+        let symptom = symptom.filter(|symptom| !self.rules.ignored.contains(&symptom.reason));
         self.checks.insert(
             id.clone(),
-            Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect(), unread: BTreeSet::new() },
+            Probe { at, symptoms_seen: symptom.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect(), unread: BTreeSet::new() },
         );
     }
 
     /// Whether an event counts for a device that is in no list. Such a device may be offered later,
     /// and its failure must then count. A recovery that begins usually succeeds, and a part follows
     /// its whole.
-    pub(super) fn notes(&self, device: &Device, kind: &EventKind) -> bool {
+    pub(super) fn must_record(&self, device: &Device, kind: &EventKind) -> bool {
         let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
         let stays =
             matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)));
@@ -227,18 +227,18 @@ impl Cases {
     }
 
     /// Takes an event of a device.
-    pub(super) fn happened(&mut self, id: &DeviceId, event: &DeviceEvent, at: Moment) {
+    pub(super) fn apply_event(&mut self, id: &DeviceId, event: &DeviceEvent, at: Moment) {
         if event.kind.reason().is_some_and(|reason| self.rules.ignored.contains(&reason)) {
             return;
         }
         let fatal = std::mem::take(&mut self.rules.fatal_xids);
-        self.change(id, |verdict| verdict.happened(&event.kind, at, &fatal));
+        self.change(id, |verdict| verdict.apply_event(&event.kind, at, &fatal));
         self.rules.fatal_xids = fatal;
     }
 
     /// Takes an operator's order.
-    pub(super) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
-        self.change(id, |verdict| verdict.instructed(instruction, at));
+    pub(super) fn apply_instruction(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
+        self.change(id, |verdict| verdict.apply_instruction(instruction, at));
     }
 
     /// The health by the device's own verdict, without the devices above it.
@@ -251,24 +251,24 @@ impl Cases {
     }
 
     /// The next time at which an observation may change a verdict.
-    pub(super) fn next_look(&self) -> Option<Duration> {
+    pub(super) fn next_observation(&self) -> Option<Duration> {
         let wanted = |id: &DeviceId| {
             if self.unprobed.contains(id) {
                 return Some(Duration::ZERO);
             }
-            let wanted = self.verdicts.get(id)?.wants_look_at()?;
+            let wanted = self.verdicts.get(id)?.next_observation_at()?;
             // Health checks have their own schedule, and are not requested here.
             let waits_for_check = self.waits_for_check(id) && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
             (!waits_for_check).then_some(wanted)
         };
-        self.looked_at.iter().filter_map(wanted).min()
+        self.observed.iter().filter_map(wanted).min()
     }
 
     /// The verdicts to record since the last call; `None` if a verdict is no longer worth
     /// recording. `holders` returns the present holders of a device.
     pub(super) fn take_changed(&mut self, mut holders: impl FnMut(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
         let changed = std::mem::take(&mut self.changed);
-        let mut notes = Vec::with_capacity(changed.len());
+        let mut recorded = Vec::with_capacity(changed.len());
         for id in changed {
             let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
             if let (State::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
@@ -279,16 +279,16 @@ impl Cases {
             }
             if verdict.is_blank() {
                 self.verdicts.remove(&id);
-                notes.push((id, None));
+                recorded.push((id, None));
             } else {
-                notes.push((id, Some(verdict.clone())));
+                recorded.push((id, Some(verdict.clone())));
             }
         }
-        notes
+        recorded
     }
 
     /// The reason of a device's present state.
-    fn ails_of(&self, id: &DeviceId) -> Option<Reason> {
+    fn present_reason(&self, id: &DeviceId) -> Option<Reason> {
         match self.verdicts.get(id)?.state {
             State::Healthy => None,
             State::Suspect { reason, .. } | State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Some(reason),
@@ -301,26 +301,26 @@ impl Cases {
         matches!(state, Some(State::Unhealthy { reason: Reason::CheckFailed, .. } | State::Recovering { reason: Reason::CheckFailed, .. }))
     }
 
-    fn change(&mut self, id: &DeviceId, act: impl FnOnce(&mut Verdict)) {
+    fn change(&mut self, id: &DeviceId, change: impl FnOnce(&mut Verdict)) {
         let known = self.verdicts.get(id);
         let mut verdict = known.cloned().unwrap_or_else(|| Verdict { boot_id: self.rules.boot_id.clone(), ..Verdict::default() });
-        act(&mut verdict);
-        let is_news = match known {
-            Some(known) => is_news(known, &verdict),
+        change(&mut verdict);
+        let is_new = match known {
+            Some(known) => must_be_recorded(known, &verdict),
             None => !verdict.is_blank(),
         };
-        if is_news {
+        if is_new {
             self.changed.insert(id.clone());
         }
-        if known.is_some() || is_news {
+        if known.is_some() || is_new {
             self.verdicts.insert(id.clone(), verdict);
         }
     }
 }
 
-/// Whether a change must be recorded. A repeated complaint need not be: otherwise an unhealthy
+/// Whether a change must be recorded. A repeated symptom need not be: otherwise an unhealthy
 /// device would cause a write at every probe.
-fn is_news(before: &Verdict, after: &Verdict) -> bool {
+fn must_be_recorded(before: &Verdict, after: &Verdict) -> bool {
     let timeless = |verdict: &Verdict| match verdict.state {
         State::Unhealthy { reason, .. } => Verdict { state: State::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() },
         _ => verdict.clone(),

@@ -1,6 +1,6 @@
 //! The holders of devices, as the judge needs them.
 
-use super::parting::Claim;
+use super::departures::IdsInUse;
 use crate::domain::{AllocId, DeviceId, Grant, GrantedDevice, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(crate) struct Held {
     pub(super) ids: BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>,
     /// The objects of each grant, with its ids.
-    pub(super) grants: Vec<Claim>,
+    pub(super) grants: Vec<IdsInUse>,
 }
 
 impl Held {
@@ -33,7 +33,7 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
         let ids = held.ids.entry(grant.resource.clone()).or_default();
         ids.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
         let ids = grant.devices.iter().map(|device| device.id.clone()).collect();
-        held.grants.push(Claim { resource: grant.resource.clone(), ids, objects: grant.objects(), is_held: true });
+        held.grants.push(IdsInUse { resource: grant.resource.clone(), ids, objects: grant.objects(), is_held: true });
     }
     held
 }

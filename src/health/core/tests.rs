@@ -86,7 +86,7 @@ fn list(inventory: Option<Arc<Inventory>>) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_said_before_the_first_evidence() {
+fn nothing_is_published_before_the_first_evidence() {
     assert_eq!(judge(1).judge(&Held::default(), &Owed::new(), at(0)), None);
 }
 
@@ -98,7 +98,7 @@ fn a_resource_without_devices_is_offered_empty() {
 }
 
 #[test]
-fn a_list_that_is_as_it_was_is_the_one_that_it_was() {
+fn an_unchanged_list_is_not_copied() {
     let mut judge = judge(1);
     let mut listed = |secs, missing: &[&str]| {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
@@ -116,19 +116,23 @@ fn every_replica_follows_its_device() {
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
-    assert_eq!(judge.next_look(), Some(at(2)));
+    assert_eq!(
+        list(judge.judge(&Held::default(), &Owed::new(), at(1))),
+        ["a::0=node_missing", "a::1=node_missing"],
+        "it must be absent for the hold time"
+    );
+    assert_eq!(judge.next_probe(), Some(at(2)));
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
-    assert_eq!(judge.next_look(), None);
+    assert_eq!(judge.next_probe(), None);
 }
 
 #[test]
-fn a_broken_device_stays_unhealthy_until_newer_evidence_clears_it() {
+fn an_unusable_device_stays_unhealthy_until_newer_evidence_clears_it() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(0));
-    judge.broken(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
+    judge.report_unusable(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
     // A scan that had begun before the failure proves nothing.
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
@@ -196,7 +200,7 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
 }
 
 #[test]
-fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
+fn an_id_listed_by_an_earlier_process_stays_for_a_minute_after_its_first_absence() {
     let earlier = Listed::from([(spec(1).name.clone(), [known("a"), known("b")].into())]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
@@ -204,25 +208,25 @@ fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
     assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(64))), ["a=device_gone", "b=ok"]);
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(65))), ["b=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(66))), ["b=ok"], "it does not come back");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(66))), ["b=ok"], "it does not return");
 }
 
 #[test]
 fn holders_matter_only_where_an_id_is_not_offered() {
     let mut judge = judge(1);
-    let holds = |judge: &Judge, ids: &[&str]| judge.is_judged_with([grant(ids)].iter());
+    let holds = |judge: &Judge, ids: &[&str]| judge.is_unchanged_by([grant(ids)].iter());
     assert!(!holds(&judge, &["a"]), "nothing has been judged yet");
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(0));
     assert!(holds(&judge, &["a", "b"]));
-    assert!(!holds(&judge, &["ghost"]), "it has to be listed");
+    assert!(!holds(&judge, &["unlisted"]), "it has to be listed");
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(10));
     assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
 
 #[test]
-fn a_held_share_that_is_not_selected_any_more_keeps_the_nodes_of_its_device() {
+fn a_held_share_that_is_deselected_keeps_the_nodes_of_its_device() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &[], &[]));
     let inventory = judge.judge(&holding(&["a::3"]), &Owed::new(), at(0)).unwrap();
@@ -231,7 +235,7 @@ fn a_held_share_that_is_not_selected_any_more_keeps_the_nodes_of_its_device() {
 }
 
 #[test]
-fn another_card_in_the_same_place_does_not_heal_the_old_one() {
+fn another_card_in_the_same_slot_does_not_make_the_old_one_healthy() {
     let mut judge = judge(1);
     let mut replaced = (*device("new")).clone();
     replaced.key = "dev:/dev/a".into();
@@ -242,7 +246,7 @@ fn another_card_in_the_same_place_does_not_heal_the_old_one() {
 }
 
 #[test]
-fn a_node_that_is_held_under_an_older_name_is_not_given_under_its_new_one() {
+fn a_node_held_under_an_older_name_is_not_given_under_its_new_one() {
     let mut judge = judge(1);
     let mut renamed = (*device("by-id")).clone();
     renamed.nodes = vec![DeviceNode::at("/dev/a")];
@@ -262,40 +266,40 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
 }
 
 #[test]
-fn a_disk_that_somebody_holds_is_not_given_to_another_by_its_second_path() {
+fn a_held_disk_is_not_given_again_by_its_second_path() {
     let disk = |id: &str| {
         let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
         let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
         Arc::new(Device { class: DeviceClass::Nvme, pci: Some(Box::new(function)), nodes, ..(*device(id)).clone() })
     };
-    let look = |secs: u64, id: &str| {
+    let observe = |secs: u64, id: &str| {
         let mut evidence = (*evidence(secs, &[], &[id], &[])).clone();
         evidence.devices.insert(DeviceId::new(id), disk(id));
         Arc::new(evidence)
     };
     let mut judge = judge(1);
-    judge.discovered(look(1, "first"));
+    judge.discovered(observe(1, "first"));
     assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(1))), ["first=ok"]);
-    judge.discovered(look(2, "second"));
+    judge.discovered(observe(2, "second"));
     assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["first=device_gone", "second=ok"]);
 }
 
 #[test]
-fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
+fn a_blocked_iommu_group_is_unhealthy_until_its_sibling_is_released() {
     let mut judge = judge(1);
-    let look = |secs: u64, blocked: bool| {
+    let observe = |secs: u64, blocked: bool| {
         let mut device = (*device("gpu")).clone();
         device.attributes.extend(blocked.then_some(("group_blocked_by", "0000:01:00.1 (snd_hda_intel)")));
         let mut evidence = (*evidence(secs, &[], &["gpu"], &[])).clone();
         evidence.devices.insert(device.id.clone(), Arc::new(device));
         Arc::new(evidence)
     };
-    judge.discovered(look(1, true));
+    judge.discovered(observe(1, true));
     assert_eq!(list(judge.judge(&holding(&["gpu"]), &Owed::new(), at(1))), ["gpu=iommu_group_not_viable"]);
-    judge.discovered(look(2, false));
+    judge.discovered(observe(2, false));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["gpu=iommu_group_not_viable"]);
-    judge.discovered(look(3, false));
+    judge.discovered(observe(3, false));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["gpu=ok"]);
 }
 
@@ -311,7 +315,7 @@ fn pool_nodes(judge: &Judge) -> Vec<String> {
 }
 
 #[test]
-fn a_pool_is_all_devices_that_can_be_used_under_ids_that_mean_nothing() {
+fn a_pool_offers_the_nodes_of_its_healthy_members_under_numbers() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a", "b"], &["a", "b"], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(1))), ["0=ok", "1=ok"]);
@@ -324,18 +328,18 @@ fn a_pool_is_all_devices_that_can_be_used_under_ids_that_mean_nothing() {
 }
 
 #[test]
-fn a_pool_that_an_allocate_found_broken_is_so_until_the_next_evidence() {
+fn a_pool_that_an_allocate_found_unusable_is_unhealthy_until_the_next_scan() {
     let mut judge = pool_of(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(1));
-    judge.broken(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
+    judge.report_unusable(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["0=node_missing"]);
     judge.discovered(evidence(3, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["0=ok"]);
 }
 
 #[test]
-fn a_held_id_of_a_pool_stays_when_the_pool_becomes_smaller_or_is_gone() {
+fn a_held_id_of_a_pool_stays_when_the_pool_shrinks_or_disappears() {
     let mut judge = pool_of(1);
     let held = holding(&["7"]);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
@@ -404,134 +408,134 @@ fn moment(secs: u64) -> Moment {
     Moment { boot: at(secs), wall: Timestamp(secs * 1000) }
 }
 
-/// Scans and probes all devices that matter, with these complaints of `of`.
-fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<String> {
+/// Scans and probes all devices that matter, with these symptoms of `of`.
+fn observe(judge: &mut Judge, secs: u64, of: &str, symptoms: &[Reason]) -> Vec<String> {
     let evidence = cards(secs);
     judge.discovered(Arc::clone(&evidence));
     for device in judge.probed_devices(&Held::default()) {
-        let complaints: &[Reason] = if device.id.as_str() == of { complaints } else { &[] };
-        let complaints = complaints.iter().map(|reason| Complaint { reason: *reason, detail: String::new() }).collect();
-        judge.probed(&device, moment(secs), &Signals { complaints, ..Signals::default() });
+        let symptoms: &[Reason] = if device.id.as_str() == of { symptoms } else { &[] };
+        let symptoms = symptoms.iter().map(|reason| Symptom { reason: *reason, detail: String::new() }).collect();
+        judge.probed(&device, moment(secs), &Signals { symptoms, ..Signals::default() });
     }
     list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
 }
 
-fn happens(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
+fn deliver_event(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
-    judge.happened(&event, moment(secs), &Held::default());
+    judge.apply_event(&event, moment(secs), &Held::default());
     list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
 }
 
 #[test]
-fn everything_below_a_sick_device_follows_it() {
+fn devices_below_an_unhealthy_device_are_unhealthy_too() {
     use EventKind::{Bound, RecoveryFailed, Xid};
     let mut judge = judge(1);
-    assert_eq!(look(&mut judge, 1, "", &[]), ["mig=ok", "vf=ok"]);
-    assert_eq!(look(&mut judge, 2, "card", &[Reason::OffTheBus]), ["mig=ok", "vf=off_the_bus"]);
-    assert_eq!(look(&mut judge, 3, "", &[]), ["mig=ok", "vf=off_the_bus"]);
-    assert_eq!(look(&mut judge, 33, "", &[]), ["mig=ok", "vf=ok"]);
-    assert_eq!(happens(&mut judge, 40, "0000:02:00.0", Xid(79), true), ["mig=xid", "vf=ok"]);
-    assert_eq!(happens(&mut judge, 41, "0000:02:00.0", Bound, false), ["mig=xid", "vf=ok"], "nobody has looked since");
-    assert_eq!(look(&mut judge, 42, "", &[]), ["mig=xid", "vf=ok"]);
-    assert_eq!(look(&mut judge, 72, "", &[]), ["mig=ok", "vf=ok"]);
-    assert_eq!(happens(&mut judge, 80, "0000:00:01.0", RecoveryFailed, false), ["mig=recovery_failed", "vf=recovery_failed"]);
-    assert_eq!(happens(&mut judge, 81, "0000:07:00.0", Xid(79), true), ["mig=recovery_failed", "vf=recovery_failed"]);
+    assert_eq!(observe(&mut judge, 1, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(observe(&mut judge, 2, "card", &[Reason::OffTheBus]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(observe(&mut judge, 3, "", &[]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(observe(&mut judge, 33, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(deliver_event(&mut judge, 40, "0000:02:00.0", Xid(79), true), ["mig=xid", "vf=ok"]);
+    assert_eq!(deliver_event(&mut judge, 41, "0000:02:00.0", Bound, false), ["mig=xid", "vf=ok"], "there has been no probe since");
+    assert_eq!(observe(&mut judge, 42, "", &[]), ["mig=xid", "vf=ok"]);
+    assert_eq!(observe(&mut judge, 72, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(deliver_event(&mut judge, 80, "0000:00:01.0", RecoveryFailed, false), ["mig=recovery_failed", "vf=recovery_failed"]);
+    assert_eq!(deliver_event(&mut judge, 81, "0000:07:00.0", Xid(79), true), ["mig=recovery_failed", "vf=recovery_failed"]);
 }
 
 #[test]
 fn a_function_does_not_recover_before_it_was_probed() {
     let mut first = judge(1);
-    look(&mut first, 1, "vf", &[Reason::OffTheBus]);
+    observe(&mut first, 1, "vf", &[Reason::OffTheBus]);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
-        assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
+        assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "there was no probe");
     }
-    assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
-    assert_eq!(second.next_look(), Some(at(331)));
-    assert_eq!(look(&mut second, 331, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(observe(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(second.next_probe(), Some(at(331)));
+    assert_eq!(observe(&mut second, 331, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
 #[test]
-fn what_an_operator_has_taken_out_is_so_in_every_life_until_it_is_given_back() {
+fn a_cordon_survives_restarts_and_reboots_until_the_uncordon() {
     let mut first = judge(2);
     let (id, cordon) = (DeviceId::new("a"), Instruction::Cordon { reason: "fan".into() });
-    assert!(!first.instructed(&id, &cordon, moment(0)), "nobody knows it");
+    assert!(!first.apply_instruction(&id, &cordon, moment(0)), "the device is unknown");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert!(first.instructed(&id, &cordon, moment(1)));
+    assert!(first.apply_instruction(&id, &cordon, moment(1)));
     assert_eq!(list(first.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let rules = Rules { boot_id: "next".into(), ..rules() };
     let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
     second.discovered(evidence(1, &["a"], &["a"], &[]));
     assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
-    assert!(second.instructed(&id, &Instruction::Uncordon, moment(2)));
+    assert!(second.apply_instruction(&id, &Instruction::Uncordon, moment(2)));
     assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
-    assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to be remembered");
+    assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to record");
 }
 
 #[test]
-fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices() {
+fn soft_failures_of_held_devices_are_hidden_from_a_kubelet_that_just_started() {
     let mut judge = judge(1);
     let held = Held::from([(spec(1).name.clone(), [(DeviceId::new("mig"), known("mig"))].into())]);
     for secs in [1, 40] {
-        look(&mut judge, secs, "mig", &[Reason::PortDown]);
+        observe(&mut judge, secs, "mig", &[Reason::PortDown]);
     }
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(41))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(100));
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(50))), ["mig=ok", "vf=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "no new container gets it");
     assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(100))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(200));
-    look(&mut judge, 110, "mig", &[Reason::OffTheBus]);
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard one is told");
+    observe(&mut judge, 110, "mig", &[Reason::OffTheBus]);
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard failure is shown");
 }
 
 #[test]
-fn a_device_that_is_named_by_its_path_fails_as_any_other() {
+fn a_device_named_by_its_path_fails_like_any_other() {
     let mut judge = judge(1);
     judge.discovered(evidence(1, &["/dev/a"], &["/dev/a"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(1));
     judge.discovered(evidence(2, &[], &[], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["/dev/a=device_gone"]);
-    let noted = judge.take_changed(|_| Vec::new());
-    let reasons: Vec<_> = noted.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
+    let recorded = judge.take_changed(|_| Vec::new());
+    let reasons: Vec<_> = recorded.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
     assert_eq!(reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(), [Reason::DeviceGone]);
 }
 
 #[test]
-fn who_held_a_device_when_it_failed_is_remembered() {
+fn an_incident_records_the_holders_of_the_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
     judge.judge(&Held::default(), &Owed::new(), at(1));
     let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
-    let noted = judge.take_changed(|id| holders(&grants, id));
-    let incident = &noted[0].1.as_ref().unwrap().incidents[0];
+    let recorded = judge.take_changed(|id| holders(&grants, id));
+    let incident = &recorded[0].1.as_ref().unwrap().incidents[0];
     assert_eq!((incident.to_string().as_str(), incident.held_by.as_slice()), ("node_missing (/dev/a)", &[AllocId::new("a-1")][..]));
 }
 
 #[test]
-fn who_holds_a_part_holds_the_device_that_failed() {
+fn an_incident_records_the_holders_of_parts_of_the_device() {
     let mut judge = judge(1);
-    look(&mut judge, 1, "", &[]);
-    happens(&mut judge, 2, "0000:02:00.0", EventKind::Xid(79), true);
+    observe(&mut judge, 1, "", &[]);
+    deliver_event(&mut judge, 2, "0000:02:00.0", EventKind::Xid(79), true);
     let grants = [Arc::new(grant(&["mig"]))];
-    let noted: BTreeMap<_, _> = judge.take_changed(|id| holders(&grants, id)).into_iter().collect();
-    assert_eq!(noted[&DeviceId::new("whole")].as_ref().unwrap().incidents[0].held_by, [AllocId::new("a-1")]);
+    let recorded: BTreeMap<_, _> = judge.take_changed(|id| holders(&grants, id)).into_iter().collect();
+    assert_eq!(recorded[&DeviceId::new("whole")].as_ref().unwrap().incidents[0].held_by, [AllocId::new("a-1")]);
 }
 
 #[test]
-fn what_happened_before_the_first_scan_of_a_life_is_not_forgotten() {
+fn events_from_before_the_first_scan_are_kept() {
     let mut judge = judge(1);
     let event = DeviceEvent { at: "0000:02:00.0".parse().unwrap(), whole_slot: true, kind: EventKind::Xid(79) };
-    judge.happened(&event, moment(1), &Held::default());
-    assert_eq!(look(&mut judge, 2, "", &[]), ["mig=xid", "vf=ok"]);
+    judge.apply_event(&event, moment(1), &Held::default());
+    assert_eq!(observe(&mut judge, 2, "", &[]), ["mig=xid", "vf=ok"]);
 }
 
 #[test]
-fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridges_nor_parts_have_any() {
+fn a_fault_of_an_unselected_device_counts_when_a_resource_selects_it() {
     use EventKind::{Bound, RecoveryBegan, RecoveryFailed, Xid};
     let (gpu, root_port) = ("0000:03:00.0", "0000:00:01.0");
     let scan = |judge: &mut Judge, secs, selected: &[&str]| {
@@ -548,54 +552,54 @@ fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridge
         }
         list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
     };
-    let noted = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
+    let recorded = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
     let mut judge = judge(1);
     scan(&mut judge, 1, &[]);
-    happens(&mut judge, 2, gpu, RecoveryBegan, false);
-    happens(&mut judge, 2, gpu, Xid(13), true);
-    happens(&mut judge, 2, gpu, Bound, false);
-    assert!(noted(&mut judge).is_empty(), "what ends well as a rule, an application's error, and a driver that comes");
+    deliver_event(&mut judge, 2, gpu, RecoveryBegan, false);
+    deliver_event(&mut judge, 2, gpu, Xid(13), true);
+    deliver_event(&mut judge, 2, gpu, Bound, false);
+    assert!(recorded(&mut judge).is_empty(), "a recovery that usually succeeds, an application's error, a bind");
 
-    happens(&mut judge, 3, gpu, Xid(79), true);
+    deliver_event(&mut judge, 3, gpu, Xid(79), true);
     assert_eq!(scan(&mut judge, 10, &["gpu"]), ["gpu=xid"]);
     for secs in [11, 100] {
         assert_eq!(scan(&mut judge, secs, &[]).is_empty(), secs == 100, "it leaves the list");
     }
-    happens(&mut judge, 101, root_port, RecoveryFailed, false);
-    assert_eq!(noted(&mut judge), ["gpu"]);
+    deliver_event(&mut judge, 101, root_port, RecoveryFailed, false);
+    assert_eq!(recorded(&mut judge), ["gpu"]);
     // It is reset while no container can get it.
-    happens(&mut judge, 102, gpu, Bound, false);
-    assert_eq!(scan(&mut judge, 110, &["gpu"]), ["gpu=recovery_failed"], "the first look");
+    deliver_event(&mut judge, 102, gpu, Bound, false);
+    assert_eq!(scan(&mut judge, 110, &["gpu"]), ["gpu=recovery_failed"], "the first observation");
     assert_eq!(scan(&mut judge, 140, &["gpu"]), ["gpu=ok"]);
 }
 
 #[test]
-fn a_bridge_whose_driver_comes_and_goes_has_reset_nothing_below_it() {
+fn a_bind_of_a_bridges_driver_resets_no_device_below_it() {
     use EventKind::{Bound, Xid};
     let mut judge = judge(1);
-    look(&mut judge, 1, "", &[]);
-    happens(&mut judge, 2, "0000:02:00.0", Xid(79), true);
-    happens(&mut judge, 3, "0000:00:01.0", Bound, false);
-    look(&mut judge, 4, "", &[]);
-    assert_eq!(look(&mut judge, 100, "", &[]), ["mig=xid", "vf=ok"]);
+    observe(&mut judge, 1, "", &[]);
+    deliver_event(&mut judge, 2, "0000:02:00.0", Xid(79), true);
+    deliver_event(&mut judge, 3, "0000:00:01.0", Bound, false);
+    observe(&mut judge, 4, "", &[]);
+    assert_eq!(observe(&mut judge, 100, "", &[]), ["mig=xid", "vf=ok"]);
 }
 
 #[test]
-fn what_is_ignored_now_is_not_held_against_a_device_from_before() {
+fn recorded_faults_of_ignored_reasons_do_not_count() {
     let mut first = judge(1);
-    look(&mut first, 1, "", &[]);
-    happens(&mut first, 2, "0000:01:00.4", EventKind::Xid(79), false);
+    observe(&mut first, 1, "", &[]);
+    deliver_event(&mut first, 2, "0000:01:00.4", EventKind::Xid(79), false);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let rules = Rules { ignored: [Reason::Xid, Reason::CheckFailed].into(), ..rules() };
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &remembered);
-    assert_eq!(look(&mut second, 10, "", &[]), ["mig=ok", "vf=xid"]);
-    assert_eq!(look(&mut second, 40, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(observe(&mut second, 10, "", &[]), ["mig=ok", "vf=xid"]);
+    assert_eq!(observe(&mut second, 40, "", &[]), ["mig=ok", "vf=ok"]);
     second.checked(&DeviceId::new("vf"), moment(41), CheckResult::Failed("no".into()));
-    assert_eq!(look(&mut second, 42, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(observe(&mut second, 42, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
 #[test]
-fn a_device_that_was_away_need_not_wait_for_its_next_check() {
+fn a_device_that_returns_need_not_wait_for_its_next_check() {
     let mut judge = judge(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     judge.checked(&DeviceId::new("a"), moment(1), CheckResult::Passed);
@@ -621,23 +625,23 @@ fn a_device_that_was_away_need_not_wait_for_its_next_check() {
 fn a_check_that_could_not_be_run_changes_nothing() {
     let mut first = judge(1);
     let id = DeviceId::new("a");
-    let look = |judge: &mut Judge, secs: u64, result: CheckResult| {
+    let observe = |judge: &mut Judge, secs: u64, result: CheckResult| {
         judge.checked(&id, moment(secs), result);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
         judge.judge(&Held::default(), &Owed::new(), at(secs));
         list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
     };
-    assert_eq!(look(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
-    assert_eq!(look(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
-    assert_eq!(look(&mut first, 900, CheckResult::NotRun), ["a=check_failed"], "what the last one said stays");
+    assert_eq!(observe(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
+    assert_eq!(observe(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
+    assert_eq!(observe(&mut first, 900, CheckResult::NotRun), ["a=check_failed"], "the last result stays");
     // The same after a restart, without a check result of this process.
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [1000, 1100, 2000] {
-        assert_eq!(look(&mut second, secs, CheckResult::NotRun), ["a=check_failed"]);
+        assert_eq!(observe(&mut second, secs, CheckResult::NotRun), ["a=check_failed"]);
     }
-    look(&mut second, 2001, CheckResult::Passed);
-    assert_eq!(look(&mut second, 2100, CheckResult::Passed), ["a=ok"]);
+    observe(&mut second, 2001, CheckResult::Passed);
+    assert_eq!(observe(&mut second, 2100, CheckResult::Passed), ["a=ok"]);
 }
 
 #[test]
@@ -652,9 +656,9 @@ fn a_pool_follows_its_check() {
 }
 
 #[test]
-fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_other() {
+fn nonfatal_errors_count_when_they_rise_at_several_polls_in_a_row() {
     let counter = crate::domain::Counter { reason: Reason::AerNonfatal, at: "0000:01:00.4".parse().unwrap() };
-    let told = |values: &[(u64, u64)]| {
+    let lists_after = |values: &[(u64, u64)]| {
         let rules = Rules { poll: Duration::from_secs(10), ..rules() };
         let mut judge = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &Verdicts::new());
         let mut now = Vec::new();
@@ -670,33 +674,33 @@ fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_o
     };
     // Probes of other causes come between the polls.
     let rising = [(0, 0), (10, 1), (11, 1), (20, 2), (21, 2), (30, 3), (39, 3), (40, 4)];
-    assert_eq!(told(&rising), ["mig=ok", "vf=aer_nonfatal"]);
-    assert_eq!(told(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
-    assert_eq!(told(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]), ["mig=ok", "vf=ok"]);
+    assert_eq!(lists_after(&rising), ["mig=ok", "vf=aer_nonfatal"]);
+    assert_eq!(lists_after(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
+    assert_eq!(lists_after(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]), ["mig=ok", "vf=ok"]);
 }
 
 #[test]
-fn a_device_that_has_come_back_is_probed_at_once() {
+fn a_device_that_returns_is_probed_at_once() {
     let mut judge = judge(1);
-    look(&mut judge, 1, "", &[]);
+    observe(&mut judge, 1, "", &[]);
     let mut away = (*cards(5)).clone();
     away.devices.remove(&DeviceId::new("vf"));
     away.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
     judge.discovered(Arc::new(away));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["mig=ok", "vf=device_gone"]);
-    assert_eq!(judge.next_look(), None);
+    assert_eq!(judge.next_probe(), None);
     judge.discovered(cards(8));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["mig=ok", "vf=device_gone"]);
-    assert_eq!(judge.next_look(), Some(at(9)));
-    look(&mut judge, 9, "", &[]);
-    assert_eq!(judge.next_look(), Some(at(10)));
-    assert_eq!(look(&mut judge, 10, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(judge.next_probe(), Some(at(9)));
+    observe(&mut judge, 9, "", &[]);
+    assert_eq!(judge.next_probe(), Some(at(10)));
+    assert_eq!(observe(&mut judge, 10, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
 #[test]
-fn what_is_not_selected_any_more_is_probed_and_a_driver_that_is_gone_is_the_reason() {
+fn a_deselected_device_is_probed_and_shows_a_lost_driver_as_its_reason() {
     let mut judge = judge(1);
-    look(&mut judge, 1, "", &[]);
+    observe(&mut judge, 1, "", &[]);
     let without = |secs: u64, driver: Option<&str>| {
         let mut evidence = (*cards(secs)).clone();
         evidence.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
@@ -705,19 +709,19 @@ fn what_is_not_selected_any_more_is_probed_and_a_driver_that_is_gone_is_the_reas
         evidence.devices.insert(vf.id.clone(), Arc::new(vf));
         Arc::new(evidence)
     };
-    let told = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &Owed::new(), at(secs)))[1].clone();
+    let lists_after = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &Owed::new(), at(secs)))[1].clone();
     judge.discovered(without(5, Some("nvme")));
-    assert_eq!(told(&mut judge, 5), "vf=deselected");
+    assert_eq!(lists_after(&mut judge, 5), "vf=deselected");
     let vf = judge.probed_devices(&Held::default()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();
-    let complaints = [Complaint { reason: Reason::NvmeDead, detail: String::new() }].into();
-    judge.probed(&vf, moment(6), &Signals { complaints, ..Signals::default() });
-    assert_eq!(told(&mut judge, 6), "vf=nvme_dead");
+    let symptoms = [Symptom { reason: Reason::NvmeDead, detail: String::new() }].into();
+    judge.probed(&vf, moment(6), &Signals { symptoms, ..Signals::default() });
+    assert_eq!(lists_after(&mut judge, 6), "vf=nvme_dead");
     judge.discovered(without(7, None));
-    assert_eq!(told(&mut judge, 7), "vf=driver_lost");
-    // It had no complaints while it was absent, and that is no evidence now.
+    assert_eq!(lists_after(&mut judge, 7), "vf=driver_lost");
+    // It had no symptoms while it was absent, and that is no evidence now.
     judge.probed(&vf, moment(8), &Signals::default());
-    assert_eq!(told(&mut judge, 8), "vf=driver_lost");
+    assert_eq!(lists_after(&mut judge, 8), "vf=driver_lost");
     judge.discovered(cards(9));
-    assert_eq!(told(&mut judge, 9), "vf=driver_lost");
-    assert_eq!(judge.next_look(), Some(at(10)), "it is to be probed");
+    assert_eq!(lists_after(&mut judge, 9), "vf=driver_lost");
+    assert_eq!(judge.next_probe(), Some(at(10)), "a probe is wanted");
 }

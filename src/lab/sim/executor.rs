@@ -232,7 +232,7 @@ impl Handle {
                 let waker = slot.waker.clone();
                 state.polls += 1;
                 state.since_advance += 1;
-                assert!(state.since_advance < STEPS_MAX, "task {id} or others go round without ever waiting, at {:?}", state.now);
+                assert!(state.since_advance < STEPS_MAX, "task {id} or others are polled without ever waiting, at {:?}", state.now);
                 return Some((id, future, waker));
             }
         }
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn time_stands_still_while_a_task_can_go_on_and_jumps_when_none_can() {
+    fn time_advances_only_when_no_task_is_ready() {
         let mut executor = Executor::new(1);
         let handle = executor.handle();
         let inside = handle.clone();
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "without ever waiting")]
-    fn a_task_that_never_waits_is_found() {
+    fn a_task_that_never_waits_is_detected() {
         let mut executor = Executor::new(1);
         let inside = executor.handle();
         executor.handle().spawn(async move {
@@ -454,9 +454,9 @@ mod tests {
     }
 
     #[test]
-    fn an_aborted_task_is_dropped_and_a_timer_without_task_does_not_hold_up_the_time() {
-        struct Tell(mpsc::UnboundedSender<Duration>, Handle);
-        impl Drop for Tell {
+    fn an_aborted_task_is_dropped_and_its_timer_does_not_delay_time() {
+        struct SendOnDrop(mpsc::UnboundedSender<Duration>, Handle);
+        impl Drop for SendOnDrop {
             fn drop(&mut self) {
                 self.0.send(self.1.now()).unwrap();
             }
@@ -464,10 +464,10 @@ mod tests {
         let mut executor = Executor::new(1);
         let handle = executor.handle();
         let (sender, mut received) = mpsc::unbounded_channel();
-        let tell = Tell(sender.clone(), handle.clone());
+        let guard = SendOnDrop(sender.clone(), handle.clone());
         let inside = handle.clone();
         let task = handle.spawn(async move {
-            let _tell = tell;
+            let _guard = guard;
             inside.sleep(HOUR).await;
         });
         executor.run_to(Duration::from_secs(1));
@@ -477,9 +477,9 @@ mod tests {
         assert_eq!(received.try_recv(), Ok(Duration::from_secs(1)));
         assert!(!executor.step(2 * HOUR), "nothing is left to happen");
 
-        let tell = Tell(sender, handle.clone());
+        let guard = SendOnDrop(sender, handle.clone());
         handle.spawn(async move {
-            let _tell = tell;
+            let _guard = guard;
             std::future::pending::<()>().await;
         });
         drop(executor);

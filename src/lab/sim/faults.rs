@@ -5,7 +5,7 @@
 //! healthy, or count as free. `HOLDFAST_FAULTS` sets the number of runs.
 
 use super::hardware::SimNode;
-use super::health::HealthTrial;
+use super::health::HealthSimulation;
 use super::random::Random;
 use crate::domain::{
     AllocId, CharPath, ContainerEdits, DeviceClass, DeviceId, Grant, GrantState, GrantedDevice, HealthPolicy, Inventory, ResourceName,
@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIVING: &str = "aaaaaaaa-0000-4000-8000-000000000001";
+const RUNNING_POD: &str = "aaaaaaaa-0000-4000-8000-000000000001";
 
 /// A node with a device of every class, and resources for all of them.
 struct Node {
@@ -122,12 +122,12 @@ impl Node {
             }
         }
         // A pod that runs.
-        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice", LIVING.replace('-', "_"));
+        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice", RUNNING_POD.replace('-', "_"));
         write(root, "sys/fs/cgroup/cgroup.controllers", "cpu\n");
         for folder in [pod.clone(), format!("{pod}/cri-a.scope"), format!("{pod}/cri-b.scope")] {
             write(root, &format!("{folder}/cgroup.events"), "populated 1\n");
         }
-        fs::create_dir_all(root.join(format!("var/log/pods/ml_train_{LIVING}"))).unwrap();
+        fs::create_dir_all(root.join(format!("var/log/pods/ml_train_{RUNNING_POD}"))).unwrap();
         let root = HostRoot::new(dir.path());
         Node { _dir: dir, root, specs: specs() }
     }
@@ -214,29 +214,30 @@ fn fail_some(root: &Path) {
 }
 
 #[test]
-fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
+fn a_failing_host_call_changes_no_id_and_no_health_and_releases_nothing() {
     let runs: u64 = std::env::var("HOLDFAST_FAULTS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
     let node = Node::new();
-    let start = |now| HealthTrial::start(node.root.clone(), node.specs.clone(), HealthPolicy::default(), now);
-    let mut trial = start(Duration::from_secs(60));
-    let all = list(trial.inventory());
+    let start = |now| HealthSimulation::start(node.root.clone(), node.specs.clone(), HealthPolicy::default(), now);
+    let mut simulation = start(Duration::from_secs(60));
+    let all = list(simulation.inventory());
     assert!(all.values().all(|health| health == "ok"), "{all:?}");
     assert!(all.len() > 30 && !all.keys().any(|(_, id)| id.contains("HOST") || id == "dev:sdy" || id == "0000:41:00.0"), "{all:?}");
     fail_some(node.root.path("").as_path());
-    let inventory = trial.inventory().clone();
+    let inventory = simulation.inventory().clone();
     let held = [("a.com/nvidia", 0), ("a.com/tty", 1), ("a.com/disk", 1), ("a.com/amd", 0), ("a.com/vf", 2)].map(|(name, at)| {
         let name: ResourceName = name.parse().unwrap();
         let id = inventory.resources[&name].devices.keys().nth(at).unwrap().clone();
         grant(at as u32, &name, &id, &inventory)
     });
-    trial.hold(held.to_vec());
-    trial.scan();
-    trial.advance(Duration::from_secs(200));
-    let settled = list(trial.inventory());
-    let ailing: Vec<_> = settled.iter().filter(|(_, health)| *health != "ok").map(|((_, id), health)| format!("{id}: {health}")).collect();
-    assert_eq!(ailing.len(), 3, "{ailing:?}");
+    simulation.hold(held.to_vec());
+    simulation.scan();
+    simulation.advance(Duration::from_secs(200));
+    let settled = list(simulation.inventory());
+    let unhealthy: Vec<_> =
+        settled.iter().filter(|(_, health)| *health != "ok").map(|((_, id), health)| format!("{id}: {health}")).collect();
+    assert_eq!(unhealthy.len(), 3, "{unhealthy:?}");
 
-    let (_, calls) = with_faults(|_| None, || trial.scan());
+    let (_, calls) = with_faults(|_| None, || simulation.scan());
     assert!(calls > 500, "{calls}");
     let mut now = Duration::from_secs(200);
     for seed in 0..runs {
@@ -246,10 +247,10 @@ fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
             now += Duration::from_secs(40);
             let (fault, until) = (plan(&mut random, calls), now);
             with_faults(fault, || {
-                trial.scan();
-                trial.advance(until);
+                simulation.scan();
+                simulation.advance(until);
             });
-            assert_eq!(list(trial.inventory()), settled, "seed {seed}");
+            assert_eq!(list(simulation.inventory()), settled, "seed {seed}");
         }
         if seed % 10 == 0 {
             // A daemon that starts meanwhile has no memory: it offers only devices that exist,
@@ -263,13 +264,13 @@ fn a_call_that_fails_makes_no_device_gone_renamed_unhealthy_healthy_or_free() {
         let root = node.root.path("");
         let ((state, running, names), _) = with_faults(fault, || {
             let cgroups = PodCgroups::find(&root, None);
-            (cgroups.state(LIVING), cgroups.populated_below(LIVING), pods::names(&root))
+            (cgroups.state(RUNNING_POD), cgroups.populated_below(RUNNING_POD), pods::names(&root))
         });
-        assert!(!state.is_dead(), "seed {seed}: the pod lives");
+        assert!(!state.is_dead(), "seed {seed}: the pod runs");
         assert!(running.is_err() || running.is_ok_and(|running| running == 2), "seed {seed}");
         assert!(names.is_err() || names.is_ok_and(|names| names.len() == 1), "seed {seed}");
     }
-    trial.scan();
-    trial.advance(now + Duration::from_secs(40));
-    assert_eq!(list(trial.inventory()), settled);
+    simulation.scan();
+    simulation.advance(now + Duration::from_secs(40));
+    assert_eq!(list(simulation.inventory()), settled);
 }

@@ -363,16 +363,16 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_is_seen_and_what_is_mended_too() {
+    fn scans_find_broken_and_repaired_devices() {
         let dir = tempfile::tempdir().unwrap();
         let node = SimNode::create(dir.path()).unwrap();
         let root = HostRoot::new(node.root());
-        let look = || {
+        let discover = || {
             let functions = scan(&root);
             let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
             discover_in(&root, functions, &specs, &BTreeMap::new())
         };
-        let health = |index: usize| node_health(&root, &offered(&look(), "nvidia.com/gpu")[index]);
+        let health = |index: usize| node_health(&root, &offered(&discover(), "nvidia.com/gpu")[index]);
 
         node.remove_gpu_node(3).unwrap();
         assert_eq!(health(3), Some(Health::Unhealthy(Reason::NodeMissing)));
@@ -380,14 +380,14 @@ mod tests {
         node.restore_gpu_node(3).unwrap();
         assert_eq!(health(3), Some(Health::Healthy));
 
-        let before = look();
+        let before = discover();
         node.remove_function(node.gpu_address(5)).unwrap();
-        assert_eq!(offered(&look(), "nvidia.com/gpu").len(), GPUS - 1);
+        assert_eq!(offered(&discover(), "nvidia.com/gpu").len(), GPUS - 1);
         node.restore_gpu(5).unwrap();
-        assert_eq!(look(), before);
+        assert_eq!(discover(), before);
 
         node.unbind_driver(node.gpu_address(0)).unwrap();
-        assert_eq!(offered(&look(), "nvidia.com/gpu").len(), GPUS - 1);
+        assert_eq!(offered(&discover(), "nvidia.com/gpu").len(), GPUS - 1);
         node.remove_function(node.adapter_address(0)).unwrap();
         assert!(!root.exists("sys/class/infiniband/mlx5_0"));
     }
@@ -415,7 +415,7 @@ mod tests {
     /// it and its physical function. `change` comes when the links exist, and `bind` when the
     /// driver has created its class devices. On removal the links disappear first.
     #[test]
-    fn a_virtual_function_that_comes_or_goes_is_never_taken_for_a_whole_adapter() {
+    fn a_changing_virtual_function_is_never_treated_as_a_whole_adapter() {
         let dir = tempfile::tempdir().unwrap();
         let node = SimNode::create(dir.path()).unwrap();
         let (pf, vf) = (node.adapter_address(0), PciAddress { function: 1, ..node.adapter_address(0) });
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "change");
         fs::remove_file(node.root.join(format!("sys/bus/pci/devices/{vf}"))).unwrap();
         node.function(&function(Some("mlx5_core"))).unwrap();
-        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "a driver, and nothing below it yet: no more than an interface");
+        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "a driver, and nothing below it yet: only an interface");
         node.rdma_device(&path, "mlx5_2", 1, "0000:0000:0000:0000").unwrap();
         node.net_device(&path, "ens1v0").unwrap();
         assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "bind");

@@ -11,7 +11,7 @@ use crate::domain::{
     ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
-use crate::health::LOOK_DEADLINE;
+use crate::health::PROBE_DEADLINE;
 use crate::health::core::{self, Judge, Rules};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const SCAN: Duration = Duration::from_secs(30);
 
 /// The judge, and the files that it reads.
 #[derive(Debug)]
-pub struct HealthTrial {
+pub struct HealthSimulation {
     root: HostRoot,
     specs: Arc<[Arc<ResourceSpec>]>,
     policy: HealthPolicy,
@@ -38,7 +38,7 @@ pub struct HealthTrial {
     now: Duration,
 }
 
-impl HealthTrial {
+impl HealthSimulation {
     /// A daemon that has just been started, `now` after the boot.
     #[must_use]
     pub fn start(root: HostRoot, specs: Vec<Arc<ResourceSpec>>, policy: HealthPolicy, now: Duration) -> Self {
@@ -46,9 +46,10 @@ impl HealthTrial {
         let judge = judge(&specs, &policy, "first", &Verdicts::new());
         let (names, remembered, inventory, hanging) = Default::default();
         let grants = Vec::new();
-        let mut trial = HealthTrial { root, specs, policy, names, former: None, grants, judge, inventory, remembered, hanging, now };
-        trial.look();
-        trial
+        let mut simulation =
+            HealthSimulation { root, specs, policy, names, former: None, grants, judge, inventory, remembered, hanging, now };
+        simulation.scan_and_probe();
+        simulation
     }
 
     /// Starts another process, in the same boot or another one, with the remembered verdicts.
@@ -56,7 +57,7 @@ impl HealthTrial {
         self.judge = judge(&self.specs, &self.policy, boot_id, &self.remembered);
         self.former = None;
         self.now = now;
-        self.look();
+        self.scan_and_probe();
     }
 
     /// Sets the grants of containers.
@@ -81,19 +82,19 @@ impl HealthTrial {
     }
 
     /// Delivers an event of the kernel.
-    pub fn happened(&mut self, event: &DeviceEvent) {
+    pub fn deliver_event(&mut self, event: &DeviceEvent) {
         let held = self.held();
-        self.judge.happened(event, self.moment(), &held);
+        self.judge.apply_event(event, self.moment(), &held);
         self.judge_all();
     }
 
     /// From now on every probe of this device hangs.
-    pub fn hang(&mut self, device: &DeviceId) {
+    pub fn hang_probes(&mut self, device: &DeviceId) {
         self.hanging.entry(device.clone()).or_default();
     }
 
     /// Probes of the device end again, including the one that hangs.
-    pub fn let_go(&mut self, device: &DeviceId) {
+    pub fn release_probes(&mut self, device: &DeviceId) {
         if let Some(Some((device, began))) = self.hanging.remove(device) {
             let signals = hardware::signals(&self.root, &device);
             self.judge.probed(&device, began, &signals);
@@ -102,18 +103,18 @@ impl HealthTrial {
     }
 
     /// Delivers an operator's instruction. Returns whether the device is known.
-    pub fn instructed(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
-        let is_known = self.judge.instructed(device, instruction, self.moment());
-        self.look();
+    pub fn apply_instruction(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
+        let is_known = self.judge.apply_instruction(device, instruction, self.moment());
+        self.scan_and_probe();
         is_known
     }
 
     /// Runs until that time, with every probe and scan that falls due.
     pub fn advance(&mut self, until: Duration) {
         loop {
-            let wanted = self.judge.next_look().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
+            let wanted = self.judge.next_probe().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
             let (poll, scan) = (next_tick(self.now, self.policy.poll), next_tick(self.now, SCAN));
-            let given_up = self.hanging.values().flatten().map(|(_, began)| began.boot + LOOK_DEADLINE);
+            let given_up = self.hanging.values().flatten().map(|(_, began)| began.boot + PROBE_DEADLINE);
             let given_up = given_up.filter(|at| *at > self.now).min();
             let dues = [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now), given_up];
             let next = dues.into_iter().flatten().min().unwrap_or(poll);
@@ -124,7 +125,7 @@ impl HealthTrial {
             self.now = next;
             self.note_stuck();
             if wanted == Some(next) {
-                self.look();
+                self.scan_and_probe();
                 continue;
             }
             // The judge does not wait for both of them.
@@ -140,7 +141,7 @@ impl HealthTrial {
 
     /// The unhealthy devices of all lists, with their reasons.
     #[must_use]
-    pub fn ailing(&self) -> BTreeMap<DeviceId, Reason> {
+    pub fn unhealthy(&self) -> BTreeMap<DeviceId, Reason> {
         let offered = self.inventory.resources.values().flat_map(|offering| &offering.devices);
         offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).collect()
     }
@@ -169,7 +170,7 @@ impl HealthTrial {
         self.now
     }
 
-    fn look(&mut self) {
+    fn scan_and_probe(&mut self) {
         self.scan();
         self.probe();
         self.judge_all();
@@ -178,8 +179,8 @@ impl HealthTrial {
     fn probe(&mut self) {
         let (at, held) = (self.moment(), self.held());
         for device in self.judge.probed_devices(&held) {
-            if let Some(look) = self.hanging.get_mut(&device.id) {
-                look.get_or_insert((device, at));
+            if let Some(probe) = self.hanging.get_mut(&device.id) {
+                probe.get_or_insert((device, at));
                 continue;
             }
             let signals = hardware::signals(&self.root, &device);
@@ -189,9 +190,9 @@ impl HealthTrial {
 
     /// Reports the probes that were given up to the judge, as stuck.
     fn note_stuck(&mut self) {
-        let (at, looks) = (self.moment(), self.hanging.values().flatten());
-        for (device, _) in looks.filter(|(_, began)| at.boot >= began.boot + LOOK_DEADLINE) {
-            self.judge.stuck(&device.id, at);
+        let (at, probes) = (self.moment(), self.hanging.values().flatten());
+        for (device, _) in probes.filter(|(_, began)| at.boot >= began.boot + PROBE_DEADLINE) {
+            self.judge.probe_stuck(&device.id, at);
         }
     }
 

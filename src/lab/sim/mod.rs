@@ -16,4 +16,4 @@ pub mod kubelet;
 pub mod memory;
 pub mod random;
 #[cfg(test)]
-mod trial;
+mod scenarios;

@@ -24,11 +24,11 @@ use tokio::sync::{RwLock, watch};
 /// A client that lists the pods during an Allocate makes the kubelet forget its reservation, and
 /// the next pod gets the same id. The daemon cannot prevent that; the ledger has both holders.
 #[test]
-fn edge_13_both_holders_of_a_device_that_is_given_twice_are_known() {
+fn edge_13_both_holders_of_a_device_that_is_granted_twice_are_known() {
     on_every_profile(async |profile| {
         let stage = Stage::on(Node::with(&[("gpu", 2)]), profile, |_| {}).await;
         let app = stage.node.start_app().await;
-        stage.sound(2).await;
+        stage.wait_until_recovered(2).await;
         let dead = stage.admit_one("dead", 1).await;
         let mut gate = stage.hooks.gate(Hook::DuringAllocate);
         let list = async {
@@ -68,7 +68,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         std::fs::remove_file(&logs).unwrap();
         std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", pod.spec.uid))).unwrap();
-        let (gate, asked) = (Arc::new(RwLock::new(())), lister.asked());
+        let (gate, before_allocate) = (Arc::new(RwLock::new(())), lister.requests());
         let under_way = gate.read().await;
         let (grants, mut looked) = watch::channel(Arc::default());
         let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
@@ -93,11 +93,11 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         let arbiter = Arbiter::new();
         let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
         let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
-        drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
-        assert_eq!(lister.asked(), asked, "it was listed during the Allocate");
+        drop(soon("the pass", looked.wait_for(is_named)).await.unwrap());
+        assert_eq!(lister.requests(), before_allocate, "pods were listed during the Allocate");
         drop(under_way);
         ledger.send(Reconcile).await.unwrap();
-        lister.was_asked(asked + 1).await;
+        lister.was_requested(before_allocate + 1).await;
         arbiter.stop();
     });
 }
@@ -105,7 +105,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
 /// An init container leaves its devices to the next one: the kubelet allocates the same ids again
 /// within milliseconds, without a pod name. Every answer is the same except for its alloc-id, and
 /// each container has its own grant.
-async fn hand_on(profile: Profile, inits: &[&str]) {
+async fn pass_devices_on(profile: Profile, inits: &[&str]) {
     let stage = Stage::new(profile).await;
     let app = stage.start_app().await;
     let spec = inits.iter().fold(PodSpec::new("default", "train"), |spec, init| spec.init(init, &gpu(), 2)).app("main", &gpu(), 2);
@@ -127,14 +127,14 @@ async fn hand_on(profile: Profile, inits: &[&str]) {
 
 /// A held id is allocated again, correctly.
 #[test]
-fn edge_14_an_init_container_hands_its_devices_on() {
-    on_every_profile(async |profile| hand_on(profile, &["prepare"]).await);
+fn edge_14_an_init_container_passes_its_devices_on() {
+    on_every_profile(async |profile| pass_devices_on(profile, &["prepare"]).await);
 }
 
 /// The same with several init containers: each gets the devices of the one before.
 #[test]
-fn edge_15_init_containers_hand_their_devices_on_in_a_row() {
-    on_every_profile(async |profile| hand_on(profile, &["fetch", "prepare", "warm-up"]).await);
+fn edge_15_several_init_containers_pass_the_same_devices_on() {
+    on_every_profile(async |profile| pass_devices_on(profile, &["fetch", "prepare", "warm-up"]).await);
 }
 
 /// The kubelet dies with the answer on its way: the grant is durable but has no holder. It blocks
@@ -147,7 +147,7 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
         let devices = 2 * HOOKS.len();
         let stage = Stage::on(Node::with(&[("gpu", devices)]), profile, |_| {}).await;
         let app = stage.node.start_app().await;
-        stage.sound(devices).await;
+        stage.wait_until_recovered(devices).await;
         for hook in HOOKS {
             let before = stage.node.grants().len();
             stage.hooks.gate(hook).open(Verdict::Crash);
@@ -156,7 +156,7 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
             let mut gate = stage.hooks.gate(Hook::BeforeFirstBatch);
             stage.kubelet.start_again().await.unwrap();
             gate.reached().await;
-            stage.sound(devices).await;
+            stage.wait_until_recovered(devices).await;
             gate.open(Verdict::Pass);
             // At the end the pods hold every device: a device whose grant reached no container was
             // free each time.
@@ -164,7 +164,7 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
             let grants = stage.node.grants();
             assert!(grants.iter().any(|grant| grant.alloc_id == alloc_id(&stage.pod(&outcome.uid), "main")), "{hook:?}: {grants:#?}");
             if hook == Hook::AfterAllocate {
-                assert_eq!(grants.len(), before + 2, "what was answered is remembered, whoever got it");
+                assert_eq!(grants.len(), before + 2, "each answer is recorded, no matter which container got it");
             }
         }
         app.shut_down().await;
@@ -190,7 +190,7 @@ impl Handler<WithReply<Record>> for Stuck {
 /// The kubelet sets no deadline, and its whole sync loop waits. The daemon ends such an Allocate on
 /// its own.
 #[test]
-fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
+fn edge_18_an_allocate_on_a_hanging_disk_ends_with_an_error() {
     run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
@@ -208,7 +208,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
 /// An Allocate waits for a listing that is under way. A listing that the kubelet never answers is
 /// given up soon.
 #[test]
-fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
+fn edge_18_an_allocate_succeeds_in_spite_of_a_listing_that_hangs() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
         let lister = Lister::start(&node, Answer::Never);
@@ -219,7 +219,7 @@ fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
         // triggers that pass.
         std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         stage.admit_one("next", 1).await;
-        lister.was_asked(1).await;
+        lister.was_requested(1).await;
         stage.admit_one("waiting", 1).await;
         app.shut_down().await;
     });
@@ -228,7 +228,7 @@ fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
 /// After a restart the kubelet starts containers without PreStartContainer until the plugin is
 /// back. Nothing depends on the call: the options do not request it, and it does nothing.
 #[test]
-fn edge_31_nothing_is_left_to_pre_start_container() {
+fn edge_31_nothing_depends_on_pre_start_container() {
     run(async {
         let stage = Stage::new(Profile::K125).await;
         let app = stage.start_app().await;
@@ -271,7 +271,7 @@ fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
 /// Containers start in parallel, so calls for one resource overlap. Each call is answered and
 /// recorded.
 #[test]
-fn edge_42_many_calls_at_once_are_all_answered_and_remembered() {
+fn edge_42_many_calls_at_once_are_all_answered_and_recorded() {
     run(async {
         const CALLS: usize = 64;
         let node = Node::with(&[("gpu", CALLS)]);

@@ -21,11 +21,11 @@ async fn bound(app: &App, pod: &Pod) {
 /// A later handler of the admission may reject a pod that has its devices. The kubelet keeps the
 /// grant and notifies no plugin. The grant waits for proof, and blocks nothing.
 #[test]
-fn edge_16_a_pod_that_is_rejected_after_its_allocate_blocks_nobody_and_is_remembered() {
+fn edge_16_a_pod_rejected_after_its_allocate_blocks_no_pod_and_is_recorded() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
-        let rejected = PodSpec::new("default", "too-large").app("main", &gpu(), 2).without_room();
+        let rejected = PodSpec::new("default", "too-large").app("main", &gpu(), 2).without_cpu();
         let outcome = soon("the rejection", stage.kubelet.add_pod(rejected)).await;
         assert!(matches!(outcome.phase, PodPhase::Failed { .. }), "{outcome:?}");
         let all = stage.admit_one("next", u32::try_from(GPUS).unwrap()).await;
@@ -80,15 +80,15 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         let look = app.actors.ledger.mailbox::<Reconcile>();
         look.tell(Reconcile);
-        lister.was_asked(1).await;
+        lister.was_requested(1).await;
         let began = Instant::now();
         // Each listing starts after the last one was judged. Their number and distance would
         // suffice for a release.
         while began.elapsed() <= ABSENCE_MIN {
-            lister.was_asked(lister.asked() + 1).await;
+            lister.was_requested(lister.requests() + 1).await;
         }
         look.tell(Reconcile);
-        lister.was_asked(lister.asked() + 1).await;
+        lister.was_requested(lister.requests() + 1).await;
         let grants = stage.node.grants();
         assert!(grants.len() == 1 && is_bound_to(&grants[0], &pod.spec.uid), "{grants:#?}");
         app.shut_down().await;
@@ -124,11 +124,11 @@ fn edge_24_a_pod_of_the_same_name_is_another_pod() {
 /// The kubelet forgets a pod that is deleted by force while its containers run, and gives its
 /// devices again. The ledger has both pods.
 #[test]
-fn edge_25_a_pod_that_is_deleted_by_force_keeps_its_grant_beside_the_next_one() {
+fn edge_25_a_force_deleted_pod_keeps_its_grant_along_with_the_next_pod() {
     on_every_profile(async |profile| {
         let stage = Stage::on(Node::with(&[("gpu", 1)]), profile, |_| {}).await;
         let app = stage.node.start_app().await;
-        stage.sound(1).await;
+        stage.wait_until_recovered(1).await;
         let old = stage.admit_one("old", 1).await;
         bound(&app, &old).await;
         assert!(stage.kubelet.force_delete_pod(&old.spec.uid));
@@ -143,7 +143,7 @@ fn edge_25_a_pod_that_is_deleted_by_force_keeps_its_grant_beside_the_next_one() 
 /// All clients of pod-resources share one rate limit, so other clients can exhaust it. A refused
 /// listing is no evidence, and is requested again.
 #[test]
-fn edge_26_a_listing_that_is_refused_is_asked_for_again() {
+fn edge_26_a_refused_listing_is_repeated() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
         let lister = Lister::start(&node, Answer::Busy);
@@ -155,7 +155,7 @@ fn edge_26_a_listing_that_is_refused_is_asked_for_again() {
         let app = stage.start_app().await;
         let pod = stage.admit_one("named", 1).await;
         bound(&app, &pod).await;
-        lister.was_asked(1).await;
+        lister.was_requested(1).await;
         let id = pod.containers["main"].devices[&gpu()].first().unwrap().to_string();
         let devices = vec![api::ContainerDevices { resource_name: gpu().to_string(), device_ids: vec![id], topology: None }];
         let containers = vec![api::ContainerResources { name: "main".to_owned(), devices, cpu_ids: Vec::new(), memory: Vec::new() }];

@@ -25,7 +25,7 @@ pub(crate) enum Answer {
 #[derive(Debug)]
 pub(crate) struct Lister {
     answer: watch::Sender<Answer>,
-    asked: watch::Receiver<usize>,
+    requests: watch::Receiver<usize>,
     server: tokio::task::JoinHandle<()>,
 }
 
@@ -41,11 +41,11 @@ impl Lister {
         let socket = node.path("lister.sock");
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&format!("{text}[kubelet]\npod_resources_socket = \"{}\"\n", socket.display()));
-        let ((answer, answers), (count, asked)) = (watch::channel(answer), watch::channel(0));
+        let ((answer, answers), (count, requests)) = (watch::channel(answer), watch::channel(0));
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
         let service = PodResourcesListerServer::new(Service { answers, count });
         let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
-        Lister { answer, asked, server }
+        Lister { answer, requests, server }
     }
 
     pub(crate) fn answers(&self, answer: Answer) {
@@ -53,14 +53,14 @@ impl Lister {
     }
 
     /// The number of List calls.
-    pub(crate) fn asked(&self) -> usize {
-        *self.asked.borrow()
+    pub(crate) fn requests(&self) -> usize {
+        *self.requests.borrow()
     }
 
     /// Waits until there were `times` List calls.
-    pub(crate) async fn was_asked(&self, times: usize) {
-        let mut asked = self.asked.clone();
-        crate::common::soon("a listing", asked.wait_for(|asked| *asked >= times)).await.unwrap();
+    pub(crate) async fn was_requested(&self, times: usize) {
+        let mut requests = self.requests.clone();
+        crate::common::soon("a listing", requests.wait_for(|requests| *requests >= times)).await.unwrap();
     }
 }
 
@@ -85,10 +85,10 @@ impl PodResourcesLister for Service {
         &self,
         _: Request<api::AllocatableResourcesRequest>,
     ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
-        Err(Status::unimplemented("nobody asks"))
+        Err(Status::unimplemented("not offered"))
     }
 
     async fn get(&self, _: Request<api::GetPodResourcesRequest>) -> Result<Response<api::GetPodResourcesResponse>, Status> {
-        Err(Status::unimplemented("nobody asks"))
+        Err(Status::unimplemented("not offered"))
     }
 }

@@ -92,7 +92,7 @@ fn edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it(
 /// The kubelet checks nothing: an id that is listed twice counts twice, and the NUMA node -1 is its
 /// own value for none.
 #[test]
-fn edge_27_ids_are_listed_once_and_only_with_numa_nodes_that_there_are() {
+fn edge_27_ids_are_listed_once_and_only_with_existing_numa_nodes() {
     run(async {
         let node = Node::new();
         let hardware = SimNode::create(node.path("host")).unwrap();
@@ -149,14 +149,14 @@ fn edge_29_a_flapping_device_makes_few_lists() {
         let took = began.elapsed();
         let sent = usize::try_from(stage.kubelet.view(|view| view.lists(&gpu())) - before).unwrap();
         // Including the lists of a Register at the same time.
-        let streams = stage.kubelet.view(|view| view.standing(&gpu()).streams);
+        let streams = stage.kubelet.view(|view| view.endpoint_state(&gpu()).streams);
         let most = (took.as_millis() / 50 + 2) as usize * streams;
         println!("{flaps} flaps in {took:?}: {sent} lists on {streams} streams");
         assert!(sent <= most, "{sent} lists on {streams} streams in {took:?}");
         if flaps % 2 == 1 {
             stage.node.create_device("gpu", 0);
         }
-        stage.sound(GPUS).await;
+        stage.wait_until_recovered(GPUS).await;
         app.shut_down().await;
     });
 }
@@ -174,14 +174,18 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         let stage = Stage::on(node, profile, |_| {}).await;
         let app = stage.start_app().await;
         let many = name("example.com/many");
-        stage.wait(|view| view.registers(&many) >= 2 && view.standing(&many).is_streaming).await;
+        stage.wait(|view| view.registers(&many) >= 2 && view.endpoint_state(&many).is_streaming).await;
         stage.admit_one("other", 1).await;
         // The kubelet lacks its devices: the daemon reports that, and registers some more times,
         // without effect.
         let mut registrations = app.views.registrations.clone();
-        let told = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
+        let reported = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
         assert!(soon("the disagreement", told).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
-        stage.wait(|view| view.standing(&many).is_streaming && view.standing(&many).is_tracked && !view.standing(&many).is_stopped).await;
+        stage
+            .wait(|view| {
+                view.endpoint_state(&many).is_streaming && view.endpoint_state(&many).is_tracked && !view.endpoint_state(&many).is_stopped
+            })
+            .await;
         stage.kubelet.view(|view| {
             assert_eq!(view.lists(&many), 0);
             let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. }) && kind.resource() == Some(&many);

@@ -15,7 +15,7 @@ mod lists;
 mod processors;
 mod registration;
 mod restart;
+mod rival_plugin;
 mod stage;
-mod stranger;
 mod table;
 mod taken;

@@ -8,7 +8,7 @@ use holdfast::lab::sim::kubelet::Profile;
 use std::fs;
 
 #[test]
-fn who_tells_the_processors_of_the_containers_that_have_some() {
+fn who_shows_the_exclusive_processors_of_containers() {
     crate::common::run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         for (number, list) in [(0, "0-3"), (1, "4-7")] {

@@ -2,8 +2,8 @@
 
 use crate::common::{Node, count, soon};
 use crate::edges::alone::{Alone, Heard};
+use crate::edges::rival_plugin::{self, RivalPlugin};
 use crate::edges::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_every_profile, registrations};
-use crate::edges::stranger::{self, Stranger};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
@@ -14,10 +14,10 @@ use tokio::sync::mpsc;
 /// Up to 1.36 clients are known by name alone, so the end of the old instance's stream cuts the new
 /// instance. The new one registers again without an operator; from 1.37 on it is not affected.
 #[test]
-fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() {
+fn edge_01_a_new_client_cut_by_the_old_streams_late_end_registers_again() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
-        let mut old = stage.node.beside("old-").start_daemon();
+        let mut old = stage.node.another_instance("old-").start_daemon();
         stage.settled_after(0).await;
         let theirs = stage.kubelet.view(registrations);
         let app = stage.start_app().await;
@@ -26,10 +26,11 @@ fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() 
         for (client, _) in &theirs {
             stage.saw_event(ended(*client)).await;
         }
-        stage.sound(GPUS).await;
+        stage.wait_until_recovered(GPUS).await;
         let ours = stage.kubelet.view(registrations).split_off(theirs.len());
         let cut = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client, .. } if ours.iter().any(|(own, _)| own == client));
-        let (cuts, seen) = (count(&stage.kubelet, cut), stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::B)));
+        let (cuts, seen) =
+            (count(&stage.kubelet, cut), stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate)));
         if profile == Profile::K125 {
             assert!(cuts > 0 && seen, "the old instance's end was to cut the new one");
         } else {
@@ -44,10 +45,10 @@ fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() 
 /// The goroutine of a client that was cut finds its successor under the name, and cuts that one
 /// too. Registration continues until no client is left to cut.
 #[test]
-fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
+fn edge_02_the_late_end_of_a_cut_stream_disconnects_its_replacement() {
     crate::common::run(async {
         let stage = Stage::new(Profile::K125).await;
-        let old = Stranger::start(&stage).await;
+        let old = RivalPlugin::start(&stage).await;
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
         // The end of the old stream passes; the end of the client that it cuts is held until the
@@ -58,9 +59,9 @@ fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
         stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
         let successor = stage.kubelet.view(|view| registrations(view)[before].0);
         gate.open(Verdict::Pass);
-        stage.saw(Interleaving::E).await;
+        stage.saw(Interleaving::CutStreamEndsLate).await;
         stage.saw_event(ended(successor)).await;
-        stage.sound(GPUS).await;
+        stage.wait_until_recovered(GPUS).await;
         stage.admit_one("after", 1).await;
         app.shut_down().await;
     });
@@ -69,10 +70,10 @@ fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
 /// The stopped endpoint is newer than the disconnected client: its stream stays open, without any
 /// signal. The settling Register gives the resource a fresh endpoint.
 #[test]
-fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
+fn edge_03_an_unreported_stopped_endpoint_is_repaired_by_the_settling_register() {
     crate::common::run(async {
         let stage = Stage::new(Profile::K125).await;
-        let old = Stranger::start(&stage).await;
+        let old = RivalPlugin::start(&stage).await;
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
         let mut end = stage.hooks.gate_after(Hook::OnStreamEnd, 1);
@@ -81,15 +82,15 @@ fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
         stop.reached().await;
         stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
         stop.open(Verdict::Pass);
-        stage.saw(Interleaving::F).await;
+        stage.saw(Interleaving::StoppedWhileStreaming).await;
         // From here on only the daemon itself acts.
-        stage.wait(|view| !view.standing(&gpu()).is_stopped && view.standing(&gpu()).healthy.len() == GPUS).await;
+        stage.wait(|view| !view.endpoint_state(&gpu()).is_stopped && view.endpoint_state(&gpu()).healthy.len() == GPUS).await;
         stage.admit_one("after", 1).await;
         // The held flow continues now, and finds a client to cut.
         end.reached().await;
         end.open(Verdict::Pass);
-        stage.saw(Interleaving::E).await;
-        stage.sound(GPUS).await;
+        stage.saw(Interleaving::CutStreamEndsLate).await;
+        stage.wait_until_recovered(GPUS).await;
         app.shut_down().await;
     });
 }
@@ -100,15 +101,15 @@ fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
 fn edge_04_a_register_without_a_stream_is_repeated() {
     crate::common::run(async {
         let stage = Stage::new(Profile::K125).await;
-        let old = Stranger::start(&stage).await;
+        let old = RivalPlugin::start(&stage).await;
         let mut gate = stage.hooks.gate(Hook::BeforeListAndWatch);
         let app = stage.node.start_app().await;
         gate.reached().await;
         old.end_streams();
         stage.saw_event(|kind| matches!(kind, EventKind::Disconnected { .. })).await;
         gate.open(Verdict::Pass);
-        stage.saw(Interleaving::D).await;
-        stage.sound(GPUS).await;
+        stage.saw(Interleaving::CutBeforeListAndWatch).await;
+        stage.wait_until_recovered(GPUS).await;
         assert!(!stage.kubelet.view(|view| has_listed(view, registrations(view)[0].0)), "the first client was to have no stream");
         stage.admit_one("after", 1).await;
         app.shut_down().await;
@@ -118,7 +119,7 @@ fn edge_04_a_register_without_a_stream_is_repeated() {
 /// A Register that fails makes a kubelet up to 1.36 forget the client that it has: it would not
 /// notice that client's end. After a failure the daemon registers again, with success.
 #[test]
-fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
+fn edge_05_a_failed_register_of_our_own_is_followed_by_a_successful_one() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         // The first Register succeeds; the settling one fails at the options.
@@ -126,8 +127,8 @@ fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
         let app = stage.node.start_app().await;
         stage.saw_event(|kind| matches!(kind, EventKind::RegisterFailed { .. })).await;
         stage.wait(|view| registrations(view).len() >= 2).await;
-        stage.sound(GPUS).await;
-        let seen = stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::C));
+        stage.wait_until_recovered(GPUS).await;
+        let seen = stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::FailedRegisterForgetsClient));
         assert_eq!(seen, profile == Profile::K125);
         app.shut_down().await;
     });
@@ -136,14 +137,14 @@ fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
 /// A failing Register of another plugin has the same effect, silently: while the daemon is dead,
 /// the kubelet continues to trust it. The daemon's next start corrects that.
 #[test]
-fn edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start() {
+fn edge_05_a_restarted_daemon_replaces_its_dead_client_in_the_kubelet() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
         let stage = Stage::on(node, profile, |config| config.dial_within = std::time::Duration::from_millis(20)).await;
         let mut daemon = stage.node.start_daemon();
         stage.settled_after(0).await;
         let clients = stage.kubelet.view(registrations);
-        stranger::register(&stage, "missing.sock").await.unwrap_err();
+        rival::register(&stage, "missing.sock").await.unwrap_err();
         daemon.kill();
         for (client, _) in &clients {
             stage.saw_event(ended(*client)).await;
@@ -159,7 +160,7 @@ fn edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start() 
 /// The kubelet dials for ten seconds and waits for the options without limit, all inside Register.
 /// The daemon gives up after two seconds, and the result of that Register does not matter.
 #[test]
-fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
+fn edge_06_a_register_that_hangs_times_out_and_the_next_one_succeeds() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let mut gate = stage.hooks.gate(Hook::AfterDial);
@@ -170,7 +171,7 @@ fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
         gate.open(Verdict::Pass);
         if profile == Profile::K125 {
             // It ends only now, and removes the later client from the map.
-            stage.saw(Interleaving::C).await;
+            stage.saw(Interleaving::FailedRegisterForgetsClient).await;
         }
         stage.settled_after(0).await;
         app.shut_down().await;
@@ -180,7 +181,7 @@ fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
 /// Up to 1.36 every stream of a resource feeds the same list, and the last message wins. The daemon
 /// feeds all streams.
 #[test]
-fn edge_28_every_open_stream_is_told_of_every_change() {
+fn edge_28_every_open_stream_gets_every_change() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
@@ -247,7 +248,7 @@ fn edge_43_no_socket_is_registered_twice() {
 /// A kubelet that hangs up between the options and the lists sends no other signal, and would not
 /// connect again: registration gets a message about that connection, and about no other.
 #[test]
-fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
+fn a_connection_that_ends_before_list_and_watch_is_reported() {
     crate::common::run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
@@ -269,7 +270,7 @@ fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
         drop(brief);
         let HungUp { resource, registration } = soon("the end of the connection", hang_ups.recv()).await.unwrap();
         assert_eq!((resource, registration), (gpu(), 8));
-        assert!(hang_ups.try_recv().is_err() && ends.try_recv().is_err(), "each is told of once");
+        assert!(hang_ups.try_recv().is_err() && ends.try_recv().is_err(), "each is reported once");
         app.shut_down().await;
     });
 }
@@ -277,7 +278,7 @@ fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
 /// A kubelet of another version replaces the node's kubelet. The daemon behaves the same with each
 /// version.
 #[test]
-fn edge_44_a_kubelet_of_another_version_takes_over_in_mid_life() {
+fn edge_44_a_kubelet_of_another_version_may_replace_the_running_one() {
     crate::common::run(async {
         let mut stage = Stage::new(Profile::K125).await;
         let app = stage.start_app().await;

@@ -25,7 +25,7 @@ fn allocations(stage: &Stage) -> usize {
 /// A kubelet that ends unlinks nothing: its socket exists without a listener. The daemon waits, and
 /// registers when there is one.
 #[test]
-fn edge_07_a_stale_kubelet_socket_is_waited_at() {
+fn edge_07_a_stale_kubelet_socket_is_retried() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         stage.kubelet.stop();
@@ -44,7 +44,7 @@ fn edge_07_a_stale_kubelet_socket_is_waited_at() {
 /// end. Ours are in a sub-directory, which it skips: those for the last kubelet still exist, and a
 /// daemon that starts meanwhile is not too early.
 #[test]
-fn edge_08_a_starting_kubelet_removes_sockets_beside_its_own_and_not_ours() {
+fn edge_08_a_starting_kubelet_removes_top_level_sockets_and_not_ours() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let mut app = stage.start_app().await;
@@ -72,7 +72,7 @@ fn edge_08_a_starting_kubelet_removes_sockets_beside_its_own_and_not_ours() {
 /// A kubelet in a crash loop: each of its sockets triggers a new Register, and work with the
 /// previous one does not matter. It dies at every stage of a registration.
 #[test]
-fn edge_10_a_kubelet_that_crashes_again_and_again_has_the_resource_at_its_last_start() {
+fn edge_10_a_kubelet_in_a_crash_loop_has_the_resource_after_its_last_start() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
@@ -113,7 +113,7 @@ fn edge_10_a_kubelet_that_crashes_again_and_again_has_the_resource_at_its_last_s
 /// their devices are listed as healthy. The ledger still has the grants, although no process and no
 /// cgroup of the pods is left.
 #[test]
-fn edge_20_after_a_reboot_pods_are_admitted_with_what_they_had() {
+fn edge_20_after_a_reboot_pods_are_admitted_with_their_devices() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let boot_id = stage.node.path("host/proc/sys/kernel/random/boot_id");
@@ -186,7 +186,7 @@ fn edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon() {
 /// init container, a crash loop) unless all its devices are listed as healthy: so the very first
 /// list is complete.
 #[test]
-fn edge_22_the_first_list_after_a_restart_has_everything_that_is_held() {
+fn edge_22_the_first_list_after_a_restart_has_every_held_device() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
@@ -211,7 +211,7 @@ fn edge_22_the_first_list_after_a_restart_has_everything_that_is_held() {
 /// inotify's queue is bounded; on overflow the kernel reports that some events were lost, but not
 /// which. The event of the new kubelet is among them.
 #[test]
-fn edge_39_a_kubelet_whose_coming_inotify_did_not_tell_is_found() {
+fn edge_39_a_kubelet_start_that_inotify_did_not_report_is_found() {
     run(async {
         let stage = Stage::new(Profile::K125).await;
         let daemon = stage.node.start_daemon();

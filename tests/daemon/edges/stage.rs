@@ -23,11 +23,11 @@ pub(crate) fn gpu() -> ResourceName {
 
 /// Runs a test once for each profile, in parallel: most of the time is waiting.
 pub(crate) fn on_every_profile<F: Future<Output = ()>>(test: impl Fn(Profile) -> F) {
-    let told = async |profile| {
+    let reported = async |profile| {
         let outcome = AssertUnwindSafe(test(profile)).catch_unwind().await;
         outcome.inspect_err(|_panic| println!("this was {profile:?}"))
     };
-    for outcome in run(join_all(PROFILES.map(told))) {
+    for outcome in run(join_all(PROFILES.map(reported))) {
         outcome.unwrap_or_else(|panic| resume_unwind(panic));
     }
 }
@@ -77,13 +77,13 @@ impl Stage {
             clients.len() >= before + 2 && clients.last().is_some_and(|(client, _)| has_listed(view, *client))
         };
         self.wait(settled).await;
-        self.sound(GPUS).await;
+        self.wait_until_recovered(GPUS).await;
     }
 
     /// Waits until the kubelet's state of `example.com/gpu` is sound, and all cut clients have
     /// ended.
-    pub(crate) async fn sound(&self, healthy: usize) {
-        self.wait(|view| is_sound(view, healthy)).await;
+    pub(crate) async fn wait_until_recovered(&self, healthy: usize) {
+        self.wait(|view| is_recovered(view, healthy)).await;
     }
 
     pub(crate) async fn saw(&self, which: Interleaving) {
@@ -135,8 +135,8 @@ pub(crate) fn has_listed(view: &View<'_>, number: u64) -> bool {
 
 /// The condition of every recovery: the serving client is known and its stream open, nothing is
 /// stopped, every device is healthy, and every client that was cut has ended.
-fn is_sound(view: &View<'_>, healthy: usize) -> bool {
-    let standing = view.standing(&gpu());
+fn is_recovered(view: &View<'_>, healthy: usize) -> bool {
+    let endpoint = view.endpoint_state(&gpu());
     let (mut cut, mut ended) = (BTreeSet::new(), BTreeSet::new());
     for event in view.events().iter() {
         match event.kind {
@@ -146,8 +146,8 @@ fn is_sound(view: &View<'_>, healthy: usize) -> bool {
             _ => {}
         }
     }
-    let serves = standing.is_tracked && standing.is_streaming && !standing.is_stopped;
-    serves && standing.healthy.len() == healthy && cut.is_subset(&ended)
+    let serves = endpoint.is_tracked && endpoint.is_streaming && !endpoint.is_stopped;
+    serves && endpoint.healthy.len() == healthy && cut.is_subset(&ended)
 }
 
 /// Matches the end of one client's stream.

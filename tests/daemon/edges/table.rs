@@ -18,7 +18,7 @@ enum Verdict {
 use Verdict::{Held, Not, Partly};
 
 const NO_REFUSAL: &str = "the refusal with proof (I2) needs a kubelet that is a minute old, more than a test waits on a real clock: \
-                          `src/ledger/core/tests.rs` has its rule, and every night of `src/lab/sim/trial` plays it";
+                          `src/ledger/core/tests.rs` has its rule, and every run of `src/lab/sim/scenarios` tests it";
 const NO_DRA: &str = "there is no DRA front end";
 const NO_WATCHER: &str = "resources are registered through kubelet.sock only, not through the plugin watcher";
 
@@ -26,38 +26,38 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (
         1,
         "the late end of the old instance's stream disconnects the new instance",
-        Held(&["edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back"]),
+        Held(&["edge_01_a_new_client_cut_by_the_old_streams_late_end_registers_again"]),
     ),
     (
         2,
-        "the late end of a cut stream disconnects the client that came for it",
-        Held(&["edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it"]),
+        "the late end of a cut stream disconnects its replacement",
+        Held(&["edge_02_the_late_end_of_a_cut_stream_disconnects_its_replacement"]),
     ),
-    (3, "a stopped endpoint whose stream is open", Held(&["edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register"])),
+    (3, "a stopped endpoint whose stream is open", Held(&["edge_03_an_unreported_stopped_endpoint_is_repaired_by_the_settling_register"])),
     (4, "Register succeeds and no stream ever comes", Held(&["edge_04_a_register_without_a_stream_is_repeated"])),
     (
         5,
-        "a failing Register makes the kubelet lose sight of the live plugin",
+        "a failing Register makes the kubelet forget the live plugin",
         Held(&[
-            "edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one",
-            "edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start",
+            "edge_05_a_failed_register_of_our_own_is_followed_by_a_successful_one",
+            "edge_05_a_restarted_daemon_replaces_its_dead_client_in_the_kubelet",
         ]),
     ),
     (
         6,
         "Register hangs in the kubelet",
         Partly(
-            &["edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds"],
+            &["edge_06_a_register_that_hangs_times_out_and_the_next_one_succeeds"],
             "a Register that is given up and fails in the kubelet only after the next one has succeeded takes that one's client from \
-             the map of a kubelet up to 1.36; the Register twelve seconds later, which heals it, is not waited for here but in \
-             `src/lab/sim/trial`",
+             the map of a kubelet up to 1.36; the Register twelve seconds later repairs it; this test does not wait for that, but \
+             `src/lab/sim/scenarios`",
         ),
     ),
     (
         7,
-        "kubelet.sock is there and nobody listens",
+        "kubelet.sock exists and no process listens",
         Held(&[
-            "edge_07_a_stale_kubelet_socket_is_waited_at",
+            "edge_07_a_stale_kubelet_socket_is_retried",
             "src/registration/core/tests.rs::an_absent_kubelet_is_tried_quickly_then_slowly",
         ]),
     ),
@@ -65,8 +65,8 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         8,
         "a starting kubelet removes plugins' sockets",
         Held(&[
-            "edge_08_a_starting_kubelet_removes_sockets_beside_its_own_and_not_ours",
-            "tests/daemon/lifecycle.rs::a_socket_file_that_somebody_removes_is_replaced",
+            "edge_08_a_starting_kubelet_removes_top_level_sockets_and_not_ours",
+            "tests/daemon/lifecycle.rs::a_removed_socket_file_is_replaced",
         ]),
     ),
     (
@@ -76,7 +76,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "there is no container image yet; on a host the daemon takes the kubelet's directory and refuses a file (tests/daemon/bad_input.rs)",
         ),
     ),
-    (10, "a kubelet in a crash loop", Held(&["edge_10_a_kubelet_that_crashes_again_and_again_has_the_resource_at_its_last_start"])),
+    (10, "a kubelet in a crash loop", Held(&["edge_10_a_kubelet_in_a_crash_loop_has_the_resource_after_its_last_start"])),
     (
         11,
         "a list without a held device crashes the kubelet",
@@ -88,20 +88,23 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (12, "a device is pulled during its Allocate", Held(&["edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it"])),
     (
         13,
-        "a listing during an Allocate gives the device out twice",
+        "a listing during an Allocate lets the device be granted twice",
         Partly(
-            &["edge_13_both_holders_of_a_device_that_is_given_twice_are_known", "edge_13_no_listing_begins_while_an_allocate_is_under_way"],
-            "open: a listing may begin between the daemon's answer and its record in the kubelet; an id that is given twice is not \
+            &[
+                "edge_13_both_holders_of_a_device_that_is_granted_twice_are_known",
+                "edge_13_no_listing_begins_while_an_allocate_is_under_way",
+            ],
+            "open: a listing may begin between the daemon's answer and its record in the kubelet; an id that is granted twice is not \
              refused with proof (I2), both holders are known",
         ),
     ),
-    (14, "a held id is allocated again, rightly", Held(&["edge_14_an_init_container_hands_its_devices_on"])),
-    (15, "several init containers get the same id", Held(&["edge_15_init_containers_hand_their_devices_on_in_a_row"])),
+    (14, "a held id is allocated again, rightly", Held(&["edge_14_an_init_container_passes_its_devices_on"])),
+    (15, "several init containers get the same id", Held(&["edge_15_several_init_containers_pass_the_same_devices_on"])),
     (
         16,
         "a pod is rejected after its Allocate",
         Held(&[
-            "edge_16_a_pod_that_is_rejected_after_its_allocate_blocks_nobody_and_is_remembered",
+            "edge_16_a_pod_rejected_after_its_allocate_blocks_no_pod_and_is_recorded",
             "src/ledger/core/tests.rs::a_pod_that_is_gone_is_released_at_the_second_listing_five_seconds_on",
         ]),
     ),
@@ -116,15 +119,18 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (
         18,
         "an Allocate that hangs freezes the node",
-        Held(&["edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error", "edge_18_an_allocate_outlasts_a_listing_that_hangs"]),
+        Held(&[
+            "edge_18_an_allocate_on_a_hanging_disk_ends_with_an_error",
+            "edge_18_an_allocate_succeeds_in_spite_of_a_listing_that_hangs",
+        ]),
     ),
     (19, "the kubelet's checkpoint is lost", Partly(&["edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger"], NO_REFUSAL)),
     (
         20,
         "after a reboot nothing is allocated",
         Partly(
-            &["edge_20_after_a_reboot_pods_are_admitted_with_what_they_had"],
-            "CDI specs, virtual functions and partitions: Holdfast makes none yet, so that there is nothing to be made again",
+            &["edge_20_after_a_reboot_pods_are_admitted_with_their_devices"],
+            "CDI specs, virtual functions and partitions: Holdfast creates none yet, so nothing has to be recreated",
         ),
     ),
     (
@@ -140,8 +146,8 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         22,
         "a restarted kubelet rejects pods whose devices are not listed in time",
         Held(&[
-            "edge_22_the_first_list_after_a_restart_has_everything_that_is_held",
-            "tests/daemon/lifecycle.rs::after_every_restart_of_the_kubelet_all_devices_are_listed_before_its_pods_are_looked_at",
+            "edge_22_the_first_list_after_a_restart_has_every_held_device",
+            "tests/daemon/lifecycle.rs::after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted",
         ]),
     ),
     (23, "a young kubelet lists no pods", Held(&["edge_23_the_empty_listings_of_a_young_kubelet_release_nothing"])),
@@ -155,37 +161,37 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     ),
     (
         25,
-        "the devices of a pod that was deleted by force are given again",
-        Partly(&["edge_25_a_pod_that_is_deleted_by_force_keeps_its_grant_beside_the_next_one"], NO_REFUSAL),
+        "the devices of a pod that was deleted by force are granted again",
+        Partly(&["edge_25_a_force_deleted_pod_keeps_its_grant_along_with_the_next_pod"], NO_REFUSAL),
     ),
-    (26, "others use up the limit of pod-resources", Held(&["edge_26_a_listing_that_is_refused_is_asked_for_again"])),
+    (26, "other clients use up the rate limit of pod-resources", Held(&["edge_26_a_refused_listing_is_repeated"])),
     (
         27,
-        "ids that are listed twice, NUMA nodes that there are not",
-        Held(&["edge_27_ids_are_listed_once_and_only_with_numa_nodes_that_there_are"]),
+        "ids that are listed twice, NUMA nodes that do not exist",
+        Held(&["edge_27_ids_are_listed_once_and_only_with_existing_numa_nodes"]),
     ),
-    (28, "of several open streams only one is fed", Held(&["edge_28_every_open_stream_is_told_of_every_change"])),
+    (28, "of several open streams only one is fed", Held(&["edge_28_every_open_stream_gets_every_change"])),
     (29, "a flapping device makes the kubelet sync its checkpoint for every list", Held(&["edge_29_a_flapping_device_makes_few_lists"])),
     (30, "a list above 4 MiB ends the stream", Held(&["edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent"])),
-    (31, "PreStartContainer is skipped after a restart", Held(&["edge_31_nothing_is_left_to_pre_start_container"])),
+    (31, "PreStartContainer is skipped after a restart", Held(&["edge_31_nothing_depends_on_pre_start_container"])),
     (
         32,
         "after five minutes without a plugin containers cannot start again",
         Not(
             "open: nothing warns after three minutes yet; the unit file restarts the daemon after 100 ms, and five minutes of a real clock \
-         are the simulated node's to show",
+         need virtual time",
         ),
     ),
-    (33, "a dip of capacity lets DRA give the devices", Not(NO_DRA)),
+    (33, "a dip of capacity lets DRA allocate the devices", Not(NO_DRA)),
     (34, "a starting kubelet deletes resource slices", Not(NO_DRA)),
     (35, "one instance prepares a claim, another one unprepares it", Not(NO_DRA)),
     (36, "the end of the old instance's health stream clears the new one's health", Not(NO_DRA)),
     (37, "the plugin watcher's authority is one that h2 refuses", Not(NO_WATCHER)),
-    (38, "the plugin watcher takes seconds to see a socket again", Not(NO_WATCHER)),
-    (39, "inotify does not tell of the new kubelet", Held(&["edge_39_a_kubelet_whose_coming_inotify_did_not_tell_is_found"])),
+    (38, "the plugin watcher takes seconds to notice a socket again", Not(NO_WATCHER)),
+    (39, "inotify does not report the new kubelet", Held(&["edge_39_a_kubelet_start_that_inotify_did_not_report_is_found"])),
     (
         40,
-        "the clock jumps, the machine sleeps",
+        "the clock jumps, the machine is suspended",
         Held(&[
             "src/ledger/core/tests.rs::a_clock_that_jumps_neither_releases_nor_delays",
             "src/ledger/observe.rs::a_kubelet_settles_a_minute_after_its_start",
@@ -200,9 +206,9 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "src/serving/placement/tests.rs::the_choice_is_the_best_of_all",
         ]),
     ),
-    (42, "many calls at once", Held(&["edge_42_many_calls_at_once_are_all_answered_and_remembered"])),
+    (42, "many calls at once", Held(&["edge_42_many_calls_at_once_are_all_answered_and_recorded"])),
     (43, "a socket that is registered twice is refused for ever", Held(&["edge_43_no_socket_is_registered_twice"])),
-    (44, "a kubelet of another version takes over", Held(&["edge_44_a_kubelet_of_another_version_takes_over_in_mid_life"])),
+    (44, "a kubelet of another version takes over", Held(&["edge_44_a_kubelet_of_another_version_may_replace_the_running_one"])),
 ];
 
 /// The tests of this folder.

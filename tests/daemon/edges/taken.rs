@@ -2,29 +2,29 @@
 //! daemon compares the kubelet's list with its own.
 
 use crate::common::soon;
+use crate::edges::rival_plugin::{RivalBehaviour, RivalPlugin};
 use crate::edges::stage::{GPUS, Stage, gpu, on_every_profile, registrations};
-use crate::edges::stranger::{Habit, Stranger};
 use holdfast::app::App;
 use holdfast::lab::sim::kubelet::PodSpec;
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
 
 /// Waits until `status` reports a disagreement that contains this text.
-async fn disagreement(app: &App, says: &str) {
+async fn disagreement(app: &App, part: &str) {
     let mut registrations = app.views.registrations.clone();
-    let tells = |text: &String| text.contains(says);
-    let told = registrations.wait_for(|all| all.get(&gpu()).is_some_and(|status| status.disagreement.as_ref().is_some_and(tells)));
-    soon(says, told).await.unwrap();
+    let has_part = |text: &String| text.contains(part);
+    let reported = registrations.wait_for(|all| all.get(&gpu()).is_some_and(|status| status.disagreement.as_ref().is_some_and(has_part)));
+    soon(part, reported).await.unwrap();
 }
 
 #[test]
-fn a_resource_that_another_plugin_took_in_silence_is_taken_back() {
+fn a_resource_silently_taken_by_another_plugin_is_reclaimed() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
-        let told = disagreement(&app, "4 of our healthy devices missing, 4 unknown to us");
-        let (_stranger, ()) = tokio::join!(Stranger::with(&stage, Habit::OffersOthers), told);
+        let reported = disagreement(&app, "4 of our healthy devices missing, 4 unknown to us");
+        let (_rival, ()) = tokio::join!(RivalPlugin::with(&stage, RivalBehaviour::OffersOthers), reported);
         assert!(metrics::counted(Metric::Disagreements, &[gpu().as_str(), "list"]) > 0);
         // The kubelet has ended no stream of ours.
         stage.settled_after(before).await;
@@ -38,25 +38,25 @@ fn a_resource_that_another_plugin_took_in_silence_is_taken_back() {
 }
 
 #[test]
-fn another_plugin_that_offers_the_same_devices_is_known_by_its_answers() {
+fn another_plugin_that_offers_the_same_devices_is_recognized_by_its_answers() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         // It was here first, and has given a device: that is no disagreement, however often it is
         // seen.
-        let first = Stranger::with(&stage, Habit::Gives).await;
+        let first = RivalPlugin::with(&stage, RivalBehaviour::Gives).await;
         stage.admit_one("before", 1).await;
         drop(first);
         let app = stage.start_app().await;
         stage.admit_one("ours", 1).await;
         let before = stage.kubelet.view(registrations).len();
-        let _stranger = Stranger::with(&stage, Habit::Gives).await;
+        let _rival = RivalPlugin::with(&stage, RivalBehaviour::Gives).await;
         let given = stage.admit_one("given", 1).await;
         disagreement(&app, &format!("another plugin has answered for container `main` of the pod with UID {}", given.spec.uid)).await;
         stage.settled_after(before).await;
         stage.admit(PodSpec::new("default", "after").app("main", &gpu(), 1)).await;
         let (others, ours): (Vec<_>, Vec<_>) = stage.node.grants().into_iter().partition(|grant| grant.alloc_id.is_of_other_plugin());
         assert_eq!(ours.len(), 2, "of {GPUS} devices two were given by us");
-        assert_eq!(others.len(), 1, "what was given before our start is held like any other");
+        assert_eq!(others.len(), 1, "a device granted before our start is held like any other");
         app.shut_down().await;
     });
 }

@@ -131,7 +131,7 @@ fn limited(command: &Command, descriptors: u64) -> Command {
 /// Each attack runs on a separate daemon: first its effect on the daemon, then the kubelet's
 /// latency during the attack.
 #[test]
-fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_daemon_stays_small() {
+fn attacks_on_telemetry_affect_neither_the_kubelet_nor_probes_nor_memory() {
     let connections = connections(600);
     for kind in [Kind::Idle, Kind::Halves, Kind::LargeHeads, Kind::Http2, Kind::Unread, Kind::Flood, Kind::Requests] {
         run(async {
@@ -166,7 +166,7 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
 /// Fewer descriptors than the sockets' usual limits: each socket has its share, and the daemon has
 /// the rest.
 #[test]
-fn with_few_descriptors_everything_but_telemetry_goes_on() {
+fn with_few_descriptors_everything_but_telemetry_works() {
     run(async {
         let stage = Stage::new(256).await;
         let held = Attack::begin(Kind::Halves, stage.address, connections(600), 2).end();
@@ -188,7 +188,7 @@ fn with_few_descriptors_everything_but_telemetry_goes_on() {
 
 /// Each of these connections would stay open for ever without a limit.
 #[test]
-fn no_connection_stays_that_sends_nothing_more_or_reads_nothing() {
+fn idle_and_unread_connections_are_closed() {
     run(async {
         let stage = Stage::new(2048).await;
         let sent: [(&str, &[u8]); 6] = [
@@ -225,7 +225,7 @@ fn answered(address: SocketAddr, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
+fn an_oversized_request_is_refused_with_an_http_status() {
     run(async {
         let stage = Stage::new(2048).await;
         let head = |rest: &str| format!("GET /healthz HTTP/1.1\r\nhost: x\r\n{rest}\r\n");
@@ -256,7 +256,7 @@ fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
 /// Clients that read nothing may have half of the pages; then new pages are refused, and probes are
 /// not.
 #[test]
-fn a_page_for_which_there_is_no_room_is_refused_and_may_be_asked_for_again() {
+fn a_page_without_free_capacity_is_refused_and_may_be_requested_again() {
     run(async {
         let stage = Stage::new(2048).await;
         let unread = Attack::begin(Kind::Unread, stage.address, 20, 1).end();
@@ -269,7 +269,7 @@ fn a_page_for_which_there_is_no_room_is_refused_and_may_be_asked_for_again() {
 }
 
 #[test]
-fn where_a_token_is_asked_for_pages_are_for_those_who_have_it_and_probes_for_everybody() {
+fn with_a_token_only_its_owner_gets_pages_and_every_client_gets_probes() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
         let token = node.path("etc/token");

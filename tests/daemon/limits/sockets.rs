@@ -28,7 +28,7 @@ fn lost_streams(stage: &Stage) -> usize {
 }
 
 #[test]
-fn connections_of_the_plugin_sockets_are_few_and_the_kubelets_stays() {
+fn connections_of_plugin_sockets_are_limited_and_the_kubelets_stays() {
     run(async {
         let stage = Stage::new(256).await;
         let held = connect(&plugin_socket(&stage), 300);
@@ -45,7 +45,7 @@ fn connections_of_the_plugin_sockets_are_few_and_the_kubelets_stays() {
 }
 
 #[test]
-fn a_socket_has_few_streams_of_lists_and_one_more_is_refused_until_another_has_ended() {
+fn list_streams_of_a_socket_are_limited_until_one_ends() {
     run(async {
         let stage = Stage::new(2048).await;
         let mut streams = Vec::new();
@@ -79,7 +79,7 @@ fn a_socket_has_few_streams_of_lists_and_one_more_is_refused_until_another_has_e
 
 /// A request has each id of the longest list at most twice.
 #[test]
-fn a_call_that_is_larger_than_any_of_the_kubelets_is_refused() {
+fn an_oversized_call_is_refused() {
     run(async {
         let stage = Stage::new(2048).await;
         let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await.max_encoding_message_size(usize::MAX);
@@ -100,7 +100,7 @@ fn a_call_that_is_larger_than_any_of_the_kubelets_is_refused() {
 }
 
 #[test]
-fn connections_of_the_control_and_the_handover_socket_are_few_and_who_comes_is_answered() {
+fn connections_of_control_and_handover_sockets_are_limited_and_still_answered() {
     run(async {
         let stage = Stage::new(256).await;
         let run_dir = stage.node.path("run");

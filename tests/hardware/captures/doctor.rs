@@ -8,7 +8,7 @@ use holdfast::doctor::{Level, Place, examine, gather};
 const NOT_HARDWARE: [&str; 3] = ["not-root", "daemon-absent", "kubelet-absent"];
 
 #[test]
-fn no_captured_machine_is_found_fault_with() {
+fn no_captured_machine_has_a_finding() {
     let Some(captures) = captures() else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = |rel: &str| dir.path().join(rel);

@@ -144,7 +144,7 @@ fn record_differences(name: &str, root: &Path, devices: &[Value]) -> Vec<String>
 }
 
 #[test]
-fn what_is_offered_without_configuration_is_the_hardware_and_nothing_else() {
+fn without_configuration_exactly_the_hardware_is_offered() {
     let Some(captures) = captures() else { return };
     let offered: BTreeMap<&str, BTreeMap<String, usize>> = captures
         .iter()

@@ -14,7 +14,7 @@ fn found(capture: &Capture) -> Discovery {
 }
 
 #[test]
-fn every_pair_of_devices_is_as_near_as_it_is() {
+fn the_distance_of_every_pair_of_devices_is_correct() {
     let Some(captures) = captures() else { return };
     let mut levels = BTreeSet::new();
     for capture in captures.iter().filter(|capture| !capture.pairs.is_empty()) {
@@ -35,7 +35,7 @@ fn every_pair_of_devices_is_as_near_as_it_is() {
 
 /// Two switches with four vector engines each.
 #[test]
-fn what_is_asked_for_in_twos_leaves_the_other_switch_whole() {
+fn requests_of_two_devices_leave_the_other_switch_whole() {
     let Some(captures) = captures() else { return };
     let capture = captures.iter().find(|capture| capture.name == "nec-ve8-plx").unwrap();
     let engines: Vec<Arc<Device>> = found(capture).devices.into_iter().filter(|device| device.class == DeviceClass::Accelerator).collect();

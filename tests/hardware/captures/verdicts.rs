@@ -8,21 +8,21 @@
 //! | --- | --- |
 //! | surprise removal, a missing node | [`FAULTS`], `device_gone`, `node_missing` |
 //! | a lost driver, or another one in its place | [`FAULTS`], `driver_lost` |
-//! | a lost driver of a held device | `what_is_held_loses_its_driver_too` |
+//! | a lost driver of a held device | `a_held_device_can_lose_its_driver` |
 //! | off the bus | [`FAULTS`], `off_the_bus` |
-//! | a virtual function's all ones | `what_only_looks_like_a_fault_is_none_on_any_machine` |
+//! | a virtual function's all ones | `harmless_states_are_no_faults_on_any_machine` |
 //! | AER at the device; at the root port alone | [`FAULTS`], `aer_fatal`, `aer_fatal_above` |
 //! | a port down or in `INIT`; the RDMA device missing | [`FAULTS`], `port_down`, `rdma_lost` |
 //! | a port in `INIT` for a short time | [`PASSING`] |
 //! | NVMe dead, resetting; its folder missing | [`FAULTS`], `nvme_dead`, `nvme_not_live` |
 //! | NVMe resetting, then live | [`PASSING`] |
-//! | a narrow or slow link, no NUMA node | `what_only_looks_like_a_fault_is_none_on_any_machine` |
-//! | virtual functions removed | `virtual_functions_that_go_are_gone_and_come_back_as_they_were` |
+//! | a narrow or slow link, no NUMA node | `harmless_states_are_no_faults_on_any_machine` |
+//! | virtual functions removed | `removed_virtual_functions_return_unchanged` |
 //! | a group that no guest can have | [`FAULTS`], `iommu_group_not_viable` |
 //! | other numbers | `names::another_order_of_enumeration_renames_no_device` |
-//! | a read that hangs | `a_look_that_hangs_is_given_up_and_others_are_looked_at` |
+//! | a read that hangs | `a_stuck_probe_is_abandoned_and_other_devices_are_probed` |
 //! | a read of a pipe without a writer | `signals`, `damage`, `tests/health.rs` |
-//! | an event of the kernel | `what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows` |
+//! | an event of the kernel | `a_kernel_event_counts_until_a_reset_in_spite_of_good_probes` |
 //! | an event of the kernel, end to end | `tests/health.rs` |
 
 use crate::captures::archive::{Capture, captures, copy_tree, folder};
@@ -33,7 +33,7 @@ use holdfast::domain::{
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
-use holdfast::lab::sim::health::HealthTrial;
+use holdfast::lab::sim::health::HealthSimulation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,8 +93,8 @@ impl Machine {
         Some(Machine::prepared(named(if name == GUESTS { A2 } else { name }), name == GUESTS))
     }
 
-    fn start(&self) -> HealthTrial {
-        HealthTrial::start(HostRoot::new(&self.root), self.specs.clone(), HealthPolicy::default(), at(1000))
+    fn start(&self) -> HealthSimulation {
+        HealthSimulation::start(HostRoot::new(&self.root), self.specs.clone(), HealthPolicy::default(), at(1000))
     }
 }
 
@@ -137,13 +137,13 @@ fn at(seconds: u64) -> Duration {
 
 /// Advances in half seconds until the condition holds, for at most `most` seconds. Returns the time
 /// that it took.
-fn wait(trial: &mut HealthTrial, most: u64, fits: impl Fn(&HealthTrial) -> bool) -> Option<Duration> {
-    let began = trial.now();
+fn wait(simulation: &mut HealthSimulation, most: u64, fits: impl Fn(&HealthSimulation) -> bool) -> Option<Duration> {
+    let began = simulation.now();
     for _ in 0..=most * 2 {
-        if fits(trial) {
-            return Some(trial.now() - began);
+        if fits(simulation) {
+            return Some(simulation.now() - began);
         }
-        trial.advance(trial.now() + Duration::from_millis(500));
+        simulation.advance(simulation.now() + Duration::from_millis(500));
     }
     None
 }
@@ -219,7 +219,7 @@ const FAULTS: &[Row<'_>] = {
 };
 
 #[test]
-fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
+fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
     if captures().is_none() {
         return;
     }
@@ -227,9 +227,9 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
     for (name, address, edits, reason, after, ends) in FAULTS {
         let case = format!("{name} {address} {reason}");
         let machine = machines.entry(name).or_insert_with(|| Machine::named(name).unwrap());
-        let mut trial = machine.start();
-        trial.advance(at(1013));
-        let before = trial.ailing();
+        let mut simulation = machine.start();
+        simulation.advance(at(1013));
+        let before = simulation.unhealthy();
         // The device that the fault affects.
         let owner = match *address {
             PORT => GPU,
@@ -237,50 +237,55 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
             own => own,
         };
         let of: BTreeSet<&DeviceId> = machine.ids.get(owner).into_iter().collect();
-        let is_told = |trial: &HealthTrial| trial.ailing().values().any(|told| told == reason);
-        assert!(!is_told(&trial), "{case}: {before:?}");
+        let is_told = |simulation: &HealthSimulation| simulation.unhealthy().values().any(|told| told == reason);
+        assert!(!is_told(&simulation), "{case}: {before:?}");
         let fault = Fault::make(&machine.root, address, edits);
         // A change of a folder in sysfs or `/dev` comes with an event.
         let is_heard = edits.iter().any(|edit| matches!(edit, Edit::Gone(_) | Edit::Leads(..)));
         if is_heard {
-            trial.scan();
+            simulation.scan();
         }
-        assert_eq!(wait(&mut trial, 100, is_told), Some(at(*after)), "{case}: when it was told; {:?}", trial.ailing());
-        let told: BTreeMap<_, _> = trial.ailing().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
+        assert_eq!(wait(&mut simulation, 100, is_told), Some(at(*after)), "{case}: when it was told; {:?}", simulation.unhealthy());
+        let told: BTreeMap<_, _> = simulation.unhealthy().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
         assert!(told.values().all(|told| told == reason), "{case}: {told:?}");
         // No other device is affected. If a card is offered by its parts, all parts are.
         let is_below = |id: &DeviceId| {
             of.contains(id)
-                || trial.inventory().resources.values().any(|offering| {
+                || simulation.inventory().resources.values().any(|offering| {
                     let device = offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
                     device.is_some_and(|pci| pci.address.to_string() == owner || pci.physfn.is_some_and(|of| of.to_string() == GPU))
                 })
         };
         assert!(told.keys().all(is_below), "{case}: {told:?}");
-        let is_over = |trial: &HealthTrial| trial.ailing() == before;
+        let is_over = |simulation: &HealthSimulation| simulation.unhealthy() == before;
         match ends {
-            Ends::ByItself(seconds) => assert_eq!(wait(&mut trial, 100, is_over), Some(at(*seconds)), "{case}: when it was over"),
+            Ends::ByItself(seconds) => assert_eq!(wait(&mut simulation, 100, is_over), Some(at(*seconds)), "{case}: when it was over"),
             Ends::Undone(seconds) => {
                 // A free device that is absent leaves the list after a minute.
-                trial.advance(trial.now() + at(if *after == 0 { 30 } else { 33 }));
-                assert!(is_told(&trial), "{case}: it lasts");
+                simulation.advance(simulation.now() + at(if *after == 0 { 30 } else { 33 }));
+                assert!(is_told(&simulation), "{case}: it lasts");
                 fault.mend();
                 if is_heard {
-                    trial.scan();
+                    simulation.scan();
                 }
-                assert_eq!(wait(&mut trial, 100, is_over), Some(at(*seconds)), "{case}: when it was over; {:?}", trial.ailing());
+                assert_eq!(
+                    wait(&mut simulation, 100, is_over),
+                    Some(at(*seconds)),
+                    "{case}: when it was over; {:?}",
+                    simulation.unhealthy()
+                );
                 continue;
             }
             Ends::ByReset => {
-                trial.advance(at(1313));
-                assert!(is_told(&trial), "{case}: it lasts");
-                trial.happened(&DeviceEvent { at: address.parse().unwrap(), whole_slot: false, kind: EventKind::Recovered });
-                assert_eq!(wait(&mut trial, 100, is_over), Some(Duration::from_millis(30_500)), "{case}: when it was over");
+                simulation.advance(at(1313));
+                assert!(is_told(&simulation), "{case}: it lasts");
+                simulation.deliver_event(&DeviceEvent { at: address.parse().unwrap(), whole_slot: false, kind: EventKind::Recovered });
+                assert_eq!(wait(&mut simulation, 100, is_over), Some(Duration::from_millis(30_500)), "{case}: when it was over");
             }
         }
         // It is not reported again.
-        trial.advance(trial.now() + at(100));
-        assert!(is_over(&trial), "{case}: {:?}", trial.ailing());
+        simulation.advance(simulation.now() + at(100));
+        assert!(is_over(&simulation), "{case}: {:?}", simulation.unhealthy());
         fault.mend();
     }
 }
@@ -295,48 +300,48 @@ const PASSING: &[(&str, &str, &[Edit<'_>], Reason, u64)] = &[
 ];
 
 #[test]
-fn what_passes_soon_is_never_told() {
+fn a_short_fault_is_never_reported() {
     for (name, address, edits, reason, lasts) in PASSING {
         let Some(machine) = Machine::named(name) else { return };
-        let mut trial = machine.start();
-        trial.advance(at(1013));
-        let (before, id) = (trial.ailing(), &machine.ids[*address]);
+        let mut simulation = machine.start();
+        simulation.advance(at(1013));
+        let (before, id) = (simulation.unhealthy(), &machine.ids[*address]);
         let fault = Fault::make(&machine.root, address, edits);
-        let is_told = |trial: &HealthTrial| trial.ailing() != before;
-        assert_eq!(wait(&mut trial, *lasts, is_told), None, "{name} {reason}: {:?}", trial.ailing());
-        let state = trial.verdict(id).map(|verdict| verdict.state);
+        let is_told = |simulation: &HealthSimulation| simulation.unhealthy() != before;
+        assert_eq!(wait(&mut simulation, *lasts, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
+        let state = simulation.verdict(id).map(|verdict| verdict.state);
         assert!(matches!(state, Some(State::Suspect { reason: seen, .. }) if seen == *reason), "{name} {reason}: it was seen: {state:?}");
         fault.mend();
-        assert_eq!(wait(&mut trial, 100, is_told), None, "{name} {reason}: {:?}", trial.ailing());
-        let state = trial.verdict(id).map(|verdict| verdict.state);
+        assert_eq!(wait(&mut simulation, 100, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
+        let state = simulation.verdict(id).map(|verdict| verdict.state);
         assert!(matches!(state, None | Some(State::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
     }
 }
 
 #[test]
-fn what_is_held_loses_its_driver_too() {
+fn a_held_device_can_lose_its_driver() {
     for (name, address, edits) in [(A2, GPU, &NO_DRIVER[..]), (A2, GPU, &VFIO), (A2, DISK, &NO_DISK), (GUESTS, DISPLAY, &NO_DRIVER)] {
         let Some(machine) = Machine::named(name) else { return };
-        let mut trial = machine.start();
-        trial.advance(at(1013));
+        let mut simulation = machine.start();
+        simulation.advance(at(1013));
         let id = &machine.ids[address];
-        trial.hold(vec![grant(&trial, id)]);
+        simulation.hold(vec![grant(&simulation, id)]);
         let fault = Fault::make(&machine.root, address, edits);
-        trial.scan();
+        simulation.scan();
         // It stays in the list for as long as it is held.
         for until in [1014, 1200] {
-            trial.advance(at(until));
-            assert_eq!(trial.ailing().get(id), Some(&Reason::DriverLost), "{name} {address} {until}");
+            simulation.advance(at(until));
+            assert_eq!(simulation.unhealthy().get(id), Some(&Reason::DriverLost), "{name} {address} {until}");
         }
         fault.mend();
-        trial.scan();
-        assert_eq!(wait(&mut trial, 10, |trial| !trial.ailing().contains_key(id)), Some(at(2)), "{name} {address}");
+        simulation.scan();
+        assert_eq!(wait(&mut simulation, 10, |simulation| !simulation.unhealthy().contains_key(id)), Some(at(2)), "{name} {address}");
     }
 }
 
 /// A grant of this device to a container.
-fn grant(trial: &HealthTrial, id: &DeviceId) -> Arc<Grant> {
-    let mut offered = trial.inventory().resources.iter();
+fn grant(simulation: &HealthSimulation, id: &DeviceId) -> Arc<Grant> {
+    let mut offered = simulation.inventory().resources.iter();
     let (resource, device) = offered.find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device))).unwrap();
     let device = GrantedDevice {
         id: id.clone(),
@@ -359,31 +364,31 @@ fn grant(trial: &HealthTrial, id: &DeviceId) -> Arc<Grant> {
 }
 
 #[test]
-fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
+fn removed_virtual_functions_return_unchanged() {
     let Some(machine) = Machine::named(GUESTS) else { return };
-    let mut trial = machine.start();
+    let mut simulation = machine.start();
     let guests = "example.com/guest".parse().unwrap();
-    let listed = |trial: &HealthTrial| trial.inventory().resources[&guests].devices.keys().cloned().collect::<BTreeSet<_>>();
+    let listed = |simulation: &HealthSimulation| simulation.inventory().resources[&guests].devices.keys().cloned().collect::<BTreeSet<_>>();
     let vfs: Vec<String> = (0..16).map(|index| vf(&machine.root, index)).collect();
     let of_vfs: BTreeSet<DeviceId> = vfs.iter().map(|vf| machine.ids[vf].clone()).collect();
-    trial.advance(at(1013));
-    let (before, all) = (trial.ailing(), listed(&trial));
+    simulation.advance(at(1013));
+    let (before, all) = (simulation.unhealthy(), listed(&simulation));
     assert!(before.is_empty() && of_vfs.is_subset(&all), "{before:?}");
     let held = machine.ids[&vfs[3]].clone();
-    trial.hold(vec![grant(&trial, &held)]);
+    simulation.hold(vec![grant(&simulation, &held)]);
 
     // `echo 0 > sriov_numvfs`: first the functions disappear, then their links.
     let gone: Vec<Fault> =
         vfs.iter().map(|vf| Fault::make(&machine.root, vf, &[Edit::Gone(&format!("sys/bus/pci/devices/{vf}"))])).collect();
-    trial.scan();
+    simulation.scan();
     let links: Vec<String> = (0..16).map(|index| format!("virtfn{index}")).collect();
     let edits: Vec<Edit<'_>> = links.iter().map(|link| Edit::Gone(link)).chain([Edit::Text("sriov_numvfs", b"0\n")]).collect();
     let unlinked = Fault::make(&machine.root, GPU, &edits);
-    trial.scan();
-    let told = trial.ailing();
+    simulation.scan();
+    let told = simulation.unhealthy();
     assert!(told.keys().eq(&of_vfs) && told.values().all(|reason| *reason == Reason::DeviceGone), "{told:?}");
-    trial.advance(at(1100));
-    assert_eq!(trial.ailing(), [(held.clone(), Reason::DeviceGone)].into(), "what is free leaves the list after a minute");
+    simulation.advance(at(1100));
+    assert_eq!(simulation.unhealthy(), [(held.clone(), Reason::DeviceGone)].into(), "what is free leaves the list after a minute");
 
     // They come back, each without the links that make it a virtual function, and without a driver.
     let bare: Vec<Fault> = {
@@ -391,46 +396,51 @@ fn virtual_functions_that_go_are_gone_and_come_back_as_they_were() {
         let bare = |vf: &String| Fault::make(&machine.root, vf, &[Edit::Gone("physfn"), NO_DRIVER[0], NO_DRIVER[1]]);
         vfs.iter().map(bare).collect()
     };
-    trial.scan();
-    trial.advance(at(1101));
-    let offered: BTreeSet<DeviceId> = trial.inventory().resources.values().flat_map(|offering| offering.devices.keys().cloned()).collect();
+    simulation.scan();
+    simulation.advance(at(1101));
+    let offered: BTreeSet<DeviceId> =
+        simulation.inventory().resources.values().flat_map(|offering| offering.devices.keys().cloned()).collect();
     assert_eq!(offered.intersection(&of_vfs).collect::<Vec<_>>(), [&held], "nobody gets a function before it is known whose it is");
-    assert!(!trial.ailing().values().any(|reason| *reason == Reason::Deselected), "{:?}", trial.ailing());
+    assert!(!simulation.unhealthy().values().any(|reason| *reason == Reason::Deselected), "{:?}", simulation.unhealthy());
     unlinked.mend();
-    trial.scan();
+    simulation.scan();
     bare.into_iter().for_each(Fault::mend);
-    trial.scan();
-    let are_back = |trial: &HealthTrial| listed(trial) == all && of_vfs.iter().all(|vf| !trial.ailing().contains_key(vf));
-    assert_eq!(wait(&mut trial, 70, are_back), Some(at(2)), "{:?}", trial.ailing());
+    simulation.scan();
+    let are_back =
+        |simulation: &HealthSimulation| listed(simulation) == all && of_vfs.iter().all(|vf| !simulation.unhealthy().contains_key(vf));
+    assert_eq!(wait(&mut simulation, 70, are_back), Some(at(2)), "{:?}", simulation.unhealthy());
     // Meanwhile their physical function was offered itself.
-    assert_eq!(trial.ailing(), [(machine.ids[GPU].clone(), Reason::Deselected)].into());
+    assert_eq!(simulation.unhealthy(), [(machine.ids[GPU].clone(), Reason::Deselected)].into());
 }
 
 #[test]
-fn a_look_that_hangs_is_given_up_and_others_are_looked_at() {
+fn a_stuck_probe_is_abandoned_and_other_devices_are_probed() {
     let Some(machine) = Machine::named(A2) else { return };
-    let mut trial = machine.start();
-    trial.advance(at(1013));
+    let mut simulation = machine.start();
+    simulation.advance(at(1013));
     let (disk, gpu) = (&machine.ids[DISK], &machine.ids[GPU]);
-    trial.hang(disk);
+    simulation.hang_probes(disk);
     let other = Fault::make(&machine.root, GPU, &[Edit::Text("config", &ONES)]);
-    assert_eq!(wait(&mut trial, 20, |trial| trial.ailing().contains_key(gpu)), Some(at(7)), "as if nothing hung");
-    trial.advance(at(1022));
-    assert!(matches!(trial.verdict(disk).unwrap().state, State::Suspect { reason: Reason::ProbeStuck, .. }), "given up two seconds later");
+    assert_eq!(wait(&mut simulation, 20, |simulation| simulation.unhealthy().contains_key(gpu)), Some(at(7)), "as if nothing hung");
+    simulation.advance(at(1022));
+    assert!(
+        matches!(simulation.verdict(disk).unwrap().state, State::Suspect { reason: Reason::ProbeStuck, .. }),
+        "given up two seconds later"
+    );
     // Its patience begins there.
-    assert_eq!(wait(&mut trial, 100, |trial| trial.ailing().contains_key(disk)), Some(at(30)));
-    assert_eq!(trial.ailing()[disk], Reason::ProbeStuck);
-    trial.advance(at(1113));
+    assert_eq!(wait(&mut simulation, 100, |simulation| simulation.unhealthy().contains_key(disk)), Some(at(30)));
+    assert_eq!(simulation.unhealthy()[disk], Reason::ProbeStuck);
+    simulation.advance(at(1113));
     other.mend();
-    assert_eq!(wait(&mut trial, 100, |trial| !trial.ailing().contains_key(gpu)), Some(at(37)), "as if nothing hung");
+    assert_eq!(wait(&mut simulation, 100, |simulation| !simulation.unhealthy().contains_key(gpu)), Some(at(37)), "as if nothing hung");
     // The result of a probe from a minute ago is no evidence; the next probe is requested at once.
-    trial.let_go(disk);
-    assert_eq!(trial.ailing()[disk], Reason::ProbeStuck);
-    assert_eq!(wait(&mut trial, 100, |trial| trial.ailing().is_empty()), Some(at(31)));
+    simulation.release_probes(disk);
+    assert_eq!(simulation.unhealthy()[disk], Reason::ProbeStuck);
+    assert_eq!(wait(&mut simulation, 100, |simulation| simulation.unhealthy().is_empty()), Some(at(31)));
 }
 
 #[test]
-fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
+fn a_kernel_event_counts_until_a_reset_in_spite_of_good_probes() {
     let Some(machine) = Machine::named(A2) else { return };
     let event = |kind| DeviceEvent { at: GPU.parse().unwrap(), whole_slot: matches!(kind, EventKind::Xid(_)), kind };
     for (kind, reason) in [
@@ -439,22 +449,22 @@ fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
         (EventKind::RecoveryBegan, Reason::ErrorRecovery),
         (EventKind::RecoveryFailed, Reason::RecoveryFailed),
     ] {
-        let mut trial = machine.start();
-        trial.advance(at(1013));
-        let before = trial.ailing();
-        trial.happened(&event(kind.clone()));
-        let told = trial.ailing();
+        let mut simulation = machine.start();
+        simulation.advance(at(1013));
+        let before = simulation.unhealthy();
+        simulation.deliver_event(&event(kind.clone()));
+        let told = simulation.unhealthy();
         assert!(told.values().any(|told| *told == reason), "{kind:?}: {told:?}");
-        trial.advance(at(1213));
-        assert_eq!(trial.ailing(), told, "{kind:?} heals by itself");
+        simulation.advance(at(1213));
+        assert_eq!(simulation.unhealthy(), told, "{kind:?} is cleared without a reset");
         if reason != Reason::ErrorRecovery {
-            trial.restart("first", at(1300));
-            trial.advance(at(1360));
-            assert_eq!(trial.ailing(), told, "{kind:?} does not outlive the daemon");
+            simulation.restart("first", at(1300));
+            simulation.advance(at(1360));
+            assert_eq!(simulation.unhealthy(), told, "{kind:?} is lost at a restart of the daemon");
         }
-        trial.restart("second", at(20));
-        trial.advance(at(21));
-        assert_eq!(trial.ailing(), before, "{kind:?} outlives the boot");
+        simulation.restart("second", at(20));
+        simulation.advance(at(21));
+        assert_eq!(simulation.unhealthy(), before, "{kind:?} is kept over a reboot");
     }
 }
 
@@ -471,7 +481,7 @@ const LIES: &[&[Edit<'_>]] = {
 };
 
 #[test]
-fn what_only_looks_like_a_fault_is_none_on_any_machine() {
+fn harmless_states_are_no_faults_on_any_machine() {
     let Some(captures) = captures() else { return };
     let (mut listed, mut told_lies) = (0, 0);
     for capture in &captures {
@@ -481,9 +491,9 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
             .flatten()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        let mut trial = machine.start();
-        trial.advance(at(1035));
-        let before = trial.ailing();
+        let mut simulation = machine.start();
+        simulation.advance(at(1035));
+        let before = simulation.unhealthy();
         // One capture combines files of many machines: one of its interfaces has no carrier.
         assert!(before.values().all(|reason| matches!(reason, Reason::NoCarrier | Reason::GroupNotViable)), "{}: {before:?}", capture.name);
         assert!(
@@ -491,7 +501,7 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
             "{}: {before:?}",
             capture.name
         );
-        listed += trial.listed();
+        listed += simulation.listed();
         let vfs: Vec<&String> =
             addresses.iter().filter(|at| machine.root.join("sys/bus/pci/devices").join(at).join("physfn").exists()).collect();
         let of_vfs = &[Edit::Text("config", &ONES)][..];
@@ -505,10 +515,10 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
                 continue;
             }
             told_lies += faults.len();
-            trial.scan();
+            simulation.scan();
             // Longer than the patience with any of these.
-            trial.advance(trial.now() + at(35));
-            assert_eq!(trial.ailing(), before, "{}: {lies:?}", capture.name);
+            simulation.advance(simulation.now() + at(35));
+            assert_eq!(simulation.unhealthy(), before, "{}: {lies:?}", capture.name);
             faults.into_iter().for_each(Fault::mend);
         }
     }

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not() {
+fn devices_are_offered_from_their_creation_to_their_removal() {
     let _alone = alone();
-    if !can("what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not", "a kernel with zram", Path::new(ZRAM).exists()) {
+    if !can("devices_are_offered_from_their_creation_to_their_removal", "a kernel with zram", Path::new(ZRAM).exists()) {
         return;
     }
     run(async {

@@ -11,9 +11,9 @@ fn has_zram(test: &str) -> bool {
 }
 
 #[test]
-fn an_event_that_is_not_true_changes_nothing() {
+fn a_forged_event_changes_nothing() {
     let _alone = alone();
-    if !has_zram("an_event_that_is_not_true_changes_nothing") {
+    if !has_zram("a_forged_event_changes_nothing") {
         return;
     }
     run(async {
@@ -34,11 +34,11 @@ fn an_event_that_is_not_true_changes_nothing() {
 }
 
 #[test]
-fn a_swarm_of_events_is_looked_into_now_and_then() {
+fn a_burst_of_events_causes_few_scans() {
     let _alone = alone();
     let functions = fs::read_dir("/sys/bus/pci/devices").map(Iterator::collect::<Result<Vec<_>, _>>);
     let function = functions.ok().and_then(Result::ok).and_then(|mut functions| functions.pop()).map(|entry| entry.path().join("uevent"));
-    let Some(function) = function.filter(|_| has_zram("a_swarm_of_events_is_looked_into_now_and_then")) else { return };
+    let Some(function) = function.filter(|_| has_zram("a_burst_of_events_causes_few_scans")) else { return };
     run(async {
         let host = Host::new("/dev/zram*");
         let (_first, running) = Zram::offered(&host).await;
@@ -57,9 +57,9 @@ fn a_swarm_of_events_is_looked_into_now_and_then() {
 }
 
 #[test]
-fn events_that_were_lost_are_made_up_for() {
+fn lost_events_are_compensated_by_a_scan() {
     let _alone = alone();
-    if !has_zram("events_that_were_lost_are_made_up_for") {
+    if !has_zram("lost_events_are_compensated_by_a_scan") {
         return;
     }
     run(async {

@@ -116,19 +116,19 @@ impl Running<'_> {
     pub(crate) async fn listed(&self, id: &str, healthy: bool) -> Duration {
         let (began, id) = (Instant::now(), DeviceId::new(id));
         let resource = &self.host.resource;
-        self.kubelet.wait_for(|view| view.standing(resource).healthy.contains(&id) == healthy, HANG).await.unwrap();
+        self.kubelet.wait_for(|view| view.endpoint_state(resource).healthy.contains(&id) == healthy, HANG).await.unwrap();
         began.elapsed()
     }
 
     /// Waits until these are the healthy ids of the kubelet's list.
     pub(crate) async fn healthy_are(&self, wanted: &BTreeSet<String>) {
         let fits = |ids: &BTreeSet<DeviceId>| ids.iter().map(DeviceId::as_str).eq(wanted.iter().map(String::as_str));
-        self.kubelet.wait_for(|view| fits(&view.standing(&self.host.resource).healthy), HANG).await.unwrap();
+        self.kubelet.wait_for(|view| fits(&view.endpoint_state(&self.host.resource).healthy), HANG).await.unwrap();
     }
 
     /// The healthy ids of the kubelet's list.
     pub(crate) fn healthy(&self) -> BTreeSet<String> {
-        self.kubelet.view(|view| view.standing(&self.host.resource).healthy.iter().map(ToString::to_string).collect())
+        self.kubelet.view(|view| view.endpoint_state(&self.host.resource).healthy.iter().map(ToString::to_string).collect())
     }
 
     pub(crate) async fn work(&self) -> Work {

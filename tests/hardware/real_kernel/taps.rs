@@ -81,9 +81,9 @@ impl Drop for Pod {
 }
 
 #[test]
-fn an_interface_that_is_moved_into_a_pods_network_is_offered_on() {
+fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_is_offered_on", 771_000) else { return };
+    let Some(taps) = Taps::new("real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_stays_offered", 771_000) else { return };
     run(async {
         let host = taps.host();
         ip([taps.add(1)]).await;
@@ -105,9 +105,9 @@ fn an_interface_that_is_moved_into_a_pods_network_is_offered_on() {
 }
 
 #[test]
-fn a_storm_of_interfaces_that_nobody_offers_is_noise() {
+fn a_burst_of_unoffered_interfaces_makes_no_list() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::a_storm_of_interfaces_that_nobody_offers_is_noise", 772_000) else { return };
+    let Some(taps) = Taps::new("real_kernel::taps::a_burst_of_unoffered_interfaces_makes_no_list", 772_000) else { return };
     run(async {
         let host = taps.host();
         ip([taps.add(1)]).await;
@@ -134,9 +134,11 @@ fn a_storm_of_interfaces_that_nobody_offers_is_noise() {
 }
 
 #[test]
-fn a_storm_of_devices_makes_few_lists_and_the_last_one_is_right() {
+fn a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::a_storm_of_devices_makes_few_lists_and_the_last_one_is_right", 773_000) else { return };
+    let Some(taps) = Taps::new("real_kernel::taps::a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct", 773_000) else {
+        return;
+    };
     run(async {
         let host = taps.host();
         let running = host.start().await;

@@ -63,7 +63,7 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
         while !is_over.load(Ordering::SeqCst) {
             let mut fds = [PollFd::new(readable.as_fd(), PollFlags::POLLIN)];
             poll(&mut fds, PollTimeout::from(50_u8)).unwrap();
-            watcher.look();
+            watcher.read_directory();
         }
     });
     let records = std::env::var_os("HOLDFAST_RECORD").is_some();

@@ -189,7 +189,7 @@ impl<'a> Player<'a> {
     pub(crate) fn allocatable(&mut self, count: usize) {
         let socket = self.rig.kubelet_dir().join("pod-resources/kubelet.sock");
         wait_for(&format!("{count} devices are allocatable"), SOON, || {
-            self.recorder.look();
+            self.recorder.read_directory();
             (self.tasks.run(allocatable(socket.clone())) == Some(count)).then_some(())
         });
         self.recorder.note("allocatable", count.to_string());

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// How the lanes begin that have what a script looks at when a step is over.
-pub(crate) const LOOK: &str = "the ";
+pub(crate) const READ_AT_END: &str = "the ";
 
 /// One thing that was seen.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ impl Recorder {
     }
 
     /// Looks at the directory.
-    pub(crate) fn look(&self) {
+    pub(crate) fn read_directory(&self) {
         drop(self.lock());
     }
 
@@ -177,10 +177,10 @@ impl Timeline {
         text
     }
 
-    /// Whether a step has everything that this timeline has of it, but for what is looked at only then ([`LOOK`]).
+    /// Whether a step has everything that this timeline has of it, but for what is looked at only then ([`READ_AT_END`]).
     pub(crate) fn is_complete(&self, step: &str, notes: &[Note]) -> bool {
         let wanted = self.steps.iter().filter(|wanted| wanted.name == step);
-        wanted.flat_map(|wanted| &wanted.lanes).filter(|(lane, _)| !lane.starts_with(LOOK)).all(|(lane, texts)| {
+        wanted.flat_map(|wanted| &wanted.lanes).filter(|(lane, _)| !lane.starts_with(READ_AT_END)).all(|(lane, texts)| {
             let seen = notes.iter().filter(|note| note.step == step && note.lane == *lane).count();
             seen >= texts.len()
         })
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_ordered_and_between_them_only_what_is_said() {
+    fn events_are_ordered_within_a_lane_and_across_lanes_only_where_stated() {
         let timeline = Timeline::parse(RECORDED);
         let (deleted, created) = (("it registers", "file", "deleted"), ("it registers", "file", "created"));
         let (options, cut) = (("it registers", "one", "options"), ("end", "one", "cut"));

@@ -8,7 +8,7 @@
 //! replays ext4's journal, and the ledger is opened in another boot.
 //!
 //! An entry counts as confirmed from the place in the record at which its answer came; the writer does nothing between
-//! an answer and the next order, so that place is exact. Every life after the first begins on the image of a cut, so
+//! an answer and the next order, so that place is exact. Every run after the first begins on the image of a cut, so
 //! cuts fall into recoveries too.
 //!
 //! Not modelled: a disk that lies about its flushes, damage to what was at rest (`tests/damage.rs`), other file systems.
@@ -33,22 +33,22 @@ use std::time::{Duration, Instant};
 use writer::{Order, Writer};
 
 const CACHES: [Cache; 3] = [Cache::None, Cache::Lost, Cache::Scattered];
-/// Orders in one life of the writer.
+/// Orders in one run of the writer.
 const ORDERS: usize = 200;
-/// Cuts of one life.
-const CUTS_OF_A_LIFE: usize = 30;
+/// Cuts of one run.
+const CUTS_PER_RUN: usize = 30;
 
-/// One life of the writer: what it was told, and what the disk was told meanwhile.
+/// One run of the writer: what it was told, and what the disk was told meanwhile.
 #[derive(Debug)]
-struct Life {
+struct WriterRun {
     recording: Recording,
-    /// What the ledger knew when the life began.
+    /// What the ledger knew when the run began.
     before: Model,
     /// Each append, and the place in the record at which it was confirmed.
     appends: Vec<(Vec<Entry>, usize)>,
 }
 
-impl Life {
+impl WriterRun {
     /// What had been confirmed at a place, and the append after that, which may have come as far as anywhere.
     fn confirmed(&self, steps: usize) -> (Model, &[Entry]) {
         let mut model = self.before.clone();
@@ -62,7 +62,15 @@ impl Life {
     }
 }
 
-fn live(test: &str, scratch: &Path, image: Vec<u8>, before: Model, load: &mut Load, random: &mut Random, durability: &str) -> Life {
+fn run_writer(
+    test: &str,
+    scratch: &Path,
+    image: Vec<u8>,
+    before: Model,
+    load: &mut Load,
+    random: &mut Random,
+    durability: &str,
+) -> WriterRun {
     let disk = Disk::serve(image, &scratch.join("disk"));
     let mounted = Mounted::new(&scratch.join("disk"), &scratch.join("mounted"));
     let mut writer = Writer::start(test, &mounted.path().join("state"), durability);
@@ -81,7 +89,7 @@ fn live(test: &str, scratch: &Path, image: Vec<u8>, before: Model, load: &mut Lo
     }
     drop(writer);
     drop(mounted);
-    Life { recording: disk.finish(), before, appends }
+    WriterRun { recording: disk.finish(), before, appends }
 }
 
 /// What a cut left.
@@ -161,22 +169,22 @@ fn cut_the_power(test: &str, scratch: &Path, durability: &str, cuts: usize) -> T
     let (mut image, mut before, mut tally) = (mounts::format(scratch), Model::default(), Tally::default());
     let mut left = cuts;
     while left > 0 {
-        let life = live(test, scratch, image.clone(), before, &mut load, &mut random, durability);
-        tally.steps += life.recording.len();
-        tally.flushes += life.recording.flushes();
-        let first_answer = life.appends.first().map_or(0, |(_, at)| *at);
+        let run = run_writer(test, scratch, image.clone(), before, &mut load, &mut random, durability);
+        tally.steps += run.recording.len();
+        tally.flushes += run.recording.flushes();
+        let first_answer = run.appends.first().map_or(0, |(_, at)| *at);
         let mut next = None;
-        for cut in 0..left.min(CUTS_OF_A_LIFE) {
+        for cut in 0..left.min(CUTS_PER_RUN) {
             let cache = CACHES[cut % CACHES.len()];
             let steps = match cut / CACHES.len() % 4 {
                 // Right behind an answer, where nothing else has helped to make it durable.
-                0 | 1 => life.appends[random.index(life.appends.len())].1,
-                2 => random.index(1 + life.recording.len()),
+                0 | 1 => run.appends[random.index(run.appends.len())].1,
+                2 => random.index(1 + run.recording.len()),
                 // The start is a small part of the record.
                 _ => random.index(1 + first_answer),
             };
-            let cut_image = life.recording.cut(steps, cache, &mut random);
-            let (confirmed, under_way) = life.confirmed(steps);
+            let cut_image = run.recording.cut(steps, cache, &mut random);
+            let (confirmed, under_way) = run.confirmed(steps);
             let clock = Instant::now();
             let found = boot(scratch, &cut_image);
             tally.slowest = tally.slowest.max(clock.elapsed());
@@ -187,14 +195,14 @@ fn cut_the_power(test: &str, scratch: &Path, durability: &str, cuts: usize) -> T
                 *tally.unclean.entry(words.trim().to_owned()).or_default() += 1;
             }
             if let Some(why) = judge(&found, &confirmed, under_way) {
-                tally.failures.push(format!("cache {cache:?}, step {steps} of {}: {why}; {}", life.recording.len(), found.report));
-            } else if steps > life.recording.len() / 2 {
+                tally.failures.push(format!("cache {cache:?}, step {steps} of {}: {why}; {}", run.recording.len(), found.report));
+            } else if steps > run.recording.len() / 2 {
                 next = Some((cut_image, found.model));
             }
         }
-        left = left.saturating_sub(CUTS_OF_A_LIFE);
+        left = left.saturating_sub(CUTS_PER_RUN);
         (image, before) = next.unwrap_or_else(|| (mounts::format(scratch), Model::default()));
-        // The history of a ledger is not carried over: what had been released is asked for within one life.
+        // The history of a ledger is not carried over: what had been released is asked for within one run.
         before.released.clear();
     }
     tally
@@ -205,9 +213,9 @@ fn wanted(default: usize) -> usize {
 }
 
 #[test]
-fn what_was_confirmed_before_a_power_cut_is_there_after_it() {
-    const ME: &str = "power_cut::what_was_confirmed_before_a_power_cut_is_there_after_it";
-    if writer::write_if_told() {
+fn entries_confirmed_before_a_power_cut_survive_it() {
+    const ME: &str = "power_cut::entries_confirmed_before_a_power_cut_survive_it";
+    if writer::run_writer_if_ordered() {
         return;
     }
     let Some(scratch) = inside(ME, &mounts::NEEDS) else { return };
@@ -229,9 +237,9 @@ fn what_was_confirmed_before_a_power_cut_is_there_after_it() {
 
 /// The test above can fail: a journal that is written and not synced loses what it confirmed.
 #[test]
-fn a_journal_that_is_not_synced_is_seen_to_lose_grants() {
-    const ME: &str = "power_cut::a_journal_that_is_not_synced_is_seen_to_lose_grants";
-    if writer::write_if_told() {
+fn without_sync_a_journal_is_shown_to_lose_grants() {
+    const ME: &str = "power_cut::without_sync_a_journal_is_shown_to_lose_grants";
+    if writer::run_writer_if_ordered() {
         return;
     }
     let Some(scratch) = inside(ME, &mounts::NEEDS) else { return };

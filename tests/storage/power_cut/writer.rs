@@ -26,7 +26,7 @@ pub(crate) enum Order {
 }
 
 /// The part of the writer, where this process is one.
-pub(crate) fn write_if_told() -> bool {
+pub(crate) fn run_writer_if_ordered() -> bool {
     let Ok(told) = std::env::var(WRITES) else { return false };
     let (durability, dir) = told.split_once(' ').unwrap();
     let durability = if durability == "power-loss" { Durability::PowerLoss } else { Durability::ProcessCrash };

@@ -65,18 +65,18 @@ impl SimNode {
     pub fn create_large(dir: &Path, functions: usize, vfs: usize) -> io::Result<SimNode> {
         let node = SimNode::create(dir)?;
         let small = fs::read_dir(dir.join("sys/bus/pci/devices"))?.count();
-        let mut room = functions.min(FUNCTIONS_MAX).saturating_sub(small);
+        let mut remaining = functions.min(FUNCTIONS_MAX).saturating_sub(small);
         let mut left = vfs.min(VFS_MAX);
         for adapter in 0.. {
             // Each adapter also needs a physical function and the port above it.
-            let vfs = left.min(VFS_OF_ADAPTER).min(room.saturating_sub(2));
+            let vfs = left.min(VFS_OF_ADAPTER).min(remaining.saturating_sub(2));
             if vfs == 0 {
                 break;
             }
             node.write_card(adapter, vfs)?;
-            (left, room) = (left - vfs, room - vfs - 2);
+            (left, remaining) = (left - vfs, remaining - vfs - 2);
         }
-        (0..room).try_for_each(|number| node.write_one_of_block(number))?;
+        (0..remaining).try_for_each(|number| node.write_one_of_block(number))?;
         Ok(node)
     }
 

@@ -10,9 +10,9 @@
 //!
 //! `HOLDFAST_HISTORIES` sets the number of histories.
 
-mod world;
+mod machine;
 
-use self::world::{DISK_NODES, NUMBERS, Plugged, Pod, STICKS, World, configurations};
+use self::machine::{DISK_NODES, Machine, NUMBERS, Plugged, Pod, STICKS, configurations};
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, Owed, ResourceName,
     Safeguard, Timestamp,
@@ -25,7 +25,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
 
-impl World {
+impl Machine {
     /// The kubelet gives a container a device. The error describes an object that two containers
     /// have now.
     fn allocate(&mut self) -> Result<(), String> {
@@ -73,16 +73,16 @@ impl World {
         if held_as_other(&self.ledger, std::iter::empty(), &grant).is_some() {
             return Ok(());
         }
-        let things: BTreeSet<String> = device.nodes.iter().flat_map(|node| self.things(&node.host)).collect();
+        let real_objects: BTreeSet<String> = device.nodes.iter().flat_map(|node| self.real_objects(&node.host)).collect();
         let is_shared = !offering.spec.is_exclusive();
-        self.history.push(format!("{resource} {id} is given: {things:?}"));
+        self.history.push(format!("{resource} {id} is granted: {real_objects:?}"));
         let other = self.pods.iter().find(|pod| {
             let is_meant = pod.is_shared && is_shared && pod.resource == resource;
-            !is_meant && !pod.things.is_disjoint(&things)
+            !is_meant && !pod.real_objects.is_disjoint(&real_objects)
         });
-        let twice = other.map(|other| format!("{:?} of {} {} and of {resource} {id}", other.things, other.resource, other.id));
+        let twice = other.map(|other| format!("{:?} of {} {} and of {resource} {id}", other.real_objects, other.resource, other.id));
         let node = device.nodes[0].host.clone();
-        self.pods.push(Pod { alloc_id: grant.alloc_id.clone(), resource, id, node, things, is_shared });
+        self.pods.push(Pod { alloc_id: grant.alloc_id.clone(), resource, id, node, real_objects, is_shared });
         self.ledger.evolve(&Entry::Grant(Arc::new(grant)));
         twice.map_or(Ok(()), Err)
     }
@@ -151,7 +151,7 @@ impl World {
                 let stick = self.random.below(STICKS);
                 self.sticks[stick] = None;
                 // A container loses a stick that is taken out. It keeps the number.
-                self.pods.iter_mut().for_each(|pod| pod.things.retain(|thing| *thing != format!("stick{stick}")));
+                self.pods.iter_mut().for_each(|pod| pod.real_objects.retain(|object| *object != format!("stick{stick}")));
                 self.by_id.iter_mut().filter(|link| **link == Some(stick)).for_each(|link| *link = None);
                 self.history.push(format!("stick{stick} is taken out"));
             }
@@ -180,13 +180,13 @@ impl World {
                         self.disk_nodes.insert(node);
                     }
                     // Without the kernel device, a container can reach nothing through it.
-                    self.pods.iter_mut().filter(|pod| pod.node.ends_with(&format!("/{node}"))).for_each(|pod| pod.things.clear());
+                    self.pods.iter_mut().filter(|pod| pod.node.ends_with(&format!("/{node}"))).for_each(|pod| pod.real_objects.clear());
                 }
             }
             5 => {
                 let mut all = configurations();
                 self.specs = all.swap_remove(self.random.below(all.len()));
-                self.judge.follow(self.specs.clone().into(), Rules::default());
+                self.judge.apply_plan(self.specs.clone().into(), Rules::default());
                 self.history.push("another configuration".into());
                 self.scan();
             }
@@ -207,13 +207,13 @@ impl World {
 }
 
 /// Plays a history. Returns the number of grants, or the failure with the steps that led to it.
-fn play(seed: u64) -> Result<usize, String> {
-    let mut world = World::new(seed);
-    world.scan();
+fn run_history(seed: u64) -> Result<usize, String> {
+    let mut machine = Machine::new(seed);
+    machine.scan();
     for _ in 0..40 {
-        world.step().map_err(|twice| format!("seed {seed}: {twice}\n{}", world.history.join("\n")))?;
+        machine.step().map_err(|twice| format!("seed {seed}: {twice}\n{}", machine.history.join("\n")))?;
     }
-    Ok(usize::try_from(world.grants).unwrap())
+    Ok(usize::try_from(machine.grants).unwrap())
 }
 
 fn histories() -> u64 {
@@ -225,7 +225,7 @@ fn no_two_containers_have_one_object() {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let grants: usize = thread::scope(|scope| {
         let part = |first| {
-            move || (first..histories()).step_by(threads).map(|seed| play(seed).unwrap_or_else(|twice| panic!("{twice}"))).sum::<usize>()
+            move || (first..histories()).step_by(threads).map(|seed| run_history(seed).unwrap_or_else(|twice| panic!("{twice}"))).sum::<usize>()
         };
         let parts: Vec<_> = (0..threads as u64).map(|first| scope.spawn(part(first))).collect();
         parts.into_iter().map(|part| part.join().unwrap()).sum()
@@ -235,6 +235,6 @@ fn no_two_containers_have_one_object() {
 
 #[test]
 fn without_the_rule_two_containers_have_one_object() {
-    let twice = Safeguard::HeldObjects.without(|| (0..500).find_map(|seed| play(seed).err()));
-    assert!(twice.is_some(), "the histories would not notice");
+    let twice = Safeguard::HeldObjects.without(|| (0..500).find_map(|seed| run_history(seed).err()));
+    assert!(twice.is_some(), "the histories do not detect the missing rule");
 }

@@ -1,4 +1,4 @@
-//! The behaviour of a kubelet, on any ground.
+//! The behaviour of a kubelet, in any environment.
 
 use super::profile::Profile;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The kubelet's state for one Register.
 
 use super::core::Options;
-use super::ground::{CLOSING, Connection, Lists};
+use super::environment::{CLOSING, Connection, Lists};
 use crate::domain::{ContainerEdits, DeviceId, ResourceName};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,13 +56,13 @@ impl Client {
 
     /// The result of a call. After [`Client::close`] every error is a cancellation, independent of
     /// the transport's error.
-    fn said<T>(&self, result: Result<T, String>) -> Result<T, String> {
+    fn map_error<T>(&self, result: Result<T, String>) -> Result<T, String> {
         result.map_err(|error| if self.is_cut() { CLOSING.to_owned() } else { error })
     }
 
     pub(super) async fn options(&self) -> Result<Options, String> {
         let options = match self.connection() {
-            Ok(connection) => self.said(connection.options().await),
+            Ok(connection) => self.map_error(connection.options().await),
             Err(error) => Err(error),
         };
         options.map_err(|error| format!("failed to get device plugin options: {error}"))
@@ -70,7 +70,7 @@ impl Client {
 
     pub(super) async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
         let connection = self.connection()?;
-        self.said(connection.list_and_watch().await)
+        self.map_error(connection.list_and_watch().await)
     }
 
     pub(super) async fn preferred(
@@ -80,16 +80,16 @@ impl Client {
         size: usize,
     ) -> Result<BTreeSet<DeviceId>, String> {
         let connection = self.connection()?;
-        self.said(connection.preferred(available, must_include, size).await)
+        self.map_error(connection.preferred(available, must_include, size).await)
     }
 
     pub(super) async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
         let connection = self.connection()?;
-        self.said(connection.allocate(ids).await)
+        self.map_error(connection.allocate(ids).await)
     }
 
     pub(super) async fn pre_start(&self, ids: &BTreeSet<DeviceId>) -> Result<(), String> {
         let connection = self.connection()?;
-        self.said(connection.pre_start(ids).await)
+        self.map_error(connection.pre_start(ids).await)
     }
 }

@@ -68,7 +68,7 @@ pub enum AllocateError {
     },
     /// The pod's devices were allocated, but a later handler of its admission finds too little CPU.
     #[error("Node didn't have enough resource: cpu")]
-    NoRoom,
+    NoCpu,
     /// `GetPreferredAllocation` failed.
     #[error("device plugin GetPreferredAllocation rpc failed with err: {0}")]
     Preferred(String),

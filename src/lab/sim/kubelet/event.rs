@@ -221,7 +221,7 @@ impl fmt::Display for Event {
             EventKind::ResizeRefused { pod_uid, error } => write!(f, "pod {pod_uid} not resized: {error}"),
             EventKind::ContainerStarted { pod_uid, container } => write!(f, "{pod_uid}/{container} started"),
             EventKind::Held { hook, held, verdict } => write!(f, "held at {hook:?} for {held:?}: {verdict:?}"),
-            EventKind::Stuck => write!(f, "an Allocate has stopped the kubelet for five minutes"),
+            EventKind::Stuck => write!(f, "an Allocate has blocked the kubelet for five minutes"),
             EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
         }
     }

@@ -118,10 +118,10 @@ pub enum Verdict {
 /// The hooks of a kubelet on real sockets: open, unless a test puts gates there. Cheap to clone;
 /// clones share their state.
 #[derive(Debug, Clone, Default)]
-pub struct HookTable(Arc<Mutex<Vec<Trap>>>);
+pub struct HookTable(Arc<Mutex<Vec<PendingGate>>>);
 
 #[derive(Debug)]
-struct Trap {
+struct PendingGate {
     hook: Hook,
     /// Flows that may pass before one is held.
     pass: usize,
@@ -130,7 +130,7 @@ struct Trap {
 }
 
 impl HookTable {
-    fn traps(&self) -> MutexGuard<'_, Vec<Trap>> {
+    fn pending_gates(&self) -> MutexGuard<'_, Vec<PendingGate>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,24 +144,24 @@ impl HookTable {
     #[must_use = "a dropped gate is open"]
     pub fn gate_after(&self, hook: Hook, pass: usize) -> Gate {
         let ((reached, is_reached), (open, verdict)) = (oneshot::channel(), oneshot::channel());
-        self.traps().push(Trap { hook, pass, reached, verdict });
+        self.pending_gates().push(PendingGate { hook, pass, reached, verdict });
         Gate { is_reached, open }
     }
 
     /// A flow reaches `hook`: `None` lets it continue at once.
     pub(super) fn reach(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
-        let mut traps = self.traps();
+        let mut pending_gates = self.pending_gates();
         let mut held = None;
-        for (index, trap) in traps.iter_mut().enumerate().filter(|(_, trap)| trap.hook == hook) {
-            match trap.pass.checked_sub(1) {
-                Some(left) => trap.pass = left,
+        for (index, pending) in pending_gates.iter_mut().enumerate().filter(|(_, pending)| pending.hook == hook) {
+            match pending.pass.checked_sub(1) {
+                Some(left) => pending.pass = left,
                 None => held = held.or(Some(index)),
             }
         }
-        let trap = traps.remove(held?);
+        let pending = pending_gates.remove(held?);
         // The test may have dropped its gate.
-        let _ = trap.reached.send(());
-        Some(Box::pin(async move { trap.verdict.await.unwrap_or_default() }))
+        let _ = pending.reached.send(());
+        Some(Box::pin(async move { pending.verdict.await.unwrap_or_default() }))
     }
 }
 

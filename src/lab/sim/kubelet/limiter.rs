@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_calls_come_at_once_and_then_one_each_ten_milliseconds() {
+    fn ten_calls_pass_at_once_and_then_one_every_ten_milliseconds() {
         let mut limiter = Limiter::new(Duration::ZERO);
         assert_eq!((0..20).filter(|_| limiter.allow(Duration::ZERO)).count(), 10);
         assert!(!limiter.allow(Duration::from_millis(9)));

@@ -17,7 +17,7 @@
 //!                 ├── GetPreferredAllocation, Allocate ─▶ plugin
 //!                 └─▶ worker ── PreStartContainer ─▶ plugin;  containers start, end, start again
 //!
-//!  all of it on a `ground`: sockets (gRPC, files, tokio: [`Kubelet`])
+//!  all of it in an `environment`: sockets (gRPC, files, tokio: [`Kubelet`])
 //!  or memory (a seed: `sim::memory`)
 //! ```
 //!
@@ -30,9 +30,9 @@ mod admission;
 mod behaviour;
 mod client;
 pub mod core;
+pub(in crate::lab::sim) mod environment;
 pub mod error;
 mod event;
-pub(in crate::lab::sim) mod ground;
 pub mod held;
 mod hook;
 mod interleaving;
@@ -60,7 +60,7 @@ pub use self::pod::{Container, ContainerKind, ContainerSpec, Pod, PodPhase, PodS
 pub use self::profile::Profile;
 pub use self::start::Start;
 pub use self::status::Readings;
-pub use self::view::{Holder, Standing, View};
+pub use self::view::{EndpointState, Holder, View};
 
 use self::sockets::Sockets;
 use self::sockets::files::Files;
@@ -150,7 +150,7 @@ pub struct PodOutcome {
 
 /// A wait that took too long.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("not seen within {within:?}; the newest events:\n{events}")]
+#[error("the condition was not met within {within:?}; the newest events:\n{events}")]
 pub struct WaitError {
     /// The time limit.
     pub within: Duration,
@@ -174,8 +174,8 @@ impl Kubelet {
     /// Makes the node's directories and starts a kubelet on them.
     pub async fn start(config: KubeletConfig) -> Result<Self, io::Error> {
         let files = Files { kubelet_dir: config.kubelet_dir.clone(), host_root: config.host_root.clone() };
-        let ground = Sockets::new(files, config.hooks.clone(), config.sync_checkpoint);
-        let kubelet = Kubelet { shared: Arc::new(Shared::new(config.behaviour(), Arc::new(ground))) };
+        let environment = Sockets::new(files, config.hooks.clone(), config.sync_checkpoint);
+        let kubelet = Kubelet { shared: Arc::new(Shared::new(config.behaviour(), Arc::new(environment))) };
         kubelet.start_again().await?;
         Ok(kubelet)
     }
@@ -242,7 +242,7 @@ impl Kubelet {
     pub fn complete_pod(&self, uid: &str) -> Result<bool, io::Error> {
         let ran = self.shared.complete_pod(uid);
         if ran {
-            self.shared.ground.remove_cgroup(uid)?;
+            self.shared.environment.remove_cgroup(uid)?;
         }
         Ok(ran)
     }
@@ -256,12 +256,12 @@ impl Kubelet {
     /// The present time, on the clock of the events.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.shared.ground.now()
+        self.shared.environment.now()
     }
 
     /// Reads the whole state at one time.
-    pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
-        self.shared.view(look)
+    pub fn view<R>(&self, read: impl FnOnce(&View<'_>) -> R) -> R {
+        self.shared.view(read)
     }
 
     /// Waits until the view satisfies `seen`, without polling.
@@ -270,12 +270,12 @@ impl Kubelet {
     }
 
     /// Waits until the view returns a value, without polling.
-    pub async fn wait_for_some<T>(&self, look: impl Fn(&View<'_>) -> Option<T>, within: Duration) -> Result<T, WaitError> {
+    pub async fn wait_for_some<T>(&self, read: impl Fn(&View<'_>) -> Option<T>, within: Duration) -> Result<T, WaitError> {
         let mut changes = self.shared.changes();
         let seen = async {
             loop {
                 changes.borrow_and_update();
-                if let Some(value) = self.view(&look) {
+                if let Some(value) = self.view(&read) {
                     return Some(value);
                 }
                 changes.changed().await.ok()?;

@@ -39,7 +39,7 @@ pub struct PodSpec {
     /// Its containers, in the order of the spec.
     pub containers: Vec<ContainerSpec>,
     /// Whether a later handler of its admission rejects it after its devices are allocated.
-    pub lacks_room: bool,
+    pub lacks_cpu: bool,
 }
 
 impl Container {
@@ -57,13 +57,13 @@ impl PodSpec {
 
     /// A pod without containers, with a given UID, for runs that a seed repeats.
     pub fn with_uid(uid: impl Into<String>, namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        PodSpec { uid: uid.into(), namespace: namespace.into(), name: name.into(), containers: Vec::new(), lacks_room: false }
+        PodSpec { uid: uid.into(), namespace: namespace.into(), name: name.into(), containers: Vec::new(), lacks_cpu: false }
     }
 
     /// The pod, with too little CPU for it after its devices are allocated.
     #[must_use]
-    pub fn without_room(self) -> Self {
-        PodSpec { lacks_room: true, ..self }
+    pub fn without_cpu(self) -> Self {
+        PodSpec { lacks_cpu: true, ..self }
     }
 
     /// The pod with another init container that requests `count` devices.

@@ -23,62 +23,62 @@ pub(in crate::lab::sim) struct PodMessage {
 }
 
 /// Every active pod. Right after a start there is none.
-pub(in crate::lab::sim) fn list(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
-    answer(shared, life, |state| {
-        free_the_dead(state);
-        state.active().map(|pod| describe(state, pod, ends_not)).collect()
+pub(in crate::lab::sim) fn list(shared: &Shared, instance: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, instance, |state| {
+        free_ended_pods(state);
+        state.active().map(|pod| describe(state, pod, is_long_running)).collect()
     })
 }
 
 /// The listing of v1alpha1: every pod, including ended ones, with their application containers
 /// only.
-pub(in crate::lab::sim) fn list_with_ended(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
-    answer(shared, life, |state| {
-        free_the_dead(state);
-        let known = |pod: &&Pod| state.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
+pub(in crate::lab::sim) fn list_with_ended(shared: &Shared, instance: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, instance, |state| {
+        free_ended_pods(state);
+        let known = |pod: &&Pod| state.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid));
         let is_app = |kind| kind == ContainerKind::App;
         state.pods.iter().filter(known).map(|pod| describe(state, pod, is_app)).collect()
     })
 }
 
 /// Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
-fn free_the_dead(state: &mut State) {
-    if state.life.as_ref().is_some_and(|present| present.allocating > 0) {
+fn free_ended_pods(state: &mut State) {
+    if state.instance.as_ref().is_some_and(|present| present.allocating > 0) {
         state.listings_in_allocate += 1;
     }
     state.purge();
 }
 
-fn ends_not(kind: ContainerKind) -> bool {
+fn is_long_running(kind: ContainerKind) -> bool {
     kind != ContainerKind::Init
 }
 
 /// One pod, by name. Frees nothing.
-pub(in crate::lab::sim) fn get(shared: &Shared, life: u64, namespace: &str, name: &str) -> Result<PodMessage, Status> {
-    let pod = answer(shared, life, |state| {
+pub(in crate::lab::sim) fn get(shared: &Shared, instance: u64, namespace: &str, name: &str) -> Result<PodMessage, Status> {
+    let pod = answer(shared, instance, |state| {
         let pod = state.active().find(|pod| pod.spec.namespace == namespace && pod.spec.name == name);
-        pod.map(|pod| describe(state, pod, ends_not))
+        pod.map(|pod| describe(state, pod, is_long_running))
     })?;
     pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))
 }
 
 /// Every healthy device, held or free. Right after a start there is none.
-pub(in crate::lab::sim) fn allocatable(shared: &Shared, life: u64) -> Result<Vec<DeviceMessage>, Status> {
+pub(in crate::lab::sim) fn allocatable(shared: &Shared, instance: u64) -> Result<Vec<DeviceMessage>, Status> {
     if !shared.profile().has_allocatable() {
         return Err(Status::unimplemented("unknown method GetAllocatableResources for service v1.PodResourcesLister"));
     }
-    answer(shared, life, |state| {
-        let Some(present) = &state.life else { return Vec::new() };
+    answer(shared, instance, |state| {
+        let Some(present) = &state.instance else { return Vec::new() };
         let healthy = present.manager.healthy().iter();
         let ids = healthy.flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
         ids.flat_map(|(resource, id)| messages(resource, id, present.manager.numa_nodes(resource, id).iter().copied())).collect()
     })
 }
 
-fn answer<R>(shared: &Shared, life: u64, act: impl FnOnce(&mut State) -> R) -> Result<R, Status> {
-    let now = shared.ground.now();
-    let answer = shared.in_life(life, |state| {
-        let allowed = state.life.as_mut().is_some_and(|present| present.limiter.allow(now));
+fn answer<R>(shared: &Shared, instance: u64, act: impl FnOnce(&mut State) -> R) -> Result<R, Status> {
+    let now = shared.environment.now();
+    let answer = shared.in_instance(instance, |state| {
+        let allowed = state.instance.as_mut().is_some_and(|present| present.limiter.allow(now));
         allowed.then(|| act(state)).ok_or_else(|| Status::resource_exhausted("rejected by rate limit"))
     });
     answer.unwrap_or_else(|| Err(Status::unavailable("the kubelet is stopped")))
@@ -87,7 +87,7 @@ fn answer<R>(shared: &Shared, life: u64, act: impl FnOnce(&mut State) -> R) -> R
 fn describe(state: &State, pod: &Pod, is_listed: fn(ContainerKind) -> bool) -> PodMessage {
     let containers = pod.spec.in_order().filter(|container| is_listed(container.kind));
     let containers = containers.map(|container| {
-        let held = state.life.iter().flat_map(|life| life.manager.held().container(&pod.spec.uid, &container.name));
+        let held = state.instance.iter().flat_map(|instance| instance.manager.held().container(&pod.spec.uid, &container.name));
         (container.name.clone(), held.flat_map(|(resource, held)| held_messages(resource, held)).collect())
     });
     PodMessage { namespace: pod.spec.namespace.clone(), name: pod.spec.name.clone(), containers: containers.collect() }

@@ -58,7 +58,7 @@ impl Profile {
     }
 
     /// Whether a new endpoint closes the connection of the previous one.
-    pub(super) fn closes_the_former(self) -> bool {
+    pub(super) fn closes_previous_connection(self) -> bool {
         self == Profile::K19
     }
 

@@ -19,52 +19,52 @@ pub struct Start {
     pub runtime_down: bool,
 }
 
-/// Starts on the state that the last life left; returns when `kubelet.sock` answers. An error if it
-/// runs. A start that a kill overtakes ends without an error.
+/// Starts on the state that the last instance left; returns when `kubelet.sock` answers. An error
+/// if it runs. A start that a kill overtakes ends without an error.
 pub(in crate::lab::sim) async fn start(shared: &Arc<Shared>, how: Start) -> Result<(), io::Error> {
-    if shared.peek().life.is_some() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet runs"));
+    if shared.peek().instance.is_some() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet is already running"));
     }
-    shared.ground.prepare()?;
-    let life = shared.open();
-    let started = phases(shared, life, how).await;
-    if started.is_err() && shared.life(life, |_| ()).is_some() {
+    shared.environment.prepare()?;
+    let instance = shared.open();
+    let started = phases(shared, instance, how).await;
+    if started.is_err() && shared.with_instance(instance, |_| ()).is_some() {
         shared.close();
     }
     started
 }
 
-async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::Error> {
+async fn phases(shared: &Arc<Shared>, instance: u64, how: Start) -> Result<(), io::Error> {
     let gaps = shared.behaviour.gaps;
-    shared.ground.serve_pod_resources(shared, life)?;
-    shared.ground.sleep(gaps.to_container_manager).await;
+    shared.environment.serve_pod_resources(shared, instance)?;
+    shared.environment.sleep(gaps.to_container_manager).await;
     let running = match how.runtime_down {
         true => BTreeSet::new(),
-        false => running_containers(&shared.peek().pods, shared.ground.now()),
+        false => running_containers(&shared.peek().pods, shared.environment.now()),
     };
-    shared.ground.sleep(gaps.to_device_manager).await;
-    let snapshot = shared.ground.read_checkpoint().unwrap_or_else(|error| {
+    shared.environment.sleep(gaps.to_device_manager).await;
+    let snapshot = shared.environment.read_checkpoint().unwrap_or_else(|error| {
         shared.log(EventKind::CheckpointUnreadable { error });
         None
     });
     let snapshot = snapshot.unwrap_or_default();
     let known = snapshot.healthy.into_keys().collect();
-    let manager = DeviceManager::start(snapshot.held, known, running, shared.ground.now());
+    let manager = DeviceManager::start(snapshot.held, known, running, shared.environment.now());
     let manager = manager.panics(shared.behaviour.panics).aligns(shared.behaviour.topology_manager);
-    if shared.life(life, |present| present.manager = manager).is_none() {
+    if shared.with_instance(instance, |present| present.manager = manager).is_none() {
         return Ok(());
     }
-    for name in shared.ground.stale_sockets()? {
-        shared.ground.remove_socket(&name).await?;
-        if shared.life(life, |_| ()).is_none() {
+    for name in shared.environment.stale_sockets()? {
+        shared.environment.remove_socket(&name).await?;
+        if shared.with_instance(instance, |_| ()).is_none() {
             return Ok(());
         }
     }
-    shared.ground.serve_registration(shared, life)?;
-    shared.log(EventKind::Started { start: life });
-    let (teller, looping) = (Arc::clone(shared), Arc::clone(shared));
-    shared.spawn(life, async move { status::tell(&teller, life).await });
-    shared.spawn(life, async move { admission::sync_loop(&looping, life).await });
+    shared.environment.serve_registration(shared, instance)?;
+    shared.log(EventKind::Started { start: instance });
+    let (reporter, looping) = (Arc::clone(shared), Arc::clone(shared));
+    shared.spawn(instance, async move { status::report_status(&reporter, instance).await });
+    shared.spawn(instance, async move { admission::sync_loop(&looping, instance).await });
     Ok(())
 }
 

@@ -1,12 +1,12 @@
 //! The shared state of the simulated kubelet's tasks: the node, which outlives the kubelet, and the
-//! kubelet's present life.
+//! kubelet's present instance.
 
 use super::behaviour::Behaviour;
 use super::client::Client;
 use super::core::DeviceManager;
+use super::environment::{Environment, Snapshot, Stop};
 use super::error::NilDereference;
 use super::event::{EventKind, EventLog};
-use super::ground::{Ground, Snapshot, Stop};
 use super::hook::{Hook, Verdict};
 use super::interleaving::{Interleaving, Streams};
 use super::limiter::Limiter;
@@ -23,17 +23,17 @@ use tokio::sync::{Notify, watch};
 
 /// A flow that was held for longer is logged: without the entry the later events cannot be
 /// explained.
-const NOTICED: Duration = Duration::from_millis(1);
+const LOGGED_FROM: Duration = Duration::from_millis(1);
 
-/// One life of the kubelet, from a start to the next stop.
+/// One instance of the kubelet, from a start to the next stop.
 #[derive(Debug)]
-pub(in crate::lab::sim) struct Life {
+pub(in crate::lab::sim) struct Instance {
     pub(super) number: u64,
     /// Empty until the checkpoint is read.
     pub(super) manager: DeviceManager<Arc<Client>>,
     pub(super) clients: Clients,
     pub(super) streams: Streams,
-    /// Pods that this life knows; the API server's first batch comes only after a delay.
+    /// Pods that this instance knows; the API server's first batch comes only after a delay.
     pub(super) known: BTreeSet<String>,
     /// Pods with a running worker.
     pub(super) workers: BTreeSet<String>,
@@ -42,7 +42,7 @@ pub(in crate::lab::sim) struct Life {
     tasks: Vec<Box<dyn Stop>>,
     clients_made: u64,
     /// Clients that the kubelet has forgotten without closing them. It leaks their connections.
-    lost: Vec<Arc<Client>>,
+    leaked: Vec<Arc<Client>>,
     pub(super) limiter: Limiter,
     /// Allocate calls under way. `allocating_since` is the start of the period without a gap
     /// between them.
@@ -53,11 +53,11 @@ pub(in crate::lab::sim) struct Life {
     pub(super) lists: BTreeMap<ResourceName, u64>,
 }
 
-impl Life {
+impl Instance {
     /// Keeps a client's connection open until the plugin closes it.
-    pub(super) fn lose(&mut self, client: Arc<Client>) {
-        self.lost.retain(|client| client.is_open());
-        self.lost.push(client);
+    pub(super) fn leak(&mut self, client: Arc<Client>) {
+        self.leaked.retain(|client| client.is_open());
+        self.leaked.push(client);
     }
 
     /// The number of the next client.
@@ -70,7 +70,7 @@ impl Life {
 /// The node: it stays when the kubelet exits.
 #[derive(Debug, Default)]
 pub(in crate::lab::sim) struct State {
-    pub(super) life: Option<Life>,
+    pub(super) instance: Option<Instance>,
     pub(super) starts: u64,
     /// In the order of their creation.
     pub(super) pods: Vec<Pod>,
@@ -100,17 +100,17 @@ impl State {
         pod.or_else(|| self.orphans.get(uid)).map(|pod| &pod.spec)
     }
 
-    /// The pods that the kubelet counts as active: known to this life and not over.
+    /// The pods that the kubelet counts as active: known to this instance and not over.
     pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
-        let known = |pod: &&Pod| self.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
+        let known = |pod: &&Pod| self.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid));
         self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
     }
 
     /// Frees the devices of inactive pods.
     pub(super) fn purge(&mut self) {
         let active = self.active().map(|pod| pod.spec.uid.clone()).collect();
-        if let Some(life) = &mut self.life {
-            life.manager.purge(&active);
+        if let Some(instance) = &mut self.instance {
+            instance.manager.purge(&active);
         }
     }
 }
@@ -119,23 +119,23 @@ impl State {
 #[derive(Debug)]
 pub(in crate::lab::sim) struct Shared {
     pub(super) behaviour: Behaviour,
-    /// The version of the present life, or of the next: another version may replace the node's
+    /// The version of the present instance, or of the next: another version may replace the node's
     /// kubelet.
     profile: Mutex<Profile>,
-    pub(super) ground: Arc<dyn Ground>,
+    pub(super) environment: Arc<dyn Environment>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
     /// Wakes the sync loop, its only waiter.
     pub(super) pod_added: Notify,
     /// Recorded under the lock of the state, logged after it.
-    seen: Mutex<Vec<(ResourceName, Interleaving)>>,
+    unflushed: Mutex<Vec<(ResourceName, Interleaving)>>,
 }
 
 impl Shared {
-    pub(in crate::lab::sim) fn new(behaviour: Behaviour, ground: Arc<dyn Ground>) -> Self {
+    pub(in crate::lab::sim) fn new(behaviour: Behaviour, environment: Arc<dyn Environment>) -> Self {
         let (changed, _) = watch::channel(());
         let profile = Mutex::new(behaviour.profile);
-        Shared { behaviour, profile, ground, state: Mutex::default(), changed, pod_added: Notify::new(), seen: Mutex::default() }
+        Shared { behaviour, profile, environment, state: Mutex::default(), changed, pod_added: Notify::new(), unflushed: Mutex::default() }
     }
 
     /// The version of the kubelet.
@@ -143,15 +143,15 @@ impl Shared {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the version of the next life.
+    /// Sets the version of the next instance.
     pub(super) fn replace(&self, profile: Profile) {
         *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
     /// Reads the whole state at one time.
-    pub(in crate::lab::sim) fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
-        let now = self.ground.now();
-        look(&View { state: &self.peek(), now })
+    pub(in crate::lab::sim) fn view<R>(&self, read: impl FnOnce(&View<'_>) -> R) -> R {
+        let now = self.environment.now();
+        read(&View { state: &self.peek(), now })
     }
 
     /// Binds a pod to the node.
@@ -162,7 +162,7 @@ impl Shared {
 
     /// Requests another decision on a running pod.
     pub(in crate::lab::sim) fn resize_pod(&self, uid: &str) {
-        self.update(|state| state.life.as_mut().map(|present| present.resizes.push_back(uid.to_owned())));
+        self.update(|state| state.instance.as_mut().map(|present| present.resizes.push_back(uid.to_owned())));
         self.pod_added.notify_one();
     }
 
@@ -171,8 +171,8 @@ impl Shared {
     pub(in crate::lab::sim) fn end_pod(&self, uid: &str) -> io::Result<bool> {
         let spec = self.peek().spec(uid).cloned();
         let Some(spec) = spec else { return Ok(false) };
-        self.ground.remove_cgroup(uid)?;
-        self.ground.remove_logs(&spec)?;
+        self.environment.remove_cgroup(uid)?;
+        self.environment.remove_logs(&spec)?;
         self.update(|state| {
             state.orphans.remove(uid);
             state.pods.retain(|pod| pod.spec.uid != uid);
@@ -203,11 +203,11 @@ impl Shared {
 
     /// Every container dies, and all are to be started again, including init containers.
     pub(in crate::lab::sim) fn end_containers(&self) {
-        let now = self.ground.now();
+        let now = self.environment.now();
         // No kubelet restarts a pod that was deleted by force; the kubelet removes its log folder.
         let orphans = self.update(|state| std::mem::take(&mut state.orphans));
         for orphan in orphans.values() {
-            super::worker::note(self, self.ground.remove_logs(&orphan.spec));
+            super::worker::note(self, self.environment.remove_logs(&orphan.spec));
         }
         self.update(|state| {
             for pod in &mut state.pods {
@@ -244,21 +244,21 @@ impl Shared {
     pub(super) fn update<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.peek();
         let result = act(&mut state);
-        self.tell_seen(&mut state);
+        self.flush_interleavings(&mut state);
         drop(state);
         self.changed.send_replace(());
         result
     }
 
-    /// Changes the state if the given life is the present one; a task of an earlier one gets `None`
-    /// and ends.
-    pub(super) fn in_life<R>(&self, life: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
-        self.update(|state| state.life.as_ref().is_some_and(|present| present.number == life).then(|| act(state)))
+    /// Changes the state if the given instance is the present one; a task of an earlier one gets
+    /// `None` and ends.
+    pub(super) fn in_instance<R>(&self, instance: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.update(|state| state.instance.as_ref().is_some_and(|present| present.number == instance).then(|| act(state)))
     }
 
-    /// Like [`Shared::in_life`], for the life alone.
-    pub(super) fn life<R>(&self, life: u64, act: impl FnOnce(&mut Life) -> R) -> Option<R> {
-        self.in_life(life, |state| state.life.as_mut().map(act)).flatten()
+    /// Like [`Shared::in_instance`], for the instance alone.
+    pub(super) fn with_instance<R>(&self, instance: u64, act: impl FnOnce(&mut Instance) -> R) -> Option<R> {
+        self.in_instance(instance, |state| state.instance.as_mut().map(act)).flatten()
     }
 
     pub(in crate::lab::sim) fn changes(&self) -> watch::Receiver<()> {
@@ -266,39 +266,39 @@ impl Shared {
     }
 
     pub(super) fn log(&self, kind: EventKind) {
-        let at = self.ground.now();
+        let at = self.environment.now();
         self.update(|state| state.events.push(at, kind));
     }
 
     /// Records an interleaving; may be called under the lock of the state.
-    pub(super) fn saw(&self, resource: &ResourceName, which: Option<Interleaving>) {
+    pub(super) fn record_interleaving(&self, resource: &ResourceName, which: Option<Interleaving>) {
         if let Some(which) = which {
-            self.seen.lock().unwrap_or_else(PoisonError::into_inner).push((resource.clone(), which));
+            self.unflushed.lock().unwrap_or_else(PoisonError::into_inner).push((resource.clone(), which));
         }
     }
 
-    fn tell_seen(&self, state: &mut State) {
-        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    fn flush_interleavings(&self, state: &mut State) {
+        let seen = std::mem::take(&mut *self.unflushed.lock().unwrap_or_else(PoisonError::into_inner));
         for (resource, which) in seen {
             *state.interleavings.entry(which).or_default() += 1;
-            state.events.push(self.ground.now(), EventKind::Interleaving { resource, which });
+            state.events.push(self.environment.now(), EventKind::Interleaving { resource, which });
         }
     }
 
-    /// A flow of this life reaches a hook. A flow that must not continue waits here until it is
+    /// A flow of this instance reaches a hook. A flow that must not continue waits here until it is
     /// dropped.
-    pub(super) async fn hook(&self, life: u64, hook: Hook) -> Verdict {
+    pub(super) async fn hook(&self, instance: u64, hook: Hook) -> Verdict {
         *self.peek().hooks.entry(hook).or_default() += 1;
-        let Some(decided) = self.ground.hook(hook) else { return Verdict::Pass };
-        let came_at = self.ground.now();
+        let Some(decided) = self.environment.hook(hook) else { return Verdict::Pass };
+        let came_at = self.environment.now();
         let verdict = decided.await;
-        let held = self.ground.now().saturating_sub(came_at);
-        if verdict != Verdict::Pass || held > NOTICED {
+        let held = self.environment.now().saturating_sub(came_at);
+        if verdict != Verdict::Pass || held > LOGGED_FROM {
             self.log(EventKind::Held { hook, held, verdict });
         }
         match verdict {
             Verdict::Crash => {
-                if self.life(life, |_| ()).is_some() {
+                if self.with_instance(instance, |_| ()).is_some() {
                     self.close();
                 }
                 std::future::pending().await
@@ -309,12 +309,12 @@ impl Shared {
         }
     }
 
-    /// Opens a life with empty state. There must be none.
+    /// Opens an instance with empty state. There must be none.
     pub(super) fn open(&self) -> u64 {
-        let now = self.ground.now();
+        let now = self.environment.now();
         self.update(|state| {
             state.starts += 1;
-            let life = Life {
+            let instance = Instance {
                 number: state.starts,
                 manager: DeviceManager::start(Default::default(), BTreeSet::new(), BTreeSet::new(), now),
                 clients: Clients::new(self.profile()),
@@ -324,22 +324,22 @@ impl Shared {
                 resizes: VecDeque::new(),
                 tasks: Vec::new(),
                 clients_made: 0,
-                lost: Vec::new(),
+                leaked: Vec::new(),
                 limiter: Limiter::new(now),
                 allocating: 0,
                 allocating_since: now,
                 registers: BTreeMap::new(),
                 lists: BTreeMap::new(),
             };
-            state.life = Some(life);
+            state.instance = Some(instance);
             state.starts
         })
     }
 
-    /// Runs a task for as long as the life lasts.
-    pub(super) fn spawn(&self, life: u64, task: impl Future<Output = ()> + Send + 'static) {
-        let mut handle = Some(self.ground.spawn(Box::pin(task)));
-        self.life(life, |present| {
+    /// Runs a task for as long as the instance lasts.
+    pub(super) fn spawn(&self, instance: u64, task: impl Future<Output = ()> + Send + 'static) {
+        let mut handle = Some(self.environment.spawn(Box::pin(task)));
+        self.with_instance(instance, |present| {
             present.tasks.retain(|task| !task.is_over());
             present.tasks.extend(handle.take());
         });
@@ -348,16 +348,16 @@ impl Shared {
         }
     }
 
-    /// Ends the present life as a kill does: nothing is unlinked, every connection is cut.
+    /// Ends the present instance as a kill does: nothing is unlinked, every connection is cut.
     pub(in crate::lab::sim) fn close(&self) {
-        let life = self.update(|state| {
-            let life = state.life.take();
-            state.readings.values_mut().for_each(|readings| readings.down(self.ground.now()));
-            life
+        let instance = self.update(|state| {
+            let instance = state.instance.take();
+            state.readings.values_mut().for_each(|readings| readings.down(self.environment.now()));
+            instance
         });
-        if let Some(life) = life {
-            life.tasks.iter().for_each(|task| task.stop());
-            self.ground.cut();
+        if let Some(instance) = instance {
+            instance.tasks.iter().for_each(|task| task.stop());
+            self.environment.cut();
             self.log(EventKind::Stopped);
         }
     }
@@ -370,16 +370,20 @@ impl Shared {
         self.close();
     }
 
-    /// Writes the checkpoint of the given life. As in the kubelet, the content is fixed under the
-    /// lock and written without it: of two writers the one with the older content may come last.
-    pub(super) async fn write_checkpoint(&self, life: u64) -> Result<(), String> {
-        let fails = self.hook(life, Hook::BeforeCheckpoint).await == Verdict::Fail;
-        let snapshot =
-            self.life(life, |present| Snapshot { held: present.manager.held().clone(), healthy: present.manager.healthy().clone() });
+    /// Writes the checkpoint of the given instance. As in the kubelet, the content is fixed under
+    /// the lock and written without it: of two writers the one with the older content may come
+    /// last.
+    pub(super) async fn write_checkpoint(&self, instance: u64) -> Result<(), String> {
+        let fails = self.hook(instance, Hook::BeforeCheckpoint).await == Verdict::Fail;
+        let snapshot = self.with_instance(instance, |present| Snapshot {
+            held: present.manager.held().clone(),
+            healthy: present.manager.healthy().clone(),
+        });
         let Some(snapshot) = snapshot else { return Ok(()) };
-        self.hook(life, Hook::DuringCheckpoint).await;
-        let written =
-            self.life(life, |_| if fails { Err("no space left on device".to_owned()) } else { self.ground.write_checkpoint(snapshot) });
+        self.hook(instance, Hook::DuringCheckpoint).await;
+        let written = self.with_instance(instance, |_| {
+            if fails { Err("no space left on device".to_owned()) } else { self.environment.write_checkpoint(snapshot) }
+        });
         let result = written.unwrap_or(Ok(()));
         if let Err(error) = &result {
             self.log(EventKind::FileFailed { error: format!("failed to write the checkpoint: {error}") });
@@ -389,9 +393,9 @@ impl Shared {
 
     /// Records the allocatable count if it has changed.
     pub(super) fn note_capacity(&self, resource: &ResourceName) {
-        let now = self.ground.now();
+        let now = self.environment.now();
         let mut state = self.peek();
-        let Some(capacity) = state.life.as_ref().map(|life| life.manager.capacity(resource, now)) else { return };
+        let Some(capacity) = state.instance.as_ref().map(|instance| instance.manager.capacity(resource, now)) else { return };
         state.readings.entry(resource.clone()).or_default().note(now, capacity);
     }
 }

@@ -16,7 +16,7 @@ pub struct Readings {
     /// Every change inside the kubelet, with its time; `None` while the kubelet is down.
     pub inside: Vec<(Duration, Option<Capacity>)>,
     /// The values in the node's status, every ten seconds.
-    pub told: Vec<(Duration, Capacity)>,
+    pub reported: Vec<(Duration, Capacity)>,
 }
 
 impl Readings {
@@ -37,11 +37,11 @@ impl Readings {
         self.inside.push((now, capacity));
     }
 
-    fn tell(&mut self, now: Duration, capacity: Capacity) {
-        if self.told.len() == READINGS_MAX {
-            self.told.remove(0);
+    fn report(&mut self, now: Duration, capacity: Capacity) {
+        if self.reported.len() == READINGS_MAX {
+            self.reported.remove(0);
         }
-        self.told.push((now, capacity));
+        self.reported.push((now, capacity));
     }
 
     /// Device-seconds that were missing inside the kubelet between two times, out of `expected`
@@ -58,8 +58,8 @@ impl Readings {
 
     /// The same as the API server saw it.
     #[must_use]
-    pub fn dip_told(&self, expected: usize, from: Duration, to: Duration) -> f64 {
-        missing(self.told.iter().map(|(at, capacity)| (*at, capacity.allocatable)), expected, from, to)
+    pub fn dip_reported(&self, expected: usize, from: Duration, to: Duration) -> f64 {
+        missing(self.reported.iter().map(|(at, capacity)| (*at, capacity.allocatable)), expected, from, to)
     }
 }
 
@@ -84,36 +84,37 @@ fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, fro
 /// kubelet.
 const STUCK_AFTER: Duration = Duration::from_secs(5 * 60);
 
-/// Reports the node's status to the API server until the life ends.
-pub(super) async fn tell(shared: &Shared, life: u64) {
-    shared.ground.sleep(shared.behaviour.gaps.to_first_status).await;
+/// Reports the node's status to the API server until the instance ends.
+pub(super) async fn report_status(shared: &Shared, instance: u64) {
+    shared.environment.sleep(shared.behaviour.gaps.to_first_status).await;
     let mut is_stuck = false;
     loop {
-        let expired = shared.life(life, |present| present.manager.expire(shared.ground.now()));
+        let expired = shared.with_instance(instance, |present| present.manager.expire(shared.environment.now()));
         if expired == Some(true) {
             // A failure is in the event log.
-            let _ = shared.write_checkpoint(life).await;
+            let _ = shared.write_checkpoint(instance).await;
         }
-        shared.in_life(life, |state| {
-            let now = shared.ground.now();
-            let Some(present) = &state.life else { return };
+        shared.in_instance(instance, |state| {
+            let now = shared.environment.now();
+            let Some(present) = &state.instance else { return };
             // A deleted resource is reported as 0 from then on.
             let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
             for resource in known {
                 let capacity = present.manager.capacity(&resource, now);
                 let readings = state.readings.entry(resource).or_default();
                 readings.note(now, capacity);
-                readings.tell(now, capacity);
+                readings.report(now, capacity);
             }
         });
-        let stuck = shared
-            .life(life, |present| present.allocating > 0 && shared.ground.now().saturating_sub(present.allocating_since) > STUCK_AFTER);
+        let stuck = shared.with_instance(instance, |present| {
+            present.allocating > 0 && shared.environment.now().saturating_sub(present.allocating_since) > STUCK_AFTER
+        });
         if stuck == Some(true) && !std::mem::replace(&mut is_stuck, true) {
             shared.log(EventKind::Stuck);
         }
         // Every ten seconds, plus or minus 4 %.
-        let jitter = u64::try_from(shared.ground.below(801)).unwrap_or_default();
-        shared.ground.sleep(Duration::from_millis(9600 + jitter)).await;
+        let jitter = u64::try_from(shared.environment.below(801)).unwrap_or_default();
+        shared.environment.sleep(Duration::from_millis(9600 + jitter)).await;
     }
 }
 
@@ -136,6 +137,6 @@ mod tests {
         assert!((readings.dip(8, at(0), at(40)) - (2.0 * 8.0 + 8.0 * 2.0)).abs() < 1e-9);
         assert!((readings.dip(8, at(11), at(13)) - (8.0 + 2.0)).abs() < 1e-9);
         assert!(readings.dip(6, at(12), at(40)).abs() < 1e-9);
-        assert!(readings.dip_told(8, at(0), at(40)).abs() < 1e-9);
+        assert!(readings.dip_reported(8, at(0), at(40)).abs() < 1e-9);
     }
 }

@@ -21,7 +21,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-mod grounds;
+mod environments;
 mod interleavings;
 mod versions;
 
@@ -119,7 +119,7 @@ impl DevicePlugin for Service {
         if self.behaviour == Behaviour::Refuses {
             return Err(Status::resource_exhausted("device is busy"));
         }
-        let asked = request.into_inner().container_requests.remove(0).devices_ids;
+        let requested = request.into_inner().container_requests.remove(0).devices_ids;
         if self.behaviour == Behaviour::Vanishes {
             let mut acted_on = self.lists.subscribe();
             self.lists.send_replace(Some(healthy(&["other"])));
@@ -127,11 +127,11 @@ impl DevicePlugin for Service {
             // The test sends the next value once the kubelet has the shorter list.
             acted_on.changed().await.unwrap();
         }
-        self.allocated.lock().unwrap().push(asked.iter().map(DeviceId::new).collect());
+        self.allocated.lock().unwrap().push(requested.iter().map(DeviceId::new).collect());
         let response = api::ContainerAllocateResponse {
-            envs: [("VISIBLE".to_owned(), asked.join(","))].into(),
+            envs: [("VISIBLE".to_owned(), requested.join(","))].into(),
             mounts: Vec::new(),
-            devices: asked
+            devices: requested
                 .iter()
                 .map(|id| api::DeviceSpec {
                     container_path: format!("/dev/{id}"),
@@ -139,7 +139,7 @@ impl DevicePlugin for Service {
                     permissions: "rw".to_owned(),
                 })
                 .collect(),
-            annotations: [("example.com/alloc-id".to_owned(), asked.join("+"))].into(),
+            annotations: [("example.com/alloc-id".to_owned(), requested.join("+"))].into(),
             cdi_devices: Vec::new(),
         };
         Ok(Response::new(api::AllocateResponse { container_responses: vec![response] }))
@@ -283,7 +283,7 @@ async fn a_missing_socket_fails_the_register_after_the_time_to_dial() {
 }
 
 #[tokio::test]
-async fn failing_options_fail_the_register_and_the_kubelet_loses_sight_of_the_live_plugin() {
+async fn failing_options_fail_the_register_and_the_kubelet_forgets_the_live_plugin() {
     let node = Node::start().await;
     let live = TestPlugin::registered(&node, "live.sock", healthy(&["a"]), Behaviour::Usual).await;
     let _broken = TestPlugin::serve(&node, "broken.sock", Vec::new(), Behaviour::NoOptions);
@@ -298,18 +298,18 @@ async fn failing_options_fail_the_register_and_the_kubelet_loses_sight_of_the_li
 }
 
 #[tokio::test]
-async fn a_register_that_the_plugin_gives_up_forgets_the_client() {
+async fn a_cancelled_register_forgets_the_client() {
     let node = Node::start().await;
     let mut late = Request::new(request("v1beta1", "missing.sock", "example.com/gpu"));
     late.set_timeout(Duration::from_millis(20));
     let channel = uds::connect(node.plugins_dir().join("kubelet.sock")).await.unwrap();
     RegistrationClient::new(channel).register(late).await.unwrap_err();
-    let forgotten = |view: &View<'_>| view.state.life.as_ref().is_some_and(|life| life.clients.is_empty());
+    let forgotten = |view: &View<'_>| view.state.instance.as_ref().is_some_and(|instance| instance.clients.is_empty());
     node.kubelet.wait_for(forgotten, SOON).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_pod_gets_devices_and_leaves_its_traces_on_disk() {
+async fn a_pod_gets_devices_and_its_files_on_disk() {
     let node = Node::start().await;
     let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Usual).await;
     let spec = PodSpec::new("default", "train").app("main", &gpu(), 2);
@@ -371,7 +371,7 @@ async fn the_checkpoint_holds_the_plugins_answer() {
 }
 
 #[tokio::test]
-async fn a_preference_is_asked_for_and_followed() {
+async fn a_preferred_allocation_is_requested_and_followed() {
     let node = Node::start().await;
     let _plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Prefers).await;
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
@@ -379,7 +379,7 @@ async fn a_preference_is_asked_for_and_followed() {
 }
 
 #[tokio::test]
-async fn containers_reuse_what_init_containers_had_and_not_what_sidecars_have() {
+async fn containers_reuse_the_devices_of_init_containers_but_not_of_sidecars() {
     let node = Node::start().await;
     let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
     let spec = PodSpec::new("default", "train").init("warm", &gpu(), 1).init("check", &gpu(), 1).app("main", &gpu(), 1);
@@ -394,7 +394,7 @@ async fn containers_reuse_what_init_containers_had_and_not_what_sidecars_have() 
 }
 
 #[tokio::test]
-async fn a_pod_that_asks_for_too_much_or_is_refused_by_the_plugin_fails() {
+async fn a_pod_that_requests_too_much_or_is_refused_by_the_plugin_fails() {
     let node = Node::start().await;
     let _plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Refuses).await;
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "large").app("main", &gpu(), 2)).await;
@@ -409,7 +409,7 @@ async fn a_pod_that_asks_for_too_much_or_is_refused_by_the_plugin_fails() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_stream_leaves_capacity_and_takes_all_that_is_allocatable() {
+async fn the_end_of_the_stream_keeps_capacity_and_sets_allocatable_to_zero() {
     let node = Node::start().await;
     let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
     plugin.list(vec![device("a", "Healthy"), device("b", "healthy")]);
@@ -450,7 +450,7 @@ async fn the_late_end_of_the_old_stream_cuts_the_new_client() {
 }
 
 #[tokio::test]
-async fn over_a_restart_a_pod_with_an_init_container_lives_only_if_its_plugin_is_back_in_time() {
+async fn a_pod_with_an_init_container_survives_a_restart_only_with_its_plugin_in_time() {
     for in_time in [true, false] {
         let gap = if in_time { Duration::from_millis(400) } else { Duration::from_millis(1) };
         let node = Node::start_with(|config| config.first_batch_after = gap).await;
@@ -496,7 +496,7 @@ async fn a_crash_looping_container_counts_as_not_running_over_a_restart() {
 }
 
 #[tokio::test]
-async fn a_kill_cuts_every_connection_and_a_start_removes_only_sockets_directly_in_the_directory() {
+async fn a_kill_cuts_all_connections_and_a_start_removes_only_top_level_sockets() {
     let node = Node::start().await;
     let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
     let _flat = TestPlugin::serve(&node, "flat.sock", Vec::new(), Behaviour::Usual);
@@ -530,7 +530,7 @@ async fn a_pod_that_is_added_while_the_kubelet_is_down_is_admitted_by_the_next_o
 }
 
 #[tokio::test]
-async fn pod_resources_tells_who_holds_what_and_a_listing_frees_the_dead() {
+async fn pod_resources_lists_the_holders_and_frees_the_devices_of_ended_pods() {
     let node = Node::start().await;
     let mut spread = device("a", "Healthy");
     spread.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
@@ -576,7 +576,7 @@ async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kub
 }
 
 #[test]
-fn with_a_topology_policy_the_plugin_chooses_among_the_devices_that_lie_together() {
+fn with_a_topology_policy_the_plugin_chooses_among_aligned_devices() {
     let listed = |id: &str, node| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: vec![node] };
     let choose = |required| {
         let start = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
@@ -589,7 +589,7 @@ fn with_a_topology_policy_the_plugin_chooses_among_the_devices_that_lie_together
         }
     };
     assert_eq!(choose(1), (ids(&["a", "b"]), ids(&["a"])));
-    assert_eq!(choose(2), (BTreeSet::new(), ids(&["a", "b"])), "all that lie together: nobody is asked");
+    assert_eq!(choose(2), (BTreeSet::new(), ids(&["a", "b"])), "all aligned devices are needed: there is no call");
     assert_eq!(choose(3), (BTreeSet::new(), ids(&["c", "d", "e"])));
     assert_eq!(choose(4), (ids(&["a", "b", "c", "d", "e"]), ids(&["a", "b", "c", "e"])));
 }
@@ -626,7 +626,7 @@ async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_nex
 }
 
 #[tokio::test]
-async fn a_corrupt_checkpoint_makes_everything_look_free() {
+async fn a_corrupt_checkpoint_frees_all_devices() {
     let node = Node::start().await;
     let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
@@ -638,7 +638,7 @@ async fn a_corrupt_checkpoint_makes_everything_look_free() {
 }
 
 #[tokio::test]
-async fn the_pod_resources_client_puts_the_messages_together_and_survives_a_restart() {
+async fn the_pod_resources_client_merges_messages_and_survives_a_restart() {
     let node = Node::start().await;
     let client = PodResources::new(node.dir.path().join("kubelet/pod-resources/kubelet.sock"));
     assert_eq!(client.list().await.unwrap(), []);
@@ -660,7 +660,7 @@ async fn the_pod_resources_client_puts_the_messages_together_and_survives_a_rest
 }
 
 #[test]
-fn a_purge_during_an_allocate_forgets_its_reservation_and_gives_the_device_out_twice() {
+fn a_purge_during_an_allocate_lets_the_device_be_given_out_twice() {
     let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
     manager.connected(&gpu(), (), Options { preferred_allocation: false, pre_start: false });
     let listed = |id: &str| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() };
@@ -682,7 +682,7 @@ fn a_purge_during_an_allocate_forgets_its_reservation_and_gives_the_device_out_t
 }
 
 #[tokio::test]
-async fn a_pod_that_is_deleted_by_force_frees_its_device_while_its_containers_run_on() {
+async fn a_force_deleted_pod_frees_its_device_while_its_containers_run() {
     let node = Node::start().await;
     let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
     let old = node.kubelet.add_pod(PodSpec::new("default", "old").app("main", &gpu(), 1)).await;

@@ -5,7 +5,7 @@ use super::event::{Event, EventKind, EventLog};
 use super::hook::Hook;
 use super::interleaving::Interleaving;
 use super::pod::Pod;
-use super::state::{Life, State};
+use super::state::{Instance, State};
 use super::status::Readings;
 use crate::domain::{AllocId, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ pub struct Holder {
 
 /// The kubelet's state of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct EndpointState {
     /// The client that the kubelet believes to be connected, by its number: its end will be
     /// noticed.
     pub tracked: Option<u64>,
@@ -62,19 +62,19 @@ impl View<'_> {
     /// Whether the kubelet runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.state.life.is_some()
+        self.state.instance.is_some()
     }
 
     /// Whether the first batch of pods after the newest start is complete.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.state.life.as_ref().is_some_and(|life| life.manager.sources_ready())
+        self.state.instance.as_ref().is_some_and(|instance| instance.manager.sources_ready())
     }
 
     /// Capacity and allocatable of a resource as in the node's status; 0 while the kubelet is down.
     #[must_use]
     pub fn capacity(&self, resource: &ResourceName) -> Capacity {
-        self.state.life.as_ref().map(|life| life.manager.capacity(resource, self.now)).unwrap_or_default()
+        self.state.instance.as_ref().map(|instance| instance.manager.capacity(resource, self.now)).unwrap_or_default()
     }
 
     /// Every pod, in the order of creation.
@@ -92,7 +92,7 @@ impl View<'_> {
     /// The devices that the kubelet has recorded for a container.
     #[must_use]
     pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
-        let held = self.state.life.iter().flat_map(|life| life.manager.held().container(pod_uid, container));
+        let held = self.state.instance.iter().flat_map(|instance| instance.manager.held().container(pod_uid, container));
         held.map(|(resource, held)| (resource.clone(), held.ids())).collect()
     }
 
@@ -148,32 +148,32 @@ impl View<'_> {
 
     /// The kubelet's state of a resource.
     #[must_use]
-    pub fn standing(&self, resource: &ResourceName) -> Standing {
-        let Some(life) = &self.state.life else { return Standing::default() };
-        let endpoint = life.manager.endpoint(resource);
+    pub fn endpoint_state(&self, resource: &ResourceName) -> EndpointState {
+        let Some(instance) = &self.state.instance else { return EndpointState::default() };
+        let endpoint = instance.manager.endpoint(resource);
         let serving = endpoint.and_then(|endpoint| endpoint.client.as_ref());
-        Standing {
-            tracked: life.clients.newest(resource).map(|client| client.number),
+        EndpointState {
+            tracked: instance.clients.newest(resource).map(|client| client.number),
             serving: serving.map(|client| client.number),
             socket: serving.map(|client| client.socket.clone()),
             is_stopped: endpoint.is_none_or(|endpoint| endpoint.stopped_at.is_some()),
-            is_tracked: serving.is_some_and(|client| life.clients.tracks(client)),
-            is_streaming: serving.is_some_and(|client| life.streams.contains_key(&client.number)),
-            streams: life.streams.values().filter(|client| client.resource == *resource).count(),
-            healthy: life.manager.healthy().get(resource).cloned().unwrap_or_default(),
+            is_tracked: serving.is_some_and(|client| instance.clients.tracks(client)),
+            is_streaming: serving.is_some_and(|client| instance.streams.contains_key(&client.number)),
+            streams: instance.streams.values().filter(|client| client.resource == *resource).count(),
+            healthy: instance.manager.healthy().get(resource).cloned().unwrap_or_default(),
         }
     }
 
-    /// Register calls for a resource in this life of the kubelet, with or without success.
+    /// Register calls for a resource in this instance of the kubelet, with or without success.
     #[must_use]
     pub fn registers(&self, resource: &ResourceName) -> u64 {
-        self.in_life(|life| life.registers.get(resource.as_str()).copied())
+        self.in_instance(|instance| instance.registers.get(resource.as_str()).copied())
     }
 
-    /// Lists of a resource that arrived in this life of the kubelet.
+    /// Lists of a resource that arrived in this instance of the kubelet.
     #[must_use]
     pub fn lists(&self, resource: &ResourceName) -> u64 {
-        self.in_life(|life| life.lists.get(resource).copied())
+        self.in_instance(|instance| instance.lists.get(resource).copied())
     }
 
     /// The most answered Register calls, and the most lists, within any one second.
@@ -189,8 +189,8 @@ impl View<'_> {
         (registers, lists)
     }
 
-    fn in_life(&self, count: impl FnOnce(&Life) -> Option<u64>) -> u64 {
-        self.state.life.as_ref().and_then(count).unwrap_or_default()
+    fn in_instance(&self, count: impl FnOnce(&Instance) -> Option<u64>) -> u64 {
+        self.state.instance.as_ref().and_then(count).unwrap_or_default()
     }
 
     /// Listings of the pods while an Allocate was under way: each may cost a reservation.

@@ -14,10 +14,10 @@ use std::time::Duration;
 const PRE_START_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts a worker for a pod, unless one is running.
-pub(super) fn work(shared: &Arc<Shared>, life: u64, uid: &str) {
-    if shared.life(life, |present| present.workers.insert(uid.to_owned())) == Some(true) {
+pub(super) fn work(shared: &Arc<Shared>, instance: u64, uid: &str) {
+    if shared.with_instance(instance, |present| present.workers.insert(uid.to_owned())) == Some(true) {
         let (worker, uid) = (Arc::clone(shared), uid.to_owned());
-        shared.spawn(life, async move { run(&worker, life, &uid).await });
+        shared.spawn(instance, async move { run(&worker, instance, &uid).await });
     }
 }
 
@@ -27,12 +27,12 @@ enum Next {
     Nothing,
 }
 
-async fn run(shared: &Shared, life: u64, uid: &str) {
+async fn run(shared: &Shared, instance: u64, uid: &str) {
     loop {
-        let now = shared.ground.now();
-        match shared.in_life(life, |state| next(state, uid, now)).unwrap_or(Next::Nothing) {
-            Next::Start(start) => start_container(shared, life, &start.0, &start.1).await,
-            Next::Wait(time) => shared.ground.sleep(time).await,
+        let now = shared.environment.now();
+        match shared.in_instance(instance, |state| next(state, uid, now)).unwrap_or(Next::Nothing) {
+            Next::Start(start) => start_container(shared, instance, &start.0, &start.1).await,
+            Next::Wait(time) => shared.environment.sleep(time).await,
             Next::Nothing => return,
         }
     }
@@ -58,7 +58,7 @@ fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     if let Some(work) = work {
         return work;
     }
-    if let Some(present) = &mut state.life {
+    if let Some(present) = &mut state.instance {
         present.workers.remove(uid);
     }
     if let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Pending) {
@@ -67,29 +67,29 @@ fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     Next::Nothing
 }
 
-async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) {
-    let options = match run_options(shared, life, spec, container).await {
+async fn start_container(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) {
+    let options = match run_options(shared, instance, spec, container).await {
         Err(Halt::Over) => return,
         Err(Halt::Refused(error)) => Err(format!("CreateContainerConfigError: {error}")),
-        Ok(started) => match started.edits.cdi_devices.iter().find(|name| !shared.ground.resolves(name)) {
+        Ok(started) => match started.edits.cdi_devices.iter().find(|name| !shared.environment.resolves(name)) {
             Some(name) => Err(format!("CreateContainerError: CDI device injection failed: unresolvable CDI devices {name}")),
             None => Ok(started),
         },
     };
-    let now = shared.ground.now();
+    let now = shared.environment.now();
     let (pod_uid, name) = (spec.uid.clone(), container.name.clone());
-    let files = shared.in_life(life, |state| {
+    let files = shared.in_instance(instance, |state| {
         // A pod that was deleted or rejected meanwhile is not started.
         let Some(pod) = state.pod(&spec.uid).filter(|pod| !pod.is_over()) else { return Ok(()) };
         let known = pod.containers.entry(name.clone()).or_default();
         match options {
             Ok(started) => {
                 let is_new = !std::mem::replace(&mut pod.has_cgroup, true);
-                let ends_at = (container.kind == ContainerKind::Init).then(|| now + work_of(shared));
+                let ends_at = (container.kind == ContainerKind::Init).then(|| now + init_duration(shared));
                 *known = Container { running: true, ends_at, retry_at: now, ..started };
                 state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
-                let pod = if is_new { shared.ground.create_pod(spec) } else { Ok(()) };
-                pod.and_then(|()| shared.ground.create_container(spec, &container.name))
+                let pod = if is_new { shared.environment.create_pod(spec) } else { Ok(()) };
+                pod.and_then(|()| shared.environment.create_container(spec, &container.name))
             }
             Err(error) => {
                 known.waiting = Some(error.clone());
@@ -103,18 +103,18 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
 }
 
 /// The run time of an init container, drawn at random.
-fn work_of(shared: &Shared) -> Duration {
+fn init_duration(shared: &Shared) -> Duration {
     let most = usize::try_from(shared.behaviour.init_takes.as_millis()).unwrap_or_default();
-    Duration::from_millis(u64::try_from(shared.ground.below(most + 1)).unwrap_or_default())
+    Duration::from_millis(u64::try_from(shared.environment.below(most + 1)).unwrap_or_default())
 }
 
 /// `GetDeviceRunContainerOptions`: PreStartContainer where the plugin requested it, Allocate where
 /// nothing is recorded, then the stored answers of all resources merged in random order.
-async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<Container, Halt> {
+async fn run_options(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<Container, Halt> {
     let mut lacks = false;
     let resources = admission::resources(shared, container);
     for (resource, _) in &resources {
-        let call = shared.life(life, |present| {
+        let call = shared.with_instance(instance, |present| {
             if !present.manager.is_plugin_resource(resource) {
                 return Ok(PreStart::Skip);
             }
@@ -125,18 +125,18 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
             let called = tokio::select! {
                 biased;
                 called = client.pre_start(&ids) => called,
-                () = shared.ground.sleep(PRE_START_WITHIN) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
+                () = shared.environment.sleep(PRE_START_WITHIN) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
             };
             let failed = |error| super::error::AllocateError::Rpc(format!("device plugin PreStartContainer rpc failed with err: {error}"));
             called.map_err(failed)?;
         }
     }
     if lacks {
-        admission::allocate_resources(shared, life, spec, container).await?;
+        admission::allocate_resources(shared, instance, spec, container).await?;
     }
     let order: Vec<ResourceName> = admission::resources(shared, container).into_iter().map(|(resource, _)| resource).collect();
     shared
-        .life(life, |present| {
+        .with_instance(instance, |present| {
             let held = present.manager.held();
             let of_container = || held.container(&spec.uid, &container.name);
             Container {
@@ -151,15 +151,15 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
 
 /// A container ends without a command and waits for its next start.
 pub(super) fn crash(shared: &Arc<Shared>, uid: &str, container: &str) {
-    let retry_at = shared.ground.now() + shared.behaviour.restart_after;
-    let life = shared.update(|state| {
+    let retry_at = shared.environment.now() + shared.behaviour.restart_after;
+    let instance = shared.update(|state| {
         let container = state.pod(uid)?.containers.get_mut(container)?;
         (container.running, container.ends_at) = (false, None);
         container.retry_at = retry_at;
-        state.life.as_ref().map(|life| life.number)
+        state.instance.as_ref().map(|instance| instance.number)
     });
-    if let Some(life) = life {
-        work(shared, life, uid);
+    if let Some(instance) = instance {
+        work(shared, instance, uid);
     }
 }
 

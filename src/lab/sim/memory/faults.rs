@@ -12,7 +12,7 @@ const STALL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 
 /// The probabilities of the outcomes at one hook, each time that a flow reaches it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Odds {
+pub struct Probabilities {
     /// Other tasks may run first, if the seed picks them.
     pub yields: f64,
     /// It waits for 0.1 to 50 ms.
@@ -32,10 +32,10 @@ pub struct Odds {
 pub struct Faults {
     /// From this time on every hook lets everything pass.
     pub until: Duration,
-    /// The odds at a hook.
-    pub odds: Odds,
-    /// Hooks with other odds.
-    pub at: BTreeMap<Hook, Odds>,
+    /// The probabilities at a hook.
+    pub probabilities: Probabilities,
+    /// Hooks with other probabilities.
+    pub at: BTreeMap<Hook, Probabilities>,
     /// The outcome for the flow that is the n-th one to reach any hook, counted from 1. With it a
     /// test tries every place, or every pair of places, one after the other. [`Faults::until`] does
     /// not apply.
@@ -52,19 +52,26 @@ impl Faults {
     /// Nothing fails, but times and orders vary.
     #[must_use]
     pub fn schedules(until: Duration) -> Self {
-        Faults { until, odds: Odds { yields: 0.3, delays: 0.1, stalls: 0.005, ..Odds::default() }, ..Faults::default() }
+        Faults {
+            until,
+            probabilities: Probabilities { yields: 0.3, delays: 0.1, stalls: 0.005, ..Probabilities::default() },
+            ..Faults::default()
+        }
     }
 
     /// Varied times and orders; steps fail and the kubelet dies too.
     #[must_use]
-    pub fn storm(until: Duration) -> Self {
-        Faults { odds: Odds { fails: 0.02, cancels: 0.02, crashes: 0.005, ..Self::schedules(until).odds }, ..Self::schedules(until) }
+    pub fn all(until: Duration) -> Self {
+        Faults {
+            probabilities: Probabilities { fails: 0.02, cancels: 0.02, crashes: 0.005, ..Self::schedules(until).probabilities },
+            ..Self::schedules(until)
+        }
     }
 
-    /// The plan with other odds at one hook.
+    /// The plan with other probabilities at one hook.
     #[must_use]
-    pub fn with(mut self, hook: Hook, odds: Odds) -> Self {
-        self.at.insert(hook, odds);
+    pub fn with(mut self, hook: Hook, probabilities: Probabilities) -> Self {
+        self.at.insert(hook, probabilities);
         self
     }
 
@@ -84,24 +91,24 @@ impl Faults {
         if now >= self.until {
             return None;
         }
-        let odds = self.at.get(&hook).unwrap_or(&self.odds);
-        let wait = if random.chance(odds.stalls) {
+        let probabilities = self.at.get(&hook).unwrap_or(&self.probabilities);
+        let wait = if random.chance(probabilities.stalls) {
             random.between(STALL.0, STALL.1)
-        } else if random.chance(odds.delays) {
+        } else if random.chance(probabilities.delays) {
             random.between(DELAY.0, DELAY.1)
         } else {
             Duration::ZERO
         };
-        let verdict = if random.chance(odds.crashes) {
+        let verdict = if random.chance(probabilities.crashes) {
             Verdict::Crash
-        } else if random.chance(odds.fails) {
+        } else if random.chance(probabilities.fails) {
             Verdict::Fail
-        } else if random.chance(odds.cancels) {
+        } else if random.chance(probabilities.cancels) {
             Verdict::Cancel
         } else {
             Verdict::Pass
         };
-        let yields = random.chance(odds.yields);
+        let yields = random.chance(probabilities.yields);
         (yields || !wait.is_zero() || verdict != Verdict::Pass).then_some(Decision { wait, verdict })
     }
 }

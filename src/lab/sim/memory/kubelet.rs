@@ -146,7 +146,7 @@ impl Node {
     /// # Errors
     /// When the kubelet is down, or the rate limit is exceeded.
     pub async fn list_pods(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
-        let pods = self.ask(pod_resources::list).await?;
+        let pods = self.query(pod_resources::list).await?;
         Ok(pods.into_iter().map(listed).collect())
     }
 
@@ -155,7 +155,7 @@ impl Node {
     /// # Errors
     /// When there is no such pod, the kubelet is down, or the rate limit is exceeded.
     pub async fn get_pod(&self, namespace: &str, name: &str) -> Result<ListedPod, PodResourcesError> {
-        self.ask(|shared, life| pod_resources::get(shared, life, namespace, name)).await.map(listed)
+        self.query(|shared, instance| pod_resources::get(shared, instance, namespace, name)).await.map(listed)
     }
 
     /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.
@@ -163,21 +163,21 @@ impl Node {
     /// # Errors
     /// When the kubelet is down or too old for this call, or the rate limit is exceeded.
     pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
-        self.ask(pod_resources::allocatable).await.map(by_resource)
+        self.query(pod_resources::allocatable).await.map(by_resource)
     }
 
-    async fn ask<T>(&self, answer: impl FnOnce(&Shared, u64) -> Result<T, Status>) -> Result<T, PodResourcesError> {
+    async fn query<T>(&self, answer: impl FnOnce(&Shared, u64) -> Result<T, Status>) -> Result<T, PodResourcesError> {
         let handle = self.handle();
         handle.sleep(latency(handle)).await;
-        let life = self.memory().pod_resources();
-        let answer = life.ok_or_else(|| Status::unavailable("connection refused")).and_then(|life| answer(self.shared(), life));
+        let instance = self.memory().pod_resources();
+        let answer = instance.ok_or_else(|| Status::unavailable("connection refused")).and_then(|instance| answer(self.shared(), instance));
         handle.sleep(latency(handle)).await;
         answer.map_err(|status| PodResourcesError(Box::new(status)))
     }
 
     /// Reads the whole state at one time.
-    pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
-        self.shared().view(look)
+    pub fn view<R>(&self, read: impl FnOnce(&View<'_>) -> R) -> R {
+        self.shared().view(read)
     }
 }
 

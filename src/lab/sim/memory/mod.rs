@@ -19,8 +19,8 @@
 //! [`Node::handle`].
 
 mod connection;
+mod environment;
 mod faults;
-mod ground;
 mod kubelet;
 mod node;
 mod plugin;
@@ -30,7 +30,7 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
-pub use self::faults::{Faults, Odds};
+pub use self::faults::{Faults, Probabilities};
 pub use self::kubelet::PodResourcesError;
 pub use self::node::{Node, Simulation};
 pub use self::plugin::{ConnectionId, ListStream, Plugin, RegisterRequest};

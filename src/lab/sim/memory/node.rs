@@ -1,9 +1,9 @@
 //! The node in memory: its parts, and the calls and reads of a daemon on it.
 
+use super::environment::Memory;
 use super::faults::Faults;
-use super::ground::Memory;
 use super::plugin::RegisterRequest;
-use super::process::{Alive, Process};
+use super::process::{Process, ProcessState};
 use super::sockets::{Listener, latency};
 use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, Moment, Observation, PodName};
 use crate::kubelet::register::RegisterError;
@@ -81,7 +81,7 @@ pub struct Node(Arc<Inner>);
 struct Inner {
     memory: Arc<Memory>,
     shared: Arc<Shared>,
-    processes: Mutex<Vec<Weak<Mutex<Alive>>>>,
+    processes: Mutex<Vec<Weak<Mutex<ProcessState>>>>,
 }
 
 impl Node {
@@ -115,17 +115,17 @@ impl Node {
     /// A new process.
     #[must_use]
     pub fn process(&self) -> Process {
-        let (process, alive) = Process::new(self.clone());
+        let (process, state) = Process::new(self.clone());
         let mut processes = self.0.processes.lock().unwrap_or_else(PoisonError::into_inner);
         processes.retain(|known| known.strong_count() > 0);
-        processes.push(alive);
+        processes.push(state);
         process
     }
 
     /// Kills every process but the kubelet.
     pub fn kill_processes(&self) {
         let processes = std::mem::take(&mut *self.0.processes.lock().unwrap_or_else(PoisonError::into_inner));
-        processes.iter().filter_map(Weak::upgrade).for_each(|alive| Process::kill_alive(&alive));
+        processes.iter().filter_map(Weak::upgrade).for_each(|state| Process::kill_state(&state));
     }
 
     pub(super) fn bind(&self, path: &str, listener: &Arc<Listener>) -> io::Result<u64> {
@@ -172,11 +172,11 @@ impl Node {
     pub async fn register(&self, request: RegisterRequest) -> Result<(), RegisterError> {
         let Inner { memory, shared, .. } = &*self.0;
         memory.handle.sleep(latency(&memory.handle)).await;
-        let life = memory.registration().map_err(|error| RegisterError::Absent(error.to_owned()))?;
+        let instance = memory.registration().map_err(|error| RegisterError::Absent(error.to_owned()))?;
         let RegisterRequest { version, resource, endpoint, options } = request;
-        let result = registration::register(shared, life, Register { version, resource, endpoint, options }).await;
+        let result = registration::register(shared, instance, Register { version, resource, endpoint, options }).await;
         memory.handle.sleep(latency(&memory.handle)).await;
-        if memory.registration() != Ok(life) {
+        if memory.registration() != Ok(instance) {
             return Err(RegisterError::Absent("it closed the connection".to_owned()));
         }
         result.map_err(|text| RegisterError::Refused(Box::new(Status::unknown(text))))

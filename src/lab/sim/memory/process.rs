@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 #[derive(Debug, Clone)]
 pub struct Process {
     node: Node,
-    state: Arc<Mutex<Alive>>,
+    state: Arc<Mutex<ProcessState>>,
 }
 
 /// The tasks and listeners of a process; emptied when it dies.
 #[derive(Debug, Default)]
-pub(super) struct Alive {
+pub(super) struct ProcessState {
     is_dead: bool,
     tasks: Vec<Task>,
     listeners: Vec<Arc<Listener>>,
@@ -25,32 +25,32 @@ pub(super) struct Alive {
 
 impl Process {
     /// A process, and the reference with which the node kills it.
-    pub(super) fn new(node: Node) -> (Self, Weak<Mutex<Alive>>) {
+    pub(super) fn new(node: Node) -> (Self, Weak<Mutex<ProcessState>>) {
         let state = Arc::default();
-        let alive = Arc::downgrade(&state);
-        (Process { node, state }, alive)
+        let reference = Arc::downgrade(&state);
+        (Process { node, state }, reference)
     }
 
-    fn alive(&self) -> MutexGuard<'_, Alive> {
+    fn state(&self) -> MutexGuard<'_, ProcessState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it was killed.
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        self.alive().is_dead
+        self.state().is_dead
     }
 
     /// Runs a task of this process. A task that a dead process spawns never runs.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
         let task = self.node.handle().spawn(task);
-        let mut alive = self.alive();
-        alive.tasks.retain(|task| !task.is_finished());
-        if alive.is_dead {
-            drop(alive);
+        let mut state = self.state();
+        state.tasks.retain(|task| !task.is_finished());
+        if state.is_dead {
+            drop(state);
             task.abort();
         } else {
-            alive.tasks.push(task.clone());
+            state.tasks.push(task.clone());
         }
         task
     }
@@ -61,12 +61,12 @@ impl Process {
     /// When a file is at the path, including one that a dead process has left.
     pub fn bind(&self, path: &str, plugin: Arc<dyn Plugin>) -> io::Result<Bound> {
         let listener = Arc::new(Listener::new(plugin));
-        let mut alive = self.alive();
-        if alive.is_dead {
+        let mut state = self.state();
+        if state.is_dead {
             return Err(io::Error::other("the process is dead"));
         }
         let inode = self.node.bind(path, &listener)?;
-        alive.listeners.push(Arc::clone(&listener));
+        state.listeners.push(Arc::clone(&listener));
         Ok(Bound { process: self.clone(), path: path.to_owned(), inode, listener })
     }
 
@@ -74,21 +74,21 @@ impl Process {
     /// is cut, the files of its sockets stay. A task of the process itself may call this; it stops
     /// at its next wait.
     pub fn kill(&self) {
-        Self::kill_alive(&self.state);
+        Self::kill_state(&self.state);
     }
 
-    pub(super) fn kill_alive(state: &Mutex<Alive>) {
+    pub(super) fn kill_state(state: &Mutex<ProcessState>) {
         let (tasks, listeners) = {
-            let mut alive = state.lock().unwrap_or_else(PoisonError::into_inner);
-            alive.is_dead = true;
-            (std::mem::take(&mut alive.tasks), std::mem::take(&mut alive.listeners))
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.is_dead = true;
+            (std::mem::take(&mut state.tasks), std::mem::take(&mut state.listeners))
         };
         tasks.iter().for_each(Task::abort);
         listeners.iter().for_each(|listener| listener.close());
     }
 
     fn close(&self, listener: &Arc<Listener>) {
-        self.alive().listeners.retain(|known| !Arc::ptr_eq(known, listener));
+        self.state().listeners.retain(|known| !Arc::ptr_eq(known, listener));
     }
 }
 

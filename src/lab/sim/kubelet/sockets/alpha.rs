@@ -2,12 +2,12 @@
 //! `v1alpha1.PodResourcesLister`.
 
 use super::super::core::{ListedDevice, Options};
+use super::super::environment::{Connection, Lists};
 use super::super::error::rpc_error;
-use super::super::ground::{Connection, Lists};
 use super::super::pod_resources::{self, DeviceMessage, PodMessage};
 use super::super::registration::{self, Register};
 use super::super::state::Shared;
-use super::line::Line;
+use super::channel::PluginChannel;
 use super::link::Links;
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount};
 use crate::kubelet::proto::podresources_v1alpha1 as resources;
@@ -21,18 +21,18 @@ use std::sync::Arc;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
-/// `deviceplugin.Registration` of one life of the kubelet.
+/// `deviceplugin.Registration` of one instance of the kubelet.
 #[derive(Debug)]
 pub(super) struct RegistrationService {
     pub(super) shared: Arc<Shared>,
-    pub(super) life: u64,
+    pub(super) instance: u64,
 }
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let api::RegisterRequest { version, endpoint, resource_name: resource } = request.into_inner();
-        let result = registration::register(&self.shared, self.life, Register { version, resource, endpoint, options: None }).await;
+        let result = registration::register(&self.shared, self.instance, Register { version, resource, endpoint, options: None }).await;
         // grpc-go's code for an error without one.
         result.map(|()| Response::new(api::Empty {})).map_err(Status::unknown)
     }
@@ -41,20 +41,20 @@ impl Registration for RegistrationService {
 /// A connection to a plugin.
 #[derive(Debug)]
 pub(super) struct Dialled {
-    line: Line,
+    plugin: PluginChannel,
     api: DevicePluginClient<Channel>,
 }
 
 impl Dialled {
     pub(super) async fn dial(client: u64, socket: PathBuf, links: Links) -> Self {
-        let (line, channel) = Line::dial(client, socket, links).await;
-        Dialled { line, api: DevicePluginClient::new(channel) }
+        let (plugin, channel) = PluginChannel::dial(client, socket, links).await;
+        Dialled { plugin, api: DevicePluginClient::new(channel) }
     }
 }
 
 /// A call that these kubelets never make.
 fn unknown<T>(method: &str) -> Result<T, String> {
-    Err(rpc_error(&Status::unimplemented(format!("method {method} is not of this version"))))
+    Err(rpc_error(&Status::unimplemented(format!("method {method} does not exist in this version"))))
 }
 
 #[tonic::async_trait]
@@ -83,11 +83,11 @@ impl Connection for Dialled {
     }
 
     fn close(&self) {
-        self.line.close();
+        self.plugin.close();
     }
 
     fn is_open(&self) -> bool {
-        self.line.is_open()
+        self.plugin.is_open()
     }
 }
 
@@ -119,17 +119,17 @@ fn edits(response: api::AllocateResponse) -> ContainerEdits {
     }
 }
 
-/// `v1alpha1.PodResourcesLister` of one life of the kubelet.
+/// `v1alpha1.PodResourcesLister` of one instance of the kubelet.
 #[derive(Debug)]
 pub(super) struct PodResourcesService {
     pub(super) shared: Arc<Shared>,
-    pub(super) life: u64,
+    pub(super) instance: u64,
 }
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
     async fn list(&self, _: Request<resources::ListPodResourcesRequest>) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
-        let pods = pod_resources::list_with_ended(&self.shared, self.life)?;
+        let pods = pod_resources::list_with_ended(&self.shared, self.instance)?;
         Ok(Response::new(resources::ListPodResourcesResponse { pod_resources: pods.into_iter().map(pod).collect() }))
     }
 }

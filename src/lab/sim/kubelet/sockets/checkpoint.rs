@@ -1,7 +1,7 @@
 //! `kubelet_internal_checkpoint`: the device manager's state across a restart, in the kubelet's
 //! format.
 
-use super::super::ground::Snapshot;
+use super::super::environment::Snapshot;
 use super::super::held::{Held, PodDevices};
 use super::wire;
 use crate::domain::{DeviceId, ResourceName};

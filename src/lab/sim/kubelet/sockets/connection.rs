@@ -1,9 +1,9 @@
 //! The kubelet's connection to one plugin in v1beta1, made by one Register.
 
 use super::super::core::{ListedDevice, Options};
+use super::super::environment::{Connection, Lists};
 use super::super::error::rpc_error;
-use super::super::ground::{Connection, Lists};
-use super::line::{Line, call};
+use super::channel::{PluginChannel, call};
 use super::link::Links;
 use super::wire;
 use crate::domain::{ContainerEdits, DeviceId};
@@ -16,14 +16,14 @@ use tonic::transport::Channel;
 
 #[derive(Debug)]
 pub(super) struct Dialled {
-    line: Line,
+    plugin: PluginChannel,
     api: DevicePluginClient<Channel>,
 }
 
 impl Dialled {
     pub(super) async fn dial(client: u64, socket: PathBuf, links: Links) -> Self {
-        let (line, channel) = Line::dial(client, socket, links).await;
-        Dialled { line, api: DevicePluginClient::new(channel) }
+        let (plugin, channel) = PluginChannel::dial(client, socket, links).await;
+        Dialled { plugin, api: DevicePluginClient::new(channel) }
     }
 }
 
@@ -80,11 +80,11 @@ impl Connection for Dialled {
     }
 
     fn close(&self) {
-        self.line.close();
+        self.plugin.close();
     }
 
     fn is_open(&self) -> bool {
-        self.line.is_open()
+        self.plugin.is_open()
     }
 }
 

@@ -137,9 +137,9 @@ mod tests {
         let links = Links::default();
         let (ended, other) = UnixStream::pair().unwrap();
         drop((links.admit(ended).unwrap(), other));
-        let (lives, _other) = UnixStream::pair().unwrap();
+        let (open, _other) = UnixStream::pair().unwrap();
         let (next, _another) = UnixStream::pair().unwrap();
-        let _served = [links.admit(lives).unwrap(), links.admit(next).unwrap()];
+        let _served = [links.admit(open).unwrap(), links.admit(next).unwrap()];
         assert_eq!(links.with(|table| table.open.len()), 2);
     }
 }

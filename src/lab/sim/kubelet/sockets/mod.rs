@@ -1,10 +1,11 @@
-//! The ground of a kubelet for real plugins: gRPC over real sockets, real files, tokio's clock.
+//! The environment of a kubelet for real plugins: gRPC over real sockets, real files, tokio's
+//! clock.
 
 mod alpha;
+mod channel;
 pub(super) mod checkpoint;
 mod connection;
 pub(super) mod files;
-mod line;
 mod link;
 mod services;
 mod wire;
@@ -13,7 +14,7 @@ use self::connection::Dialled;
 use self::files::Files;
 use self::link::Links;
 use self::services::{PodResourcesService, RegistrationService};
-use super::ground::{Connection, Ground, Snapshot, Stop};
+use super::environment::{Connection, Environment, Snapshot, Stop};
 use super::hook::{Hook, HookTable, Verdict};
 use super::pod::PodSpec;
 use super::state::Shared;
@@ -44,27 +45,27 @@ pub(super) struct Sockets {
     pub(super) files: Files,
     hooks: HookTable,
     sync_checkpoint: bool,
-    born: Instant,
-    /// Of the present life.
+    created_at: Instant,
+    /// Of the present instance.
     links: Mutex<Links>,
-    /// Whether the present life speaks the API before v1beta1.
+    /// Whether the present instance speaks the API before v1beta1.
     is_alpha: AtomicBool,
 }
 
 impl Sockets {
     pub(super) fn new(files: Files, hooks: HookTable, sync_checkpoint: bool) -> Self {
-        Sockets { files, hooks, sync_checkpoint, born: Instant::now(), links: Mutex::default(), is_alpha: AtomicBool::new(false) }
+        Sockets { files, hooks, sync_checkpoint, created_at: Instant::now(), links: Mutex::default(), is_alpha: AtomicBool::new(false) }
     }
 
     fn links(&self) -> Links {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn spawn_server(&self, shared: &Shared, life: u64, listener: UnixListener, services: Services) {
+    fn spawn_server(&self, shared: &Shared, instance: u64, listener: UnixListener, services: Services) {
         let links = self.links();
         let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?).map(Followed::from));
-        shared.spawn(life, async move {
-            // The server ends with the life; a failing connection ends only itself.
+        shared.spawn(instance, async move {
+            // The server ends with the instance; a failing connection ends only itself.
             let _ = Server::builder().serve_with_incoming(services, incoming).await;
         });
     }
@@ -82,24 +83,24 @@ impl Stop for AbortHandle {
 
 /// Sleeps in short steps, and counts each at most at its planned length. The kubelet's waits are
 /// races with the plugin: on a machine that suspends this process, both have to pause.
-async fn nap(time: Duration) {
+async fn sleep_in_steps(time: Duration) {
     let step = STEP.max(time / 16);
     let mut left = time;
     while !left.is_zero() {
-        let (now, begun) = (left.min(step), Instant::now());
+        let (now, began) = (left.min(step), Instant::now());
         tokio::time::sleep(now).await;
-        left = left.saturating_sub(begun.elapsed().min(step));
+        left = left.saturating_sub(began.elapsed().min(step));
     }
 }
 
-impl Ground for Sockets {
+impl Environment for Sockets {
     fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.created_at.elapsed()
     }
 
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         // A sleep of tokio takes at least a millisecond.
-        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(nap(time)) }
+        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(sleep_in_steps(time)) }
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) -> Box<dyn Stop> {
@@ -132,21 +133,21 @@ impl Ground for Sockets {
         self.files.create()
     }
 
-    fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
-        let alpha = alpha::PodResourcesService { shared: Arc::clone(shared), life };
+    fn serve_pod_resources(&self, shared: &Arc<Shared>, instance: u64) -> io::Result<()> {
+        let alpha = alpha::PodResourcesService { shared: Arc::clone(shared), instance };
         let mut services = Services::default().and(AlphaPodResourcesServer::new(alpha));
         if !shared.profile().is_alpha() {
-            services = services.and(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
+            services = services.and(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), instance }));
         }
         // As in the real kubelet, the old socket is removed, the new one is bound under another
         // name and renamed. In between no socket answers.
         let socket = self.files.pod_resources_socket();
-        let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
+        let temporary = socket.with_file_name(format!("kubelet.sock.{instance}"));
         files::remove(&socket)?;
         files::remove(&temporary)?;
         let listener = UnixListener::bind(&temporary)?;
         std::fs::rename(&temporary, &socket)?;
-        self.spawn_server(shared, life, listener, services);
+        self.spawn_server(shared, instance, listener, services);
         Ok(())
     }
 
@@ -158,16 +159,16 @@ impl Ground for Sockets {
         Box::pin(std::future::ready(files::remove(&self.files.plugins_dir().join(name))))
     }
 
-    fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
+    fn serve_registration(&self, shared: &Arc<Shared>, instance: u64) -> io::Result<()> {
         let listener = UnixListener::bind(self.files.registration_socket())?;
         let is_alpha = shared.profile().is_alpha();
         self.is_alpha.store(is_alpha, Ordering::Release);
         let services = Services::default();
         let services = match is_alpha {
-            true => services.and(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), life })),
-            false => services.and(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), life })),
+            true => services.and(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), instance })),
+            false => services.and(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), instance })),
         };
-        self.spawn_server(shared, life, listener, services);
+        self.spawn_server(shared, instance, listener, services);
         Ok(())
     }
 

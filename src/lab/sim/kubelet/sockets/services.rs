@@ -12,11 +12,11 @@ use crate::kubelet::proto::v1beta1::registration_server::Registration;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-/// `v1beta1.Registration` of one life of the kubelet.
+/// `v1beta1.Registration` of one instance of the kubelet.
 #[derive(Debug)]
 pub(super) struct RegistrationService {
     pub(super) shared: Arc<Shared>,
-    pub(super) life: u64,
+    pub(super) instance: u64,
 }
 
 #[tonic::async_trait]
@@ -24,23 +24,23 @@ impl Registration for RegistrationService {
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let api::RegisterRequest { version, endpoint, resource_name: resource, options } = request.into_inner();
         let options: Option<Options> = options.as_ref().map(wire::options);
-        let result = registration::register(&self.shared, self.life, Register { version, resource, endpoint, options }).await;
+        let result = registration::register(&self.shared, self.instance, Register { version, resource, endpoint, options }).await;
         // grpc-go's code for an error without one.
         result.map(|()| Response::new(api::Empty {})).map_err(Status::unknown)
     }
 }
 
-/// `v1.PodResourcesLister` of one life of the kubelet.
+/// `v1.PodResourcesLister` of one instance of the kubelet.
 #[derive(Debug)]
 pub(super) struct PodResourcesService {
     pub(super) shared: Arc<Shared>,
-    pub(super) life: u64,
+    pub(super) instance: u64,
 }
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
     async fn list(&self, _: Request<resources::ListPodResourcesRequest>) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
-        let pods = pod_resources::list(&self.shared, self.life)?;
+        let pods = pod_resources::list(&self.shared, self.instance)?;
         Ok(Response::new(resources::ListPodResourcesResponse { pod_resources: pods.into_iter().map(pod).collect() }))
     }
 
@@ -48,7 +48,7 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<resources::AllocatableResourcesRequest>,
     ) -> Result<Response<resources::AllocatableResourcesResponse>, Status> {
-        let devices = pod_resources::allocatable(&self.shared, self.life)?.into_iter().map(devices).collect();
+        let devices = pod_resources::allocatable(&self.shared, self.instance)?.into_iter().map(devices).collect();
         Ok(Response::new(resources::AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
     }
 
@@ -57,7 +57,7 @@ impl PodResourcesLister for PodResourcesService {
         request: Request<resources::GetPodResourcesRequest>,
     ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
         let request = request.into_inner();
-        let found = pod_resources::get(&self.shared, self.life, &request.pod_namespace, &request.pod_name)?;
+        let found = pod_resources::get(&self.shared, self.instance, &request.pod_namespace, &request.pod_name)?;
         Ok(Response::new(resources::GetPodResourcesResponse { pod_resources: Some(pod(found)) }))
     }
 }

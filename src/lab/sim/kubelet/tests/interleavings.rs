@@ -26,11 +26,11 @@ async fn start(profile: Profile) -> (Node, HookTable) {
 }
 
 #[tokio::test]
-async fn a_and_b_the_late_end_of_the_old_stream_cuts_the_new_client() {
+async fn the_late_end_of_the_old_stream_disconnects_the_new_client() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let new = TestPlugin::registered(&node, "new.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
-    seen(&node, Interleaving::A).await;
+    seen(&node, Interleaving::BothClientsFeedList).await;
     old.list(healthy(&["a"]));
     node.wait_for_capacity(1, 1).await;
     new.list(healthy(&["a", "b"]));
@@ -43,11 +43,11 @@ async fn a_and_b_the_late_end_of_the_old_stream_cuts_the_new_client() {
     new.lists.closed().await;
     gate.open(Verdict::Pass);
     node.wait_for_capacity(2, 0).await;
-    seen(&node, Interleaving::B).await;
+    seen(&node, Interleaving::OldStreamEndsLate).await;
 }
 
 #[tokio::test]
-async fn c_a_failing_register_makes_the_kubelet_lose_sight_of_a_live_plugin() {
+async fn a_failing_register_makes_the_kubelet_forget_a_live_plugin() {
     let (node, hooks) = start(Profile::K125).await;
     let live = TestPlugin::registered(&node, "live.sock", healthy(&["a"]), Behaviour::Usual).await;
     let gate = hooks.gate(Hook::AfterRegisterClient);
@@ -56,16 +56,16 @@ async fn c_a_failing_register_makes_the_kubelet_lose_sight_of_a_live_plugin() {
     let fail = async { gate.open(Verdict::Fail) };
     let (failed, ()) = tokio::join!(failing, fail);
     assert_eq!(failed.unwrap_err().message(), "failed to dial device plugin: context deadline exceeded");
-    seen(&node, Interleaving::C).await;
+    seen(&node, Interleaving::FailedRegisterForgetsClient).await;
     live.end_streams();
     node.wait_for_event(ended(1)).await;
     assert_eq!(node.allocatable(), (1, 1));
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu(), 1)).await;
-    assert_eq!(outcome.phase, PodPhase::Running, "the plugin itself lives on");
+    assert_eq!(outcome.phase, PodPhase::Running, "the plugin itself still answers");
 }
 
 #[tokio::test]
-async fn d_a_client_that_is_cut_before_its_stream_is_registered_and_never_listened_to() {
+async fn a_client_cut_before_list_and_watch_is_registered_without_a_stream() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let new = TestPlugin::serve(&node, "new.sock", healthy(&["a"]), Behaviour::Usual);
@@ -76,12 +76,12 @@ async fn d_a_client_that_is_cut_before_its_stream_is_registered_and_never_listen
     node.wait_for_capacity(1, 0).await;
     gate.open(Verdict::Pass);
     node.wait_for_event(ended(2)).await;
-    seen(&node, Interleaving::D).await;
+    seen(&node, Interleaving::CutBeforeListAndWatch).await;
     assert_eq!(new.lists.receiver_count(), 0);
 }
 
 #[tokio::test]
-async fn d_a_client_that_is_cut_before_its_options_fails_to_register() {
+async fn a_client_cut_before_its_options_fails_to_register() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let _new = TestPlugin::serve(&node, "new.sock", healthy(&["a"]), Behaviour::Usual);
@@ -99,7 +99,7 @@ async fn d_a_client_that_is_cut_before_its_options_fails_to_register() {
 }
 
 #[tokio::test]
-async fn e_the_end_of_a_cut_stream_cuts_the_one_that_came_for_it() {
+async fn the_end_of_a_cut_stream_disconnects_its_replacement() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let new = TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
@@ -112,12 +112,12 @@ async fn e_the_end_of_a_cut_stream_cuts_the_one_that_came_for_it() {
     assert_eq!(node.allocatable(), (1, 1));
     gate.open(Verdict::Pass);
     node.wait_for_event(ended(3)).await;
-    seen(&node, Interleaving::E).await;
+    seen(&node, Interleaving::CutStreamEndsLate).await;
     node.wait_for_capacity(1, 0).await;
 }
 
 #[tokio::test]
-async fn f_a_zombie_looks_healthy_and_cannot_be_allocated_from() {
+async fn a_stopped_endpoint_with_an_open_stream_lists_devices_and_fails_allocates() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
     let new = TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
@@ -126,10 +126,10 @@ async fn f_a_zombie_looks_healthy_and_cannot_be_allocated_from() {
     gate.reached().await;
     new.register(&node).await;
     gate.open(Verdict::Pass);
-    seen(&node, Interleaving::F).await;
+    seen(&node, Interleaving::StoppedWhileStreaming).await;
     node.wait_for_capacity(1, 0).await;
-    let standing = node.kubelet.view(|view| view.standing(&gpu()));
-    assert!(standing.is_stopped && standing.is_streaming && standing.is_tracked, "{standing:?}");
+    let endpoint = node.kubelet.view(|view| view.endpoint_state(&gpu()));
+    assert!(endpoint.is_stopped && endpoint.is_streaming && endpoint.is_tracked, "{endpoint:?}");
 
     new.list(healthy(&["a", "b"]));
     node.wait_for_capacity(2, 2).await;
@@ -138,20 +138,20 @@ async fn f_a_zombie_looks_healthy_and_cannot_be_allocated_from() {
     assert_eq!(failure(&outcome.phase), text);
     new.register(&node).await;
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "again").app("main", &gpu(), 1)).await;
-    assert_eq!(outcome.phase, PodPhase::Running, "one more Register is the cure");
+    assert_eq!(outcome.phase, PodPhase::Running, "another Register repairs it");
 }
 
 #[tokio::test]
-async fn g_one_socket_twice_has_two_streams_and_the_first_end_cuts_the_second() {
+async fn one_socket_registered_twice_has_two_streams() {
     let (node, _) = start(Profile::K125).await;
     let plugin = TestPlugin::registered(&node, "one.sock", healthy(&["a"]), Behaviour::Usual).await;
     plugin.register(&node).await;
-    seen(&node, Interleaving::G).await;
-    assert_eq!((plugin.lists.receiver_count(), node.kubelet.view(|view| view.standing(&gpu()).streams)), (2, 2));
+    seen(&node, Interleaving::SocketRegisteredTwice).await;
+    assert_eq!((plugin.lists.receiver_count(), node.kubelet.view(|view| view.endpoint_state(&gpu()).streams)), (2, 2));
 }
 
 #[tokio::test]
-async fn h_the_register_that_is_overtaken_serves_and_the_other_one_is_known() {
+async fn the_overtaken_register_serves_and_the_other_one_is_recorded() {
     let (node, hooks) = start(Profile::K125).await;
     let _first = TestPlugin::serve(&node, "first.sock", healthy(&["a"]), Behaviour::Usual);
     let second = TestPlugin::serve(&node, "second.sock", healthy(&["a"]), Behaviour::Usual);
@@ -164,9 +164,9 @@ async fn h_the_register_that_is_overtaken_serves_and_the_other_one_is_known() {
     };
     let (registered, ()) = tokio::join!(node.register(&resource, "first.sock"), overtake);
     registered.unwrap();
-    seen(&node, Interleaving::H).await;
-    let standing = node.kubelet.view(|view| view.standing(&gpu()));
-    assert_eq!((standing.serving, standing.tracked), (Some(1), Some(2)));
+    seen(&node, Interleaving::RegisterOvertaken).await;
+    let endpoint = node.kubelet.view(|view| view.endpoint_state(&gpu()));
+    assert_eq!((endpoint.serving, endpoint.tracked), (Some(1), Some(2)));
 }
 
 #[tokio::test]
@@ -177,14 +177,14 @@ async fn from_1_37_on_an_old_stream_ends_alone_and_a_socket_in_use_is_refused_or
         let _new = TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
         old.end_streams();
         node.wait_for_event(ended(1)).await;
-        node.kubelet.wait_for(|view| view.standing(&gpu()).streams == 1, SOON).await.unwrap();
+        node.kubelet.wait_for(|view| view.endpoint_state(&gpu()).streams == 1, SOON).await.unwrap();
         assert_eq!(node.allocatable(), (1, 1));
         assert_eq!(count(&node, |kind| matches!(kind, EventKind::Disconnected { .. })), 0);
 
         let again = node.register(&gpu(), "new.sock").await;
         assert_eq!(again.is_err(), profile == Profile::K137);
-        let standing = node.kubelet.view(|view| view.standing(&gpu()));
-        assert!(standing.is_tracked && !standing.is_stopped && standing.streams == 1, "{standing:?}");
+        let endpoint = node.kubelet.view(|view| view.endpoint_state(&gpu()));
+        assert!(endpoint.is_tracked && !endpoint.is_stopped && endpoint.streams == 1, "{endpoint:?}");
     }
 }
 
@@ -200,7 +200,7 @@ async fn up_to_1_24_register_is_answered_before_the_plugin_is_dialled() {
     let new = TestPlugin::registered(&node, "two.sock", healthy(&["a"]), Behaviour::Usual).await;
     old.end_streams();
     node.wait_for_event(ended(1)).await;
-    assert_eq!(node.allocatable(), (1, 1), "the end of the old stream is its own");
+    assert_eq!(node.allocatable(), (1, 1), "the end of the old stream stops only its own endpoint");
     new.end_streams();
     node.wait_for_capacity(1, 0).await;
 }

@@ -40,7 +40,7 @@ async fn v1alpha1_lists_application_containers_of_every_pod_without_numa_nodes()
 }
 
 #[tokio::test]
-async fn a_kubelet_without_v1_is_asked_in_v1alpha1_and_cannot_tell_of_one_pod() {
+async fn a_kubelet_without_v1_is_queried_in_v1alpha1_and_lacks_get() {
     let node = Node::start_with(|config| config.profile = Profile::K19).await;
     node.settled().await;
     node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 0)).await;

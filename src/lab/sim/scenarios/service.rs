@@ -1,6 +1,6 @@
 //! The service that the kubelet calls: one for each registration.
 
-use super::daemon::{Inner, Now, grant};
+use super::daemon::{Inner, NodeEvidence, grant};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
 use crate::lab::sim::kubelet::core::{ListedDevice, Options};
 use crate::lab::sim::memory::{ConnectionId, ListStream, Plugin};
@@ -71,7 +71,7 @@ impl Lists {
                     continue;
                 }
                 self.sent = Some((now, list.clone()));
-                let stream = (self.inner.life, self.resource.clone(), self.number);
+                let stream = (self.inner.instance, self.resource.clone(), self.number);
                 self.inner.disk.lock().lists.entry(stream).or_default().push(now);
                 return Some((list, self));
             }
@@ -98,7 +98,7 @@ impl Plugin for Service {
     }
 
     fn hung_up(&self) {
-        self.inner.registration(&self.resource).tell(Event::HungUp(self.number));
+        self.inner.registration(&self.resource).send(Event::HungUp(self.number));
     }
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
@@ -135,7 +135,12 @@ impl Plugin for Service {
         let doubt = offering.spec.is_exclusive().then(|| {
             let mut cores = inner.lock();
             let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
-            doubt(&cores.ledger, &cores.watchlist, &grant, &Now { node: &inner.node, settled, checkpoint: inner.node.checkpoint() })
+            doubt(
+                &cores.ledger,
+                &cores.watchlist,
+                &grant,
+                &NodeEvidence { node: &inner.node, settled, checkpoint: inner.node.checkpoint() },
+            )
         });
         if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proof == Proof::Complete) {
             return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));

@@ -28,7 +28,7 @@ pub(super) struct Plugged {
 }
 
 /// The devices that really exist, and the objects that are really held.
-pub(super) struct World {
+pub(super) struct Machine {
     pub(super) random: Random,
     pub(super) now: u64,
     pub(super) sticks: [Option<Plugged>; STICKS],
@@ -55,7 +55,7 @@ pub(super) struct Pod {
     pub(super) id: DeviceId,
     /// The node that the answer contained.
     pub(super) node: String,
-    pub(super) things: BTreeSet<String>,
+    pub(super) real_objects: BTreeSet<String>,
     pub(super) is_shared: bool,
 }
 
@@ -86,11 +86,11 @@ pub(super) fn configurations() -> Vec<Vec<Arc<ResourceSpec>>> {
     ]
 }
 
-impl World {
+impl Machine {
     pub(super) fn new(seed: u64) -> Self {
         let specs = configurations().remove(0);
         let judge = Judge::new(specs.clone().into(), Arc::default(), &Listed::new(), Rules::default(), &BTreeMap::new());
-        World {
+        Machine {
             random: Random::new(seed),
             now: 1000,
             sticks: [None; STICKS],
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// The objects behind a node now: a container that uses the node acts on these.
-    pub(super) fn things(&self, path: &str) -> BTreeSet<String> {
+    pub(super) fn real_objects(&self, path: &str) -> BTreeSet<String> {
         let name = path.rsplit('/').next().unwrap();
         let all = match name {
             "sda" | "sdb" | "sg0" => vec!["part1".to_owned(), "part2".to_owned()],

@@ -1,8 +1,8 @@
 //! One run of a node by its seed, in three phases.
 //!
-//! 1. A storm of 8 to 24 seconds (45 in some runs) with every kind of event. Pods come and go, the
-//!    kubelet and the daemon die, devices vanish, another plugin takes the resource. Every step of
-//!    the kubelet may wait, fail or be its last.
+//! 1. A fault phase of 8 to 24 seconds (45 in some runs) with every kind of event. Pods come and
+//!    go, the kubelet and the daemon die, devices vanish, another plugin takes the resource. Every
+//!    step of the kubelet may wait, fail or be its last.
 //! 2. Idle. Within a second and a half everything is served again (O5), and stays so. Another
 //!    plugin that takes the resource silently has it for at most a second and a half. After a
 //!    restart of the daemon, and of the kubelet, everything is served within 50 ms, and no restart
@@ -14,8 +14,8 @@ use super::daemon::Daemon;
 use super::durable::Disk;
 use super::hardware::{Hardware, gpu, nic};
 use super::oracles::{Oracles, Violation};
-use super::stranger;
-use super::world::{Act, Visit, World};
+use super::parameters::{Act, Parameters, RivalStay};
+use super::rival_plugin;
 use crate::lab::sim::kubelet::{Hook, Interleaving, PodPhase, PodSpec, Start};
 use crate::lab::sim::memory::{Node, Simulation};
 use crate::lab::sim::random::Random;
@@ -32,12 +32,12 @@ const STALL: Duration = Duration::from_secs(5);
 const SIGNALLED: Duration = Duration::from_millis(50);
 /// The same limit after a silent change.
 const SILENT: Duration = Duration::from_millis(1500);
-/// The time after the storm until every stall of it is over, and its effects are answered.
-const STALLED: Duration = Duration::from_millis(6500);
-/// The time after the storm until its effects are over: the last held flow has continued (a stall
-/// of five seconds), the daemon has audited the kubelet (a minute more), and its last doubt is
-/// resolved.
-const CALM: Duration = Duration::from_secs(80);
+/// The time after the fault phase until every stall of it is over, and its effects are answered.
+const STALLS_OVER_AFTER: Duration = Duration::from_millis(6500);
+/// The time after the fault phase until its effects are over: the last held flow has continued (a
+/// stall of five seconds), the daemon has audited the kubelet (a minute more), and its last doubt
+/// is resolved.
+const EFFECTS_OVER_AFTER: Duration = Duration::from_secs(80);
 
 /// The result of a run.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ pub(super) struct Outcome {
     pub(super) grants: u64,
 }
 
-struct Night {
+struct Run {
     simulation: Simulation,
     node: Node,
     disk: Disk,
@@ -61,7 +61,7 @@ struct Night {
     daemon: Daemon,
     oracles: Oracles,
     random: Random,
-    world: World,
+    parameters: Parameters,
     pods: u64,
 }
 
@@ -69,23 +69,23 @@ pub(super) fn run(seed: u64) -> Outcome {
     // Separate from the node's own random numbers, so that one more draw there does not change the
     // scenario.
     let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a1_0000);
-    let world = World::draw(&mut random);
-    let simulation = Simulation::new(seed, world.behaviour.clone(), world.faults.clone());
+    let parameters = Parameters::draw(&mut random);
+    let simulation = Simulation::new(seed, parameters.behaviour.clone(), parameters.faults.clone());
     let node = simulation.node();
-    let (disk, hardware) = (Disk::default(), Hardware::new(world.has_nics));
+    let (disk, hardware) = (Disk::default(), Hardware::new(parameters.has_nics));
     node.start_kubelet(Start::default());
     node.supervise_kubelet(200 * MS);
     let daemon = Daemon::start(&node, &disk, &hardware);
-    let oracles = Oracles::new(hardware.clone(), world.behaviour.profile);
-    let mut night = Night { simulation, node, disk, hardware, daemon, oracles, random, world, pods: 0 };
-    night.storm();
-    night.calm();
-    night.settled();
-    night.end();
-    night.outcome()
+    let oracles = Oracles::new(hardware.clone(), parameters.behaviour.profile);
+    let mut run = Run { simulation, node, disk, hardware, daemon, oracles, random, parameters, pods: 0 };
+    run.inject_faults();
+    run.idle();
+    run.settled();
+    run.end();
+    run.outcome()
 }
 
-impl Night {
+impl Run {
     fn now(&self) -> Duration {
         self.node.handle().now()
     }
@@ -95,7 +95,7 @@ impl Night {
         let (node, disk, daemon, oracles) = (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
         let left = time.saturating_sub(node.handle().now());
         self.simulation.run_until(left, |view| {
-            oracles.look(view, &disk, &daemon, node.handle().now());
+            oracles.check(view, &disk, &daemon, node.handle().now());
             oracles.violation.is_some()
         });
     }
@@ -104,10 +104,10 @@ impl Night {
         self.oracles.violation.is_some()
     }
 
-    fn storm(&mut self) {
-        self.expect_stranger();
-        let (acts, storm) = (8 + self.random.below(16), self.world.storm);
-        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, storm)).collect();
+    fn inject_faults(&mut self) {
+        self.schedule_rival();
+        let (acts, faults_until) = (8 + self.random.below(16), self.parameters.faults_until);
+        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, faults_until)).collect();
         times.sort();
         for time in times {
             self.run_to(time);
@@ -116,28 +116,28 @@ impl Night {
             }
             self.act();
         }
-        self.run_to(storm);
+        self.run_to(faults_until);
         (0..self.hardware.len()).for_each(|n| self.hardware.find(n));
         if self.daemon.process.is_dead() {
             self.start_daemon();
         }
     }
 
-    fn expect_stranger(&mut self) {
-        let Some(Visit { from, until, habits }) = self.world.stranger else { return };
-        let version = if self.world.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
-        let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.strange.clone());
+    fn schedule_rival(&mut self) {
+        let Some(RivalStay { from, until, habits }) = self.parameters.rival else { return };
+        let version = if self.parameters.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
+        let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.rival_answers.clone());
         // A goroutine of the kubelet may be stuck beyond its end.
-        self.oracles.visit = Some(from..=until + STALL + SECOND);
+        self.oracles.rival_effects = Some(from..=until + STALL + SECOND);
         self.node.handle().spawn(async move {
             node.handle().sleep_until(from).await;
-            stranger::visit(&node, version, devices, habits, until - from, &answers);
+            rival_plugin::run_until_killed(&node, version, devices, habits, until - from, &answers);
         });
     }
 
     fn act(&mut self) {
         let down = self.random.between(Duration::ZERO, 500 * MS);
-        match self.world.act(&mut self.random) {
+        match self.parameters.act(&mut self.random) {
             Act::AddPod => self.add_pod(),
             Act::DeletePod => self.with_pod(|node, uid| node.delete_pod(uid)),
             Act::ForceDelete => self.force_delete(),
@@ -159,7 +159,7 @@ impl Night {
                 }
             }
             Act::LoseCheckpoint => {
-                self.oracles.amnesia = true;
+                self.oracles.has_lost_record = true;
                 if self.random.chance(0.5) { self.node.delete_checkpoint() } else { self.node.corrupt_checkpoint() }
             }
             Act::Reboot => {
@@ -197,7 +197,7 @@ impl Night {
         }
         let count = if self.random.chance(0.2) { 2 } else { 1 };
         spec = spec.app("main", &gpu(), count);
-        if self.world.has_nics {
+        if self.parameters.has_nics {
             let resources = &mut spec.containers.last_mut().unwrap().resources;
             match self.random.below(4) {
                 0 => _ = resources.insert(nic(), 1),
@@ -207,7 +207,7 @@ impl Night {
             }
         }
         if self.random.chance(0.05) {
-            spec = spec.without_room();
+            spec = spec.without_cpu();
         }
         self.node.add_pod(spec);
     }
@@ -250,39 +250,39 @@ impl Night {
         self.served();
     }
 
-    fn served_or_taken(&mut self) {
+    fn served_or_taken_by_rival(&mut self) {
         if !self.is_over() {
             let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
-            self.node.view(|view| oracles.served_or_taken(view, daemon, now));
+            self.node.view(|view| oracles.served_or_taken_by_rival(view, daemon, now));
         }
     }
 
-    fn calm(&mut self) {
-        let storm = self.world.storm;
-        self.run_to(storm + STALLED);
+    fn idle(&mut self) {
+        let faults_until = self.parameters.faults_until;
+        self.run_to(faults_until + STALLS_OVER_AFTER);
         // A list of a dead daemon may arrive after those of the next one, unnoticed; that recovers
         // later.
-        if !self.is_over() && self.daemon.since + STALL < storm {
+        if !self.is_over() && self.daemon.since + STALL < faults_until {
             let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
             self.node.view(|view| oracles.answered(view, daemon, now));
         }
         // Two plugins that compete for a resource leave it to each other for half a minute each.
         let until = |resource| if let State::Truce { until } = self.daemon.state(resource) { Some(until) } else { None };
         let truce = self.hardware.resources().filter_map(until).max();
-        let quiet = truce.map_or(storm + CALM, |until| until.max(storm + CALM) + SECOND);
-        self.run_to(quiet);
-        self.oracles.quiet = true;
-        self.run_to(quiet + 1500 * MS);
-        self.served_or_taken();
+        let idle_from = truce.map_or(faults_until + EFFECTS_OVER_AFTER, |until| until.max(faults_until + EFFECTS_OVER_AFTER) + SECOND);
+        self.run_to(idle_from);
+        self.oracles.is_idle = true;
+        self.run_to(idle_from + 1500 * MS);
+        self.served_or_taken_by_rival();
         if self.is_over() {
             return;
         }
-        self.oracles.still(&self.disk, quiet, self.node.handle().now());
+        self.oracles.no_registers_since(&self.disk, idle_from, self.node.handle().now());
         self.add_pod();
         let at = self.now() + 5 * SECOND;
         self.run_to(at);
-        if self.world.has_guest && self.world.behaviour.profile.has_allocatable() {
-            stranger::settle(&self.node, "v1beta1", &self.oracles.strange);
+        if self.parameters.has_permanent_rival && self.parameters.behaviour.profile.has_allocatable() {
+            rival_plugin::run_forever(&self.node, "v1beta1", &self.oracles.rival_answers);
             self.served_after(SILENT);
         }
         self.restart_daemon(Duration::ZERO);
@@ -302,14 +302,14 @@ impl Night {
         self.served();
         let now = self.now();
         let oracles = &mut self.oracles;
-        self.node.view(|view| oracles.kept(view, &running, now));
+        self.node.view(|view| oracles.no_pod_lost(view, &running, now));
     }
 
     fn settled(&mut self) {
         // A minute after the last restart the kubelet no longer loses any of its grants.
         let at = self.now() + 80 * SECOND;
         self.run_to(at);
-        self.oracles.quiet = false;
+        self.oracles.is_idle = false;
         for _ in 0..4 {
             if self.is_over() {
                 return;

@@ -1,12 +1,12 @@
-//! The ground of a kubelet in memory: an executor's time and random numbers, and the node's files
-//! as tables.
+//! The environment of a kubelet in memory: an executor's time and random numbers, and the node's
+//! files as tables.
 
-use super::connection::Wire;
+use super::connection::MemoryConnection;
 use super::faults::Faults;
 use super::sockets::{Listener, Sockets, Transport, latency};
 use crate::domain::{CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp};
 use crate::lab::sim::executor::{Handle, Task};
-use crate::lab::sim::kubelet::ground::{Connection, Ground, Snapshot, Stop};
+use crate::lab::sim::kubelet::environment::{Connection, Environment, Snapshot, Stop};
 use crate::lab::sim::kubelet::state::Shared;
 use crate::lab::sim::kubelet::{Hook, PodSpec, Verdict};
 use futures_util::future::BoxFuture;
@@ -46,16 +46,16 @@ struct Tables {
     names: BTreeMap<String, PodName>,
     /// CDI devices that the container runtime finds; with `None` it finds every device.
     cdi: Option<BTreeSet<String>>,
-    /// The life that answers Register.
+    /// The instance that answers Register.
     registration: Option<u64>,
-    /// The life that answers the pod-resources API.
+    /// The instance that answers the pod-resources API.
     pod_resources: Option<u64>,
-    /// The connections that the kubelet has dialled in its present life.
+    /// The connections that the kubelet has dialled in its present instance.
     dialled: Vec<Weak<Transport>>,
     boots: u64,
 }
 
-/// The node's state, and the kubelet's ground.
+/// The node's state, and the kubelet's environment.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) handle: Handle,
@@ -130,7 +130,7 @@ impl Memory {
         });
     }
 
-    /// The life that answers Register; without one, an error as the system words it.
+    /// The instance that answers Register; without one, an error as the system words it.
     pub(super) fn registration(&self) -> Result<u64, &'static str> {
         let tables = self.tables();
         let refused = || if tables.sockets.inode(KUBELET_SOCKET).is_some() { "Connection refused" } else { "No such file or directory" };
@@ -217,7 +217,7 @@ impl Stop for Task {
     }
 }
 
-impl Ground for Memory {
+impl Environment for Memory {
     fn now(&self) -> Duration {
         self.handle.now()
     }
@@ -256,7 +256,7 @@ impl Ground for Memory {
                 if let Some(memory) = this.upgrade()
                     && let Some(transport) = memory.connect(&path)
                 {
-                    return Arc::new(Wire::new(memory, path, transport)) as Arc<dyn Connection>;
+                    return Arc::new(MemoryConnection::new(memory, path, transport)) as Arc<dyn Connection>;
                 }
                 let jitter = handle.random(|random| random.between(pause.mul_f64(0.8), pause.mul_f64(1.2)));
                 handle.sleep(jitter).await;
@@ -270,8 +270,8 @@ impl Ground for Memory {
         Ok(())
     }
 
-    fn serve_pod_resources(&self, _shared: &Arc<Shared>, life: u64) -> io::Result<()> {
-        self.tables().pod_resources = Some(life);
+    fn serve_pod_resources(&self, _shared: &Arc<Shared>, instance: u64) -> io::Result<()> {
+        self.tables().pod_resources = Some(instance);
         Ok(())
     }
 
@@ -299,7 +299,7 @@ impl Ground for Memory {
         })
     }
 
-    fn serve_registration(&self, _shared: &Arc<Shared>, life: u64) -> io::Result<()> {
+    fn serve_registration(&self, _shared: &Arc<Shared>, instance: u64) -> io::Result<()> {
         let mut tables = self.tables();
         let inode = tables.sockets.bind(KUBELET_SOCKET, Weak::new())?;
         drop(tables);
@@ -310,8 +310,8 @@ impl Ground for Memory {
             if let Some(memory) = this.upgrade() {
                 let mut tables = memory.tables();
                 // Unless it was killed before it listened.
-                if tables.pod_resources == Some(life) {
-                    tables.registration = Some(life);
+                if tables.pod_resources == Some(instance) {
+                    tables.registration = Some(instance);
                 }
             }
         });

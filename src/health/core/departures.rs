@@ -18,14 +18,14 @@ use std::time::Duration;
 
 /// How long an Allocate for an id may still be in flight after the id became unhealthy. The kubelet
 /// gets the list within a second, and an answer takes two seconds at most.
-pub(super) const APART_FOR: Duration = Duration::from_secs(3);
+pub(super) const ALLOCATE_IN_FLIGHT_MAX: Duration = Duration::from_secs(3);
 /// How long a resource has an empty list before it ends. The kubelet gets a list within a second.
-pub(super) const LAST_LIST_FOR: Duration = Duration::from_secs(2);
+pub(super) const EMPTY_LIST_FOR: Duration = Duration::from_secs(2);
 
 /// Ids that are held, or that may be in use because they are about to leave their list. With the
 /// objects that are held with them.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct IdsInUse {
     pub(super) resource: ResourceName,
     pub(super) ids: Vec<DeviceId>,
     pub(super) objects: Vec<Object>,
@@ -33,27 +33,28 @@ pub(super) struct Claim {
     pub(super) is_held: bool,
 }
 
-impl Claim {
+impl IdsInUse {
     pub(super) fn of(resource: &ResourceName, id: &DeviceId, device: &Device, is_held: bool) -> Self {
-        Claim { resource: resource.clone(), ids: vec![id.clone()], objects: device.objects(), is_held }
+        IdsInUse { resource: resource.clone(), ids: vec![id.clone()], objects: device.objects(), is_held }
     }
 
     /// Whether an id may be granted at the same time.
-    fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
+    fn may_coexist_with(&self, resource: &ResourceName, id: &DeviceId) -> bool {
         // Within one resource an id that leaves blocks nothing: the ledger refuses the later one of
         // two Allocates.
-        let is_alike = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
-        let may_stay = |other: &DeviceId| if self.is_held { share((&self.resource, other), (resource, id)) } else { is_alike(other) };
-        self.resource == *resource && self.ids.iter().any(may_stay)
+        let is_same_kind = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
+        let may_coexist =
+            |other: &DeviceId| if self.is_held { share((&self.resource, other), (resource, id)) } else { is_same_kind(other) };
+        self.resource == *resource && self.ids.iter().any(may_coexist)
     }
 }
 
 impl Judge {
     /// Uses these resources from now on, since the next evidence was made with them. Resources that
     /// are no longer among them leave with their last id.
-    pub(crate) fn follow(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
+    pub(crate) fn apply_plan(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
         self.specs = specs;
-        self.cases.follow(rules);
+        self.cases.apply_rules(rules);
         self.forget_checks();
     }
 
@@ -80,8 +81,8 @@ impl Judge {
     }
 
     /// When the last list of a resource has been published for long enough.
-    pub(super) fn next_end(&self) -> Option<Duration> {
-        self.emptied.values().min().map(|since| *since + LAST_LIST_FOR)
+    pub(super) fn next_removal(&self) -> Option<Duration> {
+        self.emptied.values().min().map(|since| *since + EMPTY_LIST_FOR)
     }
 
     /// Devices whose resource no longer has a check do not wait for one.
@@ -95,35 +96,40 @@ impl Judge {
 }
 
 /// Makes every id unhealthy whose device may be in use under another id. Such a device is held, has
-/// a pending hook, or is about to leave (`claims`). Returns whether there is such an id.
-pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut claims: Vec<Claim>, held: &Held, due: &Owed) -> bool {
-    let mut waits = false;
-    // A held id also claims the present nodes of its device, which may differ from those that its
+/// a pending hook, or is about to leave (`in_use`). Returns whether there is such an id.
+pub(super) fn resolve_conflicts(
+    resources: &mut BTreeMap<ResourceName, Offering>,
+    mut in_use: Vec<IdsInUse>,
+    held: &Held,
+    due: &Owed,
+) -> bool {
+    let mut has_conflicts = false;
+    // A held id also uses the present nodes of its device, which may differ from those that its
     // holder got.
     for (resource, ids) in &held.ids {
         let devices = resources.get(resource).map(|offering| &offering.devices);
         let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
-        claims.extend(listed.map(|(id, offered)| Claim::of(resource, id, &offered.device, true)));
+        in_use.extend(listed.map(|(id, offered)| IdsInUse::of(resource, id, &offered.device, true)));
     }
     // The device still has the state of its last holder, so no other id may grant it.
-    let owed = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
-    claims.extend(owed.map(|hook| Claim {
+    let due_hooks = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
+    in_use.extend(due_hooks.map(|hook| IdsInUse {
         resource: hook.resource.clone(),
         ids: vec![hook.device.clone()],
         objects: hook.objects.clone(),
         is_held: true,
     }));
-    let claims: Vec<&Claim> = claims.iter().chain(&held.grants).collect();
-    if claims.is_empty() {
-        return waits;
+    let in_use: Vec<&IdsInUse> = in_use.iter().chain(&held.grants).collect();
+    if in_use.is_empty() {
+        return has_conflicts;
     }
     let mut objects: Objects<usize> = Objects::default();
     // For some grants the ledger has nothing but the id.
-    let mut by_device: BTreeMap<DeviceId, Vec<&Claim>> = BTreeMap::new();
-    for (index, claim) in claims.iter().enumerate() {
-        objects.hold(&index, claim.objects.iter().cloned());
-        for id in &claim.ids {
-            by_device.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push(claim);
+    let mut by_device: BTreeMap<DeviceId, Vec<&IdsInUse>> = BTreeMap::new();
+    for (index, used) in in_use.iter().enumerate() {
+        objects.hold(&index, used.objects.iter().cloned());
+        for id in &used.ids {
+            by_device.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push(used);
         }
     }
     for (name, offering) in resources {
@@ -132,15 +138,15 @@ pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut c
             if !offered.health.is_healthy() || held.is_some_and(|held| held.contains_key(id)) {
                 continue;
             }
-            let is_other = |claim: &&Claim| !claim.is_beside(name, id);
-            let by_id = || by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(&is_other));
-            if by_id() || objects.conflict(&offered.device.objects(), |index| claims[*index].is_beside(name, id)).is_some() {
+            let is_other = |used: &&IdsInUse| !used.may_coexist_with(name, id);
+            let by_id = || by_device.get(&offered.device.id).is_some_and(|in_use| in_use.iter().any(&is_other));
+            if by_id() || objects.conflict(&offered.device.objects(), |index| in_use[*index].may_coexist_with(name, id)).is_some() {
                 offered.health = Health::Unhealthy(Reason::HeldAsOther);
-                waits = true;
+                has_conflicts = true;
             }
         }
     }
-    waits
+    has_conflicts
 }
 
 /// Whether two offered devices lead to one object.
@@ -187,15 +193,15 @@ mod tests {
     /// A plan: the devices that each resource selects.
     type Plan<'a> = [(&'a str, Sharing, &'a [&'a str])];
 
-    struct Stage {
+    struct TestJudge {
         judge: Judge,
         held: Held,
     }
 
-    impl Stage {
+    impl TestJudge {
         fn new() -> Self {
             let judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
-            Stage { judge, held: Held::default() }
+            TestJudge { judge, held: Held::default() }
         }
 
         /// The devices `a` and `b` are present, under any plan.
@@ -203,7 +209,7 @@ mod tests {
             let spec = |(resource, sharing, _): &(&str, Sharing, _)| {
                 Arc::new(ResourceSpec { sharing: *sharing, ..ResourceSpec::new(name(resource), DeviceClass::Char) })
             };
-            self.judge.follow(plan.iter().map(spec).collect(), Rules::default());
+            self.judge.apply_plan(plan.iter().map(spec).collect(), Rules::default());
             let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
             let evidence = Evidence {
                 began: Moment { boot: at(secs), wall: Timestamp(0) },
@@ -247,32 +253,32 @@ mod tests {
     use Sharing::{Exclusive, Replicas};
 
     #[test]
-    fn a_resource_that_is_removed_ends_after_its_last_device_and_one_empty_list() {
-        let mut stage = Stage::new();
-        assert_eq!(lists(&stage.plan(0, &[("x", Exclusive, &["a", "b"])])), ["x:a=ok", "x:b=ok"]);
-        stage.hold("x", "a");
-        let removed = stage.plan(1, &[]);
+    fn a_removed_resource_ends_after_its_last_device_and_one_empty_list() {
+        let mut test = TestJudge::new();
+        assert_eq!(lists(&test.plan(0, &[("x", Exclusive, &["a", "b"])])), ["x:a=ok", "x:b=ok"]);
+        test.hold("x", "a");
+        let removed = test.plan(1, &[]);
         assert_eq!(lists(&removed), ["x:a=ok", "x:b=deselected"]);
         // The list keeps the device as it was: its node has its own name in the container.
         assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
-        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
-        assert_eq!(lists(&stage.at(61)), ["x:a=ok"]);
-        stage.held.ids.clear();
-        assert_eq!(lists(&stage.at(100)), ["x:a=deselected"]);
+        assert_eq!(test.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
+        assert_eq!(lists(&test.at(61)), ["x:a=ok"]);
+        test.held.ids.clear();
+        assert_eq!(lists(&test.at(100)), ["x:a=deselected"]);
         let left = 100 + LEAVE_AFTER.as_secs();
-        assert_eq!(lists(&stage.at(left)), ["x:"], "the kubelet is told that nothing is left");
-        assert_eq!(stage.judge.next_deadline(at(left)), Some(at(left) + LAST_LIST_FOR));
-        assert_eq!(lists(&stage.at(left + LAST_LIST_FOR.as_secs())), Vec::<String>::new());
+        assert_eq!(lists(&test.at(left)), ["x:"], "the kubelet gets an empty list");
+        assert_eq!(test.judge.next_deadline(at(left)), Some(at(left) + EMPTY_LIST_FOR));
+        assert_eq!(lists(&test.at(left + EMPTY_LIST_FOR.as_secs())), Vec::<String>::new());
         // A resource that returns meanwhile is like any other.
-        assert_eq!(lists(&stage.plan(200, &[("x", Exclusive, &["b"])])), ["x:b=ok"]);
+        assert_eq!(lists(&test.plan(200, &[("x", Exclusive, &["b"])])), ["x:b=ok"]);
     }
 
     #[test]
-    fn a_resource_that_only_the_ledger_knows_ends_as_one_that_was_removed() {
-        let mut stage = Stage::new();
-        stage.hold("x", "a");
+    fn a_resource_known_only_from_the_ledger_ends_like_a_removed_one() {
+        let mut test = TestJudge::new();
+        test.hold("x", "a");
         let orphan: Arc<[_]> = Arc::from([Arc::new(ResourceSpec::orphan(name("x")))]);
-        stage.judge = Judge::new(orphan, Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
+        test.judge = Judge::new(orphan, Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
         let evidence = Evidence {
             began: Moment { boot: at(0), wall: Timestamp(0) },
             devices: [(DeviceId::new("a"), device("a"))].into(),
@@ -281,68 +287,68 @@ mod tests {
             unfulfilled: Default::default(),
             unread: crate::domain::Unread::default(),
         };
-        stage.judge.discovered(Arc::new(evidence));
-        assert_eq!(lists(&stage.at(0)), ["x:a=ok"]);
-        stage.held.ids.clear();
-        stage.at(10);
-        assert_eq!(lists(&stage.at(70)), ["x:"]);
-        assert_eq!(lists(&stage.at(72)), Vec::<String>::new());
+        test.judge.discovered(Arc::new(evidence));
+        assert_eq!(lists(&test.at(0)), ["x:a=ok"]);
+        test.held.ids.clear();
+        test.at(10);
+        assert_eq!(lists(&test.at(70)), ["x:"]);
+        assert_eq!(lists(&test.at(72)), Vec::<String>::new());
     }
 
     #[test]
-    fn what_is_forgotten_has_no_verdict_unless_it_was_found_again() {
+    fn a_forgotten_device_has_no_verdict_unless_it_was_found_again() {
         let verdicts: Verdicts = ["a", "gone"].map(|id| (DeviceId::new(id), Verdict { is_latched: true, ..Verdict::default() })).into();
-        let mut stage = Stage::new();
-        stage.judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
-        stage.plan(0, &[("x", Exclusive, &["a"])]);
-        assert!(stage.judge.verdicts().contains_key(&DeviceId::new("gone")));
-        stage.judge.forget(vec![DeviceId::new("a"), DeviceId::new("gone")]);
-        assert_eq!(stage.judge.verdicts().keys().map(DeviceId::as_str).collect::<Vec<_>>(), ["a"]);
+        let mut test = TestJudge::new();
+        test.judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
+        test.plan(0, &[("x", Exclusive, &["a"])]);
+        assert!(test.judge.verdicts().contains_key(&DeviceId::new("gone")));
+        test.judge.forget(vec![DeviceId::new("a"), DeviceId::new("gone")]);
+        assert_eq!(test.judge.verdicts().keys().map(DeviceId::as_str).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]
-    fn what_moves_is_healthy_in_one_list_at_most() {
-        let mut stage = Stage::new();
-        stage.plan(0, &[("x", Exclusive, &["a", "b"]), ("y", Exclusive, &[])]);
-        stage.hold("x", "a");
-        let moved = lists(&stage.plan(1, &[("x", Exclusive, &[]), ("y", Exclusive, &["a", "b"])]));
+    fn a_device_that_moves_is_healthy_in_one_list_at_most() {
+        let mut test = TestJudge::new();
+        test.plan(0, &[("x", Exclusive, &["a", "b"]), ("y", Exclusive, &[])]);
+        test.hold("x", "a");
+        let moved = lists(&test.plan(1, &[("x", Exclusive, &[]), ("y", Exclusive, &["a", "b"])]));
         assert_eq!(moved, ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=held_as_other"]);
-        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + APART_FOR));
-        assert_eq!(lists(&stage.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
-        stage.held.ids.clear();
-        assert_eq!(lists(&stage.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
-        assert_eq!(lists(&stage.at(8))[2..], ["y:a=ok", "y:b=ok"]);
+        assert_eq!(test.judge.next_deadline(at(1)), Some(at(1) + ALLOCATE_IN_FLIGHT_MAX));
+        assert_eq!(lists(&test.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
+        test.held.ids.clear();
+        assert_eq!(lists(&test.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
+        assert_eq!(lists(&test.at(8))[2..], ["y:a=ok", "y:b=ok"]);
         // And back again, with another name of the resource.
-        let back = lists(&stage.plan(9, &[("z", Exclusive, &["a", "b"])]));
+        let back = lists(&test.plan(9, &[("z", Exclusive, &["a", "b"])]));
         assert_eq!(
             back,
             ["x:a=deselected", "x:b=deselected", "y:a=deselected", "y:b=deselected", "z:a=held_as_other", "z:b=held_as_other"]
         );
-        assert_eq!(lists(&stage.at(12))[4..], ["z:a=ok", "z:b=ok"]);
+        assert_eq!(lists(&test.at(12))[4..], ["z:a=ok", "z:b=ok"]);
     }
 
     #[test]
-    fn a_device_that_is_shared_from_now_on_is_not_shared_with_who_has_it_alone() {
-        let mut stage = Stage::new();
-        stage.plan(0, &[("x", Exclusive, &["a", "b"])]);
-        stage.hold("x", "a");
-        let shared = stage.plan(1, &[("x", Replicas(2), &["a", "b"])]);
+    fn shares_of_a_device_wait_for_its_exclusive_holder() {
+        let mut test = TestJudge::new();
+        test.plan(0, &[("x", Exclusive, &["a", "b"])]);
+        test.hold("x", "a");
+        let shared = test.plan(1, &[("x", Replicas(2), &["a", "b"])]);
         let healthy = |inventory: &Inventory| lists(inventory).into_iter().filter(|list| list.ends_with("=ok")).collect::<Vec<_>>();
         assert_eq!(healthy(&shared), ["x:a=ok"]);
-        assert_eq!(healthy(&stage.at(4)), ["x:a=ok", "x:b::0=ok", "x:b::1=ok"]);
-        stage.held.ids.clear();
-        stage.at(5);
-        assert_eq!(healthy(&stage.at(8)), ["x:a::0=ok", "x:a::1=ok", "x:b::0=ok", "x:b::1=ok"]);
+        assert_eq!(healthy(&test.at(4)), ["x:a=ok", "x:b::0=ok", "x:b::1=ok"]);
+        test.held.ids.clear();
+        test.at(5);
+        assert_eq!(healthy(&test.at(8)), ["x:a::0=ok", "x:a::1=ok", "x:b::0=ok", "x:b::1=ok"]);
         // With fewer shares the others stay healthy. An exclusive device waits for the last of the
         // shares.
-        stage.hold("x", "a::0");
-        assert_eq!(healthy(&stage.plan(9, &[("x", Replicas(3), &["a"])])), ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]);
-        assert_eq!(healthy(&stage.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
-        stage.plan(11, &[("x", Exclusive, &["a"])]);
-        assert_eq!(healthy(&stage.at(20)), ["x:a::0=ok"]);
-        stage.held.ids.clear();
-        stage.at(21);
-        assert_eq!(healthy(&stage.at(24)), ["x:a=ok"]);
+        test.hold("x", "a::0");
+        assert_eq!(healthy(&test.plan(9, &[("x", Replicas(3), &["a"])])), ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]);
+        assert_eq!(healthy(&test.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
+        test.plan(11, &[("x", Exclusive, &["a"])]);
+        assert_eq!(healthy(&test.at(20)), ["x:a::0=ok"]);
+        test.held.ids.clear();
+        test.at(21);
+        assert_eq!(healthy(&test.at(24)), ["x:a=ok"]);
     }
 
     /// One step of a node whose configuration changes all the time.
@@ -373,23 +379,23 @@ mod tests {
         /// An exclusive holder never shares its device, with any change of the configuration, and
         /// every held id is listed.
         #[test]
-        fn nobody_is_given_what_somebody_else_has(steps in proptest::collection::vec(step(), 1..60)) {
-            let mut stage = Stage::new();
+        fn no_container_is_given_an_exclusive_device_of_another_one(steps in proptest::collection::vec(step(), 1..60)) {
+            let mut test = TestJudge::new();
             let (mut now, mut late) = (0, Vec::<(u64, String, DeviceId)>::new());
-            let mut inventory = stage.plan(0, &[]);
+            let mut inventory = test.plan(0, &[]);
             for step in steps {
                 match step {
                     Step::Plan(to, sharing) => {
                         let of = |resource: usize| ["a", "b"].into_iter().zip(to).filter(move |(_, to)| *to == resource).map(|(id, _)| id).collect::<Vec<_>>();
                         let selected = [of(0), of(1)];
                         let plan: Vec<_> = ["x", "y"].into_iter().enumerate().filter_map(|(n, name)| Some((name, sharing[n]?, &selected[n][..]))).collect();
-                        inventory = stage.plan(now, &plan);
+                        inventory = test.plan(now, &plan);
                     }
                     Step::Allocate(nth, after) => {
                         let free: Vec<_> = lists(&inventory).into_iter().filter_map(|list| {
                             let (resource, id) = list.strip_suffix("=ok")?.split_once(':')?;
                             let (resource, id) = (resource.to_owned(), DeviceId::new(id));
-                            let is_held = stage.held.ids.get(&name(&resource)).is_some_and(|held| held.contains_key(&id));
+                            let is_held = test.held.ids.get(&name(&resource)).is_some_and(|held| held.contains_key(&id));
                             (!is_held && !late.iter().any(|(_, of, known)| *of == resource && *known == id)).then_some((resource, id))
                         }).collect();
                         if !free.is_empty() {
@@ -398,26 +404,26 @@ mod tests {
                         }
                     }
                     Step::Release(nth) => {
-                        let held: Vec<_> = stage.held.ids.iter().flat_map(|(name, ids)| ids.keys().map(|id| (name.clone(), id.clone()))).collect();
+                        let held: Vec<_> = test.held.ids.iter().flat_map(|(name, ids)| ids.keys().map(|id| (name.clone(), id.clone()))).collect();
                         if !held.is_empty() {
                             let (name, id) = &held[nth % held.len()];
-                            stage.held.ids.get_mut(name).unwrap().remove(id);
-                            inventory = stage.at(now);
+                            test.held.ids.get_mut(name).unwrap().remove(id);
+                            inventory = test.at(now);
                         }
                     }
                     Step::Wait(secs) => {
                         // Second by second, so that all deadlines are kept.
                         for _ in 0..=secs {
                             for (_, resource, id) in late.extract_if(.., |(due, ..)| *due <= now) {
-                                stage.hold(&resource, id.as_str());
+                                test.hold(&resource, id.as_str());
                             }
-                            inventory = stage.at(now);
+                            inventory = test.at(now);
                             now += 1;
                         }
                     }
                 }
                 let mut holders: BTreeMap<DeviceId, Vec<(&ResourceName, &DeviceId)>> = BTreeMap::new();
-                for (name, ids) in &stage.held.ids {
+                for (name, ids) in &test.held.ids {
                     for id in ids.keys() {
                         prop_assert!(inventory.resources.get(name).is_some_and(|offering| offering.devices.contains_key(id)), "{id} left {name}");
                         holders.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push((name, id));

@@ -2,7 +2,7 @@
 //! memory.
 //!
 //! ```text
-//!  World (seed) ─▶ the kubelet's version, its faults at every hook, the run's bias,
+//!  Parameters (seed) ─▶ the kubelet's version, its faults at every hook, the run's bias,
 //!                  another plugin, one resource or two
 //!  Scenario (seed) ─▶ node: pods, restarts, crashes, lost files, another plugin
 //!        └─▶ Daemon: registration, serving, health and ledger cores on a Disk that outlives it
@@ -13,18 +13,18 @@
 //! their own on real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a
 //! time, to check that an oracle notices.
 //!
-//! `HOLDFAST_SEEDS=10000 cargo test --release --lib trial -- --nocapture` runs that many nodes and
-//! prints the coverage. A failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with all
-//! its events.
+//! `HOLDFAST_SEEDS=10000 cargo test --release --lib scenarios -- --nocapture` runs that many nodes
+//! and prints the coverage. A failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with
+//! all its events.
 
 mod auditing;
 mod daemon;
 mod durable;
 mod hardware;
 mod oracles;
+mod parameters;
 mod registration;
+mod rival_plugin;
 mod scenario;
 mod service;
-mod stranger;
 mod tests;
-mod world;

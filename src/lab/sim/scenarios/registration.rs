@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 #[derive(Debug)]
 pub(super) struct Registration {
     events: mpsc::UnboundedSender<Event>,
-    desk: Mutex<Desk>,
+    state: Mutex<RegistrationState>,
 }
 
 /// The state of a registration.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct RegistrationState {
     pub(super) machine: Machine,
     sockets: BTreeMap<u64, Socket>,
     /// The version of the API that worked last.
@@ -40,12 +40,12 @@ struct Socket {
 impl Registration {
     pub(super) fn new(now: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (events, received) = mpsc::unbounded_channel();
-        let desk = Desk { machine: Machine::new(now, 0), sockets: BTreeMap::new(), spoken: None };
-        (Registration { events, desk: Mutex::new(desk) }, received)
+        let state = RegistrationState { machine: Machine::new(now, 0), sockets: BTreeMap::new(), spoken: None };
+        (Registration { events, state: Mutex::new(state) }, received)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap()
+    pub(super) fn lock(&self) -> MutexGuard<'_, RegistrationState> {
+        self.state.lock().unwrap()
     }
 
     /// The number of the latest registration.
@@ -57,29 +57,29 @@ impl Registration {
         if let Some(socket) = self.lock().sockets.get_mut(&number) {
             socket.streams += 1;
         }
-        self.tell(Event::StreamOpened(number));
+        self.send(Event::StreamOpened(number));
     }
 
     pub(super) fn stream_ended(&self, number: u64) {
-        let mut desk = self.lock();
-        if let Some(socket) = desk.sockets.get_mut(&number) {
+        let mut state = self.lock();
+        if let Some(socket) = state.sockets.get_mut(&number) {
             socket.streams = socket.streams.saturating_sub(1);
         }
-        desk.close_unused();
-        let makes_place = desk.has_superseded(number);
-        drop(desk);
-        if !makes_place {
-            self.tell(Event::StreamEnded(number));
+        state.close_unused();
+        let is_replaced = state.has_superseded(number);
+        drop(state);
+        if !is_replaced {
+            self.send(Event::StreamEnded(number));
         }
     }
 
-    pub(super) fn tell(&self, event: Event) {
+    pub(super) fn send(&self, event: Event) {
         // The process may be dead.
         let _ = self.events.send(event);
     }
 }
 
-impl Desk {
+impl RegistrationState {
     /// Whether the kubelet ended this registration's stream only to replace it by a newer one.
     fn has_superseded(&self, number: u64) -> bool {
         number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
@@ -124,18 +124,18 @@ impl Inner {
     }
 
     fn on(self: &Arc<Self>, resource: &ResourceName, event: Event, attempt: &mut Option<Task>) {
-        let mut desk = self.registration(resource).lock();
-        let was_contested = desk.machine.is_contested();
-        let begin = desk.machine.on(event, self.node.moment().boot);
-        let doubt_until = desk.machine.doubt_until();
-        if desk.machine.is_contested() && !was_contested {
+        let mut state = self.registration(resource).lock();
+        let was_contested = state.machine.is_contested();
+        let begin = state.machine.on(event, self.node.moment().boot);
+        let doubt_until = state.machine.doubt_until();
+        if state.machine.is_contested() && !was_contested {
             self.disk.lock().truces += 1;
         }
-        if matches!(desk.machine.state(), State::Steady | State::Settling { .. }) {
-            let newest = desk.machine.latest();
-            desk.retire(newest);
+        if matches!(state.machine.state(), State::Steady | State::Settling { .. }) {
+            let newest = state.machine.latest();
+            state.retire(newest);
         }
-        drop(desk);
+        drop(state);
         if let Some(number) = begin {
             self.audit.registered(self.node.moment().boot, doubt_until);
             if let Some(superseded) = attempt.take() {
@@ -160,7 +160,7 @@ impl Inner {
         if matches!(event, Event::Absent(_) | Event::Refused(_)) {
             registration.lock().retire(number);
         }
-        registration.tell(event);
+        registration.send(event);
     }
 
     /// Registers in the version that the kubelet accepts.
@@ -170,7 +170,7 @@ impl Inner {
         let mut negotiation = Negotiation::new(worked);
         let mut last = None;
         while let Some(version) = negotiation.next() {
-            self.disk.lock().registers.entry((self.life, kubelet, resource.clone())).or_default().push(self.node.handle().now());
+            self.disk.lock().registers.entry((self.instance, kubelet, resource.clone())).or_default().push(self.node.handle().now());
             let request = RegisterRequest {
                 version: version.name().into(),
                 resource: resource.to_string(),
@@ -191,16 +191,16 @@ impl Inner {
 
     /// A socket for one registration.
     fn bind(self: &Arc<Self>, resource: &ResourceName, number: u64) -> String {
-        let (unique, stem, life) = (Safeguard::UniqueSockets.is_on(), resource.file_stem(), self.life);
-        let path = if unique { format!(".holdfast/{stem}-{life}-{number}.sock") } else { format!(".holdfast/{stem}.sock") };
-        let mut desk = self.registration(resource).lock();
-        if !unique && let Some((_, socket)) = desk.sockets.pop_last() {
-            desk.sockets.insert(number, socket);
+        let (unique, stem, instance) = (Safeguard::UniqueSockets.is_on(), resource.file_stem(), self.instance);
+        let path = if unique { format!(".holdfast/{stem}-{instance}-{number}.sock") } else { format!(".holdfast/{stem}.sock") };
+        let mut state = self.registration(resource).lock();
+        if !unique && let Some((_, socket)) = state.sockets.pop_last() {
+            state.sockets.insert(number, socket);
             return path;
         }
         let service = Service { inner: Arc::clone(self), resource: resource.clone(), number };
         let bound = self.process.bind(&path, Arc::new(service)).unwrap();
-        desk.sockets.insert(number, Socket { bound, streams: 0, superseded: false });
+        state.sockets.insert(number, Socket { bound, streams: 0, superseded: false });
         path
     }
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
 
-/// A life of the daemon.
+/// An instance of the daemon.
 #[derive(Debug, Clone)]
 pub(super) struct Daemon {
     /// The time of its start.
@@ -32,7 +32,7 @@ pub(super) struct Inner {
     pub(super) disk: Disk,
     pub(super) hardware: Hardware,
     pub(super) process: Process,
-    pub(super) life: u64,
+    pub(super) instance: u64,
     pub(super) inventory: watch::Sender<Arc<Inventory>>,
     pub(super) registrations: BTreeMap<ResourceName, Registration>,
     pub(super) audit: Auditing,
@@ -54,15 +54,15 @@ impl Daemon {
     /// Starts the daemon on the state of the disk.
     pub(super) fn start(node: &Node, disk: &Disk, hardware: &Hardware) -> Self {
         let process = node.process();
-        let (life, ledger) = {
+        let (instance, ledger) = {
             let mut journal = disk.lock();
-            journal.lives += 1;
-            // The ledger is folded from the written entries, not from an earlier life's memory.
+            journal.instances += 1;
+            // The ledger is folded from the written entries, not from an earlier instance's memory.
             let mut ledger = Ledger::default();
             journal.entries.iter().for_each(|entry| {
                 ledger.evolve(entry);
             });
-            (journal.lives, ledger)
+            (journal.instances, ledger)
         };
         for path in node.sockets().into_iter().filter(|path| path.starts_with(".holdfast/")) {
             node.unlink(&path);
@@ -82,7 +82,7 @@ impl Daemon {
             disk: disk.clone(),
             hardware: hardware.clone(),
             process: process.clone(),
-            life,
+            instance,
             inventory: watch::Sender::default(),
             registrations,
             audit: Auditing::new(node.moment().boot),
@@ -96,7 +96,7 @@ impl Daemon {
             process.spawn(Arc::clone(&inner).register(resource, events));
         }
         process.spawn(Arc::clone(&inner).audit());
-        process.spawn(Arc::clone(&inner).look());
+        process.spawn(Arc::clone(&inner).reconcile_loop());
         process.spawn(Arc::clone(&inner).remember_lists());
         Daemon { since: node.handle().now(), process, inner }
     }
@@ -130,7 +130,7 @@ impl Inner {
             changed
         });
         let now = self.node.moment().boot;
-        [cores.judge.next_deadline(now), cores.judge.next_look()].into_iter().flatten().min()
+        [cores.judge.next_deadline(now), cores.judge.next_probe()].into_iter().flatten().min()
     }
 
     async fn watch_hardware(self: Arc<Self>) {
@@ -164,10 +164,10 @@ impl Inner {
         }
     }
 
-    async fn look(self: Arc<Self>) {
+    async fn reconcile_loop(self: Arc<Self>) {
         let mut written = self.node.checkpoint_writes();
         loop {
-            let dead = self.look_once().await;
+            let dead = self.reconcile_once().await;
             let wait = {
                 let cores = self.lock();
                 next_look(&cores.ledger, &cores.watchlist, dead, self.node.moment().wall)
@@ -180,7 +180,7 @@ impl Inner {
         }
     }
 
-    async fn look_once(&self) -> bool {
+    async fn reconcile_once(&self) -> bool {
         let now = self.node.moment();
         let (agenda, settled) = {
             let mut cores = self.lock();
@@ -222,13 +222,13 @@ impl Inner {
 }
 
 /// The evidence of the node that an Allocate reads.
-pub(super) struct Now<'a> {
+pub(super) struct NodeEvidence<'a> {
     pub(super) node: &'a Node,
     pub(super) settled: bool,
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
 }
 
-impl Sight for Now<'_> {
+impl Sight for NodeEvidence<'_> {
     fn kubelet_settled(&self) -> bool {
         self.settled
     }

@@ -1,4 +1,5 @@
-//! The oracles that are checked at certain times: after the storm, in the idle phase, at the end.
+//! The oracles that are checked at certain times: after the fault phase, in the idle phase, at the
+//! end.
 
 use super::super::daemon::Daemon;
 use super::super::durable::Disk;
@@ -24,15 +25,16 @@ impl Oracles {
     /// - a truce, which lasts for its full time.
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
-            let standing = view.standing(&resource);
-            let silent = standing.streams > 0 && (standing.is_stopped && !self.tells(view, daemon, &resource) || !standing.is_tracked);
+            let endpoint = view.endpoint_state(&resource);
+            let silent =
+                endpoint.streams > 0 && (endpoint.is_stopped && !self.reports_loss(view, daemon, &resource) || !endpoint.is_tracked);
             let waits = match daemon.state(&resource) {
                 State::Truce { .. } => true,
-                State::Settling { .. } => !standing.is_stopped && standing.is_tracked && standing.is_streaming,
+                State::Settling { .. } => !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming,
                 _ => false,
             };
-            let heals_later = silent || waits || self.has_late_list(view, &resource);
-            if let (true, Err(what), false) = (view.is_running(), is_served(view, daemon, &resource), heals_later) {
+            let recovers_later = silent || waits || self.has_late_list(view, &resource);
+            if let (true, Err(what), false) = (view.is_running(), is_served(view, daemon, &resource), recovers_later) {
                 self.violated("O5", now, what);
             }
         }
@@ -40,9 +42,9 @@ impl Oracles {
 
     /// Checked throughout the idle phase. Another plugin may have left a broken state that the
     /// kubelet does not report.
-    pub(in super::super) fn served_or_taken(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
+    pub(in super::super) fn served_or_taken_by_rival(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
-            if resource == gpu() && self.is_taken(view) && !self.tells(view, daemon, &resource) {
+            if resource == gpu() && self.is_taken_by_rival(view) && !self.reports_loss(view, daemon, &resource) {
                 self.taken += 1;
             } else if self.has_late_list(view, &resource) {
                 self.excused += 1;
@@ -63,17 +65,17 @@ impl Oracles {
 
     /// Whether the kubelet reports that a resource is not ours: by its list, if it has the call,
     /// and if no later list of ours came through the stream of a stopped endpoint.
-    fn tells(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
-        !self.is_mute && view.standing(resource).healthy != healthy(daemon, resource)
+    fn reports_loss(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
+        !self.lacks_allocatable && view.endpoint_state(resource).healthy != healthy(daemon, resource)
     }
 
     /// Whether the newest list was stuck in a connection that the kubelet has closed for a newer
     /// one, as 1.9 does. The daemon does not count that close as a loss, so nothing triggers
     /// another list; the next list corrects it.
     pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
-        let standing = view.standing(resource);
-        let sound = !standing.is_stopped && standing.is_streaming;
-        self.closes_the_former && sound && self.last_list.get(resource).copied() != standing.serving
+        let endpoint = view.endpoint_state(resource);
+        let sound = !endpoint.is_stopped && endpoint.is_streaming;
+        self.closes_previous_connection && sound && self.last_list.get(resource).copied() != endpoint.serving
     }
 
     fn resources(&self) -> Vec<ResourceName> {
@@ -81,7 +83,7 @@ impl Oracles {
     }
 
     /// After a restart of the kubelet in the idle phase, every pod that ran before still runs.
-    pub(in super::super) fn kept(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
+    pub(in super::super) fn no_pod_lost(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
         for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
             // The kubelet lost its entry: with the checkpoint, or because the older of two writes
             // came last.
@@ -102,8 +104,8 @@ impl Oracles {
             self.violated("O3", now, format!("not released: {left:?}"));
         }
         let truces = disk.lock().truces;
-        if truces > 0 && self.visit.is_none() {
-            self.violated("O5", now, format!("{truces} truces with nobody"));
+        if truces > 0 && self.rival_effects.is_none() {
+            self.violated("O5", now, format!("{truces} truces without a rival plugin"));
         }
         let registers = disk.lock().registers.values().map(|times| busiest_second(times)).max().unwrap_or_default();
         let lists = disk.lock().lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
@@ -113,23 +115,23 @@ impl Oracles {
     }
 
     /// Nothing has happened since `since`, so there was no reason to register.
-    pub(in super::super) fn still(&mut self, disk: &Disk, since: Duration, now: Duration) {
+    pub(in super::super) fn no_registers_since(&mut self, disk: &Disk, since: Duration, now: Duration) {
         let registers = disk.lock().registers.values().flatten().filter(|at| **at >= since).count();
         if registers > 0 {
-            self.violated("O10", now, format!("{registers} Registers for nothing"));
+            self.violated("O10", now, format!("{registers} unneeded Registers"));
         }
     }
 }
 
 /// Tracked, not stopped, streaming, and the kubelet's list is the inventory.
 fn is_served(view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> Result<(), String> {
-    let standing = view.standing(resource);
+    let endpoint = view.endpoint_state(resource);
     let wanted = healthy(daemon, resource);
-    let sound = view.is_running() && !standing.is_stopped && standing.is_tracked && standing.is_streaming && standing.healthy == wanted;
+    let sound = view.is_running() && !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming && endpoint.healthy == wanted;
     if sound {
         return Ok(());
     }
-    Err(format!("{resource}: {standing:?}, wanted {wanted:?}; {:?}", daemon.inner.registration(resource).lock().machine))
+    Err(format!("{resource}: {endpoint:?}, wanted {wanted:?}; {:?}", daemon.inner.registration(resource).lock().machine))
 }
 
 fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {

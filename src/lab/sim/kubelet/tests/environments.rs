@@ -1,4 +1,4 @@
-//! One script on both grounds: real sockets and memory give the same events in the same order.
+//! One script on both environments: real sockets and memory give the same events in the same order.
 
 use super::*;
 use crate::domain::ContainerEdits;
@@ -39,7 +39,7 @@ fn pod(uid: &str) -> PodSpec {
 }
 
 /// The events, without times.
-fn told(view: &View<'_>) -> Vec<String> {
+fn event_texts(view: &View<'_>) -> Vec<String> {
     let kind = |event: &Event| match &event.kind {
         EventKind::Allocated { container, devices, .. } => format!("allocated {} to {container}", devices.len()),
         _ => event.to_string().split("ms  ").last().unwrap_or_default().to_owned(),
@@ -77,7 +77,7 @@ async fn on_sockets() -> Vec<String> {
     node.kubelet.add_pod(pod("three").app("main", &gpu(), 2)).await;
     node.kubelet.restart().await.unwrap();
     node.settled().await;
-    node.kubelet.view(told)
+    node.kubelet.view(event_texts)
 }
 
 fn in_memory(seed: u64) -> Vec<String> {
@@ -116,12 +116,12 @@ fn in_memory(seed: u64) -> Vec<String> {
     assert!(simulation.run_until(SECOND, |view| is_running(view, "three")));
     node.restart_kubelet(Duration::ZERO, Start::default());
     assert!(simulation.run_until(SECOND, |view| view.starts() == 2 && view.is_settled()));
-    node.view(told)
+    node.view(event_texts)
 }
 
 #[tokio::test]
-async fn one_script_is_the_same_story_on_both_grounds() {
-    let told = on_sockets().await;
+async fn one_script_gives_the_same_events_in_both_environments() {
+    let events = on_sockets().await;
     let expected = [
         "kubelet started (start 1)",
         "first pods admitted",
@@ -134,12 +134,12 @@ async fn one_script_is_the_same_story_on_both_grounds() {
         "pod one admitted",
         "one/warm started",
         "one/main started",
-        "example.com/gpu: interleaving A",
+        "example.com/gpu: interleaving BothClientsFeedList",
         "example.com/gpu: options of client 2",
         "example.com/gpu: registered client 2 at sub/new.sock",
         "example.com/gpu: list of client 2, 2 healthy, 0 unhealthy",
         "example.com/gpu: stream of client 1 ended",
-        "example.com/gpu: interleaving B",
+        "example.com/gpu: interleaving OldStreamEndsLate",
         "example.com/gpu: client 2 disconnected",
         "example.com/gpu: stream of client 2 ended",
         "example.com/gpu: options of client 3",
@@ -156,7 +156,7 @@ async fn one_script_is_the_same_story_on_both_grounds() {
         "pod three admitted",
         "first pods admitted",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(events, expected);
     for seed in 0..20 {
         assert_eq!(in_memory(seed), expected, "seed {seed}");
     }

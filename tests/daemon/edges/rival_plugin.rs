@@ -19,7 +19,7 @@ type Lists = Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>
 
 /// Its use of the resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Habit {
+pub(crate) enum RivalBehaviour {
     /// It offers the same devices, and gives none: it is about to exit.
     Leaves,
     /// It offers the same devices, and gives them without an alloc-id.
@@ -30,37 +30,37 @@ pub(crate) enum Habit {
 
 /// The plugin. It ends with this value.
 #[derive(Debug)]
-pub(crate) struct Stranger {
+pub(crate) struct RivalPlugin {
     /// Whether its streams are open.
     streaming: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Stranger {
+impl Drop for RivalPlugin {
     fn drop(&mut self) {
         self.server.abort();
     }
 }
 
-impl Stranger {
+impl RivalPlugin {
     /// Registers, and waits until its list has arrived.
-    pub(crate) async fn start(stage: &Stage) -> Stranger {
-        Stranger::with(stage, Habit::Leaves).await
+    pub(crate) async fn start(stage: &Stage) -> RivalPlugin {
+        RivalPlugin::with(stage, RivalBehaviour::Leaves).await
     }
 
-    pub(crate) async fn with(stage: &Stage, habit: Habit) -> Stranger {
+    pub(crate) async fn with(stage: &Stage, behaviour: RivalBehaviour) -> RivalPlugin {
         let (streaming, _) = watch::channel(true);
-        let path = |number: &u32| stage.node.path(&format!("kubelet/device-plugins/stranger-{number}.sock"));
+        let path = |number: &u32| stage.node.path(&format!("kubelet/device-plugins/rival-{number}.sock"));
         let number = (1..).find(|number| !path(number).exists()).unwrap();
         let listener = UnixListener::bind(path(&number)).unwrap();
-        let service = DevicePluginServer::new(Service { streaming: streaming.clone(), habit });
+        let service = DevicePluginServer::new(Service { streaming: streaming.clone(), behaviour });
         let incoming = UnixListenerStream::new(listener);
         let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
-        register(stage, &format!("stranger-{number}.sock")).await.unwrap();
-        let client = stage.kubelet.view(|view| view.standing(&gpu()).serving).unwrap();
+        register(stage, &format!("rival-{number}.sock")).await.unwrap();
+        let client = stage.kubelet.view(|view| view.endpoint_state(&gpu()).serving).unwrap();
         let listed = |view: &View<'_>| view.last(|kind| matches!(kind, EventKind::Listed { client: of, .. } if *of == client)).is_some();
         stage.wait(listed).await;
-        Stranger { streaming, server }
+        RivalPlugin { streaming, server }
     }
 
     /// Ends its streams, and nothing else.
@@ -83,7 +83,7 @@ pub(crate) async fn register(stage: &Stage, endpoint: &str) -> Result<(), Status
 
 struct Service {
     streaming: watch::Sender<bool>,
-    habit: Habit,
+    behaviour: RivalBehaviour,
 }
 
 #[tonic::async_trait]
@@ -95,7 +95,7 @@ impl DevicePlugin for Service {
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
-        let stem = if self.habit == Habit::OffersOthers { "vendor-" } else { "dev:gpu" };
+        let stem = if self.behaviour == RivalBehaviour::OffersOthers { "vendor-" } else { "dev:gpu" };
         let device = |index| api::Device { id: format!("{stem}{index}"), health: "Healthy".to_owned(), topology: None };
         let list = api::ListAndWatchResponse { devices: (0..GPUS).map(device).collect() };
         let lists = WatchStream::new(self.streaming.subscribe()).map_while(move |streaming| streaming.then(|| Ok(list.clone())));
@@ -110,7 +110,7 @@ impl DevicePlugin for Service {
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        if self.habit == Habit::Gives {
+        if self.behaviour == RivalBehaviour::Gives {
             let answers = request.into_inner().container_requests.iter().map(|_| api::ContainerAllocateResponse::default()).collect();
             return Ok(Response::new(api::AllocateResponse { container_responses: answers }));
         }

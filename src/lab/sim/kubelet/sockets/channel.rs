@@ -41,13 +41,13 @@ fn is_not_begun(status: &Status) -> bool {
 
 /// The kubelet's end of the connection.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct PluginChannel {
     client: u64,
     links: Links,
     closed: Arc<AtomicBool>,
 }
 
-impl Line {
+impl PluginChannel {
     /// Dials until it succeeds, as grpc-go does: at once, then after 1 s, 1.6 s, 2.56 s and so on.
     pub(super) async fn dial(client: u64, socket: PathBuf, links: Links) -> (Self, Channel) {
         let closed = Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ impl Line {
                 wrapped.add(client, stream)
             };
             if let Ok(channel) = uds::connect_through(&socket, wrap).await {
-                return (Line { client, links, closed }, channel);
+                return (PluginChannel { client, links, closed }, channel);
             }
             tokio::time::sleep(pause).await;
             pause = pause.mul_f64(1.6);

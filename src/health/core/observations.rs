@@ -3,13 +3,13 @@
 
 use super::{Judge, pool};
 use crate::domain::{
-    Attributes, Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
+    Attributes, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing, Symptom,
 };
 use std::collections::BTreeSet;
 
 impl Judge {
     /// Takes the evidence about the offered devices, and about those above them.
-    pub(super) fn look_at_selected(&mut self, evidence: &Evidence) {
+    pub(super) fn observe_selected(&mut self, evidence: &Evidence) {
         let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
         let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
         for id in above.iter().filter(|id| !selected.contains(*id)) {
@@ -22,16 +22,16 @@ impl Judge {
         let seen = selected.iter().filter_map(|id| evidence.devices.get(*id)).filter(|device| evidence.unread.why_of(device).is_none());
         for device in seen {
             let found =
-                device.health(evidence.missing_node(device).is_none()).reason().map(|reason| complaint(reason, Some(device), evidence));
-            let broken =
-                self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
-            let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
-            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
+                device.health(evidence.missing_node(device).is_none()).reason().map(|reason| symptom(reason, Some(device), evidence));
+            let unusable =
+                self.unusable.get(&device.id).map(|(reason, _)| Symptom { reason: *reason, detail: "found by an Allocate".into() });
+            let at = self.unusable.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
+            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(unusable).collect());
         }
     }
 
     /// The health of an id that is not offered, from its own health and from its case.
-    pub(super) fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
+    pub(super) fn observe_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
         // The health of a pool follows only from its members.
         let is_of_pool = id.is_number();
         let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
@@ -39,8 +39,8 @@ impl Judge {
         let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
         if !is_of_pool && !is_offered {
             let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
-            let complaints = reason.map(|reason| complaint(reason, found, evidence));
-            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
+            let symptoms = reason.map(|reason| symptom(reason, found, evidence));
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, symptoms.into_iter().collect());
         }
         // A failure explains more than `Deselected`: an adapter without its RDMA device is no
         // longer selected as an adapter.
@@ -69,8 +69,8 @@ pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
 }
 
-/// The complaint for a scan's finding, in words.
-fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
+/// The symptom for a scan's finding, in words.
+fn symptom(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Symptom {
     let detail = match (reason, device) {
         (Reason::NodeMissing, Some(device)) => evidence.missing_node(device).map(str::to_owned),
         (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
@@ -80,11 +80,11 @@ fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Co
         }
         _ => None,
     };
-    Complaint { reason, detail: detail.unwrap_or_default() }
+    Symptom { reason, detail: detail.unwrap_or_default() }
 }
 
 /// A device that is known only from the ledger.
-pub(super) fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
+pub(super) fn placeholder_device(class: DeviceClass, known: &GrantedDevice) -> Device {
     Device {
         id: known.id.clone(),
         key: known.key.clone(),

@@ -5,16 +5,16 @@
 //! runs restart the daemon again and again, in others devices come and go, or Registers take long
 //! at every step.
 
-use super::stranger::Habits;
+use super::rival_plugin::Habits;
 use crate::lab::sim::kubelet::{Behaviour, Gaps, Hook, Profile};
-use crate::lab::sim::memory::{Faults, Odds};
+use crate::lab::sim::memory::{Faults, Probabilities};
 use crate::lab::sim::random::Random;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 /// Long enough for a truce.
-const FIGHT: Duration = Duration::from_secs(45);
+const CONTEST: Duration = Duration::from_secs(45);
 
 /// An action on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,29 +51,29 @@ const ACTS: [(Act, usize); 11] = [
 
 /// The parameters of a run.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct Parameters {
     pub(super) behaviour: Behaviour,
     pub(super) faults: Faults,
     /// The time when the faults end.
-    pub(super) storm: Duration,
+    pub(super) faults_until: Duration,
     /// The act that is drawn in half of all cases.
-    temper: Option<Act>,
+    bias: Option<Act>,
     /// Whether there is a second resource.
     pub(super) has_nics: bool,
-    pub(super) stranger: Option<Visit>,
+    pub(super) rival: Option<RivalStay>,
     /// Whether another plugin comes in the idle phase, and stays.
-    pub(super) has_guest: bool,
+    pub(super) has_permanent_rival: bool,
 }
 
 /// The stay of another plugin.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Visit {
+pub(super) struct RivalStay {
     pub(super) from: Duration,
     pub(super) until: Duration,
     pub(super) habits: Habits,
 }
 
-impl World {
+impl Parameters {
     pub(super) fn draw(random: &mut Random) -> Self {
         let profile = match random.below(9) {
             0 => Profile::K19,
@@ -88,45 +88,45 @@ impl World {
         let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
         // May exceed the time that the daemon stays in doubt after a loss, so that some losses
         // happen when the doubt has ended.
-        let mut storm = random.between(8 * SECOND, 24 * SECOND);
-        let mut temper = match random.below(6) {
+        let mut faults_until = random.between(8 * SECOND, 24 * SECOND);
+        let mut bias = match random.below(6) {
             0 | 1 => Some(Act::RestartDaemon),
             2 => Some(Act::Flap),
             3 => Some(Act::RestartKubelet),
             _ => None,
         };
-        let trouble = Trouble::draw(random);
-        if trouble == Trouble::StuckLists {
+        let fault_kind = FaultKind::draw(random);
+        if fault_kind == FaultKind::StuckLists {
             // The last change of the list coincides with the daemon's last Register; the stuck
             // lists arrive after both.
-            storm = random.between(12 * SECOND, 15 * SECOND);
-            temper = Some(Act::Flap);
+            faults_until = random.between(12 * SECOND, 15 * SECOND);
+            bias = Some(Act::Flap);
         }
-        let mut stranger = random.chance(0.25).then(|| {
-            let from = random.between(Duration::ZERO, storm - SECOND);
-            Visit { from, until: random.between(from, storm), habits: Habits::draw(random) }
+        let mut rival = random.chance(0.25).then(|| {
+            let from = random.between(Duration::ZERO, faults_until - SECOND);
+            RivalStay { from, until: random.between(from, faults_until), habits: Habits::draw(random) }
         });
         // A kubelet that closes the former connection at every Register, and two plugins that want
         // the resource: they compete until one of them holds a truce.
-        if let Some(visit) = stranger.as_mut().filter(|visit| profile.is_alpha() && visit.habits.insists) {
-            storm = FIGHT;
-            temper = Some(Act::AddPod);
-            (visit.from, visit.until) = (SECOND, FIGHT);
+        if let Some(stay) = rival.as_mut().filter(|stay| profile.is_alpha() && stay.habits.registers_on_loss) {
+            faults_until = CONTEST;
+            bias = Some(Act::AddPod);
+            (stay.from, stay.until) = (SECOND, CONTEST);
         }
-        World {
+        Parameters {
             behaviour,
-            faults: trouble.faults(storm),
-            storm,
-            temper,
+            faults: fault_kind.faults(faults_until),
+            faults_until,
+            bias,
             has_nics: random.chance(0.3),
-            stranger,
-            has_guest: random.chance(0.1),
+            rival,
+            has_permanent_rival: random.chance(0.1),
         }
     }
 
     /// The next act.
     pub(super) fn act(&self, random: &mut Random) -> Act {
-        if let Some(act) = self.temper.filter(|_| random.chance(0.5)) {
+        if let Some(act) = self.bias.filter(|_| random.chance(0.5)) {
             return act;
         }
         let mut nth = random.below(ACTS.iter().map(|(_, weight)| weight).sum());
@@ -143,7 +143,7 @@ impl World {
 
 /// The kind of faults inside the kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
+enum FaultKind {
     Nothing,
     /// Times and orders vary.
     Schedules,
@@ -156,33 +156,35 @@ enum Trouble {
     /// Goroutines that clean up late, after streams that end often.
     SlowEnds,
     /// Every step fails at times, and the kubelet dies.
-    Storm,
+    All,
 }
 
-impl Trouble {
+impl FaultKind {
     fn draw(random: &mut Random) -> Self {
-        use Trouble::{BadLists, Nothing, Schedules, SlowEnds, SlowRegisters, Storm, StuckLists};
-        [Nothing, Schedules, StuckLists, BadLists, SlowRegisters, SlowEnds, Storm][random.below(7)]
+        use FaultKind::{All, BadLists, Nothing, Schedules, SlowEnds, SlowRegisters, StuckLists};
+        [Nothing, Schedules, StuckLists, BadLists, SlowRegisters, SlowEnds, All][random.below(7)]
     }
 
     fn faults(self, until: Duration) -> Faults {
-        let slow = Odds { delays: 0.6, ..Odds::default() };
-        let all = |hooks: &[Hook], odds: Odds| hooks.iter().fold(Faults::schedules(until), |faults, hook| faults.with(*hook, odds));
+        let slow = Probabilities { delays: 0.6, ..Probabilities::default() };
+        let all = |hooks: &[Hook], probabilities: Probabilities| {
+            hooks.iter().fold(Faults::schedules(until), |faults, hook| faults.with(*hook, probabilities))
+        };
         match self {
-            Trouble::Nothing => Faults::none(),
-            Trouble::Schedules => Faults::schedules(until),
-            Trouble::StuckLists => all(&[Hook::OnList], Odds { stalls: 0.5, ..Odds::default() }),
-            Trouble::BadLists => all(&[Hook::OnList], Odds { fails: 0.3, ..Odds::default() }),
-            Trouble::SlowRegisters => {
+            FaultKind::Nothing => Faults::none(),
+            FaultKind::Schedules => Faults::schedules(until),
+            FaultKind::StuckLists => all(&[Hook::OnList], Probabilities { stalls: 0.5, ..Probabilities::default() }),
+            FaultKind::BadLists => all(&[Hook::OnList], Probabilities { fails: 0.3, ..Probabilities::default() }),
+            FaultKind::SlowRegisters => {
                 let steps =
                     [Hook::AfterRegisterClient, Hook::AfterDial, Hook::AfterOptions, Hook::AfterEndpointSet, Hook::BeforeListAndWatch];
                 all(&steps, slow)
             }
-            Trouble::SlowEnds => {
+            FaultKind::SlowEnds => {
                 let steps = [Hook::OnStreamEnd, Hook::AfterDeregister, Hook::AfterOptions, Hook::BeforePluginDisconnected];
-                all(&steps, slow).with(Hook::OnList, Odds { fails: 0.2, ..Odds::default() })
+                all(&steps, slow).with(Hook::OnList, Probabilities { fails: 0.2, ..Probabilities::default() })
             }
-            Trouble::Storm => Faults::storm(until),
+            FaultKind::All => Faults::all(until),
         }
     }
 }

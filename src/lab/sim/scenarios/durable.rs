@@ -11,21 +11,21 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk(Arc<Mutex<Journal>>);
 
-/// The sender of a Register: the daemon's life, the kubelet's, the resource.
+/// The sender of a Register: the daemon's instance, the kubelet's, the resource.
 pub(super) type Sender = (u64, Option<KubeletGeneration>, ResourceName);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     pub(super) entries: Vec<Entry>,
-    /// Their fold.
+    /// The ledger that they result in.
     ledger: Ledger,
-    pub(super) lives: u64,
+    pub(super) instances: u64,
     next_id: u64,
     /// Whether the kubelet's pods were listed while an Allocate was under way.
     pub(super) listed_in_allocate: bool,
     /// When each Register was sent.
     pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
-    /// When each list was sent, by the daemon's life, the resource and the registration.
+    /// When each list was sent, by the daemon's instance, the resource and the registration.
     pub(super) lists: BTreeMap<(u64, ResourceName, u64), Vec<Duration>>,
     /// How often the daemon held a truce with another plugin of a resource.
     pub(super) truces: u64,
@@ -37,8 +37,8 @@ impl Disk {
     }
 
     /// Reads the durable ledger.
-    pub(super) fn ledger<R>(&self, look: impl FnOnce(&Ledger) -> R) -> R {
-        look(&self.lock().ledger)
+    pub(super) fn ledger<R>(&self, read: impl FnOnce(&Ledger) -> R) -> R {
+        read(&self.lock().ledger)
     }
 
     pub(super) fn entries(&self) -> Vec<Entry> {

@@ -67,7 +67,7 @@ impl Inner {
         let ours: Healthy = registered.filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy()))).collect();
         let found = self.audit.lock().compare(&ours, seen, |_| true, self.node.moment().boot);
         for resource in found.keys() {
-            self.registration(resource).tell(Event::Disowned);
+            self.registration(resource).send(Event::Disowned);
         }
     }
 }

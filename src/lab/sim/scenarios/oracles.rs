@@ -26,13 +26,13 @@
 //!   kubelet, if a stream of ours was open throughout. Nothing reports that to Holdfast until the
 //!   kubelet restarts; from then on there is no excuse.
 
-mod quiet;
+mod phases;
 
 use super::daemon::Daemon;
 use super::durable::Disk;
 use super::hardware::{Hardware, gpu};
+use super::rival_plugin::Answers;
 use super::service::list;
-use super::stranger::Answers;
 use crate::domain::{AllocId, DeviceId, Entry, GrantState, ResourceName};
 use crate::lab::sim::kubelet::{EventKind, Holder, Interleaving, Profile, View};
 use crate::ledger::core::NEVER_STARTED;
@@ -57,9 +57,9 @@ pub(super) struct Violation {
 pub(super) struct Oracles {
     hardware: Hardware,
     /// Whether a new registration closes the connection of the former one.
-    closes_the_former: bool,
+    closes_previous_connection: bool,
     /// Whether the kubelet lacks GetAllocatableResources and so does not report its list.
-    is_mute: bool,
+    lacks_allocatable: bool,
     /// The client that sent the last list.
     last_list: BTreeMap<ResourceName, u64>,
     /// The number of events that were checked.
@@ -70,22 +70,22 @@ pub(super) struct Oracles {
     bound: BTreeMap<AllocId, Duration>,
     /// The time when a pod last got an id, and whether the kubelet had settled by then.
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
-    /// The foreign plugin's answers. `theirs` has the containers that were matched with one: pod
-    /// UID, container, ids.
-    pub(super) strange: Answers,
-    theirs: BTreeSet<(String, String, BTreeSet<DeviceId>)>,
+    /// The foreign plugin's answers. `rival_containers` has the containers that were matched with
+    /// one: pod UID, container, ids.
+    pub(super) rival_answers: Answers,
+    rival_containers: BTreeSet<(String, String, BTreeSet<DeviceId>)>,
     /// The period when the kubelet may show effects of the foreign plugin.
-    pub(super) visit: Option<RangeInclusive<Duration>>,
+    pub(super) rival_effects: Option<RangeInclusive<Duration>>,
     /// The time when its resource was last stopped or forgotten.
-    harmed_at: Duration,
+    disrupted_at: Duration,
     /// Checks in the idle phase that found such a broken state.
     pub(super) taken: u64,
     /// The grants that the present start of the kubelet has had in its memory.
     remembered: BTreeSet<AllocId>,
     /// Whether the kubelet was made to lose its record of grants.
-    pub(super) amnesia: bool,
+    pub(super) has_lost_record: bool,
     /// Whether faults have ended.
-    pub(super) quiet: bool,
+    pub(super) is_idle: bool,
     pub(super) refusals: u64,
     pub(super) excused: u64,
     pub(super) violation: Option<Violation>,
@@ -95,21 +95,21 @@ impl Oracles {
     pub(super) fn new(hardware: Hardware, profile: Profile) -> Self {
         Oracles {
             hardware,
-            closes_the_former: profile.is_alpha(),
-            is_mute: !profile.has_allocatable(),
+            closes_previous_connection: profile.is_alpha(),
+            lacks_allocatable: !profile.has_allocatable(),
             last_list: BTreeMap::new(),
             seen: 0,
             kubelet_since: Duration::ZERO,
             bound: BTreeMap::new(),
             given: BTreeMap::new(),
-            strange: Answers::default(),
-            theirs: BTreeSet::new(),
-            visit: None,
-            harmed_at: Duration::ZERO,
+            rival_answers: Answers::default(),
+            rival_containers: BTreeSet::new(),
+            rival_effects: None,
+            disrupted_at: Duration::ZERO,
             taken: 0,
             remembered: BTreeSet::new(),
-            amnesia: false,
-            quiet: false,
+            has_lost_record: false,
+            is_idle: false,
             refusals: 0,
             excused: 0,
             violation: None,
@@ -121,7 +121,7 @@ impl Oracles {
     }
 
     /// Called after every step; checks only when there are new events.
-    pub(super) fn look(&mut self, view: &View<'_>, disk: &Disk, daemon: &Daemon, now: Duration) {
+    pub(super) fn check(&mut self, view: &View<'_>, disk: &Disk, daemon: &Daemon, now: Duration) {
         let total = view.events().total();
         if self.seen == total || self.violation.is_some() {
             return;
@@ -138,7 +138,7 @@ impl Oracles {
         // once.
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
         self.remember(&holders, view);
-        self.find_theirs(&holders);
+        self.match_rival_containers(&holders);
         let resources: Vec<_> = self.hardware.specs.iter().map(|spec| (spec.name.clone(), spec.is_exclusive())).collect();
         for (resource, is_exclusive) in resources {
             if is_exclusive {
@@ -146,7 +146,7 @@ impl Oracles {
             }
             self.in_ledger(&resource, &holders, disk, now);
         }
-        if let Some(site) = view.panicked().filter(|site| !self.is_strange(|id| site.contains(&format!("`{id}`")))) {
+        if let Some(site) = view.panicked().filter(|site| !self.is_rival_answers(|id| site.contains(&format!("`{id}`")))) {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
         }
         // The kubelet may reserve ids while a listing of ours is on its way; no process can know
@@ -165,19 +165,20 @@ impl Oracles {
             EventKind::Listed { resource, client, .. } => {
                 self.last_list.insert(resource.clone(), *client);
             }
-            EventKind::Disconnected { resource, .. } | EventKind::Interleaving { resource, which: Interleaving::C }
+            EventKind::Disconnected { resource, .. }
+            | EventKind::Interleaving { resource, which: Interleaving::FailedRegisterForgetsClient }
                 if *resource == gpu() =>
             {
-                self.harmed_at = at;
+                self.disrupted_at = at;
             }
             EventKind::Vanished { resource, devices } => {
                 // A stuck goroutine may deliver an outdated list, without an id that was added
                 // later or dropped since. The present list decides.
                 let inventory = daemon.inner.inventory.borrow().clone();
                 let listed: BTreeSet<DeviceId> = list(&inventory, resource).into_iter().map(|device| device.id).collect();
-                let missing = |id: &DeviceId| !listed.contains(id) && !self.is_strange(|other| other == id);
+                let missing = |id: &DeviceId| !listed.contains(id) && !self.is_rival_answers(|other| other == id);
                 if devices.iter().any(missing) {
-                    self.violated("O7", at, format!("{devices:?} left the list while somebody has them"));
+                    self.violated("O7", at, format!("{devices:?} left the list while a container has them"));
                 } else {
                     self.excused += 1;
                 }
@@ -186,21 +187,21 @@ impl Oracles {
                 let settled = (at - *took).saturating_sub(self.kubelet_since) >= SETTLED;
                 let given = devices.iter().map(|id| ((pod_uid.clone(), id.clone()), (at - *took, settled)));
                 self.given.extend(given);
-                if self.quiet && *took > Duration::from_millis(100) {
+                if self.is_idle && *took > Duration::from_millis(100) {
                     self.violated("O8", at, format!("an Allocate took {took:?}"));
                 }
             }
             EventKind::Rejected { message, .. } if message.contains("is still in use by pod") => self.refused(message, at, view),
             EventKind::Rejected { pod_uid, message, .. }
-                if self.quiet
-                    && !self.is_taken(view)
+                if self.is_idle
+                    && !self.is_taken_by_rival(view)
                     && !self.has_late_list(view, &gpu())
                     && message.contains("Allocate failed")
                     && !message.contains("requested number of devices unavailable") =>
             {
                 // A pod that holds an unhealthy device is rejected correctly.
-                let sick = disk.ledger(|ledger| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid)));
-                if !(sick && message.contains("previously allocated devices are no longer healthy")) {
+                let holds_unhealthy = disk.ledger(|ledger| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid)));
+                if !(holds_unhealthy && message.contains("previously allocated devices are no longer healthy")) {
                     self.violated("O6", at, format!("pod {pod_uid}: {message}"));
                 }
             }
@@ -236,35 +237,35 @@ impl Oracles {
     }
 
     /// Answers of the foreign plugin have no allocation id of ours.
-    fn find_theirs(&mut self, holders: &[Holder]) {
+    fn match_rival_containers(&mut self, holders: &[Holder]) {
         for holder in holders.iter().filter(|holder| !holder.alloc_ids.contains_key(&gpu())) {
             let Some(ids) = holder.devices.get(&gpu()) else { continue };
             let container = (holder.pod_uid.clone(), holder.container.clone(), ids.clone());
-            if !self.theirs.contains(&container) && self.strange.take(ids) {
-                self.theirs.insert(container);
+            if !self.rival_containers.contains(&container) && self.rival_answers.take(ids) {
+                self.rival_containers.insert(container);
             }
         }
     }
 
     /// Whether the foreign plugin silently made the kubelet stop or forget the resource.
-    fn is_taken(&self, view: &View<'_>) -> bool {
-        let standing = view.standing(&gpu());
-        let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
-        silent && self.visit.as_ref().is_some_and(|visit| visit.contains(&self.harmed_at))
+    fn is_taken_by_rival(&self, view: &View<'_>) -> bool {
+        let endpoint = view.endpoint_state(&gpu());
+        let silent = endpoint.streams > 0 && (endpoint.is_stopped || !endpoint.is_tracked);
+        silent && self.rival_effects.as_ref().is_some_and(|period| period.contains(&self.disrupted_at))
     }
 
     /// Whether the foreign plugin gave such an id to a container. The ledger does not know it, and
     /// when the device disappears, nothing keeps it in the list.
-    fn is_strange(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
-        self.strange.has(&fits) || self.theirs.iter().any(|(_, _, ids)| ids.iter().any(&fits))
+    fn is_rival_answers(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
+        self.rival_answers.has(&fits) || self.rival_containers.iter().any(|(_, _, ids)| ids.iter().any(&fits))
     }
 
-    fn is_theirs(&self, resource: &ResourceName, holder: &Holder) -> bool {
+    fn is_of_rival(&self, resource: &ResourceName, holder: &Holder) -> bool {
         if *resource != gpu() {
             return false;
         }
         let ids = holder.devices.get(&gpu()).cloned().unwrap_or_default();
-        self.theirs.contains(&(holder.pod_uid.clone(), holder.container.clone(), ids))
+        self.rival_containers.contains(&(holder.pod_uid.clone(), holder.container.clone(), ids))
     }
 
     fn remember(&mut self, holders: &[Holder], view: &View<'_>) {
@@ -294,7 +295,7 @@ impl Oracles {
                 alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
             });
             // The foreign plugin's grants were not requested from us.
-            let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_theirs(resource, holder));
+            let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_of_rival(resource, holder));
             // A kubelet that never loaded its predecessor's grant: of two writes of its checkpoint
             // the older one came last. Its listing may prove that, but not at once.
             let lost = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
@@ -303,7 +304,7 @@ impl Oracles {
             });
             // Before it has settled nothing is proven: a crash between two writes may have cost the
             // kubelet its record.
-            if self.amnesia || lost || !(settled && known && ours) {
+            if self.has_lost_record || lost || !(settled && known && ours) {
                 self.excused += 1;
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();
@@ -318,7 +319,7 @@ impl Oracles {
 
     fn in_ledger(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
         for holder in holders {
-            let Some(devices) = holder.devices.get(resource).filter(|_| !self.is_theirs(resource, holder)) else { continue };
+            let Some(devices) = holder.devices.get(resource).filter(|_| !self.is_of_rival(resource, holder)) else { continue };
             let granted = holder.alloc_ids.get(resource).and_then(|id| {
                 disk.ledger(|ledger| {
                     ledger.grant(id).map(|grant| grant.devices.iter().map(|device| device.id.clone()).collect::<BTreeSet<_>>())
@@ -331,7 +332,7 @@ impl Oracles {
                 // The kubelet lost its checkpoint before the daemon could read there which pod the
                 // grant belongs to.
                 let never_seen = |entry: &Entry| matches!(entry, Entry::Moved { state: GrantState::Released { released_by, .. }, .. } if released_by == NEVER_STARTED);
-                if self.amnesia && last.as_ref().is_some_and(never_seen) {
+                if self.has_lost_record && last.as_ref().is_some_and(never_seen) {
                     self.excused += 1;
                     continue;
                 }

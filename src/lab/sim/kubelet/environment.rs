@@ -1,5 +1,5 @@
-//! The interface between the kubelet's flows and their ground: time, tasks, random choices, plugin
-//! connections, files.
+//! The interface between the kubelet's flows and their environment: time, tasks, random choices,
+//! plugin connections, files.
 //!
 //! The flows are written once. On [`super::sockets`] they speak gRPC over real sockets on tokio,
 //! for the demo and for tests of the real daemon. On [`crate::lab::sim::memory`] everything is in
@@ -34,7 +34,7 @@ pub(in crate::lab::sim) trait Stop: fmt::Debug + Send + Sync {
 }
 
 /// The environment of one kubelet.
-pub(in crate::lab::sim) trait Ground: fmt::Debug + Send + Sync {
+pub(in crate::lab::sim) trait Environment: fmt::Debug + Send + Sync {
     /// The time since the simulator was created.
     fn now(&self) -> Duration;
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
@@ -50,12 +50,12 @@ pub(in crate::lab::sim) trait Ground: fmt::Debug + Send + Sync {
     /// Creates the node's directories.
     fn prepare(&self) -> io::Result<()>;
     /// The pod-resources API answers from now on.
-    fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()>;
+    fn serve_pod_resources(&self, shared: &Arc<Shared>, instance: u64) -> io::Result<()>;
     /// The sockets directly in the device-plugin directory, in the order of their removal.
     fn stale_sockets(&self) -> io::Result<Vec<String>>;
     fn remove_socket(&self, name: &str) -> BoxFuture<'static, io::Result<()>>;
     /// Creates `kubelet.sock`, which answers from now on.
-    fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()>;
+    fn serve_registration(&self, shared: &Arc<Shared>, instance: u64) -> io::Result<()>;
     /// The kubelet dies: every connection is cut, nothing is unlinked.
     fn cut(&self);
 

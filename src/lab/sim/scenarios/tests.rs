@@ -12,7 +12,7 @@ fn number(variable: &str) -> Option<u64> {
 fn explain(seed: u64, outcome: &Outcome) -> String {
     let Some(violation) = &outcome.violation else { return String::new() };
     let tail = outcome.events.iter().rev().take(60).rev().map(|line| format!("  {line}\n")).collect::<String>();
-    format!("seed {seed}: {} at {:?}: {}\n{tail}HOLDFAST_SEED={seed} plays it again", violation.oracle, violation.at, violation.what)
+    format!("seed {seed}: {} at {:?}: {}\n{tail}HOLDFAST_SEED={seed} repeats it", violation.oracle, violation.at, violation.what)
 }
 
 #[test]
@@ -40,17 +40,17 @@ fn no_oracle_is_violated() {
         }
     }
     println!(
-        "{seeds} nights: {grants} grants, {refusals} refused with proof, {excused} looks at what nobody could have known, {contested} truces, \
-         {taken} taken by a stranger"
+        "{seeds} runs: {grants} grants, {refusals} refused with proof, {excused} violations excused, {contested} truces, \
+         {taken} taken by the rival plugin"
     );
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
     // 100 of each in 10,000 runs.
     let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < seeds / 100;
     let seldom_seen: Vec<_> = Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
-    let seldom_come_to: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
+    let seldom_reached: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
     let summary: Vec<_> = failures.iter().map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle)).collect();
     assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
-    assert!(seldom_seen.is_empty() && seldom_come_to.is_empty(), "not tried enough: {seldom_seen:?} {seldom_come_to:?}");
+    assert!(seldom_seen.is_empty() && seldom_reached.is_empty(), "covered too seldom: {seldom_seen:?} {seldom_reached:?}");
 }
 
 #[test]
@@ -60,15 +60,15 @@ fn without_any_one_safeguard_an_oracle_is_violated() {
     // before the one that detects it need not run every time.
     let from = |safeguard| if safeguard == Broadcast { 970 } else { 0 };
     for safeguard in [SettlingRegister, Audit, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
-        let nights = from(safeguard)..from(safeguard) + 1000;
-        let found = safeguard.without(|| nights.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
-        let Some((seed, violation)) = found else { panic!("{safeguard:?} is not missed in 1000 nights") };
-        println!("without {safeguard:?}: {} in night {seed}: {}", violation.oracle, violation.what);
+        let runs = from(safeguard)..from(safeguard) + 1000;
+        let found = safeguard.without(|| runs.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
+        let Some((seed, violation)) = found else { panic!("no oracle was violated in 1000 runs without {safeguard:?}") };
+        println!("without {safeguard:?}: {} in run {seed}: {}", violation.oracle, violation.what);
     }
 }
 
 #[test]
-fn a_night_is_the_same_whenever_it_is_played() {
+fn a_run_is_the_same_at_every_repetition() {
     for seed in 0..10 {
         assert_eq!(run(seed).events, run(seed).events);
     }

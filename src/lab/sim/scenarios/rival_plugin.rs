@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tonic::Status;
 
 /// Its socket, directly in the kubelet's directory, as old plugins have it.
-const SOCKET: &str = "vendor.sock";
+const SOCKET: &str = "rival.sock";
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -29,30 +29,30 @@ const NOTICED: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Habits {
     /// The longest time between two of its Registers.
-    whim: Duration,
+    register_interval_max: Duration,
     /// Whether it registers as soon as one of its streams ends.
-    pub(super) insists: bool,
+    pub(super) registers_on_loss: bool,
     /// The probability that it recreates its socket before it registers, which ends its streams.
     rebinds: f64,
 }
 
 impl Habits {
     pub(super) fn draw(random: &mut Random) -> Self {
-        let whim = random.between(50 * MS, 3 * SECOND);
-        Habits { whim, insists: random.chance(0.5), rebinds: if random.chance(0.5) { 0.0 } else { 0.3 } }
+        let register_interval_max = random.between(50 * MS, 3 * SECOND);
+        Habits { register_interval_max, registers_on_loss: random.chance(0.5), rebinds: if random.chance(0.5) { 0.0 } else { 0.3 } }
     }
 }
 
 /// Starts now with devices of its own, registers once and stays, like a plugin that was deployed by
 /// mistake.
-pub(super) fn settle(node: &Node, version: &'static str, answers: &Answers) {
+pub(super) fn run_forever(node: &Node, version: &'static str, answers: &Answers) {
     let process = node.process();
     let devices = (0..4).map(|n| ListedDevice { id: DeviceId::new(format!("vendor-{n}")), healthy: true, numa_nodes: Vec::new() });
-    let vendor = Arc::new(Vendor { node: node.clone(), devices: devices.collect(), answers: answers.clone(), lost: Arc::default() });
+    let rival = Arc::new(RivalPlugin { node: node.clone(), devices: devices.collect(), answers: answers.clone(), lost: Arc::default() });
     let socket = process.clone();
     process.spawn(async move {
-        let Ok(_bound) = socket.bind(SOCKET, Arc::clone(&vendor) as Arc<_>) else { return };
-        let _ = vendor.register(version).await;
+        let Ok(_bound) = socket.bind(SOCKET, Arc::clone(&rival) as Arc<_>) else { return };
+        let _ = rival.register(version).await;
         std::future::pending::<()>().await;
     });
 }
@@ -77,12 +77,19 @@ impl Answers {
 }
 
 /// Starts now and stays for a time; then it is killed at any point of its work.
-pub(super) fn visit(node: &Node, version: &'static str, devices: Vec<DeviceId>, habits: Habits, stay: Duration, answers: &Answers) {
+pub(super) fn run_until_killed(
+    node: &Node,
+    version: &'static str,
+    devices: Vec<DeviceId>,
+    habits: Habits,
+    stay: Duration,
+    answers: &Answers,
+) {
     let process = node.process();
     // It does not rescan: its list is always the same.
     let devices = devices.into_iter().map(|id| ListedDevice { id, healthy: true, numa_nodes: Vec::new() }).collect();
-    let vendor = Arc::new(Vendor { node: node.clone(), devices, answers: answers.clone(), lost: Arc::default() });
-    process.spawn(vendor.serve(process.clone(), version, habits));
+    let rival = Arc::new(RivalPlugin { node: node.clone(), devices, answers: answers.clone(), lost: Arc::default() });
+    process.spawn(rival.serve(process.clone(), version, habits));
     let handle = node.handle().clone();
     node.handle().spawn(async move {
         handle.sleep(stay).await;
@@ -90,7 +97,7 @@ pub(super) fn visit(node: &Node, version: &'static str, devices: Vec<DeviceId>, 
     });
 }
 
-struct Vendor {
+struct RivalPlugin {
     node: Node,
     devices: Vec<ListedDevice>,
     answers: Answers,
@@ -98,7 +105,7 @@ struct Vendor {
     lost: Arc<Notify>,
 }
 
-impl Vendor {
+impl RivalPlugin {
     async fn serve(self: Arc<Self>, process: Process, version: &'static str, habits: Habits) {
         let handle = self.node.handle();
         let mut kubelet = self.node.kubelet_socket();
@@ -114,18 +121,18 @@ impl Vendor {
             }
             // It tries again in any case.
             let _ = handle.timeout(SECOND, self.register(version)).await;
-            let pause = handle.random(|random| random.between(MS, habits.whim));
+            let pause = handle.random(|random| random.between(MS, habits.register_interval_max));
             tokio::select! {
                 biased;
                 _ = kubelet.changed() => {}
-                () = self.lost.notified(), if habits.insists => handle.sleep(NOTICED).await,
+                () = self.lost.notified(), if habits.registers_on_loss => handle.sleep(NOTICED).await,
                 () = handle.sleep(pause) => {}
             }
         }
     }
 }
 
-impl Vendor {
+impl RivalPlugin {
     async fn register(&self, version: &str) -> Result<(), RegisterError> {
         let request = RegisterRequest { version: version.into(), resource: gpu().to_string(), endpoint: SOCKET.into(), options: None };
         self.node.register(request).await
@@ -142,7 +149,7 @@ impl Drop for Streaming {
 }
 
 #[tonic::async_trait]
-impl Plugin for Vendor {
+impl Plugin for RivalPlugin {
     async fn options(&self) -> Result<Options, Status> {
         Ok(Options { preferred_allocation: false, pre_start: false })
     }
