@@ -74,10 +74,10 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
         Verb::Diff { file, node } => diff(global, file, node.as_deref()),
         Verb::Import { peer, file, key, prefix } => {
             let text =
-                String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not text", file.display())))?;
+                String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not UTF-8 text", file.display())))?;
             let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref()).map_err(|error| {
                 error.warnings.iter().for_each(|warning| crate::console::eprintln(format_args!("warning: {warning}")));
-                Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display()))
+                Failed::new(FAILURE, format_args!("cannot import `{}`: {error}", file.display()))
             })?;
             let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
@@ -91,8 +91,8 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             Err(Failed::new(
                 INCOMPLETE,
                 match wrong {
-                    1 => format!("a part of `{file}` has a wrong value and is left out"),
-                    parts => format!("{parts} parts of `{file}` have wrong values and are left out"),
+                    1 => format!("a part of `{file}` has a wrong value and was left out"),
+                    parts => format!("{parts} parts of `{file}` have wrong values and were left out"),
                 },
             ))
         }
@@ -116,25 +116,25 @@ fn check(global: &Global, file: Option<&Path>, node: Option<&str>) -> Result<(),
         Output::Json => show(global.output, &document, |_| Text::default())?,
         Output::Table | Output::Ascii | Output::Svg => print(&document.table())?,
     }
-    if document.valid { Ok(()) } else { Err(Failed::answered(CONFIG)) }
+    if document.valid { Ok(()) } else { Err(Failed::reported(CONFIG)) }
 }
 
 fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> {
     let node = global.node(node);
-    let there = Examined::of(global.config.as_deref(), &node).config()?;
-    let to_come = Examined::with_main(global.config.as_deref(), Some(file), &node).config()?;
-    let change = Change::between(&there, &to_come);
+    let current = Examined::of(global.config.as_deref(), &node).config()?;
+    let new = Examined::with_main(global.config.as_deref(), Some(file), &node).config()?;
+    let change = Change::between(&current, &new);
     show(
         global.output,
         &ChangeDocument::of(&change),
         // A change prints one line for each resource and key; their names contain no unprintable
         // characters.
-        |_| if change.is_empty() { Text::of_line(format_args!("nothing changes")) } else { Text::document(&format!("{change}\n")) },
+        |_| if change.is_empty() { Text::of_line(format_args!("no change")) } else { Text::document(&format!("{change}\n")) },
     )
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failed> {
-    config::read_file(file).map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
+    config::read_file(file).map_err(|error| Failed::new(CONFIG, format_args!("cannot read `{}`: {error}", file.display())))
 }
 
 #[derive(Debug, Serialize)]
@@ -238,7 +238,7 @@ impl<'a> CheckDocument<'a> {
     /// valid configuration: its files, resources and sections.
     fn table(&self) -> Text {
         if self.valid {
-            return self.praise();
+            return self.valid_summary();
         }
         let mut text = Text::default();
         for problem in &self.problems {
@@ -247,16 +247,16 @@ impl<'a> CheckDocument<'a> {
             text.line(format_args!("{file}{}", problem.problem));
         }
         if self.more_problems > 0 {
-            text.line(format_args!("and {} more mistakes", self.more_problems));
+            text.line(format_args!("and {} more errors", self.more_problems));
         }
         text
     }
 
-    fn praise(&self) -> Text {
+    fn valid_summary(&self) -> Text {
         let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
-        let files = if files.is_empty() { "no file, so the defaults".to_owned() } else { files.join(", ") };
+        let files = if files.is_empty() { "no file; the defaults apply".to_owned() } else { files.join(", ") };
         let resources = match self.resources.as_slice() {
-            [] => "known hardware under its usual names".to_owned(),
+            [] => "known hardware under its default names".to_owned(),
             names => names.join(", "),
         };
         let mut text = Text::of_line(format_args!("valid: {files}"));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_valid_is_told_with_its_sections() {
+    fn a_valid_configuration_is_printed_with_its_sections() {
         let node = Node::named("cpu-1", Path::new("/"));
         let examined = examined(TEXT, &node);
         let document = CheckDocument::of(&node, &examined, vec!["nvidia.com/gpu".into()], &[]);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_a_line_that_editors_understand() {
+    fn every_error_is_a_line_that_editors_parse() {
         let node = Node::default();
         let examined = examined("[ledgr]\n\n[telemetry]\nlisten = 3\n", &node);
         let document = CheckDocument::of(&node, &examined, Vec::new(), &examined.problems);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_has_a_line_for_each_value() {
+    fn the_shown_configuration_has_a_line_for_each_value() {
         let node = Node::named("gpu-1", Path::new("/"));
         let examined = examined("[[node]]\nmatch = { name = \"gpu-*\" }\n[node.telemetry]\nlisten = \"off\"\n", &node);
         let shown = examined.show(&node).unwrap();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_by_resource_and_by_key() {
+    fn a_change_names_resources_and_keys() {
         let node = Node::default();
         let config = |text: &str| examined(text, &node).config().unwrap();
         let resource = |name: &str, rest: &str| format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"gpu\"\n{rest}\n");

@@ -1,7 +1,7 @@
 //! `holdfast device`: shows the health of devices, and cordons or uncordons one.
 
 use super::document::holder_in_words;
-use super::query::Wanted;
+use super::query::DeviceQuery;
 use super::source;
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
 use crate::console::exit::{FAILURE, Failed};
@@ -51,11 +51,14 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Show { device } => show_devices(global, device.as_deref()),
-        Verb::Cordon { device, reason } => {
-            order(global, device, Instruction::Cordon { reason: reason.clone() }, "is given to nobody new until it is given back")
-        }
+        Verb::Cordon { device, reason } => order(
+            global,
+            device,
+            Instruction::Cordon { reason: reason.clone() },
+            "is cordoned: no new container gets it until `holdfast device uncordon`",
+        ),
         Verb::Uncordon { device } => {
-            order(global, device, Instruction::Uncordon, "is given out again as soon as nothing speaks against it")
+            order(global, device, Instruction::Uncordon, "is uncordoned: containers can get it as soon as it is healthy")
         }
     }
 }
@@ -68,18 +71,18 @@ struct Document<'a> {
 }
 
 fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
-    let devices = ask(global)?;
-    let meant = match wanted {
-        Some(text) => vec![one(&devices, text)?],
+    let devices = fetch_devices(global)?;
+    let matched = match wanted {
+        Some(text) => vec![find_device(&devices, text)?],
         None => devices.iter().collect(),
     };
-    let holders = match (wanted, meant.as_slice()) {
+    let holders = match (wanted, matched.as_slice()) {
         (Some(_), [device]) if global.output != Output::Json => holders(global, device),
         _ => BTreeMap::new(),
     };
-    show(global.output, &Document { schema: 1, devices: meant.clone() }, |_| match (wanted, meant.as_slice()) {
-        (Some(_), [device]) => in_full(device, &holders),
-        _ => table(&meant),
+    show(global.output, &Document { schema: 1, devices: matched.clone() }, |_| match (wanted, matched.as_slice()) {
+        (Some(_), [device]) => details(device, &holders),
+        _ => table(&matched),
     })
 }
 
@@ -90,8 +93,8 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
     if wanted.is_empty() {
         return holders;
     }
-    let read = source::read(global, |told| {
-        if let Told::Grant(grant) = told
+    let read = source::read(global, |part| {
+        if let Told::Grant(grant) = part
             && wanted.remove(&grant.alloc_id)
         {
             holders.insert(grant.alloc_id.clone(), holder_in_words(&grant));
@@ -104,10 +107,10 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
 }
 
 fn order(global: &Global, device: &str, instruction: Instruction, done: &str) -> Result<(), Failed> {
-    let devices = ask(global)?;
-    let id = one(&devices, device)?.id.clone();
+    let devices = fetch_devices(global)?;
+    let id = find_device(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
-    block_on(control_order(&global.run_dir, &order))?.map_err(told)?;
+    block_on(control_order(&global.run_dir, &order))?.map_err(control_failure)?;
     show(global.output, &Done { schema: 1, order }, |_| Text::of_line(format_args!("{id} {done}")))
 }
 
@@ -119,31 +122,33 @@ struct Done {
     order: Order,
 }
 
-fn ask(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
-    block_on(control_get(&global.run_dir, "/v1/devices"))?.map_err(told)
+fn fetch_devices(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
+    block_on(control_get(&global.run_dir, "/v1/devices"))?.map_err(control_failure)
 }
 
-fn told(error: ControlError) -> Failed {
+fn control_failure(error: ControlError) -> Failed {
     match error {
-        ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; only a running daemon judges devices")),
+        ControlError::Absent { .. } => {
+            Failed::new(FAILURE, format_args!("{error}; the health of devices is known only to a running daemon"))
+        }
         ControlError::Failed { .. } => Failed::new(FAILURE, error),
     }
 }
 
 /// The device that `text` names.
-fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, Failed> {
-    let mut wanted = Wanted::new(text);
+fn find_device<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, Failed> {
+    let mut wanted = DeviceQuery::new(text);
     // A share means its whole device: a cordon applies to the device, not to a share.
-    let shared = DeviceId::new(text).shared().map(|device| Wanted::new(device.as_str()));
+    let shared = DeviceId::new(text).shared().map(|device| DeviceQuery::new(device.as_str()));
     if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
         wanted = shared;
     }
-    devices.iter().for_each(|device| wanted.see_called(&device.key, &DeviceId::new(&device.id), &device.names));
-    let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
-    let mut meant = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
-    match (meant.next(), meant.next()) {
+    devices.iter().for_each(|device| wanted.add_named(&device.key, &DeviceId::new(&device.id), &device.names));
+    let ids = wanted.matches().map_err(|sentence| Failed::new(FAILURE, sentence))?;
+    let mut matched = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
+    match (matched.next(), matched.next()) {
         (Some(device), None) => Ok(device),
-        _ => Err(Failed::new(FAILURE, format_args!("`{text}` could be more than one device: say its id"))),
+        _ => Err(Failed::new(FAILURE, format_args!("`{text}` matches more than one device; use the id"))),
     }
 }
 
@@ -154,7 +159,7 @@ pub fn table(devices: &[&DeviceReport]) -> Text {
         return Text::of_line(format_args!("no resource has a device"));
     }
     let table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
-    let mut table = table.giving_way(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
+    let mut table = table.shrinking(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
     for device in devices {
         let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(",");
         table.row([
@@ -179,11 +184,11 @@ fn tint(cell: &str) -> Tint {
 }
 
 fn health(device: &DeviceReport) -> String {
-    let told = device.health.as_deref().unwrap_or("not offered");
-    match (device.state.as_str(), told) {
+    let health = device.health.as_deref().unwrap_or("not offered");
+    match (device.state.as_str(), health) {
         ("recovering", "Unhealthy") => "Unhealthy, recovering".into(),
         ("suspect", "Healthy") => "Healthy, suspect".into(),
-        _ => told.to_owned(),
+        _ => health.to_owned(),
     }
 }
 
@@ -195,7 +200,7 @@ fn why(device: &DeviceReport) -> String {
     }
 }
 
-fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
+fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     let mut text = Text::of_line(format_args!("{}", device.id));
     let mut line = |name: &str, value: &str| {
         if !value.is_empty() {
@@ -206,23 +211,23 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     line("health", &health(device));
     line("reason", &why(device));
     if let Some(seconds) = device.healthy_in_seconds {
-        line("healthy in", &format!("{seconds} s, if nothing speaks against it until then"));
+        line("healthy in", &format!("{seconds} s, if no symptom appears until then"));
     }
     if let Some(why) = &device.cordoned {
         // Daemons of earlier versions do not report the time.
         line("cordoned", &device.cordoned_at.map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())));
     }
     if device.flaps > 1 {
-        line("failed", &format!("{} times, each soon after the other", device.flaps));
+        line("failed", &format!("{} times in short succession", device.flaps));
     }
     for Said { at, resource, phase, ended, said } in &device.said {
         line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
-        line("", &format!("wrote last: {said}"));
+        line("", &format!("last output: {said}"));
     }
     if device.incidents.is_empty() {
         return text;
     }
-    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]).giving_way(&["HELD BY", "WHY"]);
+    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]).shrinking(&["HELD BY", "WHY"]);
     let holder = |alloc_id: &AllocId| holders.get(alloc_id).cloned().unwrap_or_else(|| alloc_id.to_string());
     for incident in &device.incidents {
         let until = incident.until.map(|until| until.to_seconds()).unwrap_or_default();
@@ -262,36 +267,38 @@ mod tests {
     }
 
     #[test]
-    fn one_device_is_meant_by_its_id_its_place_or_a_share() {
+    fn a_device_is_found_by_its_id_its_address_or_a_share() {
         let devices = [report("GPU-aa", "pci:0000:18:00.0/10de:2330"), report("GPU-ab", "pci:0000:19:00.0/10de:2330")];
         let names = ["mlx5_2", "/dev/nvidia0"].map(str::to_owned).to_vec();
         let devices = [DeviceReport { names, ..devices[0].clone() }, devices[1].clone()];
         for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3", "mlx5_2", "/dev/nvidia0"] {
-            assert_eq!(one(&devices, text).unwrap().id, "GPU-aa", "{text}");
+            assert_eq!(find_device(&devices, text).unwrap().id, "GPU-aa", "{text}");
         }
         for text in ["GPU-a", "nothing", ""] {
-            assert!(one(&devices, text).is_err(), "{text}");
+            assert!(find_device(&devices, text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_device_is_shown_with_its_reason_and_its_wait() {
+    fn a_device_is_shown_with_its_reason_and_recovery_time() {
         let device = report("GPU-aa", "");
         assert_eq!(
-            in_full(&device, &BTreeMap::new()),
-            "GPU-aa\n  resource    nvidia.com/gpu\n  health      Unhealthy, recovering\n  reason      xid (Xid 79)\n  healthy in  12 s, if nothing speaks against it until then\n  failed      2 times, each soon after the other\n"
+            details(&device, &BTreeMap::new()),
+            "GPU-aa\n  resource    nvidia.com/gpu\n  health      Unhealthy, recovering\n  \
+             reason      xid (Xid 79)\n  healthy in  12 s, if no symptom appears until then\n  \
+             failed      2 times in short succession\n"
         );
         assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
 
         // A cordon shows its own time, even if the device has failed as well.
         let cordoned = DeviceReport { cordoned: Some("fan".into()), cordoned_at: Some(Timestamp(1_700_000_000_000)), ..device };
-        let told = in_full(&cordoned, &BTreeMap::new());
-        assert!(told.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{told}");
+        let shown = details(&cordoned, &BTreeMap::new());
+        assert!(shown.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{shown}");
         assert!(table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"), "{}", table(&[&cordoned]));
     }
 
     #[test]
-    fn what_a_hook_wrote_is_shown_with_how_it_ended() {
+    fn the_output_of_a_hook_is_shown_with_its_end() {
         let said = |phase: &str, said: &str| Said {
             at: Timestamp(1_700_000_000_000),
             resource: "nvidia.com/gpu".into(),
@@ -300,16 +307,16 @@ mod tests {
             said: said.into(),
         };
         let device = DeviceReport { said: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
-        let wanted =
-            "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: 3\n              wrote last: no key\\u{1b}[2J\n";
-        let told = in_full(&device, &BTreeMap::new());
-        assert!(told.contains(wanted), "{told}");
+        let wanted = "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: \
+                      3\n              last output: no key\\u{1b}[2J\n";
+        let shown = details(&device, &BTreeMap::new());
+        assert!(shown.contains(wanted), "{shown}");
         let device = DeviceReport { said: vec![said("after_release", "x")], ..device };
-        assert!(in_full(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", in_full(&device, &BTreeMap::new()));
+        assert!(details(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", details(&device, &BTreeMap::new()));
     }
 
     #[test]
-    fn a_failure_names_the_pod_that_held_the_device_and_the_grant_where_the_ledger_does_not_tell() {
+    fn a_failure_names_the_pod_or_else_the_grant() {
         let incident = Incident {
             reason: Reason::NodeMissing,
             detail: "/dev/nvidia0".into(),
@@ -323,6 +330,6 @@ mod tests {
 FAILED                HEALTHY AGAIN  WHY                          HELD BY
 1970-01-01T00:00:10Z  -              node_missing (/dev/nvidia0)  ml/train-0, container main; a-2
 ";
-        assert!(in_full(&device, &holders).ends_with(wanted), "{}", in_full(&device, &holders));
+        assert!(details(&device, &holders).ends_with(wanted), "{}", details(&device, &holders));
     }
 }

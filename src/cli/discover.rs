@@ -33,12 +33,12 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // Use the ledger's device ids if it can be read, so that devices have the ids that the kubelet
     // knows.
-    let recovered = source::remembered(global).unwrap_or_default();
+    let recovered = source::ledger_if_any(global).unwrap_or_default();
     let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
     let held = discovery::held_nodes(&grants);
     let known = Known { held: &held, ..Known::names(&recovered.names) };
     let mut found = hardware::discover_knowing(&root, scan.clone(), &specs, &known);
-    if let Some(nvml) = ask_nvml(&root, &config.nvml, &found) {
+    if let Some(nvml) = query_nvml(&root, &config.nvml, &found) {
         found = hardware::discover_knowing(&root, scan, &specs, &Known { nvml: &nvml, ..known });
     }
     for warning in &found.selection.warnings {
@@ -54,24 +54,24 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
 
 /// Facts that only NVML reports; an empty snapshot if it misses the deadline. `None` if NVML is
 /// off, or if nothing needs it.
-fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
+fn query_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
     let question = hardware::nvml_question(root, &found.selection);
     if question.is_empty() || *library == NvmlLibrary::Off {
         return None;
     }
     let is_needed = asks_for_names(&question);
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     // The send fails if the deadline has passed and the receiver was dropped.
-    let asked = host::ask_nvml(root, library, question, move |answer| drop(tell.send(answer)));
+    let asked = host::ask_nvml(root, library, question, move |answer| drop(sender.send(answer)));
     let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
-        told.recv_timeout(NVML_DEADLINE).map_err(|_| format!("it has not answered for {}", humantime::format_duration(NVML_DEADLINE)))
+        receiver.recv_timeout(NVML_DEADLINE).map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
     });
-    let (told, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
+    let (facts, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
     // NVLink is optional information: a failure that concerns only NVLink causes no warning.
     if let Some(why) = failed.filter(|_| is_needed) {
-        crate::console::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
+        crate::console::eprintln(format_args!("holdfast: NVML did not report all facts: {why}"));
     }
-    Some(told)
+    Some(facts)
 }
 
 /// The version of the document's format.
@@ -145,7 +145,7 @@ impl Document {
     /// flapping).
     #[must_use]
     pub fn with_verdicts(mut self, verdicts: &Verdicts, boot_id: &str) -> Self {
-        let told = |id: &str| {
+        let verdict_on = |id: &str| {
             let verdict = verdicts.get(&DeviceId::new(id))?;
             let reason = Health::reason(verdict.health())?;
             let waits = matches!(reason, Reason::Cordoned | Reason::Flapping);
@@ -159,7 +159,7 @@ impl Document {
             .collect();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
             let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf)).map(String::as_str)];
-            let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(&told));
+            let found = verdict_on(&row.id).or_else(|| above.into_iter().flatten().find_map(&verdict_on));
             if let Some((reason, detail)) = found {
                 (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
                 row.detail = Some(detail).filter(|detail| !detail.is_empty());
@@ -183,11 +183,11 @@ impl Document {
             let Some(device) = found.get(row.id.as_str()) else { continue };
             // One row represents all shares of its device.
             let is_its = |id: &DeviceId| *id == device.id || id.shared().as_ref() == Some(&device.id) || id.is_number();
-            let is_beside = |grant: &usize| {
+            let is_own_grant = |grant: &usize| {
                 let grant = &grants[*grant];
                 row.resource.as_deref() == Some(grant.resource.as_str()) && grant.devices.iter().any(|held| is_its(&held.id))
             };
-            if let Some(holder) = held.conflict(&device.objects(), is_beside) {
+            if let Some(holder) = held.conflict(&device.objects(), is_own_grant) {
                 let reason = Reason::HeldAsOther;
                 (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
                 row.detail = Some(format!("by grant {}", grants[*holder].alloc_id));
@@ -248,8 +248,7 @@ fn row(root: &HostRoot, device: &Device, resource: Option<String>, health: Optio
 #[must_use]
 pub fn table(document: &Document) -> Table {
     let table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
-    let mut table =
-        table.giving_way(&["id", "names", "driver", "health", "resource"]).leaving_out(&["driver", "names"]).tinted("health", tint);
+    let mut table = table.shrinking(&["id", "names", "driver", "health", "resource"]).omitting(&["driver", "names"]).tinted("health", tint);
     for row in &document.devices {
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
         let kind = row.attributes.get("part").or_else(|| row.is_vf.then_some("vf"));
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ledger_remembers_is_told_where_a_look_finds_nothing() {
+    fn verdicts_of_the_ledger_are_shown_for_devices_that_look_healthy() {
         use crate::domain::{Cordon, State, Timestamp, Verdict};
         use std::time::Duration;
         let found = simulated(false, |node| node.remove_gpu_node(1).unwrap());
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_holds_under_another_id_is_offered_to_nobody() {
+    fn a_device_held_under_another_id_is_unhealthy() {
         use crate::domain::{AllocId, ContainerEdits, GrantState, GrantedDevice, Timestamp};
         let dir = tempfile::tempdir().unwrap();
         let node = SimNode::create(dir.path()).unwrap();
@@ -375,7 +374,7 @@ mod tests {
             let unhealthy = rows.iter().filter(|row| row.health.is_some_and(|health| health != "Healthy")).count();
             (unhealthy, rows.into_iter().find(|row| row.id == gpu.id.as_str()).and_then(|row| row.reason))
         };
-        assert_eq!(health("nvidia.com/gpu", None), (0, None), "its own grant is no obstacle");
+        assert_eq!(health("nvidia.com/gpu", None), (0, None), "its own grant does not block it");
         assert_eq!(health("nvidia.com/gpu", Some("GPU-another")), (1, Some("held_as_other")));
         assert_eq!(health("example.com/gpu", None), (1, Some("held_as_other")));
     }
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_has_its_id_beside_it_whether_or_not_that_is_its_address() {
+    fn every_row_has_the_id_even_if_it_is_the_address() {
         let document = simulated(false, |_| ());
         let text = table(&document).on(Screen::default());
         let ids: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();

@@ -6,7 +6,7 @@ use crate::console::screen::{Screen, Tint};
 use crate::console::text::Text;
 use crate::console::{Global, block_on, eprint, eprintln, not_printed, print, show};
 use crate::doctor::bundle::Bundle;
-use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
+use crate::doctor::{self, Finding, Level, Redactor, Report, Target};
 use crate::host;
 use crate::store;
 use clap::Args;
@@ -43,26 +43,26 @@ pub struct Options {
 /// # Errors
 /// [`FINDINGS`] when there is a warning or an error to fix.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let global = &of_the_daemon(global);
-    let place = Place { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
+    let global = &with_paths_of_daemon(global);
+    let target = Target { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
     if let Some(to) = &options.bundle {
         check_target(to)?;
     }
-    let (facts, report) = doctor::look(&place);
+    let (facts, report) = doctor::examine_node(&target);
     if let Some(to) = &options.bundle {
         let loaded = config::load(global.config.as_deref(), &global.node(None)).ok();
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
-        let bundle = Bundle::collect(&place, &facts, redactor, |words| verb(global, words), log);
-        return hand_out(&bundle, to);
+        let bundle = Bundle::collect(&target, &facts, redactor, |words| verb(global, words), log);
+        return write_bundle(&bundle, to);
     }
     show(global.output, &report, |report| text(report, options.all, Screen::get()))?;
-    if report.is_healthy() { Ok(()) } else { Err(Failed::answered(FINDINGS)) }
+    if report.is_healthy() { Ok(()) } else { Err(Failed::reported(FINDINGS)) }
 }
 
 /// Writes the bundle and lists its contents on standard error, so that the user can review it
 /// before sharing it.
-fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
+fn write_bundle(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
     let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
     let now = host::now().wall;
     if to == Path::new(STDOUT) {
@@ -72,33 +72,37 @@ fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
         print(&Text::of_line(format_args!("{}", path.display())))?;
     }
     eprint(&Text::document(&bundle.contents()));
-    eprintln(format_args!("look at what is in it before you give it away"));
+    eprintln(format_args!("check the content of the archive before you share it"));
     Ok(())
 }
 
 /// In the DaemonSet's container, process 1 is the daemon. If the user set no `--host-root`, this
 /// takes `--host-root=…` from its command line, and `--config=…` unless the user set one.
-fn of_the_daemon(global: &Global) -> Global {
+fn with_paths_of_daemon(global: &Global) -> Global {
     let mut global = global.clone();
     if global.host_root != Path::new("/") || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast") {
         return global;
     }
     let line = std::fs::read_to_string("/proc/1/cmdline").unwrap_or_default();
-    let told = |name: &str| {
+    let value_of = |name: &str| {
         line.split('\0').find_map(|argument| argument.strip_prefix("--")?.strip_prefix(name)?.strip_prefix('=')).map(PathBuf::from)
     };
-    if let Some(root) = told("host-root") {
-        eprintln(format_args!("looking where the daemon of this container looks: --host-root {}", root.display()));
+    if let Some(root) = value_of("host-root") {
+        eprintln(format_args!("using the --host-root of the daemon in this container: {}", root.display()));
         global.host_root = root;
     }
-    global.config = global.config.or_else(|| told("config"));
+    global.config = global.config.or_else(|| value_of("config"));
     global
 }
 
 /// Rejects an unusable target before any data is collected.
 fn check_target(to: &Path) -> Result<(), Failed> {
     if to == Path::new(STDOUT) && std::io::stdout().is_terminal() {
-        return Err(Failed::new(USAGE, "an archive is nothing for a terminal; name a file, or `--bundle - > FILE.tar`"));
+        return Err(Failed::new(
+            USAGE,
+            "an archive cannot be written to a terminal; name a file, or \
+             use `--bundle - > FILE.tar`",
+        ));
     }
     let name = to.to_string_lossy();
     if [".gz", ".tgz", ".xz", ".zst"].iter().any(|ending| name.ends_with(ending)) {
@@ -106,7 +110,7 @@ fn check_target(to: &Path) -> Result<(), Failed> {
         return Err(Failed::new(USAGE, format_args!("cannot write `{name}`: {why}")));
     }
     if to.exists() && !to.is_dir() {
-        return Err(Failed::new(FAILURE, format_args!("cannot write `{name}`: it is there already; name another file")));
+        return Err(Failed::new(FAILURE, format_args!("cannot write `{name}`: it exists already; name another file")));
     }
     Ok(())
 }
@@ -135,7 +139,7 @@ fn log() -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.args(["-u", "holdfast", "-n", LOG_LINES, "--no-pager", "--quiet"]);
     let text = String::from_utf8_lossy(&output(command, LOG_DEADLINE)?).into_owned();
-    if text.trim().is_empty() { Err("systemd's journal has nothing of a unit `holdfast`".into()) } else { Ok(text) }
+    if text.trim().is_empty() { Err("systemd's journal has no entries of a unit `holdfast`".into()) } else { Ok(text) }
 }
 
 /// The standard output of a program. A non-zero exit code is no error here: the program may still
@@ -144,11 +148,11 @@ fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
     let ended = block_on(async { timeout(deadline, command.output()).await }).map_err(|failed| failed.sentence.unwrap_or_default())?;
-    let output = ended.map_err(|_elapsed| format!("`{program}` has not ended in time"))?;
-    let output = output.map_err(|error| format!("`{program}` cannot be run: {error}"))?;
+    let output = ended.map_err(|_elapsed| format!("`{program}` did not end in time"))?;
+    let output = output.map_err(|error| format!("cannot run `{program}`: {error}"))?;
     if output.stdout.is_empty() {
-        let said = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
-        return Err(if said.is_empty() { format!("`{program}` has printed nothing ({})", output.status) } else { said });
+        let last_line = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
+        return Err(if last_line.is_empty() { format!("`{program}` printed nothing ({})", output.status) } else { last_line });
     }
     Ok(output.stdout)
 }
@@ -160,7 +164,7 @@ fn text(report: &Report, all: bool, screen: Screen) -> Text {
     }
     let unknown = report.unknown.join(", ");
     if all && !unknown.is_empty() {
-        text.line(format_args!("not looked at, since too little is known: {unknown}"));
+        text.line(format_args!("not run, since facts are missing: {unknown}"));
         text.end_line();
     }
     text += summary(report, all, screen);
@@ -202,11 +206,11 @@ fn summary(report: &Report, all: bool, screen: Screen) -> Text {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let [errors, warnings, notes, fine] = [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
     let unknown = report.unknown.len();
-    let made = format!("{} in order", plural(fine, "check"));
-    let left = if unknown > 0 { format!(", {unknown} could not be made") } else { String::new() };
+    let made = format!("{} passed", plural(fine, "check"));
+    let left = if unknown > 0 { format!(", {unknown} could not run") } else { String::new() };
     let hint = if all || fine + unknown == 0 { "" } else { " (--all shows them)" };
     let found = if errors + warnings + notes == 0 {
-        "nothing found".to_owned()
+        "no problems".to_owned()
     } else {
         format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
     };
@@ -214,7 +218,7 @@ fn summary(report: &Report, all: bool, screen: Screen) -> Text {
     text.wrap(screen, 0, &format!("{found}; {made}{left}{hint}"));
     text.end_line();
     if errors + warnings > 0 {
-        text.line(format_args!("docs/doctor.md says more of each code"));
+        text.line(format_args!("docs/doctor.md describes each code"));
     }
     text
 }

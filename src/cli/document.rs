@@ -46,25 +46,25 @@ pub struct Row<'a> {
 impl<'a> Row<'a> {
     /// Adds the health of the devices.
     #[must_use]
-    pub fn with_health(self, of: &'a Grant, ailing: &'a Ailing) -> Row<'a> {
-        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
+    pub fn with_health(self, of: &'a Grant, unhealthy_devices: &'a UnhealthyDevices) -> Row<'a> {
+        Row { unhealthy: unhealthy_of(of, unhealthy_devices).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
     }
 }
 
 /// Unhealthy devices by their own ids (not those of shares), each with the reason.
-pub type Ailing = BTreeMap<DeviceId, String>;
+pub type UnhealthyDevices = BTreeMap<DeviceId, String>;
 
 /// The unhealthy devices of a live grant. A share has the health of its device.
-fn sick<'a>(grant: &'a Grant, ailing: &'a Ailing) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
-    let reason = |id: &DeviceId| ailing.get(id).or_else(|| ailing.get(&id.shared()?)).map(String::as_str);
+fn unhealthy_of<'a>(grant: &'a Grant, unhealthy_devices: &'a UnhealthyDevices) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
+    let reason = |id: &DeviceId| unhealthy_devices.get(id).or_else(|| unhealthy_devices.get(&id.shared()?)).map(String::as_str);
     let devices = grant.devices.iter().filter(|_| grant.is_live());
     devices.filter_map(move |device| Some((&device.id, reason(&device.id)?)))
 }
 
 /// The reason alone if the grant has one device; otherwise each unhealthy device with its reason.
-fn health(grant: &Grant, ailing: &Ailing) -> String {
+fn health(grant: &Grant, unhealthy_devices: &UnhealthyDevices) -> String {
     let alone = grant.devices.len() == 1;
-    let cells = sick(grant, ailing).map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
+    let cells = unhealthy_of(grant, unhealthy_devices).map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
     cells.collect::<Vec<_>>().join(", ")
 }
 
@@ -76,8 +76,12 @@ struct Pod<'a> {
 }
 
 /// Grants as a document, in the given order.
-pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &'a [Processors], ailing: &'a Ailing) -> Document<'a> {
-    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors).with_health(grant, ailing)).collect() }
+pub fn document<'a>(
+    grants: impl IntoIterator<Item = &'a Grant>,
+    processors: &'a [Processors],
+    unhealthy_devices: &'a UnhealthyDevices,
+) -> Document<'a> {
+    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors).with_health(grant, unhealthy_devices)).collect() }
 }
 
 /// The exclusive CPUs of the container that holds a grant. The kubelet identifies pods by name, so
@@ -134,23 +138,23 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
 /// Grants as a table: holder, devices, and since when. If any container has exclusive CPUs, the
 /// table has columns for them and for the NUMA nodes. If any device is unhealthy, it has a column
 /// for the reason.
-pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> Text {
+pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], unhealthy_devices: &UnhealthyDevices) -> Text {
     let grants: Vec<&Grant> = grants.into_iter().collect();
-    let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
-    let is_anybody_sick = grants.iter().any(|grant| sick(grant, ailing).next().is_some());
-    let unhealthy: &[&str] = if is_anybody_sick { &["UNHEALTHY"] } else { &[] };
-    let table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, unhealthy, &["DEVICES"]].concat());
-    let table = table.giving_way(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]).leaving_out(&["SINCE"]);
+    let numa: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
+    let has_unhealthy = grants.iter().any(|grant| unhealthy_of(grant, unhealthy_devices).next().is_some());
+    let unhealthy: &[&str] = if has_unhealthy { &["UNHEALTHY"] } else { &[] };
+    let table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], numa, unhealthy, &["DEVICES"]].concat());
+    let table = table.shrinking(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]).omitting(&["SINCE"]);
     let mut table = table.tinted("STATE", tint).tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
         let mut cells = vec![namespace, pod, container, grant.resource.to_string(), state(grant), grant.granted_at.to_seconds()];
-        if !near.is_empty() {
+        if !numa.is_empty() {
             cells.push(numbers(&numa_nodes(grant)));
             let own = |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
             cells.push(of_holder(grant, processors).map(own).unwrap_or_default());
         }
-        cells.extend(is_anybody_sick.then(|| health(grant, ailing)));
+        cells.extend(has_unhealthy.then(|| health(grant, unhealthy_devices)));
         cells.push(devices(grant));
         table.row(cells);
     }
@@ -174,8 +178,8 @@ fn numbers(numbers: &BTreeSet<u32>) -> String {
 /// Grants as a table with start, end, and the proof of the release.
 pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
     let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
-    let table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
-    let mut table = table.leaving_out(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]).tinted("STATE", tint);
+    let table = table.shrinking(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
+    let mut table = table.omitting(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]).tinted("STATE", tint);
     for grant in grants {
         let (until, proof) = match &grant.state {
             GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),
@@ -206,7 +210,7 @@ pub fn devices(grant: &Grant) -> String {
 #[must_use]
 pub fn holder_in_words(grant: &Grant) -> String {
     match holder(grant) {
-        [_, pod, _] if pod.is_empty() => "a container that was never seen".into(),
+        [_, pod, _] if pod.is_empty() => "a container that the kubelet never listed".into(),
         [namespace, pod, container] if namespace.is_empty() => format!("{pod}, container {container}"),
         [namespace, pod, container] => format!("{namespace}/{pod}, container {container}"),
     }
@@ -216,9 +220,14 @@ pub fn holder_in_words(grant: &Grant) -> String {
 #[must_use]
 pub fn proof_in_words(released_by: &str) -> String {
     match released_by {
-        POD_GONE => format!("{released_by}: the kubelet listed its pod no more, and the pod's cgroup was gone"),
-        SUPERSEDED => format!("{released_by}: the kubelet gave its container devices anew, after everything of the pod had ended"),
-        NEVER_STARTED => format!("{released_by}: the kubelet's checkpoint, written later, was without it"),
+        POD_GONE => format!("{released_by}: the kubelet no longer listed the pod, and its cgroup was removed"),
+        SUPERSEDED => {
+            format!(
+                "{released_by}: the kubelet allocated devices to the container again, after \
+                 all processes of the pod had exited"
+            )
+        }
+        NEVER_STARTED => format!("{released_by}: a later checkpoint of the kubelet did not contain it"),
         other => other.to_owned(),
     }
 }
@@ -284,17 +293,17 @@ mod tests {
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone","#,
             r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null,"suspect_at":null}]}"#,
         );
-        assert_eq!(serde_json::to_string(&document(&two(), &[], &Ailing::new())).unwrap(), wanted);
+        assert_eq!(serde_json::to_string(&document(&two(), &[], &UnhealthyDevices::new())).unwrap(), wanted);
     }
 
     #[test]
-    fn a_grant_that_nobody_is_known_to_have_has_no_pod() {
-        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[], &Ailing::new())).unwrap();
+    fn a_grant_without_a_known_holder_has_no_pod() {
+        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[], &UnhealthyDevices::new())).unwrap();
         assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
     }
 
     #[test]
-    fn the_table_is_aligned_and_says_dash_for_what_is_not_known() {
+    fn the_table_is_aligned_and_has_a_dash_for_unknown() {
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 DEVICES
 default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GPU-b,GPU-a
@@ -302,11 +311,11 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 -          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         let [bound, released] = two();
-        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[], &Ailing::new()), wanted);
+        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[], &UnhealthyDevices::new()), wanted);
     }
 
     #[test]
-    fn a_pod_that_is_not_listed_any_more_has_its_device_since_it_got_it() {
+    fn a_suspect_grant_shows_since_when_in_its_state() {
         let [bound, _] = two();
         let GrantState::Bound { pod, container, bound_at } = bound.state else { panic!("it is bound") };
         let suspect = grant(GrantState::Suspect { pod, container, bound_at, suspect_at: Timestamp(1_700_000_060_000) });
@@ -314,14 +323,14 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 NAMESPACE  POD    CONTAINER  RESOURCE        STATE                               SINCE                 DEVICES
 default    web-0  main       nvidia.com/gpu  suspect since 2023-11-14T22:14:20Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
-        assert_eq!(table([&suspect], &[], &Ailing::new()), wanted);
-        let json = serde_json::to_value(document([&suspect], &[], &Ailing::new())).unwrap();
+        assert_eq!(table([&suspect], &[], &UnhealthyDevices::new()), wanted);
+        let json = serde_json::to_value(document([&suspect], &[], &UnhealthyDevices::new())).unwrap();
         let row = &json["grants"][0];
         assert_eq!((&row["state"], &row["suspect_at"]), (&"suspect".into(), &"2023-11-14T22:14:20.000Z".into()));
     }
 
     #[test]
-    fn processors_of_a_container_are_beside_its_devices() {
+    fn exclusive_cpus_are_in_the_table() {
         let own = Processors {
             namespace: "default".into(),
             pod: "web-0".into(),
@@ -337,28 +346,28 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  1 
 -          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -     -                GPU-b,GPU-a
 ";
         let processors = [own];
-        assert_eq!(table([&bound, &released], &processors, &Ailing::new()), wanted);
-        let json = serde_json::to_value(document([&bound, &released], &processors, &Ailing::new())).unwrap();
+        assert_eq!(table([&bound, &released], &processors, &UnhealthyDevices::new()), wanted);
+        let json = serde_json::to_value(document([&bound, &released], &processors, &UnhealthyDevices::new())).unwrap();
         let of = |row: usize| ["numa_nodes", "cpus", "cpu_numa_nodes"].map(|key| json["grants"][row][key].to_string());
         assert_eq!(of(0), ["[1]", "\"2-3,10\"", "[0]"]);
         assert_eq!(of(1), ["[]", "null", "null"]);
     }
 
     #[test]
-    fn a_device_that_is_not_well_is_named_beside_its_holder() {
-        let ailing = Ailing::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
+    fn an_unhealthy_device_is_in_the_row_of_its_holder() {
+        let unhealthy_devices = UnhealthyDevices::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 UNHEALTHY  DEVICES
 default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GPU-b xid  GPU-b,GPU-a
 -          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -          GPU-b,GPU-a
 ";
         let [mut bound, released] = two();
-        assert_eq!(table([&bound, &released], &[], &ailing), wanted);
-        let json = serde_json::to_value(document([&bound, &released], &[], &ailing)).unwrap();
+        assert_eq!(table([&bound, &released], &[], &unhealthy_devices), wanted);
+        let json = serde_json::to_value(document([&bound, &released], &[], &unhealthy_devices)).unwrap();
         assert_eq!(json["grants"][0]["unhealthy"], serde_json::json!({"GPU-b": "xid"}));
-        assert!(json["grants"][1]["unhealthy"].is_null(), "it is not the holder's any more");
+        assert!(json["grants"][1]["unhealthy"].is_null(), "a released grant has no holder");
         bound.devices = vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
-        assert!(table([&bound], &[], &ailing).contains("  xid        GPU-b::1"));
+        assert!(table([&bound], &[], &unhealthy_devices).contains("  xid        GPU-b::1"));
     }
 
     #[test]
@@ -374,6 +383,6 @@ FROM                  UNTIL                 NAMESPACE  POD     DEVICES
 2023-11-14T22:13:20Z  -                     default    web-0   GPU-b,GPU-a
 2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  GPU-b,GPU-a
 ";
-        assert_eq!(history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }), narrow, "a usual terminal has room for it");
+        assert_eq!(history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }), narrow, "it fits a terminal of 80 columns");
     }
 }

@@ -1,7 +1,7 @@
 //! `holdfast history`: every grant, held or released, and who held which device at a given time.
 
 use super::document::{Row, history_table, holder_in_words, row};
-use super::query::{Resources, Whose};
+use super::query::{GrantFilter, KnownResources};
 use super::source;
 use super::when;
 use crate::app::LedgerEnd;
@@ -24,7 +24,7 @@ pub struct Options {
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     #[command(flatten)]
-    whose: Whose,
+    filter: GrantFilter,
     /// Show only grants held at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in
     /// local time, or 2h ago
     #[arg(long, value_name = "TIME", conflicts_with = "since")]
@@ -122,22 +122,22 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 /// When neither can be read, or when an option names no valid time or no known device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
-    let mut wanted = options.device.as_deref().map(|text| source::wanted(global, text));
+    let mut wanted = options.device.as_deref().map(|text| source::device_query(global, text));
     let (mut grants, mut verdicts) = (Vec::new(), Verdicts::new());
-    let mut resources = Resources::default();
-    let LedgerEnd { problem, forgotten_until } = source::read(global, |told| {
-        resources.see(&told);
-        match told {
-            Told::Notes { names, verdicts: told, .. } => {
+    let mut resources = KnownResources::default();
+    let LedgerEnd { problem, forgotten_until } = source::read(global, |part| {
+        resources.add(&part);
+        match part {
+            Told::Notes { names, verdicts: part, .. } => {
                 if let Some(wanted) = &mut wanted {
-                    names.iter().for_each(|(key, id)| wanted.see(key, id));
-                    told.keys().for_each(|id| wanted.see("", id));
+                    names.iter().for_each(|(key, id)| wanted.add(key, id));
+                    part.keys().for_each(|id| wanted.add("", id));
                 }
-                verdicts = told;
+                verdicts = part;
             }
             Told::Grant(mut grant) => {
-                let could_be = wanted.as_mut().is_none_or(|wanted| wanted.sees(&grant));
-                if could_be && options.whose.fits(&grant) && time.fits(&grant) {
+                let may_match = wanted.as_mut().is_none_or(|wanted| wanted.add_grant(&grant));
+                if may_match && options.filter.fits(&grant) && time.fits(&grant) {
                     // `edits` is the largest part of a grant; it is needed only to match a device
                     // node.
                     if wanted.is_none() {
@@ -151,12 +151,12 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     })?;
     let mut failures = None;
     if let Some(wanted) = &wanted {
-        let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
-        grants.retain(|grant| wanted.is_of(grant));
+        let ids = wanted.matches().map_err(|sentence| Failed::new(FAILURE, sentence))?;
+        grants.retain(|grant| wanted.matches_grant(grant));
         failures = Some(failures_of(ids, &verdicts, time));
     }
     if grants.is_empty() {
-        let known = resources.check(options.whose.resource.as_ref(), || source::offered(global));
+        let known = resources.check(options.filter.resource.as_ref(), || source::offered(global));
         known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
     grants.sort_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
@@ -170,14 +170,14 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         failures,
     };
     show(global.output, &document, |document| {
-        let mut held = if grants.is_empty() { nothing(options, time) } else { history_table(&grants).into() };
+        let mut held = if grants.is_empty() { no_grants(options, time) } else { history_table(&grants).into() };
         held += document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default();
         held
     })?;
     // Print the time as it was understood: a short form or local time may be ambiguous. The JSON
     // document contains it anyway.
     if global.output != Output::Json && !grants.is_empty() {
-        time.in_words().iter().for_each(|time| crate::console::eprintln(format_args!("holdfast: what was held {time}")));
+        time.in_words().iter().for_each(|time| crate::console::eprintln(format_args!("holdfast: grants held {time}")));
     }
     for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {
         crate::console::eprintln(format_args!("holdfast: {remark}"));
@@ -191,8 +191,8 @@ fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec
         ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
     let of = |device: &DeviceId| {
         let incidents = verdicts.get(device).into_iter().flat_map(|verdict| &verdict.incidents);
-        let told = incidents.filter(|incident| time.fits_failure(incident));
-        told.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
+        let matching = incidents.filter(|incident| time.fits_failure(incident));
+        matching.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
     };
     let mut failures: Vec<Failure> = devices.iter().flat_map(of).collect();
     failures.sort_by_key(|failure| failure.incident.at);
@@ -221,9 +221,9 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
 }
 
 /// The message for an empty result; it names the pod, the device, the resource and the time.
-fn nothing(options: &Options, time: Time) -> Text {
-    let Whose { pod, resource } = &options.whose;
-    let who = pod.as_ref().map_or_else(|| "nobody".to_owned(), |pod| format!("no pod {pod}"));
+fn no_grants(options: &Options, time: Time) -> Text {
+    let GrantFilter { pod, resource } = &options.filter;
+    let who = pod.as_ref().map_or_else(|| "no container".to_owned(), |pod| format!("no pod {pod}"));
     let what = options.device.as_ref().map_or_else(|| "a device".to_owned(), |device| format!("`{}`", device.trim()));
     let of = resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
     let when = time.in_words().map(|time| format!(" {time}")).unwrap_or_default();
@@ -232,22 +232,22 @@ fn nothing(options: &Options, time: Time) -> Text {
 
 /// Limitations of the answer: released grants that are missing or forgotten, and suspect grants.
 fn remarks(time: Time, forgotten_until: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
-    let mut remarks: Vec<String> =
-        problem.iter().map(|problem| format!("some of what was given back is missing here: {problem}")).collect();
+    let mut remarks: Vec<String> = problem.iter().map(|problem| format!("some released grants are missing here: {problem}")).collect();
     if let (Some(asked), Some(until)) = (time.at().or(time.since()), forgotten_until)
         && asked < until
     {
         let (asked, until) = (asked.to_seconds(), until.to_seconds());
         remarks.push(format!(
-            "the history begins at {until}, as `history_age` and `history_size` in [ledger] bound it: who gave a device back between {asked} \
-             and then may be forgotten"
+            "the history begins at {until} (limited by `history_age` and `history_size` in [ledger]); grants released between \
+             {asked} and then may be missing"
         ));
     }
     for grant in grants {
         if let GrantState::Suspect { suspect_at, .. } = &grant.state {
             let (holder, suspect_at) = (holder_in_words(grant), suspect_at.to_seconds());
             remarks.push(format!(
-                "{holder}, is suspect: since {suspect_at} the kubelet does not list the pod, and nothing proves yet that it is gone"
+                "{holder}, is suspect: the kubelet has not listed the pod since {suspect_at}, but \
+                 its end is not proven yet"
             ));
         }
     }
@@ -280,13 +280,13 @@ mod tests {
 
     #[test]
     fn a_grant_holds_from_the_answer_until_the_proof() {
-        let (live, gone) = (grant(10, GrantState::Granted), grant(10, released(20)));
+        let (live, ended) = (grant(10, GrantState::Granted), grant(10, released(20)));
         let at = |at, grant| Time::At(Timestamp(at)).fits(grant);
-        assert_eq!([9, 10, 19, 20].map(|moment| at(moment, &live)), [false, true, true, true]);
-        assert_eq!([9, 10, 19, 20].map(|moment| at(moment, &gone)), [false, true, true, false]);
+        assert_eq!([9, 10, 19, 20].map(|time| at(time, &live)), [false, true, true, true]);
+        assert_eq!([9, 10, 19, 20].map(|time| at(time, &ended)), [false, true, true, false]);
         let since = |at, grant| Time::Since(Timestamp(at)).fits(grant);
-        assert_eq!([0, 19, 20].map(|moment| since(moment, &live)), [true, true, true]);
-        assert_eq!([0, 19, 20].map(|moment| since(moment, &gone)), [true, true, false]);
+        assert_eq!([0, 19, 20].map(|time| since(time, &live)), [true, true, true]);
+        assert_eq!([0, 19, 20].map(|time| since(time, &ended)), [true, true, false]);
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_failed_in_somebodys_hands() {
+    fn a_failure_names_the_holders() {
         use crate::domain::{Reason, Verdict};
         let incident = |at, until: Option<u64>| Incident {
             reason: Reason::Xid,
@@ -330,38 +330,44 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
     }
 
     #[test]
-    fn what_makes_an_answer_uncertain_is_said() {
+    fn limits_of_the_answer_are_remarks() {
         let forgotten = Some(Timestamp(100_000));
         assert!(remarks(Time::Ever, forgotten, None, &[]).is_empty());
         assert!(remarks(Time::At(Timestamp(100_000)), forgotten, None, &[]).is_empty());
-        let told = remarks(Time::At(Timestamp(99_000)), forgotten, None, &[]);
-        assert!(told[0].starts_with("the history begins at 1970-01-01T00:01:40Z"), "{told:?}");
+        let found = remarks(Time::At(Timestamp(99_000)), forgotten, None, &[]);
+        assert!(found[0].starts_with("the history begins at 1970-01-01T00:01:40Z"), "{found:?}");
         assert!(remarks(Time::Ever, forgotten, Some("no"), &[])[0].contains("missing here: no"));
         let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
         let state = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(1), suspect_at: Timestamp(5_000) };
-        let told = remarks(Time::Ever, None, None, &[grant(1, state)]);
-        assert!(told[0].starts_with("ml/train-0, container main, is suspect: since 1970-01-01T00:00:05Z"), "{told:?}");
+        let found = remarks(Time::Ever, None, None, &[grant(1, state)]);
+        assert!(
+            found[0].starts_with(
+                "ml/train-0, container main, is suspect: the kubelet has not listed the pod since \
+                 1970-01-01T00:00:05Z"
+            ),
+            "{found:?}"
+        );
     }
 
     #[test]
-    fn nothing_is_said_of_what_was_asked_and_when() {
+    fn an_empty_result_names_the_filter() {
         let at = Time::At(Timestamp(0));
         let asked = |device: Option<&str>, pod: Option<&str>, resource: Option<&str>| Options {
             device: device.map(Into::into),
-            whose: Whose { pod: pod.map(Into::into), resource: resource.map(|name| name.parse().unwrap()) },
+            filter: GrantFilter { pod: pod.map(Into::into), resource: resource.map(|name| name.parse().unwrap()) },
             ..Options::default()
         };
         for (options, time, wanted) in [
-            (asked(None, None, None), at, "nobody is known to have held a device at 1970-01-01T00:00:00Z\n"),
-            (asked(Some("18:00.0"), None, None), at, "nobody is known to have held `18:00.0` at 1970-01-01T00:00:00Z\n"),
+            (asked(None, None, None), at, "no container is known to have held a device at 1970-01-01T00:00:00Z\n"),
+            (asked(Some("18:00.0"), None, None), at, "no container is known to have held `18:00.0` at 1970-01-01T00:00:00Z\n"),
             (asked(None, Some("ml/web"), Some("a/b")), Time::Ever, "no pod ml/web is known to have held a device of a/b\n"),
             (
                 asked(None, None, Some("a/b")),
                 Time::Since(Timestamp(0)),
-                "nobody is known to have held a device of a/b at 1970-01-01T00:00:00Z or later\n",
+                "no container is known to have held a device of a/b at 1970-01-01T00:00:00Z or later\n",
             ),
         ] {
-            assert_eq!(nothing(&options, time), wanted);
+            assert_eq!(no_grants(&options, time), wanted);
         }
     }
 }

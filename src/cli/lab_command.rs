@@ -35,23 +35,26 @@ pub(super) fn run(verb: &str) -> Result<(), Failed> {
 /// Returns only if exec fails.
 fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator<Item = OsString>) -> Failed {
     let Some(program) = find(executable, path) else {
-        let beside = executable.parent().unwrap_or(Path::new("/")).display();
+        let own_dir = executable.parent().unwrap_or(Path::new("/")).display();
         return Failed::new(
             FAILURE,
-            format_args!("`holdfast {verb}` is in the package {PROGRAM}: install it; there is no `{PROGRAM}` in {beside} or in PATH"),
+            format_args!(
+                "`holdfast {verb}` needs `{PROGRAM}`, which is neither in {own_dir} nor \
+                 in PATH; install the package {PROGRAM}"
+            ),
         );
     };
     let error = Command::new(&program).args(arguments).exec();
-    Failed::new(FAILURE, format_args!("cannot run {}, which has `holdfast {verb}`: {error}", program.display()))
+    Failed::new(FAILURE, format_args!("cannot run {} for `holdfast {verb}`: {error}", program.display()))
 }
 
 /// The path of the program: first in the directory of this executable, so that both have one
 /// version, then in the directories of `path`.
 fn find(executable: &Path, path: &OsStr) -> Option<PathBuf> {
-    let beside = executable.parent().map(Path::to_path_buf);
+    let own_dir = executable.parent().map(Path::to_path_buf);
     // Skip relative entries: an empty entry of PATH is the working directory, which another user
     // may have chosen.
-    let folders = beside.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
+    let folders = own_dir.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
     folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }
 
@@ -61,7 +64,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_lab_is_found_beside_the_executable_first_and_then_in_path() {
+    fn the_lab_is_searched_next_to_the_executable_and_then_in_path() {
         let dir = tempfile::tempdir().unwrap();
         let (bin, other) = (dir.path().join("bin"), dir.path().join("other"));
         fs::create_dir_all(&bin).unwrap();
@@ -84,12 +87,12 @@ mod tests {
         let failed = replace("demo", Path::new("/nowhere/holdfast"), OsStr::new(""), std::iter::empty());
         let sentence = failed.sentence.unwrap();
         assert_eq!(failed.code, FAILURE);
-        assert!(sentence.contains("`holdfast demo` is in the package holdfast-lab"), "{sentence}");
+        assert!(sentence.contains("install the package holdfast-lab"), "{sentence}");
         assert!(sentence.contains("/nowhere"), "{sentence}");
     }
 
     #[test]
-    fn a_lab_that_cannot_be_run_is_named_with_the_reason() {
+    fn a_failed_exec_is_reported_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(PROGRAM), "not a program").unwrap();
         let failed = replace("bench", &dir.path().join("holdfast"), OsStr::new(""), std::iter::empty());

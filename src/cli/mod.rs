@@ -43,8 +43,8 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
-                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 9 `config import` left out wrong values, \
-                          10 `doctor` found something to mend, 11 limits of the process.";
+                          6 already running, 7 an actor died too often, 8 `who` found no holder, 9 `config import` left out wrong values, \
+                          10 `doctor` found a problem, 11 limits of the process.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {
@@ -121,7 +121,7 @@ pub fn main() -> ExitCode {
         Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
     };
     if global.output == Output::Svg && !matches!(verb, Verb::Topology(_)) {
-        return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` is drawn as a picture; say `-o table` or `-o json`")));
+        return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` supports `-o svg`; use `-o table` or `-o json`")));
     }
     screen::init(global.color, global.output);
     // Pictures may be read by other users. All other verbs create files for their owner only (umask
@@ -129,8 +129,8 @@ pub fn main() -> ExitCode {
     if !matches!(verb, Verb::Topology(_) | Verb::Bench(_) | Verb::Demo(_)) {
         keep_files_private();
     }
-    let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
-    logging::init(global.log_format, if quiet { "off" } else { "info" });
+    let is_log_off = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
+    logging::init(global.log_format, if is_log_off { "off" } else { "info" });
     exit::end(match verb {
         Verb::Run(options) => run::run(&global, &options),
         Verb::Handover => handover::run(&global),
@@ -160,5 +160,5 @@ fn usage(report: &str) -> String {
     let mut paragraphs = report.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     let problem = paragraphs.next().unwrap_or_default();
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
-    format!("{}{}; `holdfast --help` tells more", problem.trim_start_matches("error: "), tip.unwrap_or_default())
+    format!("{}{}; see `holdfast --help`", problem.trim_start_matches("error: "), tip.unwrap_or_default())
 }

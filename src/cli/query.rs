@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Filters by pod and resource.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Whose {
+pub struct GrantFilter {
     /// Show only this pod, in any namespace or in the given one; `uid:…` for a pod without a known
     /// name
     #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = crate::console::non_empty)]
@@ -30,7 +30,7 @@ pub struct Whose {
     pub resource: Option<ResourceName>,
 }
 
-impl Whose {
+impl GrantFilter {
     /// Whether there is no filter.
     #[must_use]
     pub fn is_all(&self) -> bool {
@@ -47,12 +47,12 @@ impl Whose {
 
 /// The resources in the ledger, to distinguish an unused resource from an unknown one.
 #[derive(Debug, Clone, Default)]
-pub struct Resources(BTreeSet<ResourceName>);
+pub struct KnownResources(BTreeSet<ResourceName>);
 
-impl Resources {
+impl KnownResources {
     /// Adds the resources of one part of the ledger.
-    pub fn see(&mut self, told: &Told) {
-        match told {
+    pub fn add(&mut self, part: &Told) {
+        match part {
             Told::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
             Told::Grant(_) => {}
             Told::Notes { listed, owed, .. } => self.0.extend(listed.keys().chain(owed.keys()).cloned()),
@@ -72,8 +72,11 @@ impl Resources {
         let likeness = |name: &ResourceName| strsim::normalized_damerau_levenshtein(name.as_str(), wanted.as_str());
         let mut near: Vec<&ResourceName> = self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
         near.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
-        let near = near.first().map(|name| format!(", but `{name}`")).unwrap_or_default();
-        Err(format!("neither the daemon nor the ledger knows a resource `{wanted}`{near}; `holdfast status` lists those that are offered"))
+        let near = near.first().map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+        Err(format!(
+            "neither the daemon nor the ledger knows the resource `{wanted}`; \
+             {near}`holdfast status` lists the offered resources"
+        ))
     }
 }
 
@@ -91,8 +94,8 @@ pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
 /// How well a device matches; later variants are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
-    Beginning,
-    Place,
+    Prefix,
+    Location,
     /// The id of the device itself or of one of its shares: grants contain shares, the ledger's
     /// names contain devices.
     Id,
@@ -100,12 +103,12 @@ enum Fit {
 
 /// A device query, and the matches so far.
 #[derive(Debug, Clone)]
-pub struct Wanted {
-    said: String,
+pub struct DeviceQuery {
+    typed: String,
     text: String,
     address: Option<PciAddress>,
     /// Devices that have this name on the host, such as that of an interface.
-    called: BTreeSet<DeviceId>,
+    named: BTreeSet<DeviceId>,
     fits: BTreeMap<Fit, BTreeSet<DeviceId>>,
     /// Similar ids: similarity and id.
     near: Vec<(f64, String)>,
@@ -116,41 +119,41 @@ const NEAR_MIN: f64 = 0.75;
 /// Maximum number of suggestions.
 const NEAR_MAX: usize = 3;
 
-impl Wanted {
+impl DeviceQuery {
     /// A query for the device that a user calls `text`.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        let said = text.trim().to_owned();
-        let text = said.to_ascii_lowercase();
+        let typed = text.trim().to_owned();
+        let text = typed.to_ascii_lowercase();
         let address = text.parse().or_else(|_| format!("0000:{text}").parse()).ok();
-        Wanted { said, text, address, called: BTreeSet::new(), fits: BTreeMap::new(), near: Vec::new() }
+        DeviceQuery { typed, text, address, named: BTreeSet::new(), fits: BTreeMap::new(), near: Vec::new() }
     }
 
     /// The query as the user typed it, trimmed.
     #[must_use]
-    pub fn said(&self) -> &str {
-        &self.said
+    pub fn typed(&self) -> &str {
+        &self.typed
     }
 
     /// Matches a device of the ledger.
-    pub fn see(&mut self, key: &str, id: &DeviceId) {
+    pub fn add(&mut self, key: &str, id: &DeviceId) {
         match self.fit(key, id) {
             Some(fit) => self.note(fit, id),
-            None => self.miss(key, id),
+            None => self.note_similar(key, id),
         }
     }
 
-    /// Matches a device that has these names on the host too. Call it before `see`, since the
+    /// Matches a device that has these names on the host too. Call it before `add`, since the
     /// ledger does not have these names.
-    pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
+    pub fn add_named(&mut self, key: &str, id: &DeviceId, names: &[String]) {
         if names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)) {
-            self.called.insert(id.clone());
+            self.named.insert(id.clone());
         }
-        self.see(key, id);
+        self.add(key, id);
     }
 
     /// Records a device that does not match but has a similar name.
-    fn miss(&mut self, key: &str, id: &DeviceId) {
+    fn note_similar(&mut self, key: &str, id: &DeviceId) {
         if !self.fits.is_empty() {
             return;
         }
@@ -167,11 +170,11 @@ impl Wanted {
     }
 
     /// Matches the devices of a grant. Returns whether one of them may be the result.
-    pub fn sees(&mut self, grant: &Grant) -> bool {
+    pub fn add_grant(&mut self, grant: &Grant) -> bool {
         let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
         fits.iter().for_each(|(fit, id)| self.note(*fit, id));
         let unmeant = grant.devices.iter().filter(|_| fits.is_empty());
-        unmeant.for_each(|device| self.miss(&device.key, &device.id));
+        unmeant.for_each(|device| self.note_similar(&device.key, &device.id));
         !fits.is_empty()
     }
 
@@ -179,17 +182,21 @@ impl Wanted {
     ///
     /// # Errors
     /// One sentence, when no device matches, or a prefix matches several.
-    pub fn decide(&self) -> Result<&BTreeSet<DeviceId>, String> {
+    pub fn matches(&self) -> Result<&BTreeSet<DeviceId>, String> {
         match self.fits.last_key_value() {
             None => {
                 let near: Vec<_> = self.near.iter().map(|(_, id)| format!("`{id}`")).collect();
-                let near = if near.is_empty() { String::new() } else { format!(", but {}", near.join(", ")) };
-                Err(format!("the ledger knows no device by `{}`{near}; `holdfast discover` lists the devices of this node", self.said))
+                let near = if near.is_empty() { String::new() } else { format!("did you mean {}? ", near.join(", ")) };
+                Err(format!(
+                    "the ledger knows no device `{}`; {near}`holdfast discover` lists the \
+                     devices of this node",
+                    self.typed
+                ))
             }
-            Some((Fit::Beginning, ids)) if ids.len() > 1 => {
+            Some((Fit::Prefix, ids)) if ids.len() > 1 => {
                 let some: Vec<_> = ids.iter().take(4).map(|id| format!("`{id}`")).collect();
                 let more = if ids.len() > some.len() { format!(" and {} more", ids.len() - some.len()) } else { String::new() };
-                Err(format!("`{}` could be {}{more}: say more of it", self.said, some.join(", ")))
+                Err(format!("`{}` matches {}{more}; use a longer prefix", self.typed, some.join(", ")))
             }
             Some((_, ids)) => Ok(ids),
         }
@@ -197,7 +204,7 @@ impl Wanted {
 
     /// Whether the grant has a device that matches, as far as is known.
     #[must_use]
-    pub fn is_of(&self, grant: &Grant) -> bool {
+    pub fn matches_grant(&self, grant: &Grant) -> bool {
         let best = self.fits.last_key_value().map(|(fit, _)| *fit);
         best.is_some() && grant.devices.iter().any(|device| self.fit_in(grant, device) == best)
     }
@@ -205,19 +212,19 @@ impl Wanted {
     /// Whether the result is final: later devices cannot change it.
     #[must_use]
     pub fn is_certain(&self) -> bool {
-        self.fits.last_key_value().is_some_and(|(fit, _)| *fit > Fit::Beginning)
+        self.fits.last_key_value().is_some_and(|(fit, _)| *fit > Fit::Prefix)
     }
 
     fn note(&mut self, fit: Fit, id: &DeviceId) {
-        let is_itself = fit == Fit::Place || id.as_str().eq_ignore_ascii_case(&self.text);
-        let meant = if is_itself { None } else { id.shared() };
+        let is_this_id = fit == Fit::Location || id.as_str().eq_ignore_ascii_case(&self.text);
+        let meant = if is_this_id { None } else { id.shared() };
         self.fits.entry(fit).or_default().insert(meant.unwrap_or_else(|| id.clone()));
     }
 
     fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
         let mut nodes = grant.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
         let mut has_node = || self.text.starts_with('/') && nodes.any(|node| node.eq_ignore_ascii_case(&self.text));
-        self.fit(&device.key, &device.id).or_else(|| has_node().then_some(Fit::Place))
+        self.fit(&device.key, &device.id).or_else(|| has_node().then_some(Fit::Location))
     }
 
     fn fit(&self, key: &str, id: &DeviceId) -> Option<Fit> {
@@ -231,12 +238,12 @@ impl Wanted {
         }
         let address = || key.strip_prefix("pci:")?.split('/').next()?.parse::<PciAddress>().ok();
         let is_node = || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
-        let is_called = || self.called.contains(id) || id.shared().is_some_and(|device| self.called.contains(&device));
-        if self.address.is_some() && self.address == address() || is_node() || is_called() {
-            return Some(Fit::Place);
+        let has_host_name = || self.named.contains(id) || id.shared().is_some_and(|device| self.named.contains(&device));
+        if self.address.is_some() && self.address == address() || is_node() || has_host_name() {
+            return Some(Fit::Location);
         }
         let inner = whole.split_once(['-', ':']).map_or("", |(_, inner)| inner);
-        (whole.starts_with(wanted) || inner.starts_with(wanted)).then_some(Fit::Beginning)
+        (whole.starts_with(wanted) || inner.starts_with(wanted)).then_some(Fit::Prefix)
     }
 }
 
@@ -245,10 +252,10 @@ mod tests {
     use super::*;
 
     /// The devices that match, or the error sentence.
-    fn decide(text: &str, devices: &[(&str, &str)]) -> Result<Vec<String>, String> {
-        let mut wanted = Wanted::new(text);
-        devices.iter().for_each(|(key, id)| wanted.see(key, &DeviceId::new(*id)));
-        wanted.decide().map(|ids| ids.iter().map(ToString::to_string).collect())
+    fn matches(text: &str, devices: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let mut wanted = DeviceQuery::new(text);
+        devices.iter().for_each(|(key, id)| wanted.add(key, &DeviceId::new(*id)));
+        wanted.matches().map(|ids| ids.iter().map(ToString::to_string).collect())
     }
 
     const DEVICES: [(&str, &str); 6] = [
@@ -261,7 +268,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_device_is_found_by_whatever_names_it() {
+    fn a_device_is_found_by_any_of_its_names() {
         for (text, wanted) in [
             ("GPU-5a7c1f00-1111", &["GPU-5a7c1f00-1111"][..]),
             ("gpu-5A7C1F00-1111", &["GPU-5a7c1f00-1111"]),
@@ -280,12 +287,12 @@ mod tests {
             ("/dev/fuse", &["fuse::0", "fuse::1"]),
             ("fu", &["fuse"]),
         ] {
-            assert_eq!(decide(text, &DEVICES).unwrap(), wanted, "{text}");
+            assert_eq!(matches(text, &DEVICES).unwrap(), wanted, "{text}");
         }
     }
 
     #[test]
-    fn the_holder_of_a_share_holds_the_device_that_the_ledger_has_a_name_for() {
+    fn the_holder_of_a_share_holds_the_device() {
         let grant = |id: &str| Grant {
             alloc_id: crate::domain::AllocId::new("a-1"),
             resource: "example.com/fuse".parse().unwrap(),
@@ -303,53 +310,59 @@ mod tests {
             version: String::new(),
             state: crate::domain::GrantState::Granted,
         };
-        let mut wanted = Wanted::new("fuse");
-        wanted.see("dev:/dev/fuse", &DeviceId::new("fuse"));
-        assert!(wanted.sees(&grant("fuse::1")) && wanted.is_of(&grant("fuse::1")));
-        assert_eq!(wanted.decide().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["fuse"]);
-        wanted = Wanted::new("fuse::0");
-        assert!(wanted.sees(&grant("fuse::0")) && !wanted.is_of(&grant("fuse::1")), "one share is not the other");
+        let mut wanted = DeviceQuery::new("fuse");
+        wanted.add("dev:/dev/fuse", &DeviceId::new("fuse"));
+        assert!(wanted.add_grant(&grant("fuse::1")) && wanted.matches_grant(&grant("fuse::1")));
+        assert_eq!(wanted.matches().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["fuse"]);
+        wanted = DeviceQuery::new("fuse::0");
+        assert!(wanted.add_grant(&grant("fuse::0")) && !wanted.matches_grant(&grant("fuse::1")), "one share is not the other");
     }
 
     /// The daemon reports the host's name of a device before the ledger is read; the ledger has the
     /// device or a share of it.
     #[test]
-    fn a_device_is_found_in_the_ledger_by_what_the_host_calls_it() {
-        let mut wanted = Wanted::new("MLX5_2");
-        wanted.see_called("pci:0000:1a:00.0/15b3:1021", &DeviceId::new("0000:1a:00.0"), &["ib0".into(), "mlx5_2".into()]);
-        wanted.see_called("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"), &["mlx5_3".into()]);
-        wanted.see("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"));
+    fn a_device_is_found_by_its_name_on_the_host() {
+        let mut wanted = DeviceQuery::new("MLX5_2");
+        wanted.add_named("pci:0000:1a:00.0/15b3:1021", &DeviceId::new("0000:1a:00.0"), &["ib0".into(), "mlx5_2".into()]);
+        wanted.add_named("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"), &["mlx5_3".into()]);
+        wanted.add("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"));
         assert!(wanted.is_certain());
-        assert_eq!(wanted.decide().unwrap().iter().map(DeviceId::as_str).collect::<Vec<_>>(), ["0000:1a:00.0"]);
+        assert_eq!(wanted.matches().unwrap().iter().map(DeviceId::as_str).collect::<Vec<_>>(), ["0000:1a:00.0"]);
         let share = |id: &str| wanted.fit("pci:0000:1a:00.0/15b3:1021", &DeviceId::new(id));
-        assert_eq!((share("0000:1a:00.0::3"), share("0000:1b:00.0::3")), (Some(Fit::Place), None));
+        assert_eq!((share("0000:1a:00.0::3"), share("0000:1b:00.0::3")), (Some(Fit::Location), None));
     }
 
     #[test]
-    fn what_could_be_several_devices_or_none_is_said() {
-        assert_eq!(decide("GPU-5a", &DEVICES).unwrap_err(), "`GPU-5a` could be `GPU-5a7c1f00-1111`, `GPU-5a9`, `GPU-5a99`: say more of it");
+    fn an_ambiguous_or_unknown_device_is_an_error() {
+        assert_eq!(
+            matches("GPU-5a", &DEVICES).unwrap_err(),
+            "`GPU-5a` matches `GPU-5a7c1f00-1111`, `GPU-5a9`, `GPU-5a99`; use a longer prefix"
+        );
         for text in ["", "GPU-6", "19:00.0", "/dev/null"] {
-            assert!(decide(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device by"), "{text}");
+            assert!(matches(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device `"), "{text}");
         }
     }
 
     #[test]
-    fn what_is_nearly_a_device_is_told() {
-        let near = |text: &str| decide(text, &DEVICES).unwrap_err();
-        assert!(near("GPU-5b7c").contains("`GPU-5b7c`, but `GPU-5a7c1f00-1111`; "), "{}", near("GPU-5b7c"));
-        assert!(near("19:00.0").contains(", but `GPU-5a7c1f00-1111`; "), "{}", near("19:00.0"));
+    fn a_similar_device_is_suggested() {
+        let near = |text: &str| matches(text, &DEVICES).unwrap_err();
+        assert!(near("GPU-5b7c").contains("`GPU-5b7c`; did you mean `GPU-5a7c1f00-1111`? `"), "{}", near("GPU-5b7c"));
+        assert!(near("19:00.0").contains("; did you mean `GPU-5a7c1f00-1111`? `"), "{}", near("19:00.0"));
         assert!(near("nothing").contains("`nothing`; "), "{}", near("nothing"));
     }
 
     #[test]
-    fn a_resource_that_nobody_knows_is_told_with_what_is_called_nearly_so() {
+    fn an_unknown_resource_is_an_error_with_a_suggestion() {
         let name = |text: &str| text.parse::<ResourceName>().unwrap();
-        let known = Resources([name("nvidia.com/gpu"), name("a/b")].into());
+        let known = KnownResources([name("nvidia.com/gpu"), name("a/b")].into());
         let check = |wanted: &str| known.check(Some(&name(wanted)), || vec![name("example.com/new")]);
         assert!(["nvidia.com/gpu", "example.com/new"].into_iter().all(|wanted| check(wanted).is_ok()));
         let sentence = check("nvidia.com/gpus").unwrap_err();
         assert!(
-            sentence.starts_with("neither the daemon nor the ledger knows a resource `nvidia.com/gpus`, but `nvidia.com/gpu`; "),
+            sentence.starts_with(
+                "neither the daemon nor the ledger knows the resource \
+                 `nvidia.com/gpus`; did you mean `nvidia.com/gpu`? "
+            ),
             "{sentence}"
         );
         assert!(check("x/y").unwrap_err().contains("`x/y`; "));

@@ -1,6 +1,6 @@
 //! Sources of answers: the running daemon, or the files that it left.
 
-use super::query::Wanted;
+use super::query::DeviceQuery;
 use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
 use crate::console::exit::{FAILURE, Failed, STATE};
 use crate::console::{Global, block_on};
@@ -19,7 +19,7 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
         Ok(end) => Ok(end),
         Err(error @ ControlError::Absent { .. }) => {
             let end = read_files(global, take)?;
-            crate::console::eprintln(format_args!("{error}; this is what the files in `{}` tell", global.state_dir.display()));
+            crate::console::eprintln(format_args!("{error}; the answer is from the files in `{}`", global.state_dir.display()));
             Ok(end)
         }
         Err(error) => Err(Failed::new(FAILURE, error)),
@@ -28,11 +28,11 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
 
 /// A query for the device that a user calls `text`. The running daemon knows the names of devices
 /// on the host; the ledger does not.
-pub fn wanted(global: &Global, text: &str) -> Wanted {
-    let mut wanted = Wanted::new(text);
+pub fn device_query(global: &Global, text: &str) -> DeviceQuery {
+    let mut wanted = DeviceQuery::new(text);
     let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices")).ok().and_then(Result::ok);
     for DeviceReport { id, key, names, .. } in asked.into_iter().flatten() {
-        wanted.see_called(&key, &DeviceId::new(id), &names);
+        wanted.add_named(&key, &DeviceId::new(id), &names);
     }
     wanted
 }
@@ -49,7 +49,8 @@ pub fn files(global: &Global) -> Result<store::Recovered, Failed> {
         StoreError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied && !is_root() => Failed::new(
             STATE,
             format_args!(
-                "the ledger in `{}` is for root alone, since grants have environments: run this as root (`sudo`)",
+                "only root may read the ledger in `{}`, since grants contain environments; run \
+                 this as root (`sudo`)",
                 global.state_dir.display()
             ),
         ),
@@ -59,12 +60,15 @@ pub fn files(global: &Global) -> Result<store::Recovered, Failed> {
 
 /// The ledger's memory of devices, if there is a ledger. Prints a warning if it cannot be read,
 /// since devices may then have other ids.
-pub fn remembered(global: &Global) -> Option<store::Recovered> {
+pub fn ledger_if_any(global: &Global) -> Option<store::Recovered> {
     match store::peek(&global.state_dir) {
         Ok(recovered) => Some(recovered),
         Err(StoreError::NoJournal { .. }) => None,
         Err(error) => {
-            crate::console::eprintln(format_args!("holdfast: the ids and the holders that the ledger remembers are not shown: {error}"));
+            crate::console::eprintln(format_args!(
+                "holdfast: the ids and holders of the ledger are not shown, since it cannot be \
+                 read: {error}"
+            ));
             None
         }
     }

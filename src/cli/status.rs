@@ -1,7 +1,7 @@
 //! `holdfast status`: the state of the running daemon, its problems, and how to fix them.
 
 use super::device;
-use super::watch::{self, Look, Watch};
+use super::watch::{self, QueryResult, Watch};
 use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, verdict};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
@@ -23,7 +23,7 @@ pub struct Options {
 /// # Errors
 /// When no daemon runs.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    watch::look(options.watch, global.output, || {
+    watch::repeat(options.watch, global.output, || {
         let asked = block_on(control_get(&global.run_dir, "/v1/status"))?;
         let status: Status = asked.map_err(|error: ControlError| match error {
             ControlError::Absent { .. } => Failed::new(
@@ -32,7 +32,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
             ),
             ControlError::Failed { .. } => Failed::new(FAILURE, error),
         })?;
-        options.watch.told(global.output, &status, |status| text(status, Screen::get())).map(Look::from)
+        options.watch.format_document(global.output, &status, |status| text(status, Screen::get())).map(QueryResult::from)
     })
 }
 
@@ -87,7 +87,7 @@ fn text(status: &Status, screen: Screen) -> Text {
 fn resources(reports: &[ResourceReport]) -> Table {
     let table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
     let tint = |cell: &str| if cell == "yes" { Tint::Green } else { Tint::Red };
-    let mut table = table.giving_way(&["API", "RESOURCE"]).leaving_out(&["API", "LAST REGISTRATION"]).tinted("REGISTERED", tint);
+    let mut table = table.shrinking(&["API", "RESOURCE"]).omitting(&["API", "LAST REGISTRATION"]).tinted("REGISTERED", tint);
     for ResourceReport { name, registered, devices, healthy, held, last_registration_ms, api_version, .. } in reports {
         table.row([
             name.clone(),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_in_order_says_so_and_no_more() {
+    fn a_healthy_daemon_has_a_short_report() {
         let wanted = "\
 holdfast 0.1.0, ready, up 1h 2m; kubelet present, 1 of 1 resources registered
 configuration: none: known hardware is offered under its usual names
@@ -161,40 +161,46 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     }
 
     #[test]
-    fn on_a_usual_terminal_the_first_lines_too_end_between_words() {
+    fn on_an_80_column_terminal_lines_break_between_words() {
         let files = ["/etc/holdfast/config.toml", "/etc/holdfast/config.d/sriov.toml"].map(Into::into).into();
         let status = Status { config: ConfigReport { files, ..ConfigReport::default() }, ..status() };
-        let told = text(&status, Screen { width: Some(80), ..Screen::default() });
-        assert!(told.lines().all(|line| line.chars().count() <= 80), "{told}");
-        assert!(told.contains("\nconfiguration: /etc/holdfast/config.toml, /etc/holdfast/config.d/sriov.toml,\n  read at "), "{told}");
+        let shown = text(&status, Screen { width: Some(80), ..Screen::default() });
+        assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+        assert!(
+            shown.contains(
+                "\nconfiguration: /etc/holdfast/config.toml, \
+                 /etc/holdfast/config.d/sriov.toml,\n  read at "
+            ),
+            "{shown}"
+        );
     }
 
     #[test]
-    fn a_kubelet_that_has_left_its_socket_behind_is_absent() {
+    fn a_kubelet_with_only_a_socket_left_is_absent() {
         let status = Status { socket_left_behind: true, resources: vec![resource("nvidia.com/gpu", false)], ..status() };
-        let told = text(&status, Screen::default());
-        assert!(told.contains("; kubelet absent (socket left behind)\n") && told.contains("one thing is wrong"), "{told}");
+        let shown = text(&status, Screen::default());
+        assert!(shown.contains("; kubelet absent (socket left behind)\n") && shown.contains("one thing is wrong"), "{shown}");
     }
 
     #[test]
-    fn a_ledger_that_cannot_be_written_refuses_pods_or_remembers_them_in_memory() {
+    fn an_unwritable_ledger_is_reported_for_both_policies() {
         use crate::serving::Unrecorded;
-        let told = |refuses, not_recorded| {
+        let shown = |refuses, not_recorded| {
             let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 }, unreadable: None };
             text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
         };
         let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
         for (text, wanted) in [
-            (told(true, None), "✗ the ledger cannot be written, so new pods that ask for a device are refused\n"),
-            (told(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
-            (told(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
+            (shown(true, None), "✗ the ledger cannot be written, so new pods that ask for a device are refused\n"),
+            (shown(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
+            (shown(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
         ] {
             assert!(text.contains(wanted), "{text}");
         }
     }
 
     #[test]
-    fn a_history_that_cannot_be_read_yet_is_said_with_the_time_and_the_reason() {
+    fn an_unreadable_history_is_reported_with_time_and_reason() {
         use crate::domain::{Because, Timestamp, Unreadable};
         for (because, wanted) in [
             (Because::Slow, "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n"),
@@ -203,15 +209,15 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         ] {
             let unreadable = Some(Unreadable { since: Timestamp(7_000), because });
             let ledger = Kept { journal: true, database: false, not_durable: 0, unreadable };
-            let told = text(&Status { ledger, ..status() }, Screen::default());
-            assert!(told.contains(wanted), "{told}");
+            let shown = text(&Status { ledger, ..status() }, Screen::default());
+            assert!(shown.contains(wanted), "{shown}");
             let json = serde_json::to_string(&ledger).unwrap();
             assert_eq!(serde_json::from_str::<Kept>(&json).unwrap(), ledger);
         }
     }
 
     #[test]
-    fn a_hook_that_fails_has_a_free_device_unhealthy_or_a_pod_waiting() {
+    fn a_failed_hook_is_reported_for_a_device_or_a_pod() {
         use crate::app::HookReport;
         use crate::domain::{AllocId, DeviceId, HookState, OwedHook, Timestamp};
         use crate::picture::Holder;
@@ -227,7 +233,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             state: HookState::Failed { tries: 1, failed_at: Timestamp(0), why: "exit status: 1".into() },
         };
         let waits = Holder { namespace: Some("ml".into()), pod: Some("web".into()), pod_uid: None, container: None, since: Timestamp(0) };
-        let told = |owed: &OwedHook, awaited_by: &[Holder]| {
+        let shown = |owed: &OwedHook, awaited_by: &[Holder]| {
             let hooks = vec![HookReport { owed: owed.clone(), awaited_by: awaited_by.to_vec() }];
             let json = serde_json::to_string(&hooks).unwrap();
             assert_eq!(serde_json::from_str::<Vec<HookReport>>(&json).unwrap(), hooks, "{json}");
@@ -235,18 +241,18 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         };
         let free =
             "✗ example.com/sensor: device dev:sensor1 is unhealthy, since the hook after its release has failed once: exit status: 1\n";
-        assert!(told(&owed, &[]).contains(free), "{}", told(&owed, &[]));
+        assert!(shown(&owed, &[]).contains(free), "{}", shown(&owed, &[]));
         let gated =
             "✗ example.com/sensor: pod ml/web cannot start yet with device dev:sensor1, since the hook after its release has failed once:";
-        let text = told(&owed, std::slice::from_ref(&waits));
+        let text = shown(&owed, std::slice::from_ref(&waits));
         assert!(text.contains(gated) && !text.contains("unhealthy"), "{text}");
         let due = OwedHook { state: HookState::Due, ..owed };
-        let text = told(&due, &[waits]);
+        let text = shown(&due, &[waits]);
         assert!(text.contains("pod ml/web starts with device dev:sensor1 when the hook after its release has ended"), "{text}");
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_to_do() {
+    fn each_problem_is_printed_with_its_fix() {
         let refused = ResourceReport { problem: Some("the kubelet refuses it".into()), ..resource("amd.com/gpu", false) };
         let sick = DeviceReport {
             id: "GPU-aa".into(),

@@ -77,13 +77,13 @@ impl Known {
     fn ask(global: &Global) -> Result<Known, Failed> {
         // Use the ledger's device ids if it can be read, so that devices have the ids that the
         // kubelet knows.
-        let remembered = source::remembered(global);
+        let remembered = source::ledger_if_any(global);
         let judged = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"))?;
         let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
         let (judged, asked) = match (judged, grants) {
             (Ok(judged), Ok(grants)) => (judged, Some(grants)),
             (Err(error @ ControlError::Failed { .. }), _) | (_, Err(error @ ControlError::Failed { .. })) => {
-                crate::console::eprintln(format_args!("holdfast: {error}; health and holders are as the files tell"));
+                crate::console::eprintln(format_args!("holdfast: {error}; health and holders are from the files"));
                 (Vec::new(), None)
             }
             _ => (Vec::new(), None),
@@ -99,7 +99,7 @@ impl Known {
         device: &Device,
         resource: Option<String>,
         judged: Option<&DeviceReport>,
-        look: impl FnOnce() -> Option<Health>,
+        probe: impl FnOnce() -> Option<Health>,
     ) -> Leaf {
         let mut leaf = Leaf::of(device);
         leaf.resources = resource.into_iter().collect();
@@ -116,7 +116,7 @@ impl Known {
         }
         let remembered = self.verdicts.get(&device.id).map(|verdict| (verdict.health(), verdict));
         let found = remembered.filter(|(health, _)| !health.is_healthy());
-        if let Some(health) = found.map(|(health, _)| health).or_else(look) {
+        if let Some(health) = found.map(|(health, _)| health).or_else(probe) {
             leaf.health = Some(health.as_str());
             leaf.reason = health.reason().map(|reason| reason.to_string());
             let detail = found.zip(health.reason()).map(|((_, verdict), reason)| verdict.detail(reason).to_owned());
@@ -127,31 +127,31 @@ impl Known {
 
     /// Devices that the daemon lists or a container holds, but that the scan does not find: they
     /// were removed, but are not forgotten.
-    fn gone(&self, root: &HostRoot, found: &BTreeSet<&DeviceId>) -> Vec<Leaf> {
+    fn removed(&self, root: &HostRoot, found: &BTreeSet<&DeviceId>) -> Vec<Leaf> {
         let whole = |id: &DeviceId| id.shared().unwrap_or_else(|| id.clone());
         // The number of a pool's share is not a device.
-        let is_gone = |id: &DeviceId| !found.contains(id) && !id.is_number();
-        let mut gone: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
+        let is_removed = |id: &DeviceId| !found.contains(id) && !id.is_number();
+        let mut removed: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
         for judged in self.judged.values().filter(|judged| judged.health.is_some()) {
             let id = whole(&DeviceId::new(&judged.id));
-            if is_gone(&id) {
+            if is_removed(&id) {
                 let device = absent(&id, &judged.key, judged.class, &judged.numa_nodes, &judged.bridges);
-                gone.insert(id, self.leaf(&device, None, Some(judged), || None));
+                removed.insert(id, self.leaf(&device, None, Some(judged), || None));
             }
         }
         for grant in self.grants.iter().filter(|grant| grant.is_live()) {
             for granted in &grant.devices {
                 let id = whole(&granted.id);
-                if is_gone(&id) && !gone.contains_key(&id) {
+                if is_removed(&id) && !removed.contains_key(&id) {
                     let device = absent(&id, &granted.key, None, &granted.numa_nodes, &[]);
                     // The node may still exist, if only the configuration no longer offers it.
-                    let is_there = || device.pci.is_none() && node_health(root, &device).is_some_and(Health::is_healthy);
-                    let look = || (!is_there()).then_some(Health::Unhealthy(Reason::DeviceGone));
-                    gone.insert(id, self.leaf(&device, Some(grant.resource.to_string()), None, look));
+                    let node_exists = || device.pci.is_none() && node_health(root, &device).is_some_and(Health::is_healthy);
+                    let probe = || (!node_exists()).then_some(Health::Unhealthy(Reason::DeviceGone));
+                    removed.insert(id, self.leaf(&device, Some(grant.resource.to_string()), None, probe));
                 }
             }
         }
-        gone.into_values().collect()
+        removed.into_values().collect()
     }
 }
 
@@ -187,7 +187,7 @@ pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture
             leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || discovery.health(root, device)));
         }
     }
-    leaves.extend(known.gone(root, &found));
+    leaves.extend(known.removed(root, &found));
     for leaf in &mut leaves {
         leaf.holders = holders.get(&DeviceId::new(&leaf.id)).cloned().unwrap_or_default();
     }
@@ -209,7 +209,7 @@ pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
         return Text::of_line(format_args!("no devices found; `holdfast discover --all` lists every PCI function"));
     }
     let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
-    let mut table = table.giving_way(&["name", "resource", "held by", "health"]).tinted("health", health_tint).sparse();
+    let mut table = table.shrinking(&["name", "resource", "held by", "health"]).tinted("health", health_tint).sparse();
     lines(&figure.parts, "", true, screen, &mut table);
     let mut text = table.on(screen);
     text.end_line();
@@ -245,7 +245,7 @@ fn lines(parts: &[Shown], before: &str, is_top: bool, screen: Screen, table: &mu
                 table.row(device(leaf, &own, screen));
                 lines(parts, &below, false, screen, table);
             }
-            Shown::Alike(alike) => table.row(crowd(alike, &own, screen)),
+            Shown::Alike(alike) => table.row(group_row(alike, &own, screen)),
         }
     }
 }
@@ -259,9 +259,9 @@ fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
     let health = leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();
     // The prefix of an id is enough to query it; a full UUID would leave no space for other
     // columns.
-    let room = if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
+    let max_chars = if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
     [
-        format!("{before}{}", screen.clip(&leaf.name(), room)),
+        format!("{before}{}", screen.clip(&leaf.name(), max_chars)),
         leaf.kind(),
         leaf.about().unwrap_or_default(),
         leaf.resources.join(","),
@@ -270,7 +270,7 @@ fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
     ]
 }
 
-fn crowd(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
+fn group_row(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
     let (times, to) = if screen.ascii { ("x", "..") } else { ("×", "–") };
     let short = |name: &str| name.strip_prefix("0000:").unwrap_or(name).to_owned();
     let health = alike.state().map(|state| signed(&state, alike.unhealthy == 0, screen)).unwrap_or_default();
@@ -280,8 +280,8 @@ fn crowd(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
 }
 
 /// Prefixes a sign, since not all users can see colours.
-fn signed(state: &str, is_well: bool, screen: Screen) -> String {
-    let sign = match (is_well, screen.ascii) {
+fn signed(state: &str, is_healthy: bool, screen: Screen) -> String {
+    let sign = match (is_healthy, screen.ascii) {
         (true, false) => '✓',
         (false, false) => '✗',
         (true, true) => '+',
@@ -298,7 +298,7 @@ mod tests {
     use crate::picture::tree;
 
     #[test]
-    fn the_machine_stands_as_a_tree_that_fits_a_terminal() {
+    fn the_tree_fits_a_terminal() {
         let wanted = "\
 DEVICE                 CLASS    RESOURCE          HEALTH          HELD BY
 NUMA node 0
@@ -324,7 +324,7 @@ nodes of /dev
     }
 
     #[test]
-    fn a_device_that_has_gone_is_drawn_as_long_as_it_is_listed_or_held() {
+    fn a_removed_device_is_drawn_while_it_is_listed_or_held() {
         let report = |text: &str| serde_json::from_str::<DeviceReport>(text).unwrap();
         let listed = report(
             r#"{"id":"GPU-a","key":"pci:0000:18:00.0/10de:2330","resources":["nvidia.com/gpu"],"health":"Unhealthy","reason":"device_gone",

@@ -6,7 +6,7 @@
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::Screen;
 use crate::console::text::Text;
-use crate::console::{Output, eprintln, not_printed, told};
+use crate::console::{Output, eprintln, format_document, not_printed};
 use clap::Args;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 pub struct Watch {
     /// Repeat every SECONDS seconds (2 if omitted), until Ctrl-C
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = every)]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = parse_interval)]
     watch: Option<Duration>,
 }
 
@@ -27,28 +27,28 @@ impl Watch {
     ///
     /// # Errors
     /// When the document cannot be serialized.
-    pub fn told<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
+    pub fn format_document<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
         match (output, self.watch) {
             (Output::Json, Some(_)) => {
                 serde_json::to_string(document).map(|line| Text::json(&(line + "\n"))).map_err(|error| Failed::new(FAILURE, error))
             }
-            _ => told(output, document, table),
+            _ => format_document(output, document, table),
         }
     }
 }
 
 /// Bounds of the interval in seconds. A shorter one would load the daemon, and no user can read
 /// faster.
-const EVERY: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
+const INTERVAL_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
 
-fn every(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| EVERY.contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds, 0.1 or more; what is asked for stands before `--watch`".into())
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| INTERVAL_SECONDS.contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected a number of seconds, 0.1 or more; put the device before `--watch`".into())
 }
 
 /// The result of one query.
 #[derive(Debug)]
-pub struct Look {
+pub struct QueryResult {
     /// The output.
     pub text: Text,
     /// Remarks for standard error.
@@ -57,9 +57,9 @@ pub struct Look {
     pub end: Result<(), Failed>,
 }
 
-impl From<Text> for Look {
+impl From<Text> for QueryResult {
     fn from(text: Text) -> Self {
-        Look { text, remarks: Vec::new(), end: Ok(()) }
+        QueryResult { text, remarks: Vec::new(), end: Ok(()) }
     }
 }
 
@@ -68,9 +68,9 @@ impl From<Text> for Look {
 ///
 /// # Errors
 /// When a query that does not repeat fails, or when the output cannot be printed.
-pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look, Failed>) -> Result<(), Failed> {
+pub fn repeat(watch: Watch, output: Output, mut query: impl FnMut() -> Result<QueryResult, Failed>) -> Result<(), Failed> {
     let Some(every) = watch.watch else {
-        let Look { text, remarks, end } = look()?;
+        let QueryResult { text, remarks, end } = query()?;
         crate::console::print(&text)?;
         remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
         return end;
@@ -81,17 +81,17 @@ pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look,
         signal(SignalKind::interrupt())?
     };
     let mut out = io::stdout();
-    let mut drawn = Drawn::default();
+    let mut last_output = LastOutput::default();
     loop {
-        let (text, remarks) = match look() {
-            Ok(Look { text, remarks, .. }) => (text, remarks),
+        let (text, remarks) = match query() {
+            Ok(QueryResult { text, remarks, .. }) => (text, remarks),
             Err(Failed { sentence, .. }) => (Text::default(), vec![format!("holdfast: {}", sentence.unwrap_or_default())]),
         };
         let screen = Screen::get();
         let written = if screen.width.is_some() && output != Output::Json {
             let mut text = text;
             remarks.iter().for_each(|remark| text.line(format_args!("{remark}")));
-            out.write_all(drawn.over(&text, screen).as_bytes())
+            out.write_all(last_output.overwrite(&text, screen).as_bytes())
         } else {
             remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
             let between = if output == Output::Json || text.is_empty() { "" } else { "\n" };
@@ -112,17 +112,17 @@ pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look,
 
 /// The text that is on the terminal now.
 #[derive(Debug, Default)]
-struct Drawn {
+struct LastOutput {
     rows: usize,
     size: Option<(usize, usize)>,
 }
 
-impl Drawn {
+impl LastOutput {
     /// The escape sequence and the text that overwrite the last output.
-    fn over(&mut self, text: &str, screen: Screen) -> String {
+    fn overwrite(&mut self, text: &str, screen: Screen) -> String {
         let (width, height) = (screen.width.unwrap_or(80).max(1), screen.height.unwrap_or(24).max(2));
         let mut lines: Vec<&str> = text.lines().collect();
-        let rows = |line: &str| seen(line).max(1).div_ceil(width);
+        let rows = |line: &str| visible_chars(line).max(1).div_ceil(width);
         let mut total: usize = lines.iter().map(|line| rows(line)).sum();
         let mut left_out = 0;
         // The cursor is below the text, and rows that scrolled off the top cannot be overwritten:
@@ -144,7 +144,7 @@ impl Drawn {
 }
 
 /// Number of visible characters of a line; colour codes do not count.
-fn seen(line: &str) -> usize {
+fn visible_chars(line: &str) -> usize {
     let mut parts = line.split("\x1b[");
     let first = parts.next().map_or(0, |text| text.chars().count());
     first + parts.map(|part| part.split_once('m').map_or(0, |(_, text)| text.chars().count())).sum::<usize>()
@@ -155,21 +155,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_stands_where_the_last_one_stood_also_where_lines_are_wrapped() {
+    fn each_output_overwrites_the_last_one() {
         let screen = Screen { width: Some(10), height: Some(6), colour: true, ..Screen::default() };
-        let mut drawn = Drawn::default();
-        assert_eq!(drawn.over("\x1b[31m0123456789\x1b[0m\nabcdefghijk\n", screen), "\x1b[31m0123456789\x1b[0m\nabcdefghijk\n");
-        assert_eq!(drawn.over("a\n", screen), "\x1b[3A\r\x1b[Ja\n", "one row, and two of the line that is longer than the screen");
-        assert_eq!(drawn.over("a\nb\nc\nd\ne\nf\n", screen), "\x1b[1A\r\x1b[Ja\nb\nc\nd\n2 more lines\n");
-        assert_eq!(drawn.rows, 5);
-        assert_eq!(drawn.over("a\n", Screen { width: Some(12), ..screen }), "\x1b[H\x1b[2Ja\n");
+        let mut last_output = LastOutput::default();
+        assert_eq!(last_output.overwrite("\x1b[31m0123456789\x1b[0m\nabcdefghijk\n", screen), "\x1b[31m0123456789\x1b[0m\nabcdefghijk\n");
+        assert_eq!(last_output.overwrite("a\n", screen), "\x1b[3A\r\x1b[Ja\n", "one row, and two of the wrapped line");
+        assert_eq!(last_output.overwrite("a\nb\nc\nd\ne\nf\n", screen), "\x1b[1A\r\x1b[Ja\nb\nc\nd\n2 more lines\n");
+        assert_eq!(last_output.rows, 5);
+        assert_eq!(last_output.overwrite("a\n", Screen { width: Some(12), ..screen }), "\x1b[H\x1b[2Ja\n");
     }
 
     #[test]
-    fn so_often_and_no_oftener() {
-        assert_eq!([every("2"), every("0.5")], [Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500))]);
+    fn the_interval_is_bounded() {
+        assert_eq!([parse_interval("2"), parse_interval("0.5")], [Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500))]);
         for text in ["0", "-1", "GPU-5a", "NaN", "inf", "1e9"] {
-            assert!(every(text).is_err(), "{text}");
+            assert!(parse_interval(text).is_err(), "{text}");
         }
     }
 }

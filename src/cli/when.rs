@@ -7,7 +7,8 @@ use jiff::{ToSpan as _, Zoned};
 use std::time::SystemTime;
 
 /// The accepted forms, for help and errors.
-pub const FORMS: &str = "2026-11-21T03:12:00Z, \"2026-11-21 03:12\" or 03:12 by the machine's clock, or 2h for two hours ago";
+pub const FORMS: &str = "2026-11-21T03:12:00Z, \"2026-11-21 03:12\" or 03:12 in local time, or 2h \
+                         for two hours ago";
 
 /// The point in time that `text` names, seen from `now`. A text without a zone is in `zone`. A text
 /// without a date is the last such time. A duration counts back from `now`.
@@ -15,12 +16,13 @@ pub const FORMS: &str = "2026-11-21T03:12:00Z, \"2026-11-21 03:12\" or 03:12 by 
 /// # Errors
 /// One sentence, when it is not a time, or is in the future.
 pub fn parse(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
-    let said = text.trim();
-    let found = if said == "now" { Some(now) } else { ago(said, now).or_else(|| date(said, zone)).or_else(|| clock(said, now, zone)) };
+    let trimmed = text.trim();
+    let found =
+        if trimmed == "now" { Some(now) } else { ago(trimmed, now).or_else(|| date(trimmed, zone)).or_else(|| clock(trimmed, now, zone)) };
     match found {
-        Some(at) if at > now => Err(format!("`{text}` is {}, which is still to come", at.to_seconds())),
+        Some(at) if at > now => Err(format!("`{text}` is {}, which is in the future", at.to_seconds())),
         Some(at) => Ok(at),
-        None => Err(format!("`{text}` is no time; say {FORMS}")),
+        None => Err(format!("`{text}` is not a time; use {FORMS}")),
     }
 }
 
@@ -69,13 +71,13 @@ mod tests {
         Timestamp::from_system(humantime::parse_rfc3339(text).unwrap())
     }
 
-    fn said(text: &str) -> String {
+    fn parsed(text: &str) -> String {
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap();
         parse(text, at(NOW), &zone).map_or_else(|error| error, |at| at.to_string())
     }
 
     #[test]
-    fn a_time_is_taken_in_every_form_that_the_help_names() {
+    fn every_documented_form_of_a_time_is_parsed() {
         for (text, wanted) in [
             ("2026-11-21T03:12:00Z", "2026-11-21T03:12:00.000Z"),
             ("2026-11-21T03:12:00.250Z", "2026-11-21T03:12:00.250Z"),
@@ -93,17 +95,17 @@ mod tests {
             ("1day 30m ago", "2026-11-20T11:30:00.000Z"),
             ("now", "2026-11-21T12:00:00.000Z"),
         ] {
-            assert_eq!(said(text), wanted, "{text}");
+            assert_eq!(parsed(text), wanted, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_time_is_refused_with_the_forms_that_are() {
+    fn an_invalid_time_is_refused_with_the_valid_forms() {
         for text in
             ["", "yesterday", "25:00", "3:60", "2026-13-01", "2026-02-30 10:00", "2026-11-21T03:12:00+27:00", "12", "1:2:3:4", "-2h"]
         {
-            assert!(said(text).contains("is no time; say 2026-11-21T03:12:00Z"), "{text}: {}", said(text));
+            assert!(parsed(text).contains("is not a time; use 2026-11-21T03:12:00Z"), "{text}: {}", parsed(text));
         }
-        assert_eq!(said("2026-11-22 03:12"), "`2026-11-22 03:12` is 2026-11-22T02:12:00Z, which is still to come");
+        assert_eq!(parsed("2026-11-22 03:12"), "`2026-11-22 03:12` is 2026-11-22T02:12:00Z, which is in the future");
     }
 }

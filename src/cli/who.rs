@@ -1,11 +1,11 @@
 //! `holdfast who`: which container holds which device.
 
-use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
-use super::query::{Resources, Wanted, Whose, is_named};
+use super::document::{self, Row, UnhealthyDevices, devices, holder_in_words, proof_in_words, row, table};
+use super::query::{DeviceQuery, GrantFilter, KnownResources, is_named};
 use super::source;
-use super::watch::{self, Look, Watch};
+use super::watch::{self, QueryResult, Watch};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
-use crate::console::exit::{FAILURE, Failed, NOBODY};
+use crate::console::exit::{FAILURE, Failed, NO_HOLDER};
 use crate::console::text::Text;
 use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, Grant, GrantState};
@@ -21,7 +21,7 @@ pub struct Options {
     /// /dev/fuse, or its name on the host such as mlx5_2
     pub device: Option<String>,
     #[command(flatten)]
-    whose: Whose,
+    filter: GrantFilter,
     #[command(flatten)]
     watch: Watch,
 }
@@ -31,32 +31,37 @@ pub struct Options {
 /// # Errors
 /// When neither can be read, or when a filter matches no live grant.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let is_question = options.device.is_some() || !options.whose.is_all();
-    watch::look(options.watch, global.output, || if is_question { asked_for(global, options) } else { everything(global, options.watch) })
+    let is_question = options.device.is_some() || !options.filter.is_all();
+    watch::repeat(options.watch, global.output, || if is_question { filtered(global, options) } else { all_grants(global, options.watch) })
 }
 
-fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
+fn all_grants(global: &Global, watch: Watch) -> Result<QueryResult, Failed> {
     let mut remarks = Vec::new();
     let asked: Result<Vec<Grant>, ControlError> = block_on(control_get(&global.run_dir, "/v1/grants"))?;
     let grants = match asked {
         Ok(grants) => grants,
         Err(error @ ControlError::Absent { .. }) => {
             let grants = source::files(global)?.grants;
-            remarks.push(format!("{error}; this is what the journal in `{}` tells", global.state_dir.display()));
+            remarks.push(format!("{error}; the answer is from the journal in `{}`", global.state_dir.display()));
             grants
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
     let processors = processors(global);
-    let ailing = ailing(global);
-    let table =
-        |_: &_| if grants.is_empty() { Text::of_line(format_args!("nobody holds a device")) } else { table(&grants, &processors, &ailing) };
-    let text = watch.told(global.output, &document::document(&grants, &processors, &ailing), table)?;
-    Ok(Look { text, remarks, end: Ok(()) })
+    let unhealthy_devices = unhealthy_devices(global);
+    let table = |_: &_| {
+        if grants.is_empty() {
+            Text::of_line(format_args!("no container holds a device"))
+        } else {
+            table(&grants, &processors, &unhealthy_devices)
+        }
+    };
+    let text = watch.format_document(global.output, &document::document(&grants, &processors, &unhealthy_devices), table)?;
+    Ok(QueryResult { text, remarks, end: Ok(()) })
 }
 
 /// The unhealthy devices, from the running daemon. Without a daemon there are no verdicts.
-fn ailing(global: &Global) -> Ailing {
+fn unhealthy_devices(global: &Global) -> UnhealthyDevices {
     let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"));
     let devices = asked.ok().and_then(Result::ok).unwrap_or_default();
     // Include devices that no list has any longer and that have only a verdict.
@@ -72,73 +77,75 @@ fn processors(global: &Global) -> Vec<Processors> {
 
 /// The document of `who` with a filter.
 #[derive(Debug, Serialize)]
-struct Answer<'a> {
+struct FilteredDocument<'a> {
     schema: u32,
     grants: Vec<Row<'a>>,
     /// If no live grant matches: the last one that did.
     last: Option<Row<'a>>,
 }
 
-fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
-    let mut search = Search::new(options, options.device.as_deref().map(|text| source::wanted(global, text)));
-    let problem = source::read(global, |told| search.take(told))?.problem;
-    let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| {
-        let pod = search.pod.as_ref().map(|pod| format!("; a pod is called so: `holdfast who --pod {pod}`")).unwrap_or_default();
+fn filtered(global: &Global, options: &Options) -> Result<QueryResult, Failed> {
+    let mut search = Search::new(options, options.device.as_deref().map(|text| source::device_query(global, text)));
+    let problem = source::read(global, |part| search.take(part))?.problem;
+    let ids = search.wanted.as_ref().map(DeviceQuery::matches).transpose().map_err(|sentence| {
+        let pod =
+            search.pod.as_ref().map(|pod| format!("; there is a pod of this name, see `holdfast who --pod {pod}`")).unwrap_or_default();
         Failed::new(FAILURE, format_args!("{sentence}{pod}"))
     })?;
     let (held, last) = search.found();
     if held.is_empty() && last.is_none() {
-        let known = search.resources.check(options.whose.resource.as_ref(), || source::offered(global));
+        let known = search.resources.check(options.filter.resource.as_ref(), || source::offered(global));
         known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
-    let (processors, ailing) = if held.is_empty() { Default::default() } else { (processors(global), ailing(global)) };
-    let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &ailing));
-    let answer = Answer { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
-    let text = options.watch.told(global.output, &answer, |_| {
-        if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied(), &processors, &ailing) }
+    let (processors, unhealthy_devices) =
+        if held.is_empty() { Default::default() } else { (processors(global), unhealthy_devices(global)) };
+    let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &unhealthy_devices));
+    let answer = FilteredDocument { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
+    let text = options.watch.format_document(global.output, &answer, |_| {
+        if held.is_empty() { no_holder(ids, &options.filter, last) } else { table(held.iter().copied(), &processors, &unhealthy_devices) }
     })?;
     let unread = problem.filter(|_| held.is_empty() && last.is_none());
-    let remarks = unread.map(|problem| format!("holdfast: what was given back cannot be read: {problem}"));
-    let end = if held.is_empty() { Err(Failed::answered(NOBODY)) } else { Ok(()) };
-    Ok(Look { text, remarks: remarks.into_iter().collect(), end })
+    let remarks = unread.map(|problem| format!("holdfast: released grants cannot be read: {problem}"));
+    let end = if held.is_empty() { Err(Failed::reported(NO_HOLDER)) } else { Ok(()) };
+    Ok(QueryResult { text, remarks: remarks.into_iter().collect(), end })
 }
 
 /// Candidates for the answer from the ledger.
 #[derive(Debug)]
 struct Search {
-    wanted: Option<Wanted>,
+    wanted: Option<DeviceQuery>,
     /// A pod that has the name that was given for the device.
     pod: Option<String>,
-    resources: Resources,
-    whose: Whose,
+    resources: KnownResources,
+    filter: GrantFilter,
     live: Vec<Grant>,
     released: Vec<Grant>,
 }
 
 impl Search {
-    fn new(options: &Options, wanted: Option<Wanted>) -> Self {
+    fn new(options: &Options, wanted: Option<DeviceQuery>) -> Self {
         let (pod, resources) = Default::default();
-        Search { wanted, pod, resources, whose: options.whose.clone(), live: Vec::new(), released: Vec::new() }
+        Search { wanted, pod, resources, filter: options.filter.clone(), live: Vec::new(), released: Vec::new() }
     }
 
     /// Adds one part of the ledger. Returns whether more is needed.
-    fn take(&mut self, told: Told) -> bool {
-        self.resources.see(&told);
-        let grant = match told {
+    fn take(&mut self, part: Told) -> bool {
+        self.resources.add(&part);
+        let grant = match part {
             Told::Grant(grant) => grant,
             Told::Notes { names, .. } => {
-                self.wanted.iter_mut().for_each(|wanted| names.iter().for_each(|(key, id)| wanted.see(key, id)));
+                self.wanted.iter_mut().for_each(|wanted| names.iter().for_each(|(key, id)| wanted.add(key, id)));
                 return true;
             }
         };
         if !grant.is_live() && self.is_answered() {
             return false;
         }
-        if let Some((wanted, pod)) = self.wanted.as_ref().zip(grant.pod()).filter(|(wanted, pod)| is_named(pod, wanted.said())) {
-            self.pod = Some(pod.name.as_ref().map_or_else(|| wanted.said().to_owned(), |_| pod.to_string()));
+        if let Some((wanted, pod)) = self.wanted.as_ref().zip(grant.pod()).filter(|(wanted, pod)| is_named(pod, wanted.typed())) {
+            self.pod = Some(pod.name.as_ref().map_or_else(|| wanted.typed().to_owned(), |_| pod.to_string()));
         }
-        let could_be = self.wanted.as_mut().is_none_or(|wanted| wanted.sees(&grant));
-        if could_be && self.whose.fits(&grant) {
+        let may_match = self.wanted.as_mut().is_none_or(|wanted| wanted.add_grant(&grant));
+        if may_match && self.filter.fits(&grant) {
             if grant.is_live() { &mut self.live } else { &mut self.released }.push(*grant);
         }
         true
@@ -147,27 +154,27 @@ impl Search {
     /// Whether the rest of the history cannot change the answer. It follows the live grants, newest
     /// release first.
     fn is_answered(&self) -> bool {
-        let is_certain = self.wanted.as_ref().is_none_or(Wanted::is_certain);
-        is_certain && (!self.live.is_empty() || self.released.iter().any(|grant| self.is_meant(grant)))
+        let is_certain = self.wanted.as_ref().is_none_or(DeviceQuery::is_certain);
+        is_certain && (!self.live.is_empty() || self.released.iter().any(|grant| self.is_match(grant)))
     }
 
-    fn is_meant(&self, grant: &Grant) -> bool {
-        self.wanted.as_ref().is_none_or(|wanted| wanted.is_of(grant))
+    fn is_match(&self, grant: &Grant) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted.matches_grant(grant))
     }
 
     /// The live grants that match; if there are none, the last released one.
     fn found(&self) -> (Vec<&Grant>, Option<&Grant>) {
-        let held: Vec<&Grant> = self.live.iter().filter(|grant| self.is_meant(grant)).collect();
-        let last = self.released.iter().find(|grant| held.is_empty() && self.is_meant(grant));
+        let held: Vec<&Grant> = self.live.iter().filter(|grant| self.is_match(grant)).collect();
+        let last = self.released.iter().find(|grant| held.is_empty() && self.is_match(grant));
         (held, last)
     }
 }
 
 /// The message if no live grant matches.
-fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>) -> Text {
+fn no_holder(ids: Option<&BTreeSet<DeviceId>>, filter: &GrantFilter, last: Option<&Grant>) -> Text {
     let device = ids.map_or("a device".to_owned(), |ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "));
-    let of = whose.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
-    let who = whose.pod.as_ref().map_or("nobody holds".to_owned(), |pod| format!("no pod {pod} holds"));
+    let of = filter.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
+    let who = filter.pod.as_ref().map_or("no container holds".to_owned(), |pod| format!("no pod {pod} holds"));
     let mut text = Text::of_line(format_args!("{who} {device}{of}"));
     match last.map(|grant| (grant, &grant.state)) {
         Some((grant, GrantState::Released { released_at, released_by, .. })) => {
@@ -175,9 +182,9 @@ fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>)
             text.line(format_args!("  devices       {} ({})", devices(grant), grant.resource));
             text.line(format_args!("  from          {}", grant.granted_at.to_seconds()));
             text.line(format_args!("  until         {}", released_at.to_seconds()));
-            text.line(format_args!("  given back    {}", proof_in_words(released_by)));
+            text.line(format_args!("  proof         {}", proof_in_words(released_by)));
         }
-        _ => text.line(format_args!("  nor did anybody before, as far as the history goes back")),
+        _ => text.line(format_args!("  nor did any before, as far as the history goes back")),
     }
     text
 }

@@ -19,7 +19,7 @@ pub const ALREADY_RUNNING: u8 = 6;
 /// An actor died too often; a restart may help.
 pub const ESCALATED: u8 = 7;
 /// `who`: no container holds a device that matches the filter.
-pub const NOBODY: u8 = 8;
+pub const NO_HOLDER: u8 = 8;
 /// `config import` printed a configuration, but left out parts with wrong values.
 pub const INCOMPLETE: u8 = 9;
 /// `doctor` found a warning or an error.
@@ -32,12 +32,12 @@ pub const LIMITS: u8 = 11;
 #[must_use]
 pub fn meaning(code: i32) -> Option<&'static str> {
     Some(match u8::try_from(code).ok()? {
-        USAGE => "it does not know this command line",
+        USAGE => "it does not accept this command line",
         CONFIG => "the configuration is not valid",
-        KUBELET_DIR => "the kubelet's directory cannot be one",
-        STATE => "the state directory cannot be used",
+        KUBELET_DIR => "the kubelet directory is not usable",
+        STATE => "the state directory is not usable",
         ALREADY_RUNNING => "the state directory is in use",
-        LIMITS => "its limits leave it too few threads or descriptors",
+        LIMITS => "its limits on threads or descriptors are too low",
         _ => return None,
     })
 }
@@ -60,7 +60,7 @@ impl Failed {
 
     /// A verb that printed its answer and signals a result by its exit code.
     #[must_use]
-    pub fn answered(code: u8) -> Self {
+    pub fn reported(code: u8) -> Self {
         Failed { sentence: None, code }
     }
 }

@@ -106,11 +106,11 @@ pub(crate) fn eprint(text: &Text) {
 
 /// Prints a document as JSON, or as the text that `table` returns.
 pub(crate) fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<(), Failed> {
-    print(&told(output, document, table)?)
+    print(&format_document(output, document, table)?)
 }
 
 /// The text that [`show`] prints.
-pub(crate) fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
+pub(crate) fn format_document<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
     match output {
         // Only `topology` supports SVG; `cli::main` rejects it for all other verbs.
         Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
@@ -125,7 +125,7 @@ pub(crate) fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
 
 /// Value parser of clap for a text that must not be empty; trims it.
 pub(crate) fn non_empty(text: &str) -> Result<String, &'static str> {
-    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
+    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("the text is empty")
 }
 
 /// Runs a future on a single-threaded runtime, for verbs that query the daemon.

@@ -4,33 +4,33 @@ use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
 /// Delay before the line of a counted operation appears; a shorter one shows no progress.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SHOWN_AFTER: Duration = Duration::from_millis(500);
 /// Interval between updates of the line.
-const EVERY: Duration = Duration::from_millis(100);
+const UPDATE_EVERY: Duration = Duration::from_millis(100);
 
 /// The progress line. It is erased when the value is dropped.
 #[derive(Debug)]
 pub struct Progress {
-    what: &'static str,
+    operation: &'static str,
     next: Option<Instant>,
     is_shown: bool,
 }
 
 impl Progress {
-    /// Starts; `what` names the operation, such as `reading grants`.
+    /// Starts; `operation` names the operation, such as `reading grants`.
     #[must_use]
-    pub fn new(what: &'static str) -> Progress {
-        let next = stderr().is_terminal().then(|| Instant::now() + PATIENCE);
-        Progress { what, next, is_shown: false }
+    pub fn new(operation: &'static str) -> Progress {
+        let next = stderr().is_terminal().then(|| Instant::now() + SHOWN_AFTER);
+        Progress { operation, next, is_shown: false }
     }
 
     /// Starts an operation without a counter; its line appears at once.
     #[must_use]
-    pub fn uncounted(what: &'static str) -> Progress {
-        let mut progress = Progress::new(what);
+    pub fn uncounted(operation: &'static str) -> Progress {
+        let mut progress = Progress::new(operation);
         if progress.next.is_some() {
             progress.is_shown = true;
-            drop(write!(stderr(), "{what} …"));
+            drop(write!(stderr(), "{operation} …"));
         }
         progress
     }
@@ -42,10 +42,10 @@ impl Progress {
         if now < next {
             return;
         }
-        self.next = Some(now + EVERY);
+        self.next = Some(now + UPDATE_EVERY);
         self.is_shown = true;
         // A write error is ignored: progress is optional.
-        drop(write!(stderr(), "\r\x1b[K{}", line(self.what, done, of)));
+        drop(write!(stderr(), "\r\x1b[K{}", line(self.operation, done, of)));
     }
 }
 
@@ -56,10 +56,10 @@ pub fn wipe() {
     }
 }
 
-fn line(what: &str, done: usize, of: Option<usize>) -> String {
+fn line(operation: &str, done: usize, of: Option<usize>) -> String {
     match of {
-        Some(of) if of > 0 => format!("{what}: {done} of {of} ({} %)", done.saturating_mul(100) / of),
-        _ => format!("{what}: {done}"),
+        Some(of) if of > 0 => format!("{operation}: {done} of {of} ({} %)", done.saturating_mul(100) / of),
+        _ => format!("{operation}: {done}"),
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_tells_how_far_it_has_come_where_that_is_known() {
+    fn the_line_has_a_percentage_if_the_total_is_known() {
         assert_eq!(line("reading grants", 1200, None), "reading grants: 1200");
         assert_eq!(line("calls", 500, Some(2000)), "calls: 500 of 2000 (25 %)");
         assert_eq!(line("calls", 0, Some(0)), "calls: 0");

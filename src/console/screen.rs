@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use terminal_size::{Height, Width, terminal_size_of};
 
 /// Minimum width of a wrapped line, even on a narrower terminal.
-const LINE_LEAST: usize = 30;
+const LINE_MIN: usize = 30;
 
 /// When results have colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -35,19 +35,19 @@ pub struct Screen {
 }
 
 /// The options of the command line, set once for the whole process.
-static WANTED: OnceLock<(Colour, Output)> = OnceLock::new();
+static OPTIONS: OnceLock<(Colour, Output)> = OnceLock::new();
 
 /// Sets the options of the command line, once. Without this call every screen is a file.
 pub(crate) fn init(colour: Colour, output: Output) {
     // A second call has the same values.
-    let _known = WANTED.get_or_init(|| (colour, output));
+    let _known = OPTIONS.get_or_init(|| (colour, output));
 }
 
 impl Screen {
     /// Standard output with its present size.
     #[must_use]
     pub fn get() -> Screen {
-        let Some((colour, output)) = WANTED.get() else { return Screen::default() };
+        let Some((colour, output)) = OPTIONS.get() else { return Screen::default() };
         let is_terminal = stdout().is_terminal();
         let size = is_terminal.then(|| terminal_size_of(stdout())).flatten();
         // A terminal that reports the size 0 × 0 has an unknown size.
@@ -85,12 +85,12 @@ impl Screen {
     /// width. Repeated spaces are kept.
     #[must_use]
     pub fn wrap(self, text: &str, indent: usize) -> String {
-        let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_LEAST));
+        let available = self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_MIN));
         let mut wrapped = String::new();
         let mut used = 0;
         for word in text.split(' ') {
             let width = word.chars().count();
-            if used > 0 && used + 1 + width > room {
+            if used > 0 && used + 1 + width > available {
                 wrapped.push('\n');
                 wrapped.extend(std::iter::repeat_n(' ', indent));
                 used = 0;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_for_terminals_and_for_those_who_ask() {
+    fn auto_colours_only_terminals_and_options_override() {
         assert!(has_colour(Colour::Auto, true, of(&[])) && has_colour(Colour::Auto, true, of(&[("NO_COLOR", "")])));
         assert!(!has_colour(Colour::Auto, false, of(&[])) && !has_colour(Colour::Auto, true, of(&[("NO_COLOR", "1")])));
         assert!(!has_colour(Colour::Auto, true, of(&[("TERM", "dumb")])));
@@ -157,13 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn the_first_variable_that_says_something_names_the_locale() {
+    fn the_first_variable_that_is_not_empty_sets_the_locale() {
         assert!(is_utf8(of(&[("LANG", "C.UTF-8")])) && is_utf8(of(&[("LC_ALL", ""), ("LC_CTYPE", "de_DE.utf8")])));
         assert!(!is_utf8(of(&[])) && !is_utf8(of(&[("LC_ALL", "C"), ("LANG", "C.UTF-8")])));
     }
 
     #[test]
-    fn a_long_sentence_goes_on_below_its_begin() {
+    fn a_wrapped_line_is_indented() {
         let text = "stop one of them; a package and a DaemonSet are two";
         let narrow = Screen { width: Some(40), ..Screen::default() };
         assert_eq!(narrow.wrap(text, 9), "stop one of them; a package and\n         a DaemonSet are two");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_has_a_sign() {
+    fn a_cut_text_ends_with_a_marker() {
         let screen = Screen::default();
         assert_eq!([screen.clip("train", 5), screen.clip("train", 4)], ["train", "tra…"]);
         assert_eq!(Screen { ascii: true, ..screen }.clip("train", 4), "tra~");

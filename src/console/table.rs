@@ -10,21 +10,21 @@ use crate::domain::printable;
 pub const UNKNOWN: &str = "-";
 
 /// The gap between two columns.
-const BETWEEN: &str = "  ";
+const GAP: &str = "  ";
 /// Minimum width of a cut column.
-const LEAST: usize = 8;
-/// Minimum width of the first column in `giving_way`, as long as another column can be cut. It
+const COLUMN_MIN: usize = 8;
+/// Minimum width of the first column in `shrinking`, as long as another column can be cut. It
 /// mostly contains ids, and a PCI address has 12 characters.
-const ADDRESS: usize = 12;
+const FIRST_MIN: usize = 12;
 
 /// A table with a header. Put the column of unbounded length last: it then moves no other column.
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<Row>,
     /// Columns to cut if space is short, the first one first.
-    giving_way: Vec<usize>,
-    /// Columns to leave out before any column after the first of `giving_way` is cut.
-    dispensable: Vec<usize>,
+    shrinking: Vec<usize>,
+    /// Columns to leave out before any column after the first of `shrinking` is cut.
+    omittable: Vec<usize>,
     tints: Vec<(usize, Tinting)>,
     is_sparse: bool,
 }
@@ -45,13 +45,13 @@ impl Table {
     #[must_use]
     pub fn new(headings: &[&str]) -> Self {
         let rows = vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
-        Table { rows, giving_way: vec![headings.len().saturating_sub(1)], dispensable: Vec::new(), tints: Vec::new(), is_sparse: false }
+        Table { rows, shrinking: vec![headings.len().saturating_sub(1)], omittable: Vec::new(), tints: Vec::new(), is_sparse: false }
     }
 
     /// Sets the columns that are cut on a narrow screen, the first one first.
     #[must_use]
-    pub fn giving_way(mut self, headings: &[&str]) -> Self {
-        self.giving_way = headings.iter().filter_map(|heading| self.column(heading)).collect();
+    pub fn shrinking(mut self, headings: &[&str]) -> Self {
+        self.shrinking = headings.iter().filter_map(|heading| self.column(heading)).collect();
         self
     }
 
@@ -59,8 +59,8 @@ impl Table {
     /// enough: a stub of them would be useless. Columns without any known value are left out before
     /// anything is cut, even the first column to cut.
     #[must_use]
-    pub fn leaving_out(mut self, headings: &[&str]) -> Self {
-        self.dispensable = headings.iter().filter_map(|heading| self.column(heading)).collect();
+    pub fn omitting(mut self, headings: &[&str]) -> Self {
+        self.omittable = headings.iter().filter_map(|heading| self.column(heading)).collect();
         self
     }
 
@@ -119,40 +119,40 @@ impl Table {
         let is_blank = |column| self.is_sparse && is_unknown(column);
         let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(column) { 0 } else { content(column) }).collect();
         let shown = widths.iter().filter(|width| **width > 0).count();
-        let whole = widths.iter().sum::<usize>() + BETWEEN.len() * shown.saturating_sub(1);
+        let whole = widths.iter().sum::<usize>() + GAP.len() * shown.saturating_sub(1);
         let mut over = screen.width.map_or(0, |width| whole.saturating_sub(width));
-        for column in self.giving_way.iter().take(1).chain(&self.dispensable).filter(|column| is_unknown(**column)) {
+        for column in self.shrinking.iter().take(1).chain(&self.omittable).filter(|column| is_unknown(**column)) {
             let Some(width) = widths.get_mut(*column).filter(|width| over > 0 && **width > 0) else { continue };
-            over = over.saturating_sub(*width + BETWEEN.len());
+            over = over.saturating_sub(*width + GAP.len());
             *width = 0;
         }
-        for (index, column) in self.giving_way.iter().enumerate() {
+        for (index, column) in self.shrinking.iter().enumerate() {
             if index == 1 {
-                for out in &self.dispensable {
+                for out in &self.omittable {
                     let Some(width) = widths.get_mut(*out).filter(|width| over > 0 && **width > 0) else { continue };
-                    let freed = *width + BETWEEN.len();
+                    let freed = *width + GAP.len();
                     *width = 0;
                     // Return excess width to the first column, if it was cut before.
-                    if let Some((first, width)) = self.giving_way.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
+                    if let Some((first, width)) = self.shrinking.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
                         *width = if *width > 0 { (*width + freed.saturating_sub(over)).min(content(first)) } else { 0 };
                     }
                     over = over.saturating_sub(freed);
                 }
             }
             let Some(width) = widths.get_mut(*column) else { continue };
-            let least = if index == 0 && !self.is_sparse { ADDRESS } else { LEAST };
+            let least = if index == 0 && !self.is_sparse { FIRST_MIN } else { COLUMN_MIN };
             let cut = width.saturating_sub(heading(*column).max(least));
-            if self.is_sparse && over > cut && *width > 0 && Some(column) == self.giving_way.first() {
+            if self.is_sparse && over > cut && *width > 0 && Some(column) == self.shrinking.first() {
                 // The rest of the column is worth less than the other columns: leave it out.
-                over = over.saturating_sub(*width + BETWEEN.len());
+                over = over.saturating_sub(*width + GAP.len());
                 *width = 0;
             } else {
                 *width -= over.min(cut);
                 over = over.saturating_sub(cut);
             }
         }
-        if let Some((first, width)) = self.giving_way.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
-            *width -= over.min(width.saturating_sub(heading(first).max(LEAST)));
+        if let Some((first, width)) = self.shrinking.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
+            *width -= over.min(width.saturating_sub(heading(first).max(COLUMN_MIN)));
         }
         widths
     }
@@ -177,13 +177,13 @@ impl Table {
                 let shown = screen.clip(cell, width);
                 let seen = shown.trim_end();
                 if seen.is_empty() {
-                    space += width + BETWEEN.len();
+                    space += width + GAP.len();
                     continue;
                 }
                 let tint = self.tints.iter().find(|(of, _)| *of == column).map_or(Tint::Plain, |(_, tint)| tint(cell));
                 text.put(format_args!("{:space$}", ""));
                 text.paint(screen, if index == 0 { Tint::Dim } else { tint }, seen);
-                space = width - seen.chars().count() + BETWEEN.len();
+                space = width - seen.chars().count() + GAP.len();
             }
             text.end_line();
         }
@@ -223,21 +223,21 @@ mod tests {
     }
 
     #[test]
-    fn on_a_narrow_screen_the_least_important_column_is_cut_first() {
-        let mut table = Table::new(&["pod", "resource", "device"]).giving_way(&["device", "resource"]);
+    fn on_a_narrow_screen_the_least_important_column_shrinks_first() {
+        let mut table = Table::new(&["pod", "resource", "device"]).shrinking(&["device", "resource"]);
         table.row(["ml/train-0", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(on(50), plain(&table));
         assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
         assert_eq!(on(38), "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n");
         assert_eq!(on(30), "POD         RESOURCE  DEVICE\nml/train-0  nvidia.…  GPU-5a7…\n");
-        assert!(on(10).contains("nvidia.…  GPU-5a7…"), "so much is always left");
+        assert!(on(10).contains("nvidia.…  GPU-5a7…"), "a minimum width remains");
     }
 
     #[test]
-    fn what_a_stub_tells_nothing_of_is_left_out_before_more_is_cut() {
-        let table = Table::new(&["pod", "since", "resource", "device"]).giving_way(&["device", "resource"]);
-        let mut table = table.leaving_out(&["since"]);
+    fn an_omittable_column_is_omitted_before_a_second_column_shrinks() {
+        let table = Table::new(&["pod", "since", "resource", "device"]).shrinking(&["device", "resource"]);
+        let mut table = table.omitting(&["since"]);
         table.row(["ml/train-0", "2026-11-22T12:05:57Z", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_table_has_no_column_of_which_nothing_is_known() {
+    fn a_sparse_table_omits_columns_without_values() {
         let mut table = Table::new(&["device", "health", "held by"]).sparse();
         table.row(["a", "", ""].map(str::to_owned));
         table.row(["b", "", "ml/train-0"].map(str::to_owned));
@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn a_column_of_which_nothing_is_known_goes_before_another_is_cut() {
-        let mut table = Table::new(&["address", "driver", "until", "id"]).leaving_out(&["driver"]);
+    fn a_column_without_values_is_omitted_before_another_shrinks() {
+        let mut table = Table::new(&["address", "driver", "until", "id"]).omitting(&["driver"]);
         table.row(["/dev/sensor0", "", "", "dev:sensor0"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(on(40), "ADDRESS       DRIVER  UNTIL  ID\n/dev/sensor0  -       -      dev:sensor0\n");
         assert_eq!(on(39), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sensor0\n");
         assert_eq!(on(30), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sens…\n");
-        let mut table = Table::new(&["address", "names", "resource", "id"]).giving_way(&["id", "resource"]).leaving_out(&["names"]);
+        let mut table = Table::new(&["address", "names", "resource", "id"]).shrinking(&["id", "resource"]).omitting(&["names"]);
         table.row(["0000:3b:01.0", "ens1f0v0", "intel.com/sriov", ""].map(str::to_owned));
         let narrow = Screen { width: Some(40), ..Screen::default() };
         assert_eq!(table.on(narrow), "ADDRESS       NAMES     RESOURCE\n0000:3b:01.0  ens1f0v0  intel.com/sriov\n");

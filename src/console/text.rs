@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_unprintable_is_in_a_text_but_its_own_line_breaks(parts in prop::collection::vec(any::<String>(), 4), width in 0..60_usize) {
+        fn a_text_has_no_unprintable_character_except_its_line_breaks(parts in prop::collection::vec(any::<String>(), 4), width in 0..60_usize) {
             let screen = Screen { width: Some(width), ..Screen::default() };
             let mut text = Text::of_line(format_args!("{} {}", parts[0], parts[1]));
             text.paint(screen, Tint::Green, &parts[2]);

@@ -5,7 +5,7 @@
 //! and answers to the kubelet are not collected at all (`outline.rs`), and the daemon never logs
 //! them. As a second line of defence, all data passes the [`Redactor`].
 
-use super::{Facts, Place, Redactor, examine, outline};
+use super::{Facts, Redactor, Target, examine, outline};
 use crate::domain::{Timestamp, printable};
 use crate::host::{self, HostRoot, open_to_read};
 use crate::kubelet::checkpoint;
@@ -46,7 +46,7 @@ impl Bundle {
     /// Collects everything. `verb` runs a verb with `-o json` and returns its output or an error;
     /// `log` returns the latest log of the daemon.
     pub fn collect(
-        place: &Place,
+        target: &Target,
         facts: &Facts,
         redactor: Redactor,
         verb: impl Fn(&[&str]) -> Result<Vec<u8>, String>,
@@ -55,15 +55,15 @@ impl Bundle {
         let mut this = Bundle { redactor, files: Vec::new(), missing: Vec::new() };
         // First, so that the redactor knows the secrets of the configuration before it processes
         // other texts.
-        this.configuration(place, facts);
-        this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_words())).map_err(|error| error.to_string()));
+        this.configuration(target, facts);
+        this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_texts())).map_err(|error| error.to_string()));
         for (name, words) in VERBS {
             this.json(name, verb(words).and_then(|bytes| document(&bytes)));
         }
-        this.json("kubelet-checkpoint.json", kubelet_checkpoint(&place.roots.kubelet));
-        let mounts = std::fs::read_to_string(place.own.join("mountinfo"));
+        this.json("kubelet-checkpoint.json", kubelet_checkpoint(&target.roots.kubelet));
+        let mounts = std::fs::read_to_string(target.own.join("mountinfo"));
         this.text("mountinfo.txt", mounts.map(|table| outline::of_mounts(&table)).map_err(|error| error.to_string()));
-        let host = HostRoot::new(&place.roots.host);
+        let host = HostRoot::new(&target.roots.host);
         let read = |rel: &str| host.try_read(rel).map_err(|error| error.to_string());
         let system = read("proc/version").map(|kernel| {
             let release = read("etc/os-release").unwrap_or_default();
@@ -76,19 +76,19 @@ impl Bundle {
 
     /// The configuration files as documents, without comments, since these may contain disabled
     /// secrets. The redactor learns the values that are not shown.
-    fn configuration(&mut self, place: &Place, facts: &Facts) {
+    fn configuration(&mut self, target: &Target, facts: &Facts) {
         let is_valid = facts.config.as_ref().is_some_and(Result::is_ok);
-        let main = place.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
+        let main = target.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
         let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
         let mut documents = Vec::new();
         for file in files.unwrap_or_else(|| vec![main]) {
             let parsed = host::read_bounded(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
-            let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".to_owned()));
+            let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned()));
             // The parser's error would quote the line; the error in the report only names it.
             let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
             match parsed {
                 Ok(value) => {
-                    self.redactor.learn(&value);
+                    self.redactor.learn_from(&value);
                     documents.push(json!({ "file": file, "content": outline::of_config(value, is_valid) }));
                 }
                 Err(why) => self.missing.push((file.display().to_string(), why)),
@@ -117,7 +117,7 @@ impl Bundle {
     pub fn contents(&self) -> String {
         let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
         let missing =
-            self.missing.iter().map(|(name, why)| format!("not in it: {}: {}\n", printable(name), printable(&self.redactor.text(why))));
+            self.missing.iter().map(|(name, why)| format!("left out: {}: {}\n", printable(name), printable(&self.redactor.text(why))));
         files.chain(missing).collect()
     }
 
@@ -161,16 +161,16 @@ fn stem(now: Timestamp) -> String {
 
 fn readme(contents: &str) -> String {
     format!(
-        "What `holdfast doctor --bundle` has collected of a node, for a report of a fault.\n\n\
-         Not in it: values of environments, commands and their arguments, what commands and operators have written, configured\n\
-         mounts, sources of mounts, answers to the kubelet, and all values of a configuration that is not valid. In it are names: of\n\
-         pods, namespaces, containers, devices, resources, variables, mount points and files. Look before you give it away.\n\n{contents}"
+        "Data of a node for a problem report, collected by `holdfast doctor --bundle`.\n\n\
+         Excluded: values of environments, commands and their arguments, texts of commands and operators, configured mounts,\n\
+         sources of mounts, answers to the kubelet, and all values of an invalid configuration. Included are names: of pods,\n\
+         namespaces, containers, devices, resources, variables, mount points and files. Check the content before you share it.\n\n{contents}"
     )
 }
 
 fn document(bytes: &[u8]) -> Result<Value, String> {
     if bytes.len() > DOCUMENT_BYTES_MAX {
-        return Err(format!("it has {} bytes and was left out", bytes.len()));
+        return Err(format!("it has {} bytes, more than the limit, and was left out", bytes.len()));
     }
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }

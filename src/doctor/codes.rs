@@ -24,58 +24,79 @@ macro_rules! codes {
 
 codes! {
     // The doctor itself.
-    NOT_ROOT = "not-root" Note "much of a node is readable by root only, so some checks could not be made";
-    LOOK_HANGS = "look-hangs" Warning "what does not answer a reader may stop the daemon, or a container, in the same way";
+    NOT_ROOT = "not-root" Note
+        "much of a node is readable by root only, so some checks could not run";
+    LOOK_HANGS = "look-hangs" Warning
+        "an object that blocks a reader may block the daemon or a container in the same way";
     USER_NAMESPACE = "user-namespace" Error
         "root of a user namespace is another user to the host: the kubelet's sockets and the device nodes refuse it";
 
     // The kubelet.
     KUBELET_DIR_MISSING = "kubelet-dir-missing" Error "Holdfast registers with the kubelet there: no device is offered";
-    KUBELET_DIR_OTHER = "kubelet-dir-other" Error "Holdfast waits at a place where no kubelet comes: no device is offered";
+    KUBELET_DIR_OTHER = "kubelet-dir-other" Error
+        "Holdfast waits for a kubelet in this directory, and no kubelet uses it: no device is \
+         offered";
     KUBELET_DIR_UNUSABLE = "kubelet-dir-unusable" Error "the daemon does not start with it (exit code 4)";
     KUBELET_DIR_NOT_MOUNTED = "kubelet-dir-not-mounted" Error
-        "the container sees a directory of its own, where no kubelet comes: no device is offered";
+        "the container sees a directory of its own that no kubelet uses: no device is offered";
     KUBELET_SOCKET_MOUNTED = "kubelet-socket-mounted" Error
         "the kubelet makes a new socket at every start, and the mount keeps the old one: after its next restart no device is offered";
     KUBELET_ABSENT = "kubelet-absent" Warning "until a kubelet listens there, no device is offered";
-    KUBELET_HANGS = "kubelet-hangs" Error "it cannot be told of devices, and pods that ask for one wait";
+    KUBELET_HANGS = "kubelet-hangs" Error
+        "the kubelet cannot receive device lists, and pods that request a device wait";
     KUBELET_TOO_OLD = "kubelet-too-old" Error "kubelets before 1.26 are not supported: their connection to a plugin is refused, so no device is offered";
-    KUBELET_LACKS_DEVICES = "kubelet-lacks-devices" Error "what the kubelet does not count as allocatable is given to no pod";
+    KUBELET_LACKS_DEVICES = "kubelet-lacks-devices" Error
+        "no pod gets a device that the kubelet does not count as allocatable";
     KUBELET_CHECKPOINT_UNREADABLE = "kubelet-checkpoint-unreadable" Error
         "without it no new grant is bound to its pod, so its devices stay held when the pod ends";
     POD_RESOURCES_UNREACHABLE = "pod-resources-unreachable" Warning
         "without it grants are released late, and a list that the kubelet has lost is not noticed";
-    OTHER_PLUGIN = "other-plugin" Error "two plugins of one resource take it from each other, and each answers for devices that the other has given away";
+    OTHER_PLUGIN = "other-plugin" Error
+        "two plugins of one resource replace each other at the kubelet, and each may grant devices \
+         that the other has already granted";
     OTHER_PLUGIN_SOCKET = "other-plugin-socket" Warning
-        "two plugins of one resource take it from each other, and each answers for devices that the other has given away";
+        "two plugins of one resource replace each other at the kubelet, and each may grant devices \
+         that the other has already granted";
 
     // The daemon.
-    DAEMON_ABSENT = "daemon-absent" Note "what only the daemon knows could not be looked at";
-    DAEMON_NOT_RUNNING = "daemon-not-running" Error "nobody answers the kubelet: no device is offered";
-    DAEMON_HANGS = "daemon-hangs" Error "the thread that does not answer here is the one that answers the kubelet";
-    DAEMON_NOT_READY = "daemon-not-ready" Warning "something that a start waits for has not come about";
-    DAEMON_OTHER_VERSION = "daemon-other-version" Note "what was installed is in force only when the daemon runs it";
-    TWO_DAEMONS = "two-daemons" Error "both register the same resources, and each knows only of its own grants";
-    RESOURCE_NOT_REGISTERED = "resource-not-registered" Error "the kubelet does not know of its devices, so no pod gets one";
-    HOOK_FAILED = "hook-failed" Warning "no container starts with the device until the hook after its release has ended well";
-    HOOK_NOT_RUN = "hook-not-run" Warning "what waits for a hook waits on, and a check says nothing of its devices meanwhile";
-    SIGNALS_OFF = "signals-off" Note "what such a signal would tell of a device's health is not seen";
+    DAEMON_ABSENT = "daemon-absent" Note "facts that only the daemon knows could not be checked";
+    DAEMON_NOT_RUNNING = "daemon-not-running" Error
+        "no process answers the kubelet: no device is offered";
+    DAEMON_HANGS = "daemon-hangs" Error
+        "the thread that does not answer here is the same one that answers the kubelet";
+    DAEMON_NOT_READY = "daemon-not-ready" Warning "a condition that the start waits for is not met";
+    DAEMON_OTHER_VERSION = "daemon-other-version" Note
+        "the installed version takes effect only when the daemon runs it";
+    TWO_DAEMONS = "two-daemons" Error
+        "both register the same resources, and each knows only its own grants";
+    RESOURCE_NOT_REGISTERED = "resource-not-registered" Error
+        "the kubelet does not know its devices, so no pod gets one";
+    HOOK_FAILED = "hook-failed" Warning
+        "no container starts with the device until the hook after its release has succeeded";
+    HOOK_NOT_RUN = "hook-not-run" Warning
+        "devices and pods keep waiting for the hook, and a check reports no health until it runs";
+    SIGNALS_OFF = "signals-off" Note "device failures that only this signal shows are not detected";
 
     // The configuration and the devices.
     CONFIG_INVALID = "config-invalid" Error "the daemon does not start with it (exit code 3)";
-    CONFIG_CHANGED = "config-changed" Warning "what the files say now is not what the daemon does";
-    RESOURCE_SELECTS_NOTHING = "resource-selects-nothing" Warning "the resource is offered without a device, so no pod gets one";
-    DRIVER_NOT_BOUND = "driver-not-bound" Warning "without its driver a device has no nodes, and is not offered";
+    CONFIG_CHANGED = "config-changed" Warning
+        "the daemon does not use the present content of the files";
+    RESOURCE_SELECTS_NOTHING = "resource-selects-nothing" Warning
+        "the resource has no device, so no pod gets one";
+    DRIVER_NOT_BOUND = "driver-not-bound" Warning
+        "a device without its driver has no device nodes, and is not offered";
     DRIVER_NODES_ELSEWHERE = "driver-nodes-elsewhere" Note
-        "NVIDIA's toolkit finds these nodes; with `pass_device_specs` a container gets those of /dev, and a GPU without one is unhealthy (node_missing)";
-    DEVICE_UNHEALTHY = "device-unhealthy" Warning "it is given to no new container";
-    DEVICE_SUSPECT = "device-suspect" Note "if that goes on, the device becomes unhealthy";
-    DEVICE_CORDONED = "device-cordoned" Note "an operator has taken it out: it is given to no new container";
-    IOMMU_OFF = "iommu-off" Error "without an IOMMU no function can be handed to a guest";
+        "NVIDIA's toolkit finds these nodes; with `pass_device_specs` a container gets the nodes \
+         of /dev, and a GPU without one is unhealthy (node_missing)";
+    DEVICE_UNHEALTHY = "device-unhealthy" Warning "no new container gets it";
+    DEVICE_SUSPECT = "device-suspect" Note "if the symptom persists, the device becomes unhealthy";
+    DEVICE_CORDONED = "device-cordoned" Note "an operator cordoned it: no new container gets it";
+    IOMMU_OFF = "iommu-off" Error "without an IOMMU no PCI function can be assigned to a guest";
     IOMMU_UNSAFE = "iommu-unsafe" Warning "a guest can read and write all of the host's memory through its device";
 
     // CDI.
-    CDI_DIRECTORY_MISSING = "cdi-directory-missing" Warning "containers get CDI names that nobody can look up, and do not start";
+    CDI_DIRECTORY_MISSING = "cdi-directory-missing" Warning
+        "containers get CDI names that cannot be resolved, and do not start";
     CDI_OFF = "cdi-off" Error "the container runtime ignores CDI names, or refuses containers that have one";
     CDI_DIRECTORY_UNREAD = "cdi-directory-unread" Error "containers get CDI names that the runtime does not find, and do not start";
 
@@ -83,21 +104,34 @@ codes! {
     STATE_DISK_FULL = "state-disk-full" Error "no grant can be recorded, so no Allocate is answered";
     STATE_DISK_LOW = "state-disk-low" Warning "when it is full no grant can be recorded, so no Allocate is answered";
     STATE_READ_ONLY = "state-read-only" Error "no grant can be recorded, so no Allocate is answered";
-    STATE_IN_MEMORY = "state-in-memory" Error "the ledger is gone with the boot or the container, and with it who holds what";
-    STATE_IN_CONTAINER = "state-in-container" Error "the ledger is gone with the container, and with it who holds what";
-    STATE_ON_NETWORK = "state-on-network" Warning "every Allocate waits for the network, and for ever when the other machine does not answer";
+    STATE_IN_MEMORY = "state-in-memory" Error
+        "the ledger is lost at a reboot or with the container, and with it the holders of all \
+         devices";
+    STATE_IN_CONTAINER = "state-in-container" Error
+        "the ledger is lost with the container, and with it the holders of all devices";
+    STATE_ON_NETWORK = "state-on-network" Warning
+        "every Allocate waits for the network, and without end if the other machine does not answer";
     LEDGER_UNREADABLE = "ledger-unreadable" Error "the daemon does not start with it (exit code 5)";
-    LEDGER_DAMAGED = "ledger-damaged" Warning "something that was recorded may be missing";
-    LEDGER_NOT_WRITTEN = "ledger-not-written" Error "what is granted meanwhile is forgotten when the daemon ends";
-    LEDGER_ONE_COPY = "ledger-one-copy" Warning "if the journal is damaged now, nothing can rebuild it";
-    LEDGER_MOVED_ASIDE = "ledger-moved-aside" Note "it was damaged once, was rebuilt from the other copy, and is kept to be looked at";
-    CLOCK_MOVED_BACK = "clock-moved-back" Warning "times in the history are wrong, and records look newer than they are";
+    LEDGER_DAMAGED = "ledger-damaged" Warning "records may be missing";
+    LEDGER_NOT_WRITTEN = "ledger-not-written" Error
+        "grants made until it is fixed are lost when the daemon ends";
+    LEDGER_ONE_COPY = "ledger-one-copy" Warning
+        "if the journal is damaged now, it cannot be rebuilt";
+    LEDGER_MOVED_ASIDE = "ledger-moved-aside" Note
+        "it was damaged and rebuilt from the other copy; the damaged file is kept for inspection";
+    CLOCK_MOVED_BACK = "clock-moved-back" Warning
+        "times in the history are wrong, and records appear newer than they are";
     CLOCK_MOVED_FORWARD = "clock-moved-forward" Note "times in the history before the jump are too early";
 
     // The host.
-    INOTIFY_EXHAUSTED = "inotify-exhausted" Error "a daemon that starts now is told neither of a kubelet that restarts nor of devices that come and go";
-    INOTIFY_LOW = "inotify-low" Warning "when there are none left a daemon that starts is not told of a kubelet that restarts";
-    KERNEL_LOG_UNREADABLE = "kernel-log-unreadable" Warning "NVIDIA's Xid errors are told there and nowhere else: a GPU that has failed stays healthy";
+    INOTIFY_EXHAUSTED = "inotify-exhausted" Error
+        "a daemon that starts now gets no events of kubelet restarts or of devices that appear and \
+         disappear";
+    INOTIFY_LOW = "inotify-low" Warning
+        "when none is left, a daemon that starts gets no events of kubelet restarts";
+    KERNEL_LOG_UNREADABLE = "kernel-log-unreadable" Warning
+        "NVIDIA's Xid errors appear only there: a failed GPU stays healthy";
     SELINUX_LABEL = "selinux-label" Warning
-        "SELinux may keep the daemon from making its sockets there, and the kubelet from connecting to them";
+        "SELinux may prevent the daemon from creating its sockets there, and the kubelet from \
+         connecting to them";
 }

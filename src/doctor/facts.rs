@@ -23,7 +23,7 @@ pub struct Facts {
     /// The time of the facts.
     pub now: Moment,
     /// Requirements of the configuration, or its error.
-    pub config: Option<Result<Wants, String>>,
+    pub config: Option<Result<Requirements, String>>,
     /// The kubelet's directory.
     pub kubelet: Option<Kubelet>,
     /// The kubelet's resources, from its pod-resources API.
@@ -84,7 +84,7 @@ impl Facts {
 
     /// Removes the texts of operators and commands, for a report that is shared.
     #[must_use]
-    pub fn without_words(mut self) -> Facts {
+    pub fn without_texts(mut self) -> Facts {
         if let Some(Daemon { answer: Answer::Status(status), .. }) = &mut self.daemon {
             *status = Redactor::default().document(std::mem::take(status));
         }
@@ -103,7 +103,7 @@ impl Facts {
 
 /// Requirements of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wants {
+pub struct Requirements {
     /// The files that were read.
     pub files: Vec<PathBuf>,
     /// CRC-32 of the concatenated files in hex, as the daemon reports it for its loaded
@@ -121,7 +121,7 @@ pub struct Wants {
 
 /// The object at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Is {
+pub enum PathState {
     /// Nothing.
     Missing,
     /// A directory that can be read.
@@ -129,9 +129,9 @@ pub enum Is {
     /// A socket with a listener.
     Listening,
     /// A socket without a listener.
-    Deserted,
+    NoListener,
     /// A socket whose owner accepts no connection in time.
-    Silent,
+    Unresponsive,
     /// Another kind of object than required.
     Other,
     /// Access denied.
@@ -142,11 +142,11 @@ pub enum Is {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubelet {
     /// The directory itself.
-    pub dir: Is,
+    pub dir: PathState,
     /// `device-plugins` in it.
-    pub plugins: Is,
+    pub plugins: PathState,
     /// `device-plugins/kubelet.sock`.
-    pub socket: Is,
+    pub socket: PathState,
     /// Other directories of this host with a kubelet socket.
     pub elsewhere: Vec<PathBuf>,
     /// The `--root-dir` of a kubelet of this host.
@@ -171,7 +171,7 @@ pub struct Listing {
     /// Path of the socket.
     pub socket: PathBuf,
     /// The object at this path.
-    pub is: Is,
+    pub is: PathState,
     /// Number of healthy devices of each resource in the kubelet, or the error.
     pub allocatable: Option<Result<BTreeMap<String, usize>, String>>,
     /// Whether the call is unimplemented; kubelets since 1.23 have it.
@@ -186,7 +186,7 @@ pub enum Answer {
     /// This process may not query it.
     Denied,
     /// It accepts the query, but does not answer.
-    Silent(String),
+    Unresponsive(String),
     /// `status -o json`.
     Status(Value),
 }
@@ -244,30 +244,30 @@ pub struct State {
     /// The medium of its file system.
     pub medium: Option<Medium>,
     /// Free bytes.
-    pub room: u64,
+    pub free_bytes: u64,
     /// Free inodes.
-    pub files_left: u64,
+    pub free_inodes: u64,
     /// Further free bytes that only root may use.
-    pub room_of_root: u64,
+    pub root_reserve_bytes: u64,
     /// Whether it is writable.
-    pub writes: Writes,
+    pub writes: WriteAccess,
     /// Files that were moved aside there.
     pub moved_aside: Vec<PathBuf>,
 }
 
 /// The effect of a write to a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Writes {
+pub enum WriteAccess {
     /// It succeeds.
-    Taken,
+    Allowed,
     /// This mount is read-only; the file system is not.
-    RefusedHere,
+    MountReadOnly,
     /// The file system is read-only.
-    Refused,
+    ReadOnly,
     /// The kernel refuses writes since an error. Existing data can be read.
-    Stopped,
+    StoppedByError,
     /// Neither writes nor reads succeed; with the reason.
-    Gone(String),
+    DiskFailed(String),
 }
 
 /// The contents of the journal.
@@ -309,7 +309,7 @@ pub struct Cdi {
     /// The directory that Holdfast writes to.
     pub directory: PathBuf,
     /// Whether it exists.
-    pub is_there: bool,
+    pub exists: bool,
     /// containerd's configuration files on the host.
     pub containerd: Vec<ContainerdFile>,
     /// The directories of CRI-O; `None` if it is absent or has none configured.

@@ -23,9 +23,10 @@ mod testing;
 pub use checks::{CHECKS, Check, examine};
 pub use codes::{ALL as CODES, Code};
 pub use facts::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants, Writes,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing, PathState, Process, Requirements, Resource,
+    State, WriteAccess,
 };
-pub use gather::{Place, gather};
+pub use gather::{Target, gather};
 pub use redact::Redactor;
 
 use serde::Serialize;
@@ -106,23 +107,23 @@ pub struct Report {
 
 /// Findings that may be transient: a list may be on its way to the kubelet, or one daemon may be
 /// taking over from another.
-const PASSING: [&str; 2] = [codes::KUBELET_LACKS_DEVICES.name, codes::TWO_DAEMONS.name];
+const TRANSIENT: [&str; 2] = [codes::KUBELET_LACKS_DEVICES.name, codes::TWO_DAEMONS.name];
 /// Longer than such a transition takes.
-const MOMENT: Duration = Duration::from_secs(2);
+const RECHECK_AFTER: Duration = Duration::from_secs(2);
 
 /// Examines a node with every check. Repeats it once if a finding may be transient.
 #[must_use]
-pub fn look(place: &Place) -> (Facts, Report) {
+pub fn examine_node(target: &Target) -> (Facts, Report) {
     let once = || {
-        let facts = gather(place.clone());
+        let facts = gather(target.clone());
         let report = examine(&facts);
         (facts, report)
     };
     let (facts, report) = once();
-    if !report.findings.iter().any(|finding| PASSING.contains(&finding.code)) {
+    if !report.findings.iter().any(|finding| TRANSIENT.contains(&finding.code)) {
         return (facts, report);
     }
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(RECHECK_AFTER);
     once()
 }
 

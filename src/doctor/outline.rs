@@ -82,7 +82,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_free_is_never_shown_and_what_is_not_valid_only_by_its_type() {
+    fn free_values_are_hidden_and_invalid_ones_shown_by_type() {
         let document = json!({
             "ledger": { "durability": "power-loss" },
             "resource": [{ "name": "a.b/c", "replicas": 2, "env": { "TOKEN": "hunter2", "N": 4242 }, "paths": ["/dev/a"],
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_mount_its_place_its_type_and_its_flags_are_told() {
+    fn a_mount_shows_its_path_type_and_flags() {
         let table =
             "36 35 98:0 /root /at rw,relatime master:1 - cifs //me:hunter2@host/share ro,username=me,password=hunter2,soft\nnonsense\n";
         assert_eq!(of_mounts(table), "36 35 98:0 /at rw,relatime - cifs ro,soft\n");

@@ -36,7 +36,7 @@ const NAMES: [&str; 12] = [
 /// Tables of environments: all of their values are removed.
 const ENVIRONMENTS: [&str; 3] = ["env", "envs", "environment"];
 /// Texts of operators (the reason of a cordon) and of commands.
-const WORDS: [&str; 2] = ["cordoned", "said"];
+const TEXTS: [&str; 2] = ["cordoned", "said"];
 /// A run of this many bytes of a secret is treated as a part of it.
 const PIECE: usize = 12;
 
@@ -56,11 +56,11 @@ impl Redactor {
     pub fn of(config: Option<&Config>, grants: &[Grant]) -> Self {
         let mut this = Redactor::default();
         for spec in config.into_iter().flat_map(|config| &config.resources) {
-            spec.env.values().for_each(|value| this.know(value));
+            spec.env.values().for_each(|value| this.add_secret(value));
             let check = spec.hooks.check.as_ref().map(|check| &check.run);
             for hook in spec.hooks.before_start.iter().chain(&spec.hooks.after_release).chain(check) {
                 if let Hook::Command { argv, .. } = hook {
-                    argv.iter().skip(1).for_each(|argument| this.know(argument));
+                    argv.iter().skip(1).for_each(|argument| this.add_secret(argument));
                 }
             }
         }
@@ -75,13 +75,18 @@ impl Redactor {
                     .chain(grant.devices.iter().filter_map(|device| device.function()))
                     .any(|name| !name.is_empty() && (value.contains(name) || name.contains(value)))
             };
-            grant.edits.envs.iter().filter(|(name, value)| is_secret(name) || !names_device(value)).for_each(|(_, value)| this.know(value));
+            grant
+                .edits
+                .envs
+                .iter()
+                .filter(|(name, value)| is_secret(name) || !names_device(value))
+                .for_each(|(_, value)| this.add_secret(value));
         }
         this
     }
 
     /// Removes this value from all later texts.
-    pub fn know(&mut self, value: &str) {
+    pub fn add_secret(&mut self, value: &str) {
         for part in std::iter::once(value).chain(value.lines().map(str::trim)) {
             if part.len() < BYTES_MIN {
                 continue;
@@ -97,7 +102,7 @@ impl Redactor {
     }
 
     /// Learns the secrets of a document by their place.
-    pub fn learn(&mut self, document: &Value) {
+    pub fn learn_from(&mut self, document: &Value) {
         let _redacted = self.document(document.clone());
     }
 
@@ -117,14 +122,14 @@ impl Redactor {
             Value::Object(object) if ENVIRONMENTS.contains(&name.as_str()) => Value::Object(self.all_of(object)),
             Value::Array(mut command) if name == "command" && command.len() > 1 => {
                 // The program matters; its arguments may be secrets.
-                command.drain(1..).for_each(|argument| self.know_all(&argument));
+                command.drain(1..).for_each(|argument| self.add_secrets_of(&argument));
                 command.push(REDACTED.into());
                 Value::Array(command)
             }
             Value::String(text) if text.is_empty() => text.into(),
             Value::Array(values) if values.is_empty() => values.into(),
-            value @ (Value::String(_) | Value::Array(_) | Value::Number(_)) if WORDS.contains(&name.as_str()) || is_secret(&name) => {
-                self.know_all(&value);
+            value @ (Value::String(_) | Value::Array(_) | Value::Number(_)) if TEXTS.contains(&name.as_str()) || is_secret(&name) => {
+                self.add_secrets_of(&value);
                 REDACTED.into()
             }
             other => self.document(other),
@@ -133,19 +138,19 @@ impl Redactor {
     }
 
     /// Learns every text and number of a value.
-    fn know_all(&mut self, value: &Value) {
+    fn add_secrets_of(&mut self, value: &Value) {
         match value {
-            Value::String(text) => self.know(text),
-            Value::Number(number) => self.know(&number.to_string()),
-            Value::Array(values) => values.iter().for_each(|value| self.know_all(value)),
-            Value::Object(object) => object.values().for_each(|value| self.know_all(value)),
+            Value::String(text) => self.add_secret(text),
+            Value::Number(number) => self.add_secret(&number.to_string()),
+            Value::Array(values) => values.iter().for_each(|value| self.add_secrets_of(value)),
+            Value::Object(object) => object.values().for_each(|value| self.add_secrets_of(value)),
             Value::Bool(_) | Value::Null => {}
         }
     }
 
     fn all_of(&mut self, object: Map<String, Value>) -> Map<String, Value> {
         let redact = |(name, value): (String, Value)| {
-            self.know_all(&value);
+            self.add_secrets_of(&value);
             (name, Value::from(REDACTED))
         };
         object.into_iter().map(redact).collect()
@@ -294,7 +299,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_named_a_secret_is_taken_out_of_texts_and_nothing_else() {
+    fn only_values_with_a_secret_name_are_redacted() {
         let redactor = Redactor::default();
         for (text, expected) in [
             ("login --token=abc123 --user me", "login --token=[redacted] --user me"),
@@ -314,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn environments_and_arguments_are_taken_out_of_documents_and_then_of_every_text() {
+    fn environments_and_arguments_are_redacted_everywhere() {
         let mut redactor = Redactor::default();
         let document = json!({
             "resource": [{ "name": "a.b/c", "env": { "HARMLESS": "correct horse", "N": "1" },
@@ -331,11 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_found_whole_and_in_part_and_as_others_write_it() {
+    fn a_secret_is_found_in_part_and_in_other_encodings() {
         let mut redactor = Redactor::default();
         let secret = "correct \"horse\"\\bättery/staple+tr0ub4dor";
-        redactor.know(secret);
-        redactor.know("first line of it\nsecond line of it");
+        redactor.add_secret(secret);
+        redactor.add_secret("first line of it\nsecond line of it");
         let base64 = |text: &str| STANDARD_NO_PAD.encode(text);
         for written in [
             secret.to_owned(),
@@ -357,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_and_commands_have_written_is_taken_out() {
+    fn texts_of_operators_and_commands_are_redacted() {
         let mut redactor = Redactor::default();
         let report = json!({ "id": "GPU-1", "cordoned": "ask Jane", "said": [{ "said": "token abc123def456ghi", "phase": "check" }] });
         assert_eq!(redactor.document(report), json!({ "id": "GPU-1", "cordoned": REDACTED, "said": REDACTED }));
@@ -366,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_of_a_former_configuration_tells_its_secrets_and_its_devices_stay() {
+    fn secrets_of_earlier_grants_are_redacted_and_device_ids_stay() {
         let id = "GPU-5a7c1f00-1111";
         let envs = [("NVIDIA_VISIBLE_DEVICES", id), ("LICENCE", "rotated-hunter2"), ("API_TOKEN", "s3cret")];
         let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();

@@ -1,7 +1,8 @@
 //! The facts of a healthy node.
 
 use super::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants, Writes,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing, PathState, Process, Requirements, Resource,
+    State, WriteAccess,
 };
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
@@ -25,7 +26,7 @@ pub(super) fn healthy() -> Facts {
         "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "held": 2, "problem": null,
             "disagreement": null, "api_version": "v1beta1" }],
     });
-    let wants = Wants {
+    let wants = Requirements {
         files: vec!["/etc/holdfast/config.toml".into()],
         hash: "0badcafe".into(),
         changed_at: Some(Timestamp(NOW - 2 * 3600 * 1000)),
@@ -40,9 +41,9 @@ pub(super) fn healthy() -> Facts {
         uid_map: Some("         0          0 4294967295".into()),
         config: Some(Ok(wants)),
         kubelet: Some(Kubelet {
-            dir: Is::Directory,
-            plugins: Is::Directory,
-            socket: Is::Listening,
+            dir: PathState::Directory,
+            plugins: PathState::Directory,
+            socket: PathState::Listening,
             elsewhere: Vec::new(),
             root_dir: None,
             is_file_mount: false,
@@ -54,7 +55,7 @@ pub(super) fn healthy() -> Facts {
         }),
         listing: Some(Listing {
             socket: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
-            is: Is::Listening,
+            is: PathState::Listening,
             allocatable: Some(Ok(BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]))),
             is_old: false,
         }),
@@ -70,17 +71,17 @@ pub(super) fn healthy() -> Facts {
         state: Some(State {
             dir: "/var/lib/holdfast".into(),
             medium: Some(Medium::Disk),
-            room: 1 << 34,
-            files_left: 1 << 20,
-            room_of_root: 1 << 30,
-            writes: Writes::Taken,
+            free_bytes: 1 << 34,
+            free_inodes: 1 << 20,
+            root_reserve_bytes: 1 << 30,
+            writes: WriteAccess::Allowed,
             moved_aside: Vec::new(),
         }),
         ledger: Some(Ledger {
             clock: Clock { newest: Some(Timestamp(NOW - 1000)), oldest_of_boot: Some(Timestamp(NOW - 3600 * 1000)) },
             ..Ledger::default()
         }),
-        cdi: Some(Cdi { directory: "/var/run/cdi".into(), is_there: true, containerd: vec![containerd], crio_dirs: None }),
+        cdi: Some(Cdi { directory: "/var/run/cdi".into(), exists: true, containerd: vec![containerd], crio_dirs: None }),
         host: Some(HostFacts {
             inotify: Some(InotifyRoom { instances: 3, refused: None }),
             kernel_log: None,

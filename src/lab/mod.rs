@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lab_measures_the_daemon_that_is_installed_beside_it() {
+    fn the_lab_uses_the_daemon_installed_next_to_it() {
         let dir = tempfile::tempdir().unwrap();
         let lab = dir.path().join("holdfast-lab");
         assert_eq!(daemon_of(&lab), lab);

@@ -216,7 +216,7 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     std::fs::write(&other, format!("{}replicas = 2\n", resource("gpu"))).unwrap();
     let other = other.to_str().unwrap();
     assert_eq!(said(&["config", "diff", other], exit::SUCCESS), "~ example.com/gpu: sharing\n");
-    assert_eq!(said(&["config", "diff", file], exit::SUCCESS), "nothing changes\n");
+    assert_eq!(said(&["config", "diff", file], exit::SUCCESS), "no change\n");
     // Commands are all or nothing: only a valid configuration is shown, and every mistake is
     // reported.
     node.write_config("[ledgr]\n[telemetry]\nlisten = 1\n");

@@ -83,7 +83,7 @@ fn an_unwritable_figure_fails_before_the_measurement() {
     // No daemon could be set up in this directory.
     let output = command("restart", Path::new("/proc"), &["--allow-tmpfs", "--plot", "/nowhere/figure.svg"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("the figure cannot be written to `/nowhere/figure.svg`"), "{}", said(&output));
+    assert!(said(&output).contains("cannot write the figure to `/nowhere/figure.svg`"), "{}", said(&output));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_running_plugin_is_measured_on_its_own_socket_and_the_caller_is_warned() {
 
         let absent = command("allocate", dir.path(), &["--allow-tmpfs", "--endpoint", "/nowhere.sock"]).output().unwrap();
         assert_eq!(absent.status.code(), Some(1));
-        assert!(said(&absent).contains("nobody serves `/nowhere.sock`"), "{}", said(&absent));
+        assert!(said(&absent).contains("no process serves `/nowhere.sock`"), "{}", said(&absent));
     });
 }
 
@@ -319,7 +319,7 @@ fn a_daemon_that_cannot_run_is_reported_as_an_error() {
     for verb in ["soak", "scale"] {
         let (output, left) = measure(&[verb, "--binary", "/bin/false"]);
         assert_eq!(output.status.code(), Some(1));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("the private daemon has ended (exit status: 1)"), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("the private daemon exited (exit status: 1)"), "{output:?}");
         assert!(left.is_empty(), "it left something behind: {left:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! `holdfast demo` as an operator runs it: it passes, quickly, and detects every chapter that is
+//! `holdfast demo` as an operator runs it: it passes, quickly, and detects every step that is
 //! broken deliberately.
 
 use nix::pty::{Winsize, openpty};
@@ -8,16 +8,16 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The chapters by the names under which they fail, with the beginning of a claim that each makes.
-const CHAPTERS: [(&str, &str); 9] = [
+/// The steps by the names under which they fail, with the beginning of a claim that each makes.
+const STEPS: [(&str, &str); 9] = [
     ("devices", "ok  every device is found once"),
     ("registration", "ok  the kubelet counts every device as allocatable"),
     ("pods", "ok  every grant is on disk"),
     ("kubelet-restart", "ok  every pod survives"),
     ("actor-death", "ok  no stream of the kubelet ended"),
     ("device-failure", "ok  the device is unhealthy, with the reason"),
-    ("device-return", "ok  the device is healthy by itself"),
-    ("daemon-restart", "ok  the new daemon has forgotten nothing"),
+    ("device-return", "ok  the device becomes healthy without an operator"),
+    ("daemon-restart", "ok  the new daemon has lost nothing"),
     ("release", "ok  nothing was released without proof"),
 ];
 
@@ -43,18 +43,18 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn the_demo_runs_and_its_checks_pass() {
+fn the_demo_passes() {
     let began = Instant::now();
     let output = demo(&[]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     assert!(began.elapsed() < Duration::from_secs(15));
     assert_eq!(err, "", "no noise");
-    for (chapter, claim) in CHAPTERS {
-        assert!(out.contains(claim), "{chapter}: {claim}\n{out}");
+    for (step, claim) in STEPS {
+        assert!(out.contains(claim), "{step}: {claim}\n{out}");
     }
-    for number in 1..=CHAPTERS.len() {
-        assert!(out.lines().any(|line| line.starts_with(&format!("{number}  "))), "chapter {number}\n{out}");
+    for number in 1..=STEPS.len() {
+        assert!(out.lines().any(|line| line.starts_with(&format!("{number}  "))), "step {number}\n{out}");
     }
     assert!(out.contains("train-0/stage-data, train-0/trainer"), "{out}");
     assert!(out.contains("all of them hold"), "{out}");
@@ -64,7 +64,7 @@ fn the_demo_runs_and_its_checks_pass() {
 }
 
 #[test]
-fn on_a_usual_terminal_no_line_is_broken_in_a_word() {
+fn on_an_80_column_terminal_lines_break_between_words() {
     let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
     let terminal = openpty(Some(&size), None).unwrap();
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
@@ -89,7 +89,7 @@ fn a_long_temporary_directory_works() {
 }
 
 #[test]
-fn a_closed_log_pipe_ends_nothing() {
+fn a_closed_standard_error_does_not_end_the_demo() {
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let mut command = command(&[], temp.path());
     let mut child = command.env("HOLDFAST_LOG", "debug").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -98,13 +98,13 @@ fn a_closed_log_pipe_ends_nothing() {
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stdout));
 }
 
-/// One broken chapter: the demo names the failed claim, its expected and its actual value, and
+/// One broken step: the demo names the failed claim, its expected and its actual value, and
 /// exits with an error.
-fn spoilt(chapter: &str) {
-    let output = demo(&["--break", chapter]);
+fn broken_step(step: &str) {
+    let output = demo(&["--break", step]);
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{out}{err}");
-    assert!(err.contains(&format!("the demo's claim `{chapter}` does not hold")), "{out}{err}");
+    assert!(err.contains(&format!("the demo's claim `{step}` does not hold")), "{out}{err}");
     let failed = out.lines().skip_while(|line| !line.contains("FAILED"));
     let after: Vec<&str> = failed.skip(1).collect();
     assert!(after.first().is_some_and(|line| line.trim_start().starts_with("expected")), "{out}");
@@ -112,21 +112,21 @@ fn spoilt(chapter: &str) {
     assert!(!out.contains("all of them hold"), "{out}");
 }
 
-macro_rules! every_spoilt_chapter_is_found_out {
-    ($($name:ident: $chapter:literal),* $(,)?) => {
-        $(#[test] fn $name() { spoilt($chapter); })*
+macro_rules! every_broken_step_is_detected {
+    ($($name:ident: $step:literal),* $(,)?) => {
+        $(#[test] fn $name() { broken_step($step); })*
 
         #[test]
-        fn no_chapter_lacks_a_test() {
-            assert_eq!([$($chapter),*], CHAPTERS.map(|(chapter, _)| chapter));
+        fn every_step_has_a_test() {
+            assert_eq!([$($step),*], STEPS.map(|(step, _)| step));
             let output = demo(&["--break", "nothing"]);
-            let (chapters, err) = (CHAPTERS.map(|(chapter, _)| chapter).join(", "), text(&output.stderr));
-            assert!(err.contains(&format!("[possible values: {chapters}]")), "{err}");
+            let (steps, err) = (STEPS.map(|(step, _)| step).join(", "), text(&output.stderr));
+            assert!(err.contains(&format!("[possible values: {steps}]")), "{err}");
         }
     };
 }
 
-every_spoilt_chapter_is_found_out! {
+every_broken_step_is_detected! {
     devices: "devices",
     registration: "registration",
     pods: "pods",

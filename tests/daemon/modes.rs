@@ -142,7 +142,7 @@ fn other_users_cannot_read_the_files() {
             assert!(said.contains("root") && !said.contains("no Holdfast has run"), "{verb:?}: {said}");
         }
         let shown = Command::new(&program).args(node.command(&["discover"]).get_args()).uid(65534).gid(65534).output().unwrap();
-        assert!(String::from_utf8(shown.stderr).unwrap().contains("the ids and the holders that the ledger remembers are not shown"));
+        assert!(String::from_utf8(shown.stderr).unwrap().contains("the ids and holders of the ledger are not shown"));
     });
 }
 
@@ -169,6 +169,6 @@ fn no_copy_of_the_history_is_left() {
         drop(history(&scratch));
         assert_eq!(left(), 0);
         let nowhere = history(&node.path("nowhere"));
-        assert!(String::from_utf8(nowhere.stderr).unwrap().contains("what was given back is missing here"));
+        assert!(String::from_utf8(nowhere.stderr).unwrap().contains("some released grants are missing here"));
     });
 }

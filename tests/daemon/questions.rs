@@ -198,17 +198,19 @@ fn for_a_free_device_the_last_holder_is_shown_with_its_proof() {
         assert_eq!(code, 8, "{stdout}");
         assert!(
             stdout.starts_with(
-                "nobody holds GPU-5a990000\n  last held by  ml/web, container main\n  devices       GPU-5a990000 (nvidia.com/gpu)\n"
+                "no container holds GPU-5a990000\n  last held by  ml/web, container main\n  \
+                 devices       GPU-5a990000 (nvidia.com/gpu)\n"
             ),
             "{stdout}"
         );
-        assert!(stdout.contains("\n  given back    pod_gone: the kubelet listed its pod no more"), "{stdout}");
+        assert!(stdout.contains("\n  proof         pod_gone: the kubelet no longer listed the pod"), "{stdout}");
         let answer = document(node, &["who", "3b:00.0"], 8);
         assert_eq!(answer["grants"].as_array().unwrap().len(), 0);
         assert_eq!((answer["last"]["pod"]["name"].as_str(), answer["last"]["released_by"].as_str()), (Some("web"), Some("pod_gone")));
 
         let (code, stdout, _) = ask(node, &["who", "86:00.0"]);
-        let never = "nobody holds GPU-c0000000\n  nor did anybody before, as far as the history goes back\n";
+        let never = "no container holds GPU-c0000000\n  nor did any before, as far as the history \
+                     goes back\n";
         assert_eq!((code, stdout.as_str()), (8, never));
         let (code, stdout, _) = ask(node, &["who", "--pod", "ml/old"]);
         assert_eq!(code, 8);
@@ -222,16 +224,16 @@ fn an_unknown_or_ambiguous_device_is_an_error() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, stderr) = ask(node, &["who", "GPU-ffff"]);
         assert_eq!((code, stdout.as_str()), (1, ""));
-        assert!(stderr.contains("the ledger knows no device by `GPU-ffff`"), "{stderr}");
+        assert!(stderr.contains("the ledger knows no device `GPU-ffff`"), "{stderr}");
         for verb in ["who", "history"] {
             let (code, stdout, stderr) = ask(node, &[verb, "--resource", "nvidia.com/gpus"]);
             assert_eq!((code, stdout.as_str()), (1, ""));
-            assert!(stderr.contains("knows a resource `nvidia.com/gpus`, but `nvidia.com/gpu`; "), "{stderr}");
+            assert!(stderr.contains("knows the resource `nvidia.com/gpus`; did you mean `nvidia.com/gpu`? "), "{stderr}");
             assert_eq!(ask(node, &[verb, "--pod", " "]).0, 2);
         }
         let (code, _, stderr) = ask(node, &["who", "train"]);
         assert_eq!(code, 1);
-        assert!(stderr.contains("a pod is called so: `holdfast who --pod ml/train`"), "{stderr}");
+        assert!(stderr.contains("there is a pod of this name, see `holdfast who --pod ml/train`"), "{stderr}");
         assert_eq!(ask(node, &["device", "cordon", "GPU-5a7c1f00", "--reason", " "]).0, 2, "an operator's word is one");
         let (code, stdout, stderr) = ask(node, &[]);
         assert_eq!(
@@ -241,9 +243,9 @@ fn an_unknown_or_ambiguous_device_is_an_error() {
         );
         let (code, _, stderr) = ask(node, &["history", "--device", "GPU-5a"]);
         assert_eq!(code, 1);
-        assert!(stderr.contains("`GPU-5a` could be `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");
+        assert!(stderr.contains("`GPU-5a` matches `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");
         let (code, _, stderr) = ask(node, &["history", "--at", "lunchtime"]);
-        assert_eq!((code, stderr.contains("`lunchtime` is no time; say 2026")), (2, true), "{stderr}");
+        assert_eq!((code, stderr.contains("`lunchtime` is not a time; use 2026")), (2, true), "{stderr}");
         assert_eq!(ask(node, &["history", "--at", "1h", "--since", "2h"]).0, 2);
     });
 }
@@ -269,11 +271,11 @@ fn the_history_shows_the_holders_at_any_time() {
         let (_, table, remarks) = ask(node, &["history"]);
         let last = table.lines().last().unwrap();
         assert!(table.starts_with("FROM ") && last.contains(" suspect ") && last.ends_with("GPU-5a7c1f00"), "{table}");
-        assert!(remarks.contains("is suspect: since"), "{remarks}");
+        assert!(remarks.contains("is suspect: the kubelet has not listed the pod since"), "{remarks}");
         let (_, stdout, remarks) = ask(node, &["history", "--at", "40 days"]);
-        assert!(stdout.starts_with("nobody is known to have held a device at 20"), "{stdout}");
-        assert!(!remarks.contains("forgotten"), "nothing ever was: {remarks}");
-        assert!(remarks_of(node, "5h").contains("holdfast: what was held at 20"));
+        assert!(stdout.starts_with("no container is known to have held a device at 20"), "{stdout}");
+        assert!(!remarks.contains("the history begins"), "no release was removed: {remarks}");
+        assert!(remarks_of(node, "5h").contains("holdfast: grants held at 20"));
         assert_eq!(document(node, &["history", "--at", "40 days"], 0)["remembers_from"], Value::Null);
     });
 }

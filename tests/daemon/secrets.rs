@@ -82,7 +82,7 @@ async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String])
     holds_none("the contents", &String::from_utf8_lossy(&output.stderr));
     let files = unpacked(&bundle);
     for file in ["config.json", "doctor.json", "status.json", "devices.json", "who.json", "log.txt"] {
-        assert!(files.contains_key(file), "{file} is not in it {when}: {:?}", files.get("README.txt"));
+        assert!(files.contains_key(file), "{file} is missing {when}: {:?}", files.get("README.txt"));
     }
     files.iter().for_each(|(file, text)| holds_none(&format!("{file} {when}"), text));
     assert!(files["config.json"].contains("\"after_release\""), "names are told: {}", files["config.json"]);

@@ -62,7 +62,7 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
             let history = node.output(&["history", "-o", "json"]);
             let document: serde_json::Value = serde_json::from_slice(&history.stdout).unwrap();
             assert!(document["problem"].as_str().unwrap().contains("is not open yet"), "{document}");
-            assert!(String::from_utf8_lossy(&history.stderr).contains("some of what was given back is missing here"), "{history:?}");
+            assert!(String::from_utf8_lossy(&history.stderr).contains("some released grants are missing here"), "{history:?}");
             // It ends, and the next one begins, whatever becomes of the database.
             daemon.signal(stop);
             daemon.exited().await;

@@ -82,7 +82,7 @@ impl TryFrom<Exported> for Grant {
             return Err("it has no device");
         }
         if !granted_devices.iter().map(|device| &device.id).eq(&exported.devices) {
-            return Err("its `devices` and `granted_devices` are not the same");
+            return Err("its `devices` and `granted_devices` differ");
         }
         let state = match (exported.state.as_str(), pod, container, bound_at, suspect_at, released_at, released_by) {
             ("granted", None, None, None, None, None, None) => GrantState::Granted,
@@ -93,7 +93,7 @@ impl TryFrom<Exported> for Grant {
             ("released", pod, container, bound_at, None, Some(released_at), Some(released_by)) => {
                 GrantState::Released { pod, container, bound_at, released_at, released_by }
             }
-            _ => return Err("its `state` does not fit what is said beside it"),
+            _ => return Err("its `state` contradicts its other fields"),
         };
         Ok(Grant {
             alloc_id: exported.alloc_id,
@@ -116,14 +116,14 @@ impl TryFrom<Exported> for Grant {
 pub(super) fn run(global: &Global) -> Result<(), Failed> {
     let mut page = Page { out: BufWriter::new(io::stdout().lock()), grants: 0, written: Ok(()) };
     let mut progress = Progress::new("grants exported");
-    let end = source::read(global, |told| {
+    let end = source::read(global, |part| {
         progress.at(page.grants, None);
-        page.add(told)
+        page.add(part)
     })?;
     drop(progress);
     page.end().map_err(|error| not_printed(&error))?;
     if let Some(problem) = end.problem {
-        eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
+        eprintln(format_args!("holdfast: released grants are missing from this export: {problem}"));
     }
     Ok(())
 }
@@ -140,13 +140,13 @@ struct Page<W> {
 }
 
 impl<W: Write> Page<W> {
-    fn add(&mut self, told: Told) -> bool {
-        self.written = self.write(told);
+    fn add(&mut self, part: Told) -> bool {
+        self.written = self.write(part);
         self.written.is_ok()
     }
 
-    fn write(&mut self, told: Told) -> io::Result<()> {
-        match told {
+    fn write(&mut self, part: Told) -> io::Result<()> {
+        match part {
             Told::Notes { names, listed, owed, verdicts } => {
                 let (names, listed) = (json(&names)?, json(&listed)?);
                 write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Maximum number of conflicts that the error lists. One is enough to know that these are two
 /// ledgers.
-const CONFLICTS_TOLD: usize = 3;
+const CONFLICTS_SHOWN: usize = 3;
 
 #[derive(Debug, Deserialize)]
 struct Versioned {
@@ -77,8 +77,8 @@ struct Done {
 /// When the file is no export, conflicts with the ledger, or a daemon uses the ledger. Nothing is
 /// imported then.
 pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
-    let refused = |why: String| Failed::new(FAILURE, format_args!("`{}` is not imported: {why}", file.display()));
-    let progress = Progress::uncounted("reading what is to be imported");
+    let refused = |why: String| Failed::new(FAILURE, format_args!("cannot import `{}`: {why}", file.display()));
+    let progress = Progress::uncounted("reading the export");
     let text = read(file).map_err(|error| refused(error.to_string()))?;
     let import = parse(&text).map_err(refused)?;
     drop(progress);
@@ -87,7 +87,7 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let boot_id = host::boot_id(Path::new("/"));
     let (mut store, recovered) = Store::open_keeping(&global.state_dir, Durability::PowerLoss, boot_id.as_deref(), retention)?;
     if let Err(error) = keep_private(&global.state_dir) {
-        eprintln(format_args!("holdfast: the state directory stays open to others: {error}"));
+        eprintln(format_args!("holdfast: cannot restrict the state directory to root: {error}"));
     }
     if !recovered.report.is_clean() {
         eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
@@ -95,11 +95,14 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
     let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
-    let progress = Progress::uncounted("writing what was imported");
+    let progress = Progress::uncounted("writing the imported entries");
     store.import(&entries)?;
     drop(progress);
     if let Err(error) = store.close() {
-        eprintln(format_args!("holdfast: all of it is in the journal, and the next start gives it to the query database: {error}"));
+        eprintln(format_args!(
+            "holdfast: the journal has all entries, but the query database could not be closed: \
+             {error}; the next start completes it"
+        ));
     }
     show(global.output, &done, text_of)
 }
@@ -118,10 +121,12 @@ fn parse(text: &str) -> Result<Import, String> {
     match serde_json::from_slice(text.as_bytes()) {
         Ok(Versioned { schema: SCHEMA }) => {}
         Ok(Versioned { schema: 1 }) => {
-            return Err("it is of schema 1, which does not say what a container got; export the ledger again with this version".into());
+            return Err("its schema is 1, which lacks what each container got; export the ledger \
+                        again with this version"
+                .into());
         }
-        Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
-        Err(error) => return Err(format!("it is no export of a ledger: {error}")),
+        Ok(Versioned { schema }) => return Err(format!("its schema is {schema}, but this version supports only {SCHEMA}")),
+        Err(error) => return Err(format!("it is not an export of a ledger: {error}")),
     }
     let Document { names, listed, owed, verdicts, grants, .. } =
         serde_json::from_slice(text.as_bytes()).map_err(|error| error.to_string())?;
@@ -130,7 +135,7 @@ fn parse(text: &str) -> Result<Import, String> {
         let id = exported.alloc_id.clone();
         let grant = exported.try_into().map_err(|why| format!("grant {id}: {why}"))?;
         if import.grants.insert(id.clone(), grant).is_some() {
-            return Err(format!("grant {id} is in it twice"));
+            return Err(format!("it contains grant {id} twice"));
         }
     }
     Ok(import)
@@ -150,8 +155,8 @@ fn plan(
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
         match recovered.names.get(&key) {
-            Some(there) if *there == id => {}
-            Some(there) => conflicts.push(format!("`{key}` is named `{there}` in the ledger and `{id}` in the export")),
+            Some(existing) if *existing == id => {}
+            Some(existing) => conflicts.push(format!("`{key}` is named `{existing}` in the ledger and `{id}` in the export")),
             None => {
                 done.names += 1;
                 entries.push(Entry::Named { key, id });
@@ -164,8 +169,8 @@ fn plan(
         entries.push(Entry::Listed { resource, devices });
     }
     // A hook that runs twice does no harm; one that never runs does.
-    let is_owed = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
-    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_owed(hook)) {
+    let is_pending = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
+    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_pending(hook)) {
         done.owed += 1;
         entries.push(Entry::Hook(Box::new(hook)));
     }
@@ -177,9 +182,9 @@ fn plan(
     let oldest = Timestamp(now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)));
     for (id, grant) in grants {
         match (known.get(&id), &grant.state) {
-            (Some(there), _) if **there == grant => done.already_there += 1,
-            (Some(there), _) => {
-                conflicts.push(format!("grant {id} is {} in the ledger and {} in the export", there.state_name(), grant.state_name()));
+            (Some(existing), _) if **existing == grant => done.already_there += 1,
+            (Some(existing), _) => {
+                conflicts.push(format!("grant {id} is {} in the ledger and {} in the export", existing.state_name(), grant.state_name()));
             }
             (None, GrantState::Released { released_at, .. }) if *released_at < oldest => done.forgotten += 1,
             (None, state) => {
@@ -191,8 +196,8 @@ fn plan(
     if conflicts.is_empty() {
         return Ok((entries, done));
     }
-    let more = conflicts.len().saturating_sub(CONFLICTS_TOLD);
-    conflicts.truncate(CONFLICTS_TOLD);
+    let more = conflicts.len().saturating_sub(CONFLICTS_SHOWN);
+    conflicts.truncate(CONFLICTS_SHOWN);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     Err(format!("it contradicts the ledger: {}{more}", conflicts.join("; ")))
 }
@@ -201,16 +206,16 @@ fn text_of(done: &Done) -> Text {
     let Done { live, released, names, listed, owed, verdicts, already_there, forgotten, .. } = done;
     let mut text = Text::of_line(format_args!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}"));
     if *owed > 0 {
-        text.line(format_args!("hooks that are owed: {owed}"));
+        text.line(format_args!("pending hooks: {owed}"));
     }
     if *verdicts > 0 {
         text.line(format_args!("verdicts on devices: {verdicts}"));
     }
     if *already_there > 0 {
-        text.line(format_args!("already there: {already_there}"));
+        text.line(format_args!("already in the ledger: {already_there}"));
     }
     if *forgotten > 0 {
-        text.line(format_args!("left out, since released longer ago than `ledger.history_age`: {forgotten}"));
+        text.line(format_args!("left out, released longer ago than `ledger.history_age`: {forgotten}"));
     }
     text
 }
@@ -239,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_export_or_contradicts_itself_is_refused() {
+    fn an_invalid_export_is_refused() {
         assert!(parse(&document("{}", &[GRANT.into()])).is_ok());
         for (text, why) in [
-            ("nonsense".to_owned(), "it is no export of a ledger"),
-            (r#"{"schema":1,"grants":[]}"#.to_owned(), "schema 1, which does not say what a container got"),
-            (r#"{"schema":3,"grants":[]}"#.to_owned(), "schema 3, and this version knows 2"),
-            (document("{}", &[GRANT.into(), GRANT.into()]), "grant a-1 is in it twice"),
-            (document("{}", &[GRANT.replace("\"granted\"", "\"bound\"")]), "grant a-1: its `state` does not fit"),
+            ("nonsense".to_owned(), "it is not an export of a ledger"),
+            (r#"{"schema":1,"grants":[]}"#.to_owned(), "schema is 1, which lacks what each container got"),
+            (r#"{"schema":3,"grants":[]}"#.to_owned(), "schema is 3, but this version supports only 2"),
+            (document("{}", &[GRANT.into(), GRANT.into()]), "it contains grant a-1 twice"),
+            (document("{}", &[GRANT.replace("\"granted\"", "\"bound\"")]), "grant a-1: its `state` contradicts its other fields"),
             (document("{}", &[GRANT.replace("[\"x\"]", "[\"y\"]")]), "grant a-1: its `devices` and `granted_devices`"),
             (document("{}", &[GRANT.replace("[\"x\"]", "[]").replace(r#"[{"id":"x","key":"dev:x"}]"#, "[]")]), "it has no device"),
             (document("{}", &[GRANT.replace("a.b/c", "gpu")]), "`gpu` is not a resource name"),
@@ -258,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_left_alone_and_what_is_otherwise_there_is_a_conflict() {
+    fn identical_entries_are_kept_and_different_ones_conflict() {
         let import = document(r#"{"pci:1":"GPU-1"}"#, &[GRANT.into()]);
         let empty = Recovered::default();
         assert_eq!(planned(&import, &empty, &[]), Ok(Done { schema: 1, live: 1, names: 1, ..Done::default() }));
@@ -270,14 +275,16 @@ mod tests {
         let other = Grant { version: "2".into(), ..grant.clone() };
         let error = planned(&import, &Recovered { grants: vec![other], ..same }, &[]).unwrap_err();
         assert_eq!(error, "it contradicts the ledger: grant a-1 is granted in the ledger and granted in the export");
-        let gone = parse(&document("{}", &[given_back("2023-11-20T00:00:00Z")])).unwrap().grants.into_values().next().unwrap();
-        assert!(planned(&import, &empty, &[gone]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export"));
+        let released = parse(&document("{}", &[given_back("2023-11-20T00:00:00Z")])).unwrap().grants.into_values().next().unwrap();
+        assert!(
+            planned(&import, &empty, &[released]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export")
+        );
         let renamed = Recovered { names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]), ..Recovered::default() };
         assert!(planned(&import, &renamed, &[]).unwrap_err().contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export"));
     }
 
     #[test]
-    fn a_hook_that_is_owed_is_owed_by_the_next_ledger_too() {
+    fn a_pending_hook_is_imported() {
         let hook = r#"{"resource":"a.b/c","device":"x","key":"dev:x","alloc_id":"a-0","pod":null,"container":null,
             "released_at":"2023-11-14T22:13:20.000Z","hook":"failed","tries":3,"failed_at":"2023-11-14T22:13:20.000Z","why":"no key"}"#;
         let import = document("{}", &[]).replace("\"grants\"", &format!(r#""owed":{{"a.b/c":{{"x":{hook}}}}},"grants""#));
@@ -287,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_ledger_would_forget_at_once_is_left_out_and_said() {
+    fn expired_releases_are_left_out_and_counted() {
         let import = |at| document("{}", &[given_back(at)]);
         let done = planned(&import("2023-11-20T00:00:00Z"), &Recovered::default(), &[]).unwrap();
         assert_eq!((done.released, done.forgotten), (1, 0));

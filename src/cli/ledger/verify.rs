@@ -17,14 +17,14 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
     let (found, remark) = match block_on(verify_ledger(&global.run_dir))? {
         Ok(found) => (found, None),
         Err(error @ ControlError::Absent { .. }) => {
-            (store::verify(&global.state_dir)?, Some(format!("{error}; the files in `{}` were checked", global.state_dir.display())))
+            (store::verify(&global.state_dir)?, Some(format!("{error}; checked the files in `{}` instead", global.state_dir.display())))
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
     drop(progress);
     remark.iter().for_each(|remark| eprintln(format_args!("{remark}")));
     show(global.output, &found, text)?;
-    if found.sound { Ok(()) } else { Err(Failed::answered(FAILURE)) }
+    if found.sound { Ok(()) } else { Err(Failed::reported(FAILURE)) }
 }
 
 fn text(found: &Verification) -> Text {
@@ -61,7 +61,8 @@ fn text(found: &Verification) -> Text {
         // As after a kill: nothing is lost; the next start or checkpoint copies the rest to the
         // database.
         (true, 1..) => format!(
-            "sound: the journal has all of {held} live grants; {in_both} of them are in the database, which follows it and has yet to take over {following}"
+            "sound: the journal has all {held} live grants; {in_both} of them are in the database, \
+             which is {following} behind the journal"
         ),
         (true, 0) => format!("sound: {in_both} of {held} live grants are the same in both copies"),
         (false, _) => format!("NOT sound: {in_both} of {held} live grants are the same in both copies"),
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verdict_comes_first_and_every_problem_has_a_line() {
+    fn the_verdict_is_first_and_every_problem_has_a_line() {
         let found = Verification {
             schema: 1,
             sound: false,
@@ -116,11 +117,12 @@ moved aside: `/s/db.quarantine-1`
     }
 
     #[test]
-    fn a_database_that_is_behind_the_journal_reads_as_no_damage() {
+    fn a_database_behind_the_journal_is_not_damage() {
         let live = LiveCheck { in_both: 1, following: 1, ..LiveCheck::default() };
         let journal = JournalCheck { live: 2, ..JournalCheck::default() };
         let found = Verification { schema: 1, sound: true, journal, live, ..Verification::default() };
-        let wanted = "the ledger is sound: the journal has all of 2 live grants; 1 of them are in the database, which follows it and has yet to take over 1\n";
+        let wanted = "the ledger is sound: the journal has all 2 live grants; 1 of them are in the \
+                      database, which is 1 behind the journal\n";
         assert!(text(&found).starts_with(wanted), "{}", text(&found));
     }
 }

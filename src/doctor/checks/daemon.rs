@@ -4,7 +4,7 @@ use super::super::codes::{
     DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION, HOOK_FAILED, HOOK_NOT_RUN,
     RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
 };
-use super::super::{Answer, Facts, Finding, Is};
+use super::super::{Answer, Facts, Finding, PathState};
 use super::{is_true, list, number, text};
 use crate::domain::times;
 use serde_json::Value;
@@ -19,16 +19,16 @@ pub(super) fn answers(facts: &Facts) -> Option<Vec<Finding>> {
     match &daemon.answer {
         Answer::Denied => None,
         Answer::Absent if daemon.is_enabled => {
-            let todo = "start it; its log says why it ended";
-            let found = "no daemon answers here, although systemd is to start it at boot";
+            let todo = "start it; its log shows why it ended";
+            let found = "no daemon answers here, although systemd starts it at boot";
             Some(vec![Finding::new(&DAEMON_NOT_RUNNING, on, found, todo).by("systemctl restart holdfast; journalctl -u holdfast -n 50")])
         }
         Answer::Absent => {
             let todo = "start it with `holdfast run` or its unit, or name its --run-dir";
             Some(vec![Finding::new(&DAEMON_ABSENT, on, "no daemon answers here", todo)])
         }
-        Answer::Silent(why) => {
-            let todo = "its log may say what it waits for; systemd ends it by itself when it has been stuck for 30 s";
+        Answer::Unresponsive(why) => {
+            let todo = "its log may show what it waits for; systemd kills it when it has been stuck for 30 s";
             Some(vec![Finding::new(&DAEMON_HANGS, on, why.clone(), todo).by("journalctl -u holdfast -n 50")])
         }
         Answer::Status(status) => Some(report(status, &on)),
@@ -39,21 +39,24 @@ fn report(status: &Value, on: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     let uptime = number(status, "uptime_seconds");
     if !is_true(status, "ready") && uptime > READY_SECONDS {
-        let waits = format!("it has run for {uptime} s and is not ready");
-        let todo = "the findings on the kubelet and on registrations say what it waits for; else its log does";
+        let waits = format!("it has run for {uptime} s and is still not ready");
+        let todo = "see the findings on the kubelet and on registrations; if there are none, its \
+                    log shows what it waits for";
         found.push(Finding::new(&DAEMON_NOT_READY, on, waits, todo).by("holdfast status"));
     }
     let (own, theirs) = (env!("CARGO_PKG_VERSION"), text(status, "version"));
     if own != theirs {
-        let differs = format!("the daemon is holdfast {theirs}, and this program is {own}");
-        found.push(Finding::new(&DAEMON_OTHER_VERSION, on, differs, "have it hand over to what is installed").by("holdfast handover"));
+        let differs = format!("the daemon is holdfast {theirs}, but this program is {own}");
+        found.push(
+            Finding::new(&DAEMON_OTHER_VERSION, on, differs, "hand over from the daemon to the installed version").by("holdfast handover"),
+        );
     }
     found
 }
 
 pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "stop one of them; a DaemonSet and a package on one node are two daemons. While one takes over from another there are two \
-                for some seconds";
+    let todo = "stop one of them; a DaemonSet and a package on one node are two daemons. During a handover there are two for some \
+                seconds";
     if facts.processes.is_none() && facts.daemon.is_none() {
         return None;
     }
@@ -68,10 +71,10 @@ pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
     let daemon = facts.daemon.as_ref();
     let found = daemon.and_then(|daemon| match (daemon.lock_holder, daemon.pid) {
         (Some(holder), Some(pid)) if holder != pid => {
-            Some(format!("process {holder} has the ledger, and process {pid} answers in `{}`", facts.roots.run.display()))
+            Some(format!("process {holder} has the ledger, but process {pid} answers in `{}`", facts.roots.run.display()))
         }
         (Some(holder), None) if daemon.answer == Answer::Absent => {
-            Some(format!("process {holder} has the ledger, and nobody answers in `{}`", facts.roots.run.display()))
+            Some(format!("process {holder} has the ledger, but no process answers in `{}`", facts.roots.run.display()))
         }
         _ => None,
     });
@@ -82,8 +85,9 @@ pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
 pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
     let status = facts.status()?;
     // Without a kubelet no registration is possible; another finding reports that.
-    facts.kubelet.as_ref().filter(|kubelet| kubelet.socket == Is::Listening)?;
-    let todo = "the daemon tries on by itself; what the kubelet answers is in its log, and in the kubelet's";
+    facts.kubelet.as_ref().filter(|kubelet| kubelet.socket == PathState::Listening)?;
+    let todo = "the daemon retries automatically; its log and the kubelet's log show the kubelet's \
+                answers";
     let missing = list(status, "resources").iter().filter(|resource| !is_true(resource, "registered"));
     // The check of other plugins reports these.
     let missing = missing.filter(|resource| !text(resource, "problem").contains("another plugin"));
@@ -95,17 +99,18 @@ pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "mend what the hook's last words name; it is tried again by itself (docs/hooks.md)";
+    let todo = "fix the cause that the end of the hook's output names; the daemon retries the hook \
+                (docs/hooks.md)";
     let failed = list(facts.status()?, "hooks").iter().filter(|hook| text(hook, "hook") == "failed");
     let find = |hook: &Value| {
         let (device, tries, why) = (text(hook, "device"), times(number(hook, "tries")), text(hook, "why"));
         let pods: Vec<_> = list(hook, "awaited_by").iter().map(|pod| format!("{}/{}", text(pod, "namespace"), text(pod, "pod"))).collect();
-        let waits = if pods.is_empty() { String::new() } else { format!("; pod {} waits for it", pods.join(", ")) };
-        let found = format!("the hook after release of device {device} has failed {tries}: {why}{waits}");
+        let waits = if pods.is_empty() { String::new() } else { format!("; pod {} waits for the hook", pods.join(", ")) };
+        let found = format!("the after_release hook of device {device} failed {tries}: {why}{waits}");
         Finding::new(&HOOK_FAILED, text(hook, "resource"), found, todo)
     };
-    let todo_run = "see whether the program is there, and whether the daemon may have more processes (`TasksMax` of the unit, the pod's limit \
-                    of PIDs); it is tried again by itself";
+    let todo_run = "check that the program exists and that the daemon may create processes (`TasksMax` of the unit, the pod's limit of PIDs); \
+                    the daemon retries automatically";
     let find_not_run = |not_run: &Value| {
         let found = format!("`{}` cannot be run: {}", text(not_run, "phase"), text(not_run, "why"));
         Finding::new(&HOOK_NOT_RUN, text(not_run, "resource"), found, todo_run)
@@ -119,7 +124,8 @@ pub(super) fn signals(facts: &Facts) -> Option<Vec<Finding>> {
     // The kernel log has a check of its own.
     let off = off.iter().filter(|(source, _)| *source != "kernel_log");
     let find = |(source, why): (&String, &Value)| {
-        let todo = "give the daemon what is named, if you want this signal (docs/health.md, docs/install.md)";
+        let todo = "if you want this signal, give the daemon the access that is named \
+                    (docs/health.md, docs/install.md)";
         Finding::new(&SIGNALS_OFF, source, why.as_str().unwrap_or_default(), todo)
     };
     Some(off.map(find).collect())

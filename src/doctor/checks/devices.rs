@@ -29,29 +29,34 @@ fn selects_nothing(resource: &Resource) -> Finding {
     let Resource { name, class, near, paths, .. } = resource;
     if !paths.is_empty() {
         let found = format!("nothing in /dev matches {}", paths.join(", "));
-        let todo = "load the driver that makes the node, or mend `paths`; the daemon sees a node that comes by itself";
+        let todo = "load the driver that creates the node, or fix `paths`; the daemon detects a \
+                    new node automatically";
         return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo);
     }
     let Some(nearest) = Nearest::of(near) else {
-        let found = format!("no device of class {class} on this host matches, nor would one but for a single criterion");
-        let todo = "compare `select` with what is there";
+        let found = format!("no device of class {class} on this host matches, and none fails only one criterion");
+        let todo = "compare `select` with the devices of this host";
         return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json");
     };
     let (found, first) = (nearest.to_string(), nearest.first);
     if nearest.is_unbound {
         let todo = match first.wanted.as_str() {
-            "any" => "load the driver of these devices, and look at the kernel's log for why it does not take them".to_owned(),
-            wanted => format!("load the driver {wanted}, and look at the kernel's log for why it does not take them"),
+            "any" => "load the driver of these devices; the kernel log shows why it does not bind to them".to_owned(),
+            wanted => format!("load the driver {wanted}; the kernel log shows why it does not bind to these devices"),
         };
         return Finding::new(&DRIVER_NOT_BOUND, name, found, todo).by("dmesg | grep -i -e firmware -e probe -e taint");
     }
     let todo = match first.criterion {
         // A term of the SR-IOV operator's policies: the kernel's own driver of the device.
-        "driver" if first.wanted == "netdevice" => "`netdevice` is no driver: take `driver` out of the resource's `select`".to_owned(),
+        "driver" if first.wanted == "netdevice" => "`netdevice` is not a driver; remove `driver` from the resource's `select`".to_owned(),
         "driver" => format!("change `driver` in the resource's `select`, or bind these devices to {}", first.wanted),
-        "name" => "resources are served in the order of the files: put this one first, or narrow the other one's `select`".to_owned(),
-        "host" => "unmount it, or take it out of its array: what the host uses is given to nobody".to_owned(),
-        "exclude" => "change `exclude` of the resource".to_owned(),
+        "name" => "an earlier resource of the configuration selects the devices; put this one \
+                   first, or narrow the other one's `select`"
+            .to_owned(),
+        "host" => "the host uses the device, and no pod gets such a device; unmount it, or remove \
+                   it from its array"
+            .to_owned(),
+        "exclude" => "change the resource's `exclude`".to_owned(),
         criterion => format!("change `{criterion}` in the resource's `select`"),
     };
     Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json")
@@ -60,8 +65,9 @@ fn selects_nothing(resource: &Resource) -> Finding {
 pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
     let directory = facts.host.as_ref()?.driver_nodes;
     let find = |directory: &str| {
-        let found = "a driver container has made the nodes of NVIDIA's driver here, and /dev has none";
-        let todo = "for `pass_device_specs`, make the same nodes in /dev after every start of the driver container";
+        let found = "a driver container created the nodes of NVIDIA's driver here, but /dev has none";
+        let todo = "for `pass_device_specs`, create the same nodes in /dev after every start of \
+                    the driver container";
         Finding::new(&DRIVER_NODES_ELSEWHERE, directory, found, todo).by(format!("cp -a {directory}/nvidia* /dev/"))
     };
     let is_nvidia = facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia);
@@ -69,7 +75,12 @@ pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
-    let see = |reason: &str| format!("docs/health.md says of `{reason}` what was read, and what makes it healthy again");
+    let see = |reason: &str| {
+        format!(
+            "docs/health.md describes what `{reason}` was read from, and \
+             what makes the device healthy again"
+        )
+    };
     let Some(status) = facts.status() else {
         let sick = facts.resources.as_ref()?.iter().flat_map(|resource| &resource.unhealthy);
         let sick = sick.filter(|(_, reason)| !Reason::is_of_the_configuration(reason));
@@ -79,7 +90,7 @@ pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
         let (id, reason, detail) = (text(device, "id"), text(device, "reason"), text(device, "detail"));
         let show = format!("holdfast device show {id}");
         if !text(device, "cordoned").is_empty() {
-            let todo = format!("when it may be used again: holdfast device uncordon {id}");
+            let todo = format!("when it may be used again, run `holdfast device uncordon {id}`");
             return Finding::new(&DEVICE_CORDONED, id, text(device, "cordoned"), todo);
         }
         let found = if detail.is_empty() { reason.to_owned() } else { format!("{reason}: {detail}") };
@@ -87,8 +98,8 @@ pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
             return Finding::new(&DEVICE_UNHEALTHY, id, found, see(reason)).by(show);
         }
         let suspected = list(device, "incidents").last().map(|incident| text(incident, "reason")).filter(|reason| !reason.is_empty());
-        let found = suspected.map_or_else(|| "something speaks against it".to_owned(), str::to_owned);
-        Finding::new(&DEVICE_SUSPECT, id, found, "wait, or look at what is seen of it").by(show)
+        let found = suspected.map_or_else(|| "an unconfirmed symptom".to_owned(), str::to_owned);
+        Finding::new(&DEVICE_SUSPECT, id, found, "wait, or look up its last symptoms").by(show)
     };
     let is_fault = |device: &&serde_json::Value| !Reason::is_of_the_configuration(text(device, "reason"));
     Some(list(status, "ailing").iter().filter(is_fault).map(find).collect())
@@ -99,14 +110,15 @@ pub(super) fn iommu(facts: &Facts) -> Option<Vec<Finding>> {
     let guests = facts.resources.as_ref()?.iter().find(|resource| resource.is_for_guests);
     let Some(guests) = guests else { return Some(Vec::new()) };
     if host.is_unsafe {
-        let todo = "switch the IOMMU on, and `enable_unsafe_noiommu_mode` of the module `vfio` off";
+        let todo = "enable the IOMMU, and disable `enable_unsafe_noiommu_mode` of the module `vfio`";
         return Some(vec![Finding::new(&IOMMU_UNSAFE, &guests.name, "VFIO runs without an IOMMU (noiommu mode)", todo)]);
     }
     Some(match host.iommu_groups? {
         0 => {
-            let todo = "switch it on in the firmware (VT-d, AMD-Vi), and boot with `intel_iommu=on` on Intel's processors";
+            let todo = "enable the IOMMU in the firmware (VT-d, AMD-Vi); on Intel processors, boot \
+                        with `intel_iommu=on`";
             vec![
-                Finding::new(&IOMMU_OFF, &guests.name, "its devices are for guests, and this host has no IOMMU group", todo)
+                Finding::new(&IOMMU_OFF, &guests.name, "its devices are for guests, but this host has no IOMMU group", todo)
                     .by("dmesg | grep -i -e dmar -e iommu"),
             ]
         }

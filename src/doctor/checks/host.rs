@@ -7,15 +7,15 @@ use super::text;
 use crate::host::Refused;
 
 pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "run it as root to have everything looked at";
+    let todo = "run it as root, so that every check can run";
     let found = Finding::new(&NOT_ROOT, "holdfast doctor", "it does not run as root", todo).by("sudo holdfast doctor");
     Some(if facts.is_root { Vec::new() } else { vec![found] })
 }
 
-pub(super) fn looks(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "find out what it waits for: a file system of the network, a driver, a process that is stopped";
+pub(super) fn readers(facts: &Facts) -> Option<Vec<Finding>> {
+    let todo = "find the cause: a network file system, a driver, or a stopped process";
     let find = |what: &&'static str| {
-        Finding::new(&LOOK_HANGS, what, "the look at it has not ended in time", todo).by("ps -eo pid,stat,wchan:32,args | grep ' D'")
+        Finding::new(&LOOK_HANGS, what, "reading it did not end in time", todo).by("ps -eo pid,stat,wchan:32,args | grep ' D'")
     };
     Some(facts.hanging.iter().map(find).collect())
 }
@@ -26,27 +26,34 @@ pub(super) fn user_namespace(facts: &Facts) -> Option<Vec<Finding>> {
     }
     let numbers: Vec<&str> = facts.uid_map.as_ref()?.split_whitespace().collect();
     let found = format!("it runs in a user namespace (uid_map: {})", numbers.join(" "));
-    let todo = "set `hostUsers: true` in the pod, or leave it out; on a host, run it outside of the namespace";
+    let todo = "set `hostUsers: true` in the pod, or remove the key; on a host, run it outside of \
+                the namespace";
     Some(vec![Finding::new(&USER_NAMESPACE, "holdfast", found, todo)])
 }
 
 pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
-    let room = facts.host.as_ref()?.inotify.as_ref()?;
-    let (why, todo, command) = match &room.refused {
+    let inotify = facts.host.as_ref()?.inotify.as_ref()?;
+    let (why, todo, command) = match &inotify.refused {
         None => return Some(Vec::new()),
         Some(Refused::Limit { name, value }) => {
             let is = value.map(|value| format!(" ({value})")).unwrap_or_default();
             // At least the present value.
             let usual = if name.ends_with("watches") { USUAL_WATCHES } else { USUAL_INSTANCES };
             let more = value.unwrap_or_default().saturating_mul(2).max(usual);
-            let todo = "raise that limit, in /etc/sysctl.d to keep it so, or end whoever uses it up (docs/doctor.md finds them)";
+            let todo = "raise the limit (in /etc/sysctl.d to make it persistent), or stop the \
+                        processes that use it up (docs/doctor.md shows how to find them)";
             (format!("this user has reached {name}{is}"), todo, Some(format!("sysctl {name}={more}")))
         }
-        Some(Refused::Other(why)) => (why.clone(), "find out what keeps this process from watching files: a sandbox, an old kernel", None),
+        Some(Refused::Other(why)) => (why.clone(), "find what prevents this process from watching files: a sandbox, an old kernel", None),
     };
-    let found = match room.instances {
+    let found = match inotify.instances {
         0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),
-        made => Finding::new(&INOTIFY_LOW, "inotify", format!("only {made} of {INOTIFY_WANTED} more instances could be had: {why}"), todo),
+        made => Finding::new(
+            &INOTIFY_LOW,
+            "inotify",
+            format!("only {made} of {INOTIFY_WANTED} further inotify instances could be created: {why}"),
+            todo,
+        ),
     };
     Some(vec![Finding { command, ..found }])
 }
@@ -57,16 +64,17 @@ pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
         return Some(Vec::new());
     }
     // The daemon's access to the log counts. It may differ from the access of this process.
-    let told = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
-    let why = match told {
-        Some(told) => told.to_owned(),
+    let reported = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
+    let why = match reported {
+        Some(reported) => reported.to_owned(),
         None if !facts.may_read_all() => return None,
         None => facts.host.as_ref()?.kernel_log.clone().unwrap_or_default(),
     };
     if why.is_empty() {
         return Some(Vec::new());
     }
-    let todo = "install the drop-in or the component `kernel-log`, which gives it /dev/kmsg and CAP_SYSLOG (docs/install.md)";
+    let todo = "install the drop-in or the component `kernel-log`, which gives the daemon \
+                /dev/kmsg and CAP_SYSLOG (docs/install.md)";
     Some(vec![Finding::new(&KERNEL_LOG_UNREADABLE, "/dev/kmsg", why, todo)])
 }
 
@@ -86,7 +94,10 @@ pub(super) fn selinux(facts: &Facts) -> Option<Vec<Finding>> {
         return Some(Vec::new());
     }
     let dir = facts.roots.kubelet.join("device-plugins").display().to_string();
-    let found = format!("SELinux is enforcing, and its label is {label}");
-    let todo = format!("give it the type that the kubelet gives it, {SOCKETS_TYPE}; `ausearch -m avc -ts recent` shows what was refused");
+    let found = format!("SELinux is enforcing, but the label is {label}");
+    let todo = format!(
+        "set the type that the kubelet sets, {SOCKETS_TYPE}; `ausearch -m avc -ts \
+         recent` shows refused accesses"
+    );
     Some(vec![Finding::new(&SELINUX_LABEL, &dir, found, todo).by(format!("chcon -R -t {SOCKETS_TYPE} {dir}"))])
 }

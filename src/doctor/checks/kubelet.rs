@@ -5,7 +5,7 @@ use super::super::codes::{
     KUBELET_HANGS, KUBELET_LACKS_DEVICES, KUBELET_SOCKET_MOUNTED, KUBELET_TOO_OLD, OTHER_PLUGIN, OTHER_PLUGIN_SOCKET,
     POD_RESOURCES_UNREACHABLE,
 };
-use super::super::{Facts, Finding, Is, Kubelet};
+use super::super::{Facts, Finding, Kubelet, PathState};
 use super::{is_true, list, number, text};
 use crate::kubelet::checkpoint::FILE_NAME;
 use serde_json::Value;
@@ -22,46 +22,57 @@ fn socket(facts: &Facts) -> PathBuf {
 /// Another kubelet directory on this host, as a sentence and a command with `--kubelet-dir`.
 fn elsewhere(kubelet: &Kubelet) -> Option<(String, String)> {
     let dir = kubelet.elsewhere.first()?.display().to_string();
-    let todo = format!("a kubelet of this host has its socket below `{dir}`: give the daemon that directory with --kubelet-dir");
+    let todo = format!(
+        "a kubelet of this host has its socket below `{dir}`; pass that directory \
+         to the daemon with --kubelet-dir"
+    );
     Some((todo, format!("holdfast --kubelet-dir {dir} doctor")))
 }
 
 pub(super) fn directory(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref()?;
     let dir = facts.roots.kubelet.display();
-    let there = elsewhere(kubelet);
-    if kubelet.dir == Is::Missing {
-        let (todo, command) = there.map_or_else(
-            || ("give the kubelet's own directory with --kubelet-dir, or start the kubelet, which makes it".to_owned(), None),
-            |(todo, command)| (todo, Some(command)),
-        );
-        let found = Finding::new(&KUBELET_DIR_MISSING, dir, "there is no such directory", todo);
+    let other_dir = elsewhere(kubelet);
+    if kubelet.dir == PathState::Missing {
+        let (todo, command) = match other_dir {
+            Some((todo, command)) => (todo, Some(command)),
+            None => {
+                let todo = "name the kubelet's directory with --kubelet-dir, or start the kubelet, which \
+                            creates it";
+                (todo.to_owned(), None)
+            }
+        };
+        let found = Finding::new(&KUBELET_DIR_MISSING, dir, "the directory does not exist", todo);
         return Some(vec![Finding { command, ..found }]);
     }
     for (is, path) in [(&kubelet.dir, facts.roots.kubelet.clone()), (&kubelet.plugins, device_plugins(facts))] {
         let found = match is {
-            Is::Denied(why) if facts.may_read_all() => format!("it cannot be read: {why}"),
-            Is::Denied(_) => return None,
-            Is::Directory | Is::Missing => continue,
+            PathState::Denied(why) if facts.may_read_all() => format!("it cannot be read: {why}"),
+            PathState::Denied(_) => return None,
+            PathState::Directory | PathState::Missing => continue,
             _ => "it is not a directory".to_owned(),
         };
         let (found, todo) = if kubelet.is_file_mount {
-            let todo = "mount the kubelet's own directory there, in a pod as a hostPath of the type Directory, or give the right one with \
+            let todo = "mount the kubelet's own directory there (in a pod, as a hostPath of the type Directory), or name the right one with \
                         --kubelet-dir";
-            ("a file is mounted where a directory belongs".to_owned(), todo)
+            ("a file is mounted in place of a directory".to_owned(), todo)
         } else {
-            (found, "the daemon needs the kubelet's own directory: move aside what is there, or give the right one with --kubelet-dir")
+            (
+                found,
+                "the daemon needs the kubelet's own directory; move aside the present object, or \
+                 name the right directory with --kubelet-dir",
+            )
         };
         return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, path.display(), found, todo)]);
     }
-    if kubelet.socket == Is::Directory {
-        let todo = "remove it and start the kubelet anew; a container that mounts the socket by name makes an empty directory in its place \
-                    when there is no kubelet: mount the directory `device-plugins`";
-        let found = "a directory stands where the kubelet's socket belongs";
+    if kubelet.socket == PathState::Directory {
+        let todo = "remove it and restart the kubelet. A container that mounts the socket file creates this directory when no kubelet runs; \
+                    mount the directory `device-plugins` instead";
+        let found = "a directory is in the place of the kubelet's socket";
         return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, socket(facts).display(), found, todo)]);
     }
-    let is_empty = kubelet.socket == Is::Missing && kubelet.is_mounted != Some(false);
-    Some(match there.filter(|_| is_empty) {
+    let is_empty = kubelet.socket == PathState::Missing && kubelet.is_mounted != Some(false);
+    Some(match other_dir.filter(|_| is_empty) {
         Some((todo, command)) => vec![Finding::new(&KUBELET_DIR_OTHER, dir, "no kubelet has a socket here", todo).by(command)],
         None => Vec::new(),
     })
@@ -73,13 +84,13 @@ pub(super) fn mounts(facts: &Facts) -> Option<Vec<Finding>> {
     if kubelet.socket_is_mounted {
         let todo =
             "mount the directory `device-plugins` into the container, not the file `kubelet.sock` (a hostPath of the type Directory)";
-        found.push(Finding::new(&KUBELET_SOCKET_MOUNTED, socket(facts).display(), "the socket is a mount of its own", todo));
+        found.push(Finding::new(&KUBELET_SOCKET_MOUNTED, socket(facts).display(), "the socket itself is a mount", todo));
     } else if kubelet.is_mounted == Some(false) {
         let todo = "mount the kubelet's `device-plugins` into the container at the same path, as a hostPath";
         found.push(Finding::new(
             &KUBELET_DIR_NOT_MOUNTED,
             device_plugins(facts).display(),
-            "this container has not mounted it from the host",
+            "this container does not mount it from the host",
             todo,
         ));
     }
@@ -88,26 +99,28 @@ pub(super) fn mounts(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref()?;
-    let is_known =
-        kubelet.dir == Is::Directory && kubelet.plugins != Is::Other && kubelet.is_mounted != Some(false) && kubelet.elsewhere.is_empty();
+    let is_known = kubelet.dir == PathState::Directory
+        && kubelet.plugins != PathState::Other
+        && kubelet.is_mounted != Some(false)
+        && kubelet.elsewhere.is_empty();
     let on = socket(facts).display().to_string();
-    let start = "start the kubelet; its log says why it does not run";
+    let start = "start the kubelet; its log shows why it does not run";
     match &kubelet.socket {
-        Is::Listening => Some(Vec::new()),
-        Is::Missing | Is::Deserted | Is::Other if kubelet.socket_is_mounted => None,
-        Is::Missing if is_known => {
-            Some(vec![Finding::new(&KUBELET_ABSENT, on, "no kubelet has made its socket here", start).by("systemctl status kubelet")])
+        PathState::Listening => Some(Vec::new()),
+        PathState::Missing | PathState::NoListener | PathState::Other if kubelet.socket_is_mounted => None,
+        PathState::Missing if is_known => {
+            Some(vec![Finding::new(&KUBELET_ABSENT, on, "no kubelet has created its socket here", start).by("systemctl status kubelet")])
         }
-        Is::Deserted => {
-            Some(vec![Finding::new(&KUBELET_ABSENT, on, "nobody listens on this socket", start).by("systemctl status kubelet")])
+        PathState::NoListener => {
+            Some(vec![Finding::new(&KUBELET_ABSENT, on, "no process listens on this socket", start).by("systemctl status kubelet")])
         }
-        Is::Other => {
-            let found = "what stands here is no socket, so nobody listens; a kubelet that starts puts its own in its place";
+        PathState::Other => {
+            let found = "this is not a socket; a kubelet that starts replaces it with its own";
             Some(vec![Finding::new(&KUBELET_ABSENT, on, found, start).by("systemctl status kubelet")])
         }
-        Is::Silent => {
-            let todo = "look at the kubelet's log, and restart it if it does nothing";
-            Some(vec![Finding::new(&KUBELET_HANGS, on, "the kubelet takes no connection", todo).by("journalctl -u kubelet -n 100")])
+        PathState::Unresponsive => {
+            let todo = "read the kubelet's log, and restart the kubelet if it is stuck";
+            Some(vec![Finding::new(&KUBELET_HANGS, on, "the kubelet accepts no connection", todo).by("journalctl -u kubelet -n 100")])
         }
         _ => None,
     }
@@ -115,32 +128,33 @@ pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
 
 /// Whether a kubelet listens.
 fn has_kubelet(facts: &Facts) -> bool {
-    facts.kubelet.as_ref().is_some_and(|kubelet| kubelet.socket == Is::Listening)
+    facts.kubelet.as_ref().is_some_and(|kubelet| kubelet.socket == PathState::Listening)
 }
 
 pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
     let listing = facts.listing.as_ref().filter(|_| has_kubelet(facts))?;
     let found = match &listing.is {
-        Is::Missing => "there is no such socket".to_owned(),
-        Is::Deserted => "nobody listens on this socket".to_owned(),
-        Is::Silent => "it takes no connection".to_owned(),
-        Is::Listening => match &listing.allocatable {
+        PathState::Missing => "the socket does not exist".to_owned(),
+        PathState::NoListener => "no process listens on this socket".to_owned(),
+        PathState::Unresponsive => "its owner accepts no connection".to_owned(),
+        PathState::Listening => match &listing.allocatable {
             Some(Err(why)) if !listing.is_old => why.clone(),
             _ => return Some(Vec::new()),
         },
-        Is::Denied(_) if !facts.may_read_all() => return None,
-        Is::Denied(why) => why.clone(),
-        Is::Directory | Is::Other => "it is not a socket".to_owned(),
+        PathState::Denied(_) if !facts.may_read_all() => return None,
+        PathState::Denied(why) => why.clone(),
+        PathState::Directory | PathState::Other => "it is not a socket".to_owned(),
     };
     // `device-plugins` has a fixed place; this socket follows the kubelet's root directory.
     let root_dir = facts.kubelet.as_ref().and_then(|kubelet| kubelet.root_dir.as_ref()).filter(|dir| **dir != facts.roots.kubelet);
     let todo = match root_dir {
         Some(dir) => format!(
-            "the kubelet runs with --root-dir {}: set `pod_resources_socket = \"{}\"` in [kubelet] of the configuration",
+            "the kubelet runs with --root-dir {}; set `pod_resources_socket = \"{}\"` in [kubelet] \
+             of the configuration",
             dir.display(),
             dir.join("pod-resources/kubelet.sock").display()
         ),
-        None => "in a container, mount the kubelet's directory `pod-resources` too; where it lies elsewhere, name it with \
+        None => "in a container, mount the kubelet's directory `pod-resources` too; if the socket is elsewhere, set \
                  `pod_resources_socket` in [kubelet] of the configuration"
             .to_owned(),
     };
@@ -152,10 +166,10 @@ pub(super) fn version(facts: &Facts) -> Option<Vec<Finding>> {
     let old = |found: String| Some(vec![Finding::new(&KUBELET_TOO_OLD, socket(facts).display(), found, todo)]);
     let spoken = facts.status().map(|status| list(status, "resources").iter().map(|resource| text(resource, "api_version")));
     if let Some(version) = spoken.into_iter().flatten().find(|version| version.starts_with("v1alpha")) {
-        return old(format!("the kubelet speaks {version} of the device-plugin API"));
+        return old(format!("the kubelet uses version {version} of the device-plugin API"));
     }
     match facts.listing.as_ref() {
-        Some(listing) if listing.is_old => old("its pod-resources API does not know GetAllocatableResources, as before 1.23".into()),
+        Some(listing) if listing.is_old => old("its pod-resources API lacks GetAllocatableResources, so it is older than 1.23".into()),
         Some(listing) if matches!(listing.allocatable, Some(Ok(_))) => Some(Vec::new()),
         _ => None,
     }
@@ -174,17 +188,20 @@ fn counts(facts: &Facts) -> Option<Vec<(String, u64, u64)>> {
 
 pub(super) fn list_is_ours(facts: &Facts) -> Option<Vec<Finding>> {
     let lacking = counts(facts)?.into_iter().filter(|(_, ours, theirs)| theirs < ours);
-    let todo = "the daemon registers anew by itself when it sees this, within a minute; if it stays, another plugin or the kubelet's limit \
-                for a list (4 MiB) is in the way: look at the log of both";
+    let todo = "the daemon detects this and registers again within a minute. If it persists, the cause is another plugin or the kubelet's \
+                limit for a list (4 MiB); read the logs of both";
     let find = |(name, ours, theirs)| {
-        let found = format!("the daemon offers {ours} healthy devices, and the kubelet counts {theirs} as allocatable");
+        let found = format!(
+            "the daemon offers {ours} healthy devices, but the kubelet counts \
+             {theirs} as allocatable"
+        );
         Finding::new(&KUBELET_LACKS_DEVICES, name, found, todo).by("journalctl -u holdfast -u kubelet -n 200")
     };
     Some(lacking.map(find).collect())
 }
 
 pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
-    let kubelet = facts.kubelet.as_ref().filter(|kubelet| kubelet.plugins == Is::Directory)?;
+    let kubelet = facts.kubelet.as_ref().filter(|kubelet| kubelet.plugins == PathState::Directory)?;
     // The daemon also knows since when, and whether a missing checkpoint should exist.
     let unread = facts.status().map(|status| &status["checkpoint_unread"]).filter(|unread| !unread.is_null());
     let found = match (unread, &kubelet.checkpoint) {
@@ -196,8 +213,8 @@ pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
         (None, None) => return Some(Vec::new()),
     };
     // A kubelet that starts without the file treats the devices of running pods as free.
-    let todo = "move aside what is there, if it is no file or damaged; the kubelet writes the file again with the next pod that gets a \
-                device: do not restart it before";
+    let todo = "if it is damaged or not a file, move it aside. The kubelet writes the file again when the next pod gets a device; do not \
+                restart the kubelet before that";
     let path = device_plugins(facts).join(FILE_NAME);
     Some(vec![Finding::new(&KUBELET_CHECKPOINT_UNREADABLE, path.display(), found, todo).by("journalctl -u kubelet -n 100")])
 }
@@ -214,12 +231,13 @@ const KNOWN_SOCKETS: &[(&str, &str)] = &[
 
 pub(super) fn other_plugins(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref()?;
-    let stop = "stop that plugin, or give one of the two another resource name; nothing is lost when only the plugin is stopped";
+    let stop = "stop that plugin, or give one of the two another resource name; stopping the \
+                plugin loses nothing";
     let mut found = Vec::new();
     for resource in facts.status().map(|status| list(status, "resources")).unwrap_or_default() {
-        let told = [text(resource, "disagreement"), text(resource, "problem")];
-        if let Some(told) = told.into_iter().find(|told| told.contains("another plugin")) {
-            found.push(Finding::new(&OTHER_PLUGIN, text(resource, "name"), told, stop));
+        let message = [text(resource, "disagreement"), text(resource, "problem")];
+        if let Some(message) = message.into_iter().find(|message| message.contains("another plugin")) {
+            found.push(Finding::new(&OTHER_PLUGIN, text(resource, "name"), message, stop));
         }
     }
     if !found.is_empty() {
@@ -232,7 +250,10 @@ pub(super) fn other_plugins(facts: &Facts) -> Option<Vec<Finding>> {
         let known = KNOWN_SOCKETS.iter().find(|(beginning, _)| stem.starts_with(beginning)).map(|(_, domain)| *domain);
         let of_domain = |of: &&&str| known.is_some_and(|domain| of.split('/').next() == Some(domain));
         if let Some(resource) = ours.iter().find(same_name).or_else(|| ours.iter().find(of_domain)) {
-            let found_there = format!("a plugin listens here whose name is that of one for {resource}, which Holdfast offers too");
+            let found_there = format!(
+                "a plugin listens here whose socket name belongs to \
+                 {resource}, which Holdfast offers too"
+            );
             found.push(Finding::new(&OTHER_PLUGIN_SOCKET, device_plugins(facts).join(name).display(), found_there, stop));
         }
     }

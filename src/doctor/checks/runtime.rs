@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Default directories of a runtime without configured ones (`/var/run` is `/run`).
-const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// Version of the configuration files of containerd 2.0.
 const VERSION_2_0: i64 = 3;
 
@@ -21,9 +21,9 @@ pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
     }
     let cdi = facts.cdi.as_ref()?;
     let mut found = Vec::new();
-    if wants.writes_cdi && !cdi.is_there && facts.status().is_some() {
+    if wants.writes_cdi && !cdi.exists && facts.status().is_some() {
         let todo = "make the directory writable for the daemon; in a container, mount it from the host (components/cdi)";
-        let what = format!("{} is told by CDI names, and the directory of their files is not there", wants.cdi.join(", "));
+        let what = format!("{} uses CDI names, but the directory of the CDI files does not exist", wants.cdi.join(", "));
         found.push(Finding::new(&CDI_DIRECTORY_MISSING, cdi.directory.display(), what, todo));
     }
     found.extend(cdi.containerd.iter().filter_map(|file| is_off(file, cdi)));
@@ -32,7 +32,7 @@ pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
-    let said = match file.enable_cdi {
+    let found = match file.enable_cdi {
         Some(true) => return None,
         Some(false) => "`enable_cdi` is false",
         // Another file, such as a drop-in, may set it for all files.
@@ -41,24 +41,25 @@ fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
         {
             return None;
         }
-        None => "`enable_cdi` is not set, which means no before containerd 2.0",
+        None => "`enable_cdi` is not set; its default is false before containerd 2.0",
     };
     let todo = "set `enable_cdi = true` in [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd";
-    Some(Finding::new(&CDI_OFF, file.path.display(), said, todo).by("systemctl restart containerd"))
+    Some(Finding::new(&CDI_OFF, file.path.display(), found, todo).by("systemctl restart containerd"))
 }
 
 fn unread(cdi: &Cdi) -> Option<Finding> {
-    let told = cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
+    let configured = cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
     let is_read = |dirs: &BTreeSet<PathBuf>| dirs.iter().any(|dir| is_same(dir, &cdi.directory));
-    let usual: BTreeSet<PathBuf> = USUAL.iter().map(PathBuf::from).collect();
+    let usual: BTreeSet<PathBuf> = DEFAULT_DIRS.iter().map(PathBuf::from).collect();
     let has_runtime = !cdi.containerd.is_empty() || cdi.crio_dirs.is_some();
-    let dirs = told.clone().find(|dirs| !is_read(dirs)).cloned().or_else(|| {
-        let is_unusual = has_runtime && told.count() == 0 && !is_read(&usual);
+    let dirs = configured.clone().find(|dirs| !is_read(dirs)).cloned().or_else(|| {
+        let is_unusual = has_runtime && configured.count() == 0 && !is_read(&usual);
         is_unusual.then_some(usual)
     })?;
     let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-    let found = format!("CDI files are written here, and the runtime looks in {}", dirs.join(", "));
-    let todo = "name one of the runtime's directories as `directory` in [cdi] of the configuration, or add this one to its `cdi_spec_dirs`";
+    let found = format!("CDI files are written here, but the runtime reads {}", dirs.join(", "));
+    let todo = "set `directory` in [cdi] of the configuration to one of the runtime's directories, \
+                or add this one to its `cdi_spec_dirs`";
     Some(Finding::new(&CDI_DIRECTORY_UNREAD, cdi.directory.display(), found, todo))
 }
 

@@ -3,7 +3,7 @@
 
 use super::super::codes;
 use super::super::testing::{NOW, healthy};
-use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Is, Level, Process, Resource, Writes};
+use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Level, PathState, Process, Resource, WriteAccess};
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
 use crate::hardware::NearMiss;
@@ -48,42 +48,42 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::USER_NAMESPACE], |facts| facts.uid_map = Some("0 100000 65536".into())),
     (&[codes::KUBELET_DIR_MISSING], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.dir, kubelet.plugins, kubelet.socket) = (Is::Missing, Is::Missing, Is::Missing);
+        (kubelet.dir, kubelet.plugins, kubelet.socket) = (PathState::Missing, PathState::Missing, PathState::Missing);
         kubelet.elsewhere = vec!["/var/snap/microk8s/common/var/lib/kubelet".into()];
     }),
     (&[codes::KUBELET_DIR_OTHER], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        kubelet.socket = Is::Missing;
+        kubelet.socket = PathState::Missing;
         kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
     }),
     (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.plugins, kubelet.socket) = (Is::Other, Is::Missing);
+        (kubelet.plugins, kubelet.socket) = (PathState::Other, PathState::Missing);
         kubelet.is_mounted = None;
         kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
     }),
-    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Directory),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Directory),
     (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.plugins, kubelet.socket, kubelet.is_file_mount) = (Is::Other, Is::Missing, true);
+        (kubelet.plugins, kubelet.socket, kubelet.is_file_mount) = (PathState::Other, PathState::Missing, true);
     }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.socket_is_mounted, kubelet.socket) = (true, Is::Other);
+        (kubelet.socket_is_mounted, kubelet.socket) = (true, PathState::Other);
     }),
-    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Other),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Other),
     (&[codes::KUBELET_DIR_NOT_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.is_mounted, kubelet.socket) = (Some(false), Is::Missing);
+        (kubelet.is_mounted, kubelet.socket) = (Some(false), PathState::Missing);
     }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| facts.kubelet.as_mut().unwrap().socket_is_mounted = true),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.socket_is_mounted, kubelet.socket) = (true, Is::Deserted);
+        (kubelet.socket_is_mounted, kubelet.socket) = (true, PathState::NoListener);
     }),
-    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Missing),
-    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Deserted),
-    (&[codes::KUBELET_HANGS], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Silent),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Missing),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::NoListener),
+    (&[codes::KUBELET_HANGS], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Unresponsive),
     (&[codes::KUBELET_TOO_OLD], |facts| status(facts)["resources"][0]["api_version"] = "v1alpha1".into()),
     (&[codes::KUBELET_TOO_OLD], |facts| {
         let listing = facts.listing.as_mut().unwrap();
@@ -92,7 +92,7 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::KUBELET_LACKS_DEVICES], |facts| facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()))),
     (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
         let listing = facts.listing.as_mut().unwrap();
-        (listing.is, listing.allocatable) = (Is::Missing, None);
+        (listing.is, listing.allocatable) = (PathState::Missing, None);
     }),
     (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
         facts.listing.as_mut().unwrap().allocatable = Some(Err("the kubelet has not answered in time".into()));
@@ -112,7 +112,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         has_no_daemon(facts);
         facts.daemon.as_mut().unwrap().is_enabled = true;
     }),
-    (&[codes::DAEMON_HANGS], |facts| facts.daemon.as_mut().unwrap().answer = Answer::Silent("no answer in time".into())),
+    (&[codes::DAEMON_HANGS], |facts| facts.daemon.as_mut().unwrap().answer = Answer::Unresponsive("no answer in time".into())),
     (&[codes::DAEMON_NOT_READY], |facts| status(facts)["ready"] = false.into()),
     (&[codes::DAEMON_OTHER_VERSION], |facts| status(facts)["version"] = "0.0.9".into()),
     (&[codes::TWO_DAEMONS], |facts| {
@@ -124,8 +124,8 @@ const BROKEN: &[(&[Code], Break)] = &[
         status(facts)["resources"][0]["problem"] = "the kubelet says no".into();
     }),
     (&[codes::HOOK_FAILED], |facts| {
-        let owed = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });
-        status(facts)["hooks"] = json!([owed, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
+        let pending = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });
+        status(facts)["hooks"] = json!([pending, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
     }),
     (&[codes::HOOK_NOT_RUN], |facts| {
         let not_run = json!({ "resource": "nvidia.com/gpu", "phase": "check", "since": NOW, "why": "Resource temporarily unavailable" });
@@ -186,7 +186,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.resources.as_mut().unwrap()[0].is_for_guests = true;
         facts.host.as_mut().unwrap().is_unsafe = true;
     }),
-    (&[codes::CDI_DIRECTORY_MISSING], |facts| facts.cdi.as_mut().unwrap().is_there = false),
+    (&[codes::CDI_DIRECTORY_MISSING], |facts| facts.cdi.as_mut().unwrap().exists = false),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = Some(false)),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = None),
     (&[codes::CDI_DIRECTORY_UNREAD], |facts| facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into()),
@@ -195,16 +195,16 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::STATE_DISK_FULL], |facts| {
         let state = facts.state.as_mut().unwrap();
-        (state.room, state.room_of_root) = (4096, 16 << 20);
+        (state.free_bytes, state.root_reserve_bytes) = (4096, 16 << 20);
     }),
-    (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().files_left = 0),
-    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().room = 50 << 20),
-    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().room = 0),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::Refused),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::RefusedHere),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::Stopped),
+    (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().free_inodes = 0),
+    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 50 << 20),
+    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 0),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::ReadOnly),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::MountReadOnly),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::StoppedByError),
     (&[codes::STATE_READ_ONLY], |facts| {
-        facts.state.as_mut().unwrap().writes = Writes::Gone("Input/output error".into());
+        facts.state.as_mut().unwrap().writes = WriteAccess::DiskFailed("Input/output error".into());
         facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into());
     }),
     (&[codes::STATE_IN_MEMORY], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Memory)),
@@ -243,18 +243,18 @@ fn found(facts: &Facts) -> Vec<&'static str> {
 }
 
 #[test]
-fn on_a_node_in_order_every_check_is_made_and_nothing_is_found() {
+fn on_a_healthy_node_every_check_passes() {
     let report = examine(&healthy());
     assert_eq!(found(&healthy()), Vec::<&str>::new(), "{report:#?}");
     assert!(report.unknown.is_empty() && report.is_healthy() && report.count(Level::Ok) == CHECKS.len(), "{:?}", report.unknown);
 }
 
 #[test]
-fn what_is_broken_is_found_and_nothing_else() {
+fn each_misconfiguration_has_exactly_its_findings() {
     let mut problems = Vec::new();
-    for (index, (expected, break_it)) in BROKEN.iter().enumerate() {
+    for (index, (expected, breakage)) in BROKEN.iter().enumerate() {
         let mut facts = healthy();
-        break_it(&mut facts);
+        breakage(&mut facts);
         let mut expected: Vec<&str> = expected.iter().map(|code| code.name).collect();
         expected.sort_unstable();
         let found = found(&facts);
@@ -270,22 +270,22 @@ fn what_is_broken_is_found_and_nothing_else() {
 }
 
 #[test]
-fn every_code_is_found_in_some_way_and_is_named_once() {
+fn every_code_has_a_row_and_a_unique_name() {
     let tried: BTreeSet<&str> = BROKEN.iter().flat_map(|(codes, _)| *codes).map(|code| code.name).collect();
     let names: BTreeSet<&str> = CODES.iter().map(|code| code.name).collect();
     assert_eq!((names.len(), tried), (CODES.len(), names));
 }
 
 #[test]
-fn of_what_is_not_known_nothing_is_said() {
+fn unknown_facts_cause_no_finding() {
     let known = healthy();
     let facts = Facts::unknown(known.roots.clone(), known.now);
     assert_eq!(found(&facts), ["not-root"]);
-    assert_eq!(examine(&facts).unknown.len(), CHECKS.len() - 2, "privileges and looks are known of any node");
+    assert_eq!(examine(&facts).unknown.len(), CHECKS.len() - 2, "privileges and hanging readers are always known");
 }
 
 #[test]
-fn what_the_configuration_asks_for_is_no_fault_of_a_device() {
+fn a_reason_of_the_configuration_is_not_a_finding() {
     let mut facts = healthy();
     status(&mut facts)["ailing"] = json!([
         { "id": "GPU-1", "health": "Unhealthy", "reason": "deselected", "state": "unhealthy" },
@@ -295,27 +295,27 @@ fn what_the_configuration_asks_for_is_no_fault_of_a_device() {
 }
 
 #[test]
-fn what_is_worst_stands_first() {
+fn the_worst_level_comes_first() {
     let mut facts = healthy();
     facts.is_root = false;
-    facts.state.as_mut().unwrap().files_left = 0;
+    facts.state.as_mut().unwrap().free_inodes = 0;
     status(&mut facts)["ready"] = false.into();
     let levels: Vec<Level> = examine(&facts).findings.iter().map(|finding| finding.level).take(4).collect();
     assert_eq!(levels, [Level::Error, Level::Warning, Level::Note, Level::Ok]);
 }
 
 #[test]
-fn what_only_the_daemon_knows_of_a_resource_is_believed() {
+fn the_daemons_count_of_devices_is_used() {
     let mut facts = healthy();
     facts.resources.as_mut().unwrap()[0].devices = 0;
-    assert_eq!(found(&facts), Vec::<&str>::new(), "the daemon has devices of it");
+    assert_eq!(found(&facts), Vec::<&str>::new(), "the daemon reports devices");
     has_no_daemon(&mut facts);
     facts.resources.as_mut().unwrap()[0].needs_nvml = true;
-    assert_eq!(found(&facts), ["daemon-absent"], "who has not asked NVML knows nothing");
+    assert_eq!(found(&facts), ["daemon-absent"], "without NVML the number of devices is unknown");
 }
 
 #[test]
-fn a_near_miss_is_told_with_its_criterion() {
+fn a_near_miss_is_reported_with_its_criterion() {
     let mut facts = healthy();
     empty(&mut facts).near = near("driver", "vfio-pci", Some("nvidia"));
     let finding = examine(&facts).findings.remove(0);
@@ -327,11 +327,11 @@ fn a_near_miss_is_told_with_its_criterion() {
     assert!(finding.found.ends_with("wanted is vfio-pci, and it is mlx5_core or not known"), "{}", finding.found);
     empty(&mut facts).near = near("driver", "netdevice", Some("mlx5_core"));
     let finding = examine(&facts).findings.remove(0);
-    assert_eq!(finding.todo, "`netdevice` is no driver: take `driver` out of the resource's `select`");
+    assert_eq!(finding.todo, "`netdevice` is not a driver; remove `driver` from the resource's `select`");
 }
 
 #[test]
-fn what_another_version_of_containerd_has_on_by_itself_is_no_mistake() {
+fn a_default_of_a_newer_containerd_is_not_a_finding() {
     let mut facts = healthy();
     let file = |version, enable_cdi| ContainerdFile { version, enable_cdi, ..healthy().cdi.unwrap().containerd.remove(0) };
     for (files, expected) in [

@@ -1,7 +1,7 @@
 //! The daemon: its answer, the owner of its ledger, and the processes.
 
 use super::super::{Answer, Daemon, Facts, Process};
-use super::{Found, Ground, QUESTION, ask};
+use super::{AddFacts, QUERY_DEADLINE, ReaderInput, ask};
 use crate::app::{ControlError, control_get};
 use crate::host::{self, HostRoot};
 use serde_json::Value;
@@ -14,28 +14,28 @@ use tokio::time::timeout;
 /// The link that systemd creates for a unit that starts at boot.
 const ENABLED: &str = "etc/systemd/system/multi-user.target.wants/holdfast.service";
 
-pub(super) fn daemon(ground: &Ground) -> Found {
-    let roots = &ground.place.roots;
+pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
+    let roots = &input.target.roots;
     let host_root = HostRoot::new(&roots.host);
     let asked = ask(async {
-        let pid = match timeout(QUESTION, UnixStream::connect(roots.run.join("control.sock"))).await {
+        let pid = match timeout(QUERY_DEADLINE, UnixStream::connect(roots.run.join("control.sock"))).await {
             Ok(Ok(stream)) => host::peer::pid(&stream),
             Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => return (Answer::Denied, None),
             _ => None,
         };
-        match timeout(QUESTION, control_get::<Value>(&roots.run, "/v1/status")).await {
+        match timeout(QUERY_DEADLINE, control_get::<Value>(&roots.run, "/v1/status")).await {
             Ok(Ok(status)) => (Answer::Status(status), pid),
             Ok(Err(ControlError::Absent { .. })) => (Answer::Absent, None),
             // A healthy daemon refuses an unauthorised client, with any mode of the socket.
-            Ok(Err(_)) if !ground.may_read_all => (Answer::Denied, pid),
-            Ok(Err(error)) => (Answer::Silent(error.to_string()), pid),
-            Err(_elapsed) => (Answer::Silent("a daemon takes the question, and gives no answer in time".into()), pid),
+            Ok(Err(_)) if !input.may_read_all => (Answer::Denied, pid),
+            Ok(Err(error)) => (Answer::Unresponsive(error.to_string()), pid),
+            Err(_elapsed) => (Answer::Unresponsive("a daemon accepts the query, but does not answer in time".into()), pid),
         }
     });
     let Some((answer, pid)) = asked else { return Box::new(|_| ()) };
     // Read this process's `/proc/locks`: its pids are of the same namespace as the peer pid of the
     // socket.
-    let locks = fs::read_to_string(ground.place.own.with_file_name("locks")).unwrap_or_default();
+    let locks = fs::read_to_string(input.target.own.with_file_name("locks")).unwrap_or_default();
     let daemon = Daemon {
         answer,
         pid,
@@ -45,8 +45,8 @@ pub(super) fn daemon(ground: &Ground) -> Found {
     Box::new(|facts: &mut Facts| facts.daemon = Some(daemon))
 }
 
-pub(super) fn processes(ground: &Ground) -> Found {
-    let host = HostRoot::new(&ground.place.roots.host);
+pub(super) fn processes(input: &ReaderInput) -> AddFacts {
+    let host = HostRoot::new(&input.target.roots.host);
     let pids = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
     let named = pids.filter(|pid| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("holdfast"));
     let process = |pid: String| {
@@ -103,7 +103,7 @@ mod tests {
     use super::verb;
 
     #[test]
-    fn a_folder_that_is_called_run_is_no_verb() {
+    fn an_option_value_named_run_is_not_the_verb() {
         let verb_of = |line: &str| verb(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()).map(str::to_owned);
         assert_eq!(verb_of("--run-dir run doctor").as_deref(), Some("doctor"));
         assert_eq!(verb_of("--run-dir=run -o json -ojson run --take-over").as_deref(), Some("run"));

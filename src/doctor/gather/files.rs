@@ -1,8 +1,8 @@
 //! The configuration files, the state directory, and the contents of the journal.
 
-use super::super::{Clock, Facts, Ledger, State, Wants, Writes};
+use super::super::{Clock, Facts, Ledger, Requirements, State, WriteAccess};
 use super::mounts::{Mount, mount_of, mounts};
-use super::{Found, Ground, Place};
+use super::{AddFacts, ReaderInput, Target};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp};
 use crate::host;
@@ -10,16 +10,23 @@ use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
 
 /// Requirements of the configuration, or its error.
-pub(super) fn wants(loaded: &Result<Config, ConfigError>, place: &Place) -> Result<Wants, String> {
+pub(super) fn wants(loaded: &Result<Config, ConfigError>, target: &Target) -> Result<Requirements, String> {
     let config = loaded.as_ref().map_err(ToString::to_string)?;
-    let main = place.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+    let main = target.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     // Removing a drop-in changes only its directory.
-    let looked_at = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
-    let changed_at = looked_at.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
+    let sources = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
+    let changed_at = sources.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
     let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
     let hash = format!("{:08x}", config.hash);
     let cdi = config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
-    Ok(Wants { files: config.files.clone(), hash, changed_at, has_resources: !config.resources.is_empty(), writes_cdi, cdi: cdi.collect() })
+    Ok(Requirements {
+        files: config.files.clone(),
+        hash,
+        changed_at,
+        has_resources: !config.resources.is_empty(),
+        writes_cdi,
+        cdi: cdi.collect(),
+    })
 }
 
 /// Whether its containers get devices by CDI names only; for NVIDIA GPUs, by those of NVIDIA's
@@ -31,8 +38,8 @@ fn uses_cdi(spec: &ResourceSpec) -> bool {
     }
 }
 
-pub(super) fn state(ground: &Ground) -> Found {
-    let wanted = &ground.place.roots.state;
+pub(super) fn state(input: &ReaderInput) -> AddFacts {
+    let wanted = &input.target.roots.state;
     // A directory that does not exist yet will be on the file system of its nearest parent.
     let Some(dir) = wanted.ancestors().find(|dir| dir.is_dir()).map(Path::to_path_buf) else { return Box::new(|_| ()) };
     let inside = |dir: PathBuf| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
@@ -44,10 +51,10 @@ pub(super) fn state(ground: &Ground) -> Found {
     let at = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let state = State {
         medium: host::medium(&dir),
-        room: host::room(&dir),
-        files_left: host::files_left(&dir),
-        room_of_root: host::room_of_root(&dir),
-        writes: writes(&dir, mount_of(&mounts(ground), &at)),
+        free_bytes: host::room(&dir),
+        free_inodes: host::files_left(&dir),
+        root_reserve_bytes: host::room_of_root(&dir),
+        writes: writes(&dir, mount_of(&mounts(input), &at)),
         moved_aside,
         dir,
     };
@@ -55,21 +62,21 @@ pub(super) fn state(ground: &Ground) -> Found {
 }
 
 /// The effect of a write to `dir` on `mount`.
-fn writes(dir: &Path, mount: Option<&Mount>) -> Writes {
+fn writes(dir: &Path, mount: Option<&Mount>) -> WriteAccess {
     // The flags of the file system do not show a failed disk; a read and the mount options do.
-    let says = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
+    let file_system_has = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
     match host::disk_error(dir) {
-        Some(error) => Writes::Gone(error),
-        _ if says("shutdown") => Writes::Gone("the kernel has shut it down".into()),
-        _ if says("emergency_ro") => Writes::Stopped,
-        _ if !host::is_read_only(dir) => Writes::Taken,
-        _ if mount.is_some_and(|mount| mount.has("ro")) && !says("ro") => Writes::RefusedHere,
-        _ => Writes::Refused,
+        Some(error) => WriteAccess::DiskFailed(error),
+        _ if file_system_has("shutdown") => WriteAccess::DiskFailed("the kernel has shut down the file system".into()),
+        _ if file_system_has("emergency_ro") => WriteAccess::StoppedByError,
+        _ if !host::is_read_only(dir) => WriteAccess::Allowed,
+        _ if mount.is_some_and(|mount| mount.has("ro")) && !file_system_has("ro") => WriteAccess::MountReadOnly,
+        _ => WriteAccess::ReadOnly,
     }
 }
 
-pub(super) fn ledger(ground: &Ground) -> Found {
-    let roots = &ground.place.roots;
+pub(super) fn ledger(input: &ReaderInput) -> AddFacts {
+    let roots = &input.target.roots;
     let boot_id = host::boot_id(&roots.host);
     let ledger = match store::peek(&roots.state) {
         Ok(recovered) => {
@@ -77,7 +84,7 @@ pub(super) fn ledger(ground: &Ground) -> Found {
         }
         // No daemon has run on this node yet.
         Err(StoreError::NoJournal { .. }) => return Box::new(|_| ()),
-        Err(_) if !ground.may_read_all => return Box::new(|_| ()),
+        Err(_) if !input.may_read_all => return Box::new(|_| ()),
         Err(error) => Ledger { unreadable: Some(error.to_string()), ..Ledger::default() },
     };
     Box::new(|facts: &mut Facts| facts.ledger = Some(ledger))

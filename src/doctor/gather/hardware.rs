@@ -2,7 +2,7 @@
 //! without NVML.
 
 use super::super::{Facts, Resource};
-use super::{Found, Ground};
+use super::{AddFacts, ReaderInput};
 use crate::domain::{ContractKind, Device, ResourceSpec, asks_for_names};
 use crate::hardware::{self, Discovery, near_misses};
 use crate::host::HostRoot;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 const NVIDIA: u16 = 0x10de;
 
-pub(super) fn resources(ground: &Ground) -> Found {
-    let root = HostRoot::new(&ground.place.roots.host);
-    let Some(config) = &ground.config else { return Box::new(|_| ()) };
+pub(super) fn resources(input: &ReaderInput) -> AddFacts {
+    let root = HostRoot::new(&input.target.roots.host);
+    let Some(config) = &input.config else { return Box::new(|_| ()) };
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
-    let names = store::peek(&ground.place.roots.state).map(|recovered| recovered.names).unwrap_or_default();
+    let names = store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
     let found = hardware::discover_in(&root, scan, &specs, &names);
     let asks_nvml = asks_for_names(&hardware::nvml_question(&root, &found.selection));
     let taken = found.selection.resource_of();

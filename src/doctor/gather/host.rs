@@ -1,7 +1,7 @@
 //! The host's own settings.
 
 use super::super::Facts;
-use super::{Found, Ground};
+use super::{AddFacts, ReaderInput};
 use crate::host::{self, HostRoot, KernelLog};
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use std::path::Path;
 /// restart.
 pub(in super::super) const INSTANCES_WANTED: usize = 3;
 
-pub(super) fn host(ground: &Ground) -> Found {
-    let roots = &ground.place.roots;
+pub(super) fn host(input: &ReaderInput) -> AddFacts {
+    let roots = &input.target.roots;
     let root = HostRoot::new(&roots.host);
     let iommu_groups = root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
     let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
@@ -36,10 +36,11 @@ fn driver_nodes(root: &HostRoot) -> Option<&'static str> {
     (has(DIRECTORY) && !has("dev")).then_some("/run/nvidia/driver/dev")
 }
 
-pub(super) fn kernel_log(ground: &Ground) -> Found {
-    let root = HostRoot::new(&ground.place.roots.host);
+pub(super) fn kernel_log(input: &ReaderInput) -> AddFacts {
+    let root = HostRoot::new(&input.target.roots.host);
     // A captured or simulated tree has no log.
-    let refused = || super::ask(async { KernelLog::open(&root).err().map(|error| format!("it cannot be read: {error}")) }).flatten();
+    let refused =
+        || super::ask(async { KernelLog::open(&root).err().map(|error| format!("the kernel log cannot be read: {error}")) }).flatten();
     let refused = if root.is_live() { refused() } else { None };
     Box::new(move |facts: &mut Facts| facts.host.get_or_insert_default().kernel_log = refused)
 }

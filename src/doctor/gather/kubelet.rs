@@ -1,8 +1,8 @@
 //! The kubelet: its directory, the mounts in it, its sockets, and its resources.
 
-use super::super::{Facts, Is, Kubelet, Listing};
+use super::super::{Facts, Kubelet, Listing, PathState};
 use super::mounts::{mount_of, mounts};
-use super::{Found, Ground, QUESTION, ask};
+use super::{AddFacts, QUERY_DEADLINE, ReaderInput, ask};
 use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
@@ -23,11 +23,11 @@ const USUAL_DIRS: [&str; 5] = [
 /// Maximum number of sockets to try; a directory usually has a dozen.
 const OTHERS_MAX: usize = 64;
 
-pub(super) fn directory(ground: &Ground) -> Found {
-    let (roots, host) = (&ground.place.roots, HostRoot::new(&ground.place.roots.host));
+pub(super) fn directory(input: &ReaderInput) -> AddFacts {
+    let (roots, host) = (&input.target.roots, HostRoot::new(&input.target.roots.host));
     let plugins = roots.kubelet.join("device-plugins");
     let socket = plugins.join("kubelet.sock");
-    let mounts = mounts(ground);
+    let mounts = mounts(input);
     let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let is_mount = |path: PathBuf| mounts.iter().any(|mount| mount.at == path);
     let canonical_plugins = canonical(&plugins);
@@ -35,9 +35,9 @@ pub(super) fn directory(ground: &Ground) -> Found {
     let mounted = || mount_of(&mounts, &canonical_plugins).is_some_and(|mount| mount.at != Path::new("/"));
     let elsewhere = USUAL_DIRS.iter().map(|dir| host.path(dir)).filter(|dir| !is_same(dir, &roots.kubelet));
     let kubelet = Kubelet {
-        dir: what_is_at(&roots.kubelet),
-        plugins: what_is_at(&plugins),
-        socket: listens_at(&socket),
+        dir: kind_at(&roots.kubelet),
+        plugins: kind_at(&plugins),
+        socket: socket_state(&socket),
         elsewhere: elsewhere.filter(|dir| is_socket(&dir.join("device-plugins/kubelet.sock"))).collect(),
         root_dir: root_dir(&host),
         is_file_mount: [&roots.kubelet, &plugins].into_iter().any(|dir| !dir.is_dir() && is_mount(canonical(dir))),
@@ -59,37 +59,37 @@ fn is_socket(path: &Path) -> bool {
 }
 
 /// The kind of object at a path: a directory, nothing, or another object.
-fn what_is_at(path: &Path) -> Is {
+fn kind_at(path: &Path) -> PathState {
     match path.metadata() {
         Ok(about) if about.is_dir() => match path.read_dir() {
-            Ok(_) => Is::Directory,
-            Err(error) => Is::Denied(error.to_string()),
+            Ok(_) => PathState::Directory,
+            Err(error) => PathState::Denied(error.to_string()),
         },
-        Ok(_) => Is::Other,
-        Err(error) if error.kind() == ErrorKind::NotFound => Is::Missing,
-        Err(error) if error.kind() == ErrorKind::NotADirectory => Is::Other,
-        Err(error) => Is::Denied(error.to_string()),
+        Ok(_) => PathState::Other,
+        Err(error) if error.kind() == ErrorKind::NotFound => PathState::Missing,
+        Err(error) if error.kind() == ErrorKind::NotADirectory => PathState::Other,
+        Err(error) => PathState::Denied(error.to_string()),
     }
 }
 
 /// Whether a socket has a listener. Connects, but sends nothing.
-fn listens_at(path: &Path) -> Is {
+fn socket_state(path: &Path) -> PathState {
     match path.metadata() {
         Ok(about) if about.file_type().is_socket() => {}
-        Ok(about) if about.is_dir() => return Is::Directory,
-        Ok(_) => return Is::Other,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Is::Missing,
-        Err(error) => return Is::Denied(error.to_string()),
+        Ok(about) if about.is_dir() => return PathState::Directory,
+        Ok(_) => return PathState::Other,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return PathState::Missing,
+        Err(error) => return PathState::Denied(error.to_string()),
     }
-    match ask(async { timeout(QUESTION, UnixStream::connect(path)).await }) {
-        Some(Ok(Ok(_connected))) => Is::Listening,
-        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => Is::Deserted,
-        Some(Ok(Err(error))) if error.kind() == ErrorKind::NotFound => Is::Missing,
+    match ask(async { timeout(QUERY_DEADLINE, UnixStream::connect(path)).await }) {
+        Some(Ok(Ok(_connected))) => PathState::Listening,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => PathState::NoListener,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::NotFound => PathState::Missing,
         // The backlog is full: the listener accepts no connections.
-        Some(Ok(Err(error))) if error.kind() == ErrorKind::WouldBlock => Is::Silent,
-        Some(Err(_elapsed)) => Is::Silent,
-        Some(Ok(Err(error))) => Is::Denied(error.to_string()),
-        None => Is::Denied("no runtime could be had to connect to it".into()),
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::WouldBlock => PathState::Unresponsive,
+        Some(Err(_elapsed)) => PathState::Unresponsive,
+        Some(Ok(Err(error))) => PathState::Denied(error.to_string()),
+        None => PathState::Denied("no async runtime could be created to connect to it".into()),
     }
 }
 
@@ -99,7 +99,7 @@ fn others(plugins: &Path) -> Vec<String> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name != "kubelet.sock");
     let mut names: Vec<String> = names.take(OTHERS_MAX).collect();
     names.sort_unstable();
-    names.retain(|name| listens_at(&plugins.join(name)) == Is::Listening);
+    names.retain(|name| socket_state(&plugins.join(name)) == PathState::Listening);
     names
 }
 
@@ -111,15 +111,15 @@ fn root_dir(host: &HostRoot) -> Option<PathBuf> {
     super::daemon::option(&arguments, "root-dir")
 }
 
-pub(super) fn listing(ground: &Ground) -> Found {
-    let socket = ground.place.pod_resources(ground.config.as_ref());
-    let is = listens_at(&socket);
+pub(super) fn listing(input: &ReaderInput) -> AddFacts {
+    let socket = input.target.pod_resources(input.config.as_ref());
+    let is = socket_state(&socket);
     // GetAllocatableResources only. Never call `List`: it makes the kubelet forget an Allocate that
     // is in flight.
-    let allocatable = (is == Is::Listening).then(|| {
+    let allocatable = (is == PathState::Listening).then(|| {
         ask(async {
             let client = PodResources::new(&socket);
-            timeout(QUESTION, client.allocatable()).await
+            timeout(QUERY_DEADLINE, client.allocatable()).await
         })
     });
     let mut is_old = false;
@@ -127,10 +127,10 @@ pub(super) fn listing(ground: &Ground) -> Found {
         Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect()),
         Ok(Err(PodResourcesError::Refused { status, .. })) => {
             is_old = status.code() == tonic::Code::Unimplemented;
-            Err(format!("the kubelet refuses GetAllocatableResources: {}", status.message()))
+            Err(format!("the kubelet refused GetAllocatableResources: {}", status.message()))
         }
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_elapsed) => Err("the kubelet has not answered GetAllocatableResources in time".to_owned()),
+        Err(_elapsed) => Err("the kubelet did not answer GetAllocatableResources in time".to_owned()),
     });
     let listing = Listing { socket, is, allocatable, is_old };
     Box::new(|facts: &mut Facts| facts.listing = Some(listing))

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 pub(super) use self::host::INSTANCES_WANTED as INOTIFY_WANTED;
 
 /// Deadline of all readers together. The configuration is read before them, with the same deadline.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// Deadline of one query over a socket. It is shorter than `PATIENCE`, so that a missing answer is
+const DEADLINE: Duration = Duration::from_secs(4);
+/// Deadline of one query over a socket. It is shorter than `DEADLINE`, so that a missing answer is
 /// reported as such.
-const QUESTION: Duration = Duration::from_secs(2);
+const QUERY_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The place to examine.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct Target {
     /// The root directories.
     pub roots: Roots,
     /// The configuration file; `None` is the default one.
@@ -37,7 +37,7 @@ pub struct Place {
     pub own: PathBuf,
 }
 
-impl Place {
+impl Target {
     /// Path of the pod-resources socket.
     fn pod_resources(&self, config: Option<&Config>) -> PathBuf {
         let named = config.and_then(|config| config.pod_resources_socket.clone());
@@ -47,8 +47,8 @@ impl Place {
 
 /// The input of every reader.
 #[derive(Debug)]
-struct Ground {
-    place: Place,
+struct ReaderInput {
+    target: Target,
     /// The configuration, if it is valid.
     config: Option<Config>,
     /// Whether this process can read everything on the host.
@@ -56,54 +56,54 @@ struct Ground {
 }
 
 /// The result of a reader: it adds facts.
-type Found = Box<dyn FnOnce(&mut Facts) + Send>;
+type AddFacts = Box<dyn FnOnce(&mut Facts) + Send>;
 
-struct Look {
+struct Reader {
     /// The subject, for the message that it hangs.
     what: &'static str,
-    run: fn(&Ground) -> Found,
+    run: fn(&ReaderInput) -> AddFacts,
 }
 
-const LOOKS: &[Look] = &[
-    Look { what: "the kubelet's directory", run: kubelet::directory },
-    Look { what: "the kubelet's pod-resources API", run: kubelet::listing },
-    Look { what: "the daemon", run: daemon::daemon },
-    Look { what: "the processes of this host", run: daemon::processes },
-    Look { what: "the devices of this host", run: hardware::resources },
-    Look { what: "the state directory", run: files::state },
-    Look { what: "the ledger", run: files::ledger },
-    Look { what: "the container runtime's configuration", run: runtime::cdi },
-    Look { what: "the host's settings", run: host::host },
-    Look { what: "/dev/kmsg", run: host::kernel_log },
+const READERS: &[Reader] = &[
+    Reader { what: "the kubelet's directory", run: kubelet::directory },
+    Reader { what: "the kubelet's pod-resources API", run: kubelet::listing },
+    Reader { what: "the daemon", run: daemon::daemon },
+    Reader { what: "the processes of this host", run: daemon::processes },
+    Reader { what: "the devices of this host", run: hardware::resources },
+    Reader { what: "the state directory", run: files::state },
+    Reader { what: "the ledger", run: files::ledger },
+    Reader { what: "the container runtime's configuration", run: runtime::cdi },
+    Reader { what: "the host's settings", run: host::host },
+    Reader { what: "/dev/kmsg", run: host::kernel_log },
 ];
 
 /// Runs all readers. Takes seconds at most, even if one hangs.
 #[must_use]
-pub fn gather(place: Place) -> Facts {
-    let mut facts = Facts::unknown(place.roots.clone(), system::now());
+pub fn gather(target: Target) -> Facts {
+    let mut facts = Facts::unknown(target.roots.clone(), system::now());
     facts.is_root = system::peer::is_root();
-    facts.uid_map = std::fs::read_to_string(place.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
+    facts.uid_map = std::fs::read_to_string(target.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
     // First, since it contains paths for the other readers.
     let load = {
-        let place = place.clone();
+        let target = target.clone();
         move || {
-            let loaded = config::load(place.config.as_deref(), &Node::here(&place.roots.host));
-            let wants = files::wants(&loaded, &place);
+            let loaded = config::load(target.config.as_deref(), &Node::here(&target.roots.host));
+            let wants = files::wants(&loaded, &target);
             (loaded.ok(), wants)
         }
     };
-    let (what, loaded) = ("the configuration", all(vec![("", Box::new(load))], PATIENCE).pop().and_then(|(_, loaded)| loaded));
+    let (what, loaded) = ("the configuration", all(vec![("", Box::new(load))], DEADLINE).pop().and_then(|(_, loaded)| loaded));
     let (config, wants) = loaded.unzip();
     if wants.is_none() {
         facts.hanging.push(what);
     }
     facts.config = wants;
-    let ground = Arc::new(Ground { place, config: config.flatten(), may_read_all: facts.may_read_all() });
-    let looks = LOOKS.iter().map(|look| {
-        let (ground, run) = (Arc::clone(&ground), look.run);
-        (look.what, Box::new(move || run(&ground)) as Box<dyn FnOnce() -> Found + Send>)
+    let input = Arc::new(ReaderInput { target, config: config.flatten(), may_read_all: facts.may_read_all() });
+    let runs = READERS.iter().map(|reader| {
+        let (input, run) = (Arc::clone(&input), reader.run);
+        (reader.what, Box::new(move || run(&input)) as Box<dyn FnOnce() -> AddFacts + Send>)
     });
-    for (what, found) in all(looks.collect(), PATIENCE) {
+    for (what, found) in all(runs.collect(), DEADLINE) {
         match found {
             Some(found) => found(&mut facts),
             None => facts.hanging.push(what),
@@ -118,16 +118,16 @@ type Run<T> = (&'static str, Box<dyn FnOnce() -> T + Send>);
 /// Runs each reader on its own thread until the deadline; `None` for one that did not finish.
 fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'static str, Option<T>)> {
     let until = Instant::now() + patience;
-    let begin = |(what, run): Run<T>| {
-        let (tell, told) = mpsc::sync_channel(1);
+    let start = |(what, run): Run<T>| {
+        let (sender, receiver) = mpsc::sync_channel(1);
         // The send fails after the deadline. A thread that cannot be created counts as one without
         // a result.
-        let begun = thread::Builder::new().name("look".into()).spawn(move || drop(tell.send(run())));
-        (what, begun.is_ok().then_some(told))
+        let started = thread::Builder::new().name("reader".into()).spawn(move || drop(sender.send(run())));
+        (what, started.is_ok().then_some(receiver))
     };
-    let begun: Vec<_> = runs.into_iter().map(begin).collect();
-    let wait = |told: mpsc::Receiver<T>| told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
-    begun.into_iter().map(|(what, told)| (what, told.and_then(wait))).collect()
+    let started: Vec<_> = runs.into_iter().map(start).collect();
+    let wait = |receiver: mpsc::Receiver<T>| receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+    started.into_iter().map(|(what, receiver)| (what, receiver.and_then(wait))).collect()
 }
 
 /// Runs a query over a socket on a runtime of this thread; `None` if no runtime can be created.
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hangs_is_left_behind_and_everything_else_is_told() {
+    fn a_reader_that_hangs_does_not_delay_the_others() {
         let (held, release) = mpsc::channel::<()>();
         let hang: Box<dyn FnOnce() -> u32 + Send> = Box::new(move || {
             // Returns when the other end is dropped.

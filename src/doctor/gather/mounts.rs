@@ -1,6 +1,6 @@
 //! The mounts that this process sees: `/proc/self/mountinfo` (proc(5)).
 
-use super::Ground;
+use super::ReaderInput;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +27,8 @@ impl Mount {
     }
 }
 
-pub(super) fn mounts(ground: &Ground) -> Vec<Mount> {
-    parse(&fs::read_to_string(ground.place.own.join("mountinfo")).unwrap_or_default())
+pub(super) fn mounts(input: &ReaderInput) -> Vec<Mount> {
+    parse(&fs::read_to_string(input.target.own.join("mountinfo")).unwrap_or_default())
 }
 
 /// The mount of a path without links.
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_lies_on_the_nearest_mount_above_it_and_there_on_the_last() {
+    fn a_path_is_on_its_nearest_mount_and_the_last_of_several() {
         let text = "21 1 253:0 / / rw - ext4 /dev/vda rw\n\
                     30 21 7:0 / /var/lib/a\\040b rw,relatime shared:4 master:7 - ext4 /dev/loop0 rw,abort,emergency_ro\n\
                     31 30 7:0 / /var/lib/a\\040b ro,nosuid - xfs /dev/loop1 rw\n\

@@ -1,7 +1,7 @@
 //! The CDI settings of the container runtime, from its files.
 
 use super::super::{Cdi, ContainerdFile, Facts};
-use super::{Found, Ground};
+use super::{AddFacts, ReaderInput};
 use crate::host::HostRoot;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ const CONTAINERD: [&str; 4] = [
 ];
 const CRIO: [&str; 2] = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"];
 
-pub(super) fn cdi(ground: &Ground) -> Found {
-    let Some(config) = &ground.config else { return Box::new(|_| ()) };
-    let host = HostRoot::new(&ground.place.roots.host);
+pub(super) fn cdi(input: &ReaderInput) -> AddFacts {
+    let Some(config) = &input.config else { return Box::new(|_| ()) };
+    let host = HostRoot::new(&input.target.roots.host);
     let read = |patterns: &[&str]| {
         let paths = patterns.iter().flat_map(|pattern| host.glob(pattern));
         let table = |path: String| Some((PathBuf::from(&path), host.read(&path)?.parse::<Table>().ok()?));
         paths.filter_map(table).collect::<Vec<_>>()
     };
     let cdi = Cdi {
-        is_there: config.cdi_directory.is_dir(),
+        exists: config.cdi_directory.is_dir(),
         directory: config.cdi_directory.clone(),
         containerd: read(&CONTAINERD).into_iter().map(|(path, table)| containerd(path, &table)).collect(),
         crio_dirs: read(&CRIO).iter().filter_map(|(_, table)| directories(at(table, &["crio", "runtime", "cdi_spec_dirs"])?)).next_back(),

@@ -94,7 +94,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
             let instance = Instance::create(options.common.place(&global.state_dir)?, durability, OFFER)?;
             let (device_plugins, state_dir) = (instance.kubelet_dir().join("device-plugins"), instance.state_dir().to_owned());
             let options = options.clone();
-            instance.beside(Box::new(move || {
+            instance.measure_with_daemon(Box::new(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
                     let mut heard = caller::serve(&device_plugins)?;

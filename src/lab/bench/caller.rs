@@ -24,7 +24,7 @@ pub(super) fn failed(error: impl std::fmt::Display) -> Failed {
 
 /// The first list of a registration.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct FirstList {
     pub(super) resource: String,
     /// Time of the Register call.
     pub(super) registered: Instant,
@@ -36,7 +36,7 @@ pub(super) struct Heard {
 
 struct Registrations {
     device_plugins: PathBuf,
-    heard: mpsc::UnboundedSender<Heard>,
+    first_lists: mpsc::UnboundedSender<FirstList>,
 }
 
 #[tonic::async_trait]
@@ -49,28 +49,33 @@ impl Registration for Registrations {
         let channel = uds::connect(self.device_plugins.join(endpoint)).await;
         let mut plugin = DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
         plugin.get_device_plugin_options(api::Empty {}).await?;
-        tokio::spawn(watch(plugin, resource_name, registered, self.heard.clone()));
+        tokio::spawn(watch(plugin, resource_name, registered, self.first_lists.clone()));
         Ok(Response::new(api::Empty {}))
     }
 }
 
 /// Keeps the stream of one registration open, since its end would cause another Register, and sends
-/// its first list to `heard`.
-async fn watch(mut plugin: DevicePluginClient<Channel>, resource: String, registered: Instant, heard: mpsc::UnboundedSender<Heard>) {
+/// its first list to `first_lists`.
+async fn watch(
+    mut plugin: DevicePluginClient<Channel>,
+    resource: String,
+    registered: Instant,
+    first_lists: mpsc::UnboundedSender<FirstList>,
+) {
     let Ok(lists) = plugin.list_and_watch(api::Empty {}).await else { return };
     let mut lists = lists.into_inner();
     let Ok(Some(api::ListAndWatchResponse { devices })) = lists.message().await else { return };
     // The send fails when the measurement has all its lists and dropped the receiver.
-    drop(heard.send(Heard { resource, registered, listed: Instant::now(), devices, plugin }));
+    drop(first_lists.send(FirstList { resource, registered, listed: Instant::now(), devices, plugin }));
     while let Ok(Some(_)) = lists.message().await {}
 }
 
 /// Listens for registrations in place of a kubelet. The socket exists when the function returns;
 /// the current runtime serves it.
-pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<Heard>, Failed> {
+pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<FirstList>, Failed> {
     let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
-    let (heard, receiver) = mpsc::unbounded_channel();
-    let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), heard });
+    let (first_lists, receiver) = mpsc::unbounded_channel();
+    let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), first_lists });
     let incoming = UnixListenerStream::new(listener).map_ok(Followed::from);
     tokio::spawn(Server::builder().serve_with_incoming(Services::default().and(service), incoming));
     Ok(receiver)
@@ -86,24 +91,24 @@ pub(super) struct Caller {
 
 impl Caller {
     /// The plugin of a registration.
-    pub(super) fn new(heard: Heard) -> Result<Caller, Failed> {
-        let healthy = heard.devices.into_iter().filter(|device| device.health == "Healthy");
+    pub(super) fn new(first_list: FirstList) -> Result<Caller, Failed> {
+        let healthy = first_list.devices.into_iter().filter(|device| device.health == "Healthy");
         let ids: Vec<String> = healthy.map(|device| device.id).collect();
         if ids.is_empty() {
-            return Err(failed("the plugin lists no healthy device that could be asked for"));
+            return Err(failed("the plugin lists no healthy device to allocate"));
         }
-        Ok(Caller { plugin: heard.plugin, ids, next: Cell::new(0) })
+        Ok(Caller { plugin: first_list.plugin, ids, next: Cell::new(0) })
     }
 
     /// The plugin behind this socket; it need not be registered.
-    pub(super) async fn dial(socket: &Path, patience: Duration) -> Result<Caller, Failed> {
+    pub(super) async fn dial(socket: &Path, deadline: Duration) -> Result<Caller, Failed> {
         let reached = uds::connect(socket).await;
-        let reached = reached.map_err(|error| failed(format_args!("nobody serves `{}`: {}", socket.display(), root(&error))))?;
-        let (plugin, (heard, mut first)) = (DevicePluginClient::new(reached), mpsc::unbounded_channel());
-        tokio::spawn(watch(plugin, String::new(), Instant::now(), heard));
-        match tokio::time::timeout(patience, first.recv()).await {
-            Ok(Some(heard)) => Caller::new(heard),
-            _ => Err(failed(format_args!("`{}` sends no list: it is no device plugin of v1beta1", socket.display()))),
+        let reached = reached.map_err(|error| failed(format_args!("no process serves `{}`: {}", socket.display(), root(&error))))?;
+        let (plugin, (first_lists, mut first)) = (DevicePluginClient::new(reached), mpsc::unbounded_channel());
+        tokio::spawn(watch(plugin, String::new(), Instant::now(), first_lists));
+        match tokio::time::timeout(deadline, first.recv()).await {
+            Ok(Some(first_list)) => Caller::new(first_list),
+            _ => Err(failed(format_args!("`{}` sends no list; it is not a device plugin of v1beta1", socket.display()))),
         }
     }
 
@@ -118,8 +123,14 @@ impl Caller {
             .collect()
     }
 
-    /// Makes `calls` Allocates, `concurrency` at a time, and passes the duration of each to `tell`.
-    pub(super) async fn allocate(&self, calls: u64, concurrency: u64, devices: u64, mut tell: impl FnMut(Duration)) -> Result<(), Failed> {
+    /// Makes `calls` Allocates, `concurrency` at a time, and passes the duration of each to `record`.
+    pub(super) async fn allocate(
+        &self,
+        calls: u64,
+        concurrency: u64,
+        devices: u64,
+        mut record: impl FnMut(Duration),
+    ) -> Result<(), Failed> {
         let call = |_| {
             let container_requests = vec![api::ContainerAllocateRequest { devices_ids: self.take(devices) }];
             let mut plugin = self.plugin.clone();
@@ -130,14 +141,14 @@ impl Caller {
                 let answer = answer.map_err(|status| failed(format_args!("an Allocate was refused: {}", status.message())))?;
                 match answer.into_inner().container_responses.len() {
                     1 => Ok(took),
-                    answers => Err(failed(format_args!("an Allocate for one container was answered for {answers}"))),
+                    answers => Err(failed(format_args!("an Allocate for 1 container got {answers} answers"))),
                 }
             }
         };
         let concurrency = usize::try_from(concurrency).unwrap_or(1);
         let mut answers = stream::iter(0..calls).map(call).buffer_unordered(concurrency);
         while let Some(took) = answers.try_next().await? {
-            tell(took);
+            record(took);
         }
         Ok(())
     }

@@ -38,8 +38,8 @@ impl Common {
             return Err(Failed::new(
                 USAGE,
                 format_args!(
-                    "`{}` is on a tmpfs, where syncing costs nothing and nothing survives a power cut: choose another place with \
-                     --state-dir, or say --allow-tmpfs",
+                    "`{}` is on a tmpfs, where a sync costs nothing and no data survives a power cut; choose another directory \
+                     with --state-dir, or use --allow-tmpfs",
                     near.display()
                 ),
             ));
@@ -63,7 +63,7 @@ pub(super) fn scratch() -> Result<TempDir, Failed> {
 /// A private directory; dropping the value removes it.
 pub(super) fn temporary(dir: &Path) -> Result<TempDir, Failed> {
     let made = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir_in(dir);
-    made.map_err(|error| Failed::new(FAILURE, format_args!("no directory can be made in `{}`: {error}", dir.display())))
+    made.map_err(|error| Failed::new(FAILURE, format_args!("cannot create a directory in `{}`: {error}", dir.display())))
 }
 
 /// The resources of the private daemon.
@@ -136,7 +136,7 @@ impl Instance {
 
     /// Runs the daemon on this thread as `holdfast run` would, and the measurement on its own
     /// thread, as the kubelet is another process.
-    pub(super) fn beside(&self, measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>) -> Result<Report, Failed> {
+    pub(super) fn measure_with_daemon(&self, measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>) -> Result<Report, Failed> {
         actix::System::new().block_on(async {
             let interrupts = Interrupts::new()?;
             let (done, answer) = oneshot::channel();
@@ -145,7 +145,7 @@ impl Instance {
                 drop(done.send(measure()));
             })?;
             let app = App::start(self.settings()?).await?;
-            let measured = interrupts.or(async { answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread died"))? }).await;
+            let measured = interrupts.or(async { answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread panicked"))? }).await;
             app.shut_down().await;
             match measured {
                 Ok(_) => drop(thread.join()),

@@ -2,13 +2,14 @@
 //! floor, measured in the same minute.
 
 mod allocate;
-mod bare;
 mod caller;
 mod floor;
-mod followed;
+mod holder_check;
 mod instance;
-mod life;
-mod mapping;
+mod kubelet_run;
+mod logged_daemon;
+mod measurements;
+mod minimal_plugin;
 mod node;
 mod plot;
 mod process;
@@ -16,7 +17,6 @@ mod report;
 mod restart;
 mod scale;
 mod scan;
-mod sheet;
 mod soak;
 mod trend;
 mod upgrade;

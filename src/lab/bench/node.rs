@@ -15,13 +15,13 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Maximum time until the kubelet has every list: a machine with hundreds of daemons is busy.
-const LISTS_WITHIN: Duration = Duration::from_secs(120);
+const LISTS_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval of the check that the daemon is still running.
-const LIVES_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Options of a private node.
 #[derive(Debug, Clone, Args)]
-pub(super) struct Made {
+pub(super) struct NodeOptions {
     /// The daemon to measure, such as another release [default: `holdfast` next to `holdfast-lab`,
     /// or this program]
     #[arg(long, value_name = "FILE")]
@@ -44,7 +44,7 @@ pub(super) struct Node {
 
 /// The configuration of plain nodes: `resources` resources, each with the nodes
 /// `/dev/bench<resource>-*`.
-pub(super) fn plain(resources: usize, replicas: usize) -> String {
+pub(super) fn plain_config(resources: usize, replicas: usize) -> String {
     let of = |resource| {
         format!(
             "[[resource]]\nname = \"example.com/bench{resource}\"\nclass = \"char\"\npaths = [\"/dev/bench{resource}-*\"]\nreplicas = {replicas}\n"
@@ -53,7 +53,7 @@ pub(super) fn plain(resources: usize, replicas: usize) -> String {
     (0..resources).map(of).collect()
 }
 
-/// Creates files that replace the device nodes of [`plain`], evenly distributed among the
+/// Creates files that replace the device nodes of [`plain_config`], evenly distributed among the
 /// resources.
 pub(super) fn plain_files(host: &Path, resources: usize, files: usize) -> std::io::Result<()> {
     (0..files).try_for_each(|file| fs::write(plain_file(host, file % resources, file / resources), ""))
@@ -64,7 +64,7 @@ pub(super) fn plain_file(host: &Path, resource: usize, file: usize) -> PathBuf {
     host.join(format!("dev/bench{resource}-{file}"))
 }
 
-impl Made {
+impl NodeOptions {
     /// Creates the node, with the ledger on the file system of `state_dir`. `host` fills the host's
     /// tree. Starts the kubelet and the daemon, and waits until the kubelet has a list of every
     /// resource of `config`.
@@ -90,11 +90,11 @@ impl Made {
         let daemon = Daemon::start(self.binary.as_deref(), &roots, &config_file(scratch.path()), &log(scratch.path()))?;
         let binary = self.binary.clone();
         let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state, binary };
-        let until = began + LISTS_WITHIN;
-        while let Err(unseen) = node.listed(LIVES_EVERY).await {
-            node.daemon.lives(&log(node.scratch.path()))?;
+        let until = began + LISTS_TIMEOUT;
+        while let Err(unseen) = node.listed(CHECK_EVERY).await {
+            node.daemon.check_running(&log(node.scratch.path()))?;
             if Instant::now() > until {
-                let what = format_args!("the private daemon has not listed every resource within {LISTS_WITHIN:?}: {unseen}");
+                let what = format_args!("the private daemon did not list every resource within {LISTS_TIMEOUT:?}: {unseen}");
                 return Err(Failed::new(FAILURE, what));
             }
         }
@@ -141,14 +141,14 @@ impl Node {
     }
 
     /// The JSON document of a verb on this node.
-    pub(super) async fn ask(&self, verb: &str) -> Result<serde_json::Value, Failed> {
+    pub(super) async fn query(&self, verb: &str) -> Result<serde_json::Value, Failed> {
         let command = process::command(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()))?;
         // Do not block: the simulated kubelet runs on this thread.
         let output = tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
         let document = serde_json::from_slice(&output.stdout);
         document.map_err(|_| {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Failed::new(FAILURE, format_args!("`holdfast {verb}` did not answer ({}): {}", output.status, said.trim()))
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            Failed::new(FAILURE, format_args!("`holdfast {verb}` did not answer ({}): {}", output.status, stderr.trim()))
         })
     }
 

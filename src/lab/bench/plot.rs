@@ -11,11 +11,11 @@ const BOTTOM: f64 = 46.0;
 /// Height of a row of the legend.
 const LEGEND_ROW: f64 = 20.0;
 /// Approximate width of a character.
-const SIGN: f64 = 7.0;
+const CHAR_WIDTH: f64 = 7.0;
 /// Approximate number of ticks of an axis.
 const TICKS: f64 = 6.0;
 /// Colours of medium lightness, and dash patterns for readers who cannot distinguish the colours.
-const LOOKS: [(&str, &str); 7] = [
+const STYLES: [(&str, &str); 7] = [
     ("#2f7ed8", ""),
     ("#e0701b", "7 3"),
     ("#2a9d5c", "2 3"),
@@ -77,7 +77,7 @@ pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Stri
     put(&mut text, 0.0, top - 12.0, "start", y.label);
     put(&mut text, right, height - 6.0, "end", x.label);
 
-    for (line, (colour, dashes)) in lines.iter().zip(LOOKS.iter().cycle()) {
+    for (line, (colour, dashes)) in lines.iter().zip(STYLES.iter().cycle()) {
         let mut path = String::new();
         for place in line.points.iter().filter_map(|(x, y)| Some((to_x(across.place(*x)?), to_y(up.place(*y)?)))) {
             let _infallible = write!(path, "{}{:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, place.0, place.1);
@@ -106,8 +106,8 @@ pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Stri
 /// Draws the legend, in as many rows as needed. Returns its height.
 fn legend(text: &mut String, lines: &[Line]) -> f64 {
     let (mut x, mut y) = (0.0, 38.0);
-    for (line, (colour, dashes)) in lines.iter().zip(LOOKS.iter().cycle()) {
-        let wide = 44.0 + SIGN * f64::from(u32::try_from(line.name.chars().count().min(256)).unwrap_or(0));
+    for (line, (colour, dashes)) in lines.iter().zip(STYLES.iter().cycle()) {
+        let wide = 44.0 + CHAR_WIDTH * f64::from(u32::try_from(line.name.chars().count().min(256)).unwrap_or(0));
         if x > 0.0 && x + wide > WIDTH {
             (x, y) = (0.0, y + LEGEND_ROW);
         }

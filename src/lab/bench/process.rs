@@ -13,8 +13,8 @@ use std::time::Duration;
 /// The kernel's `USER_HZ`, the unit of times in `/proc`, on every architecture that has a release.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Maximum time of a clean shutdown; then the process is killed.
-const END_WITHIN: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_EVERY: Duration = Duration::from_millis(10);
 /// The settings of glibc's allocator in the unit and in the image.
 const ALLOCATOR: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536")];
 
@@ -61,7 +61,7 @@ impl Daemon {
         let mut command = command(binary, roots, config)?;
         let child = command.arg("run").stdout(Stdio::null()).stderr(log).spawn();
         let program = command.get_program().to_string_lossy();
-        let child = child.map_err(|error| Failed::new(FAILURE, format_args!("`{program}` cannot be run: {error}")))?;
+        let child = child.map_err(|error| Failed::new(FAILURE, format_args!("cannot run `{program}`: {error}")))?;
         Ok(Daemon { child })
     }
 
@@ -69,11 +69,11 @@ impl Daemon {
     ///
     /// # Errors
     /// When it has exited: with its last log line.
-    pub(super) fn lives(&mut self, log: &Path) -> Result<(), Failed> {
+    pub(super) fn check_running(&mut self, log: &Path) -> Result<(), Failed> {
         if let Some(status) = self.child.try_wait()? {
-            let said = fs::read_to_string(log).unwrap_or_default();
-            let last = said.lines().last().unwrap_or("it said nothing");
-            return Err(Failed::new(FAILURE, format_args!("the private daemon has ended ({status}): {last}")));
+            let text = fs::read_to_string(log).unwrap_or_default();
+            let last = text.lines().last().unwrap_or("its log is empty");
+            return Err(Failed::new(FAILURE, format_args!("the private daemon exited ({status}): {last}")));
         }
         Ok(())
     }
@@ -81,9 +81,9 @@ impl Daemon {
     /// Its readings from `/proc`.
     ///
     /// # Errors
-    /// When it has exited, as for [`Daemon::lives`].
+    /// When it has exited, as for [`Daemon::check_running`].
     pub(super) fn readings(&mut self, log: &Path) -> Result<Readings, Failed> {
-        self.lives(log)?;
+        self.check_running(log)?;
         Ok(readings(&format!("/proc/{}", self.child.id()))?)
     }
 
@@ -102,14 +102,14 @@ impl Daemon {
     /// Stops it by SIGTERM; after the time limit it is killed.
     pub(super) async fn stop(mut self) -> Result<(), Failed> {
         host::terminate(self.child.id())?;
-        let looks = END_WITHIN.as_millis() / LOOK_EVERY.as_millis();
-        for _ in 0..looks {
+        let polls = EXIT_TIMEOUT.as_millis() / POLL_EVERY.as_millis();
+        for _ in 0..polls {
             if self.child.try_wait()?.is_some() {
                 return Ok(());
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_EVERY).await;
         }
-        Err(Failed::new(FAILURE, format_args!("the private daemon has not ended within {END_WITHIN:?} of SIGTERM and was killed")))
+        Err(Failed::new(FAILURE, format_args!("the private daemon did not exit within {EXIT_TIMEOUT:?} of SIGTERM and was killed")))
     }
 }
 
@@ -134,8 +134,8 @@ fn readings(dir: &str) -> io::Result<Readings> {
         rss_kib: figure(&status, "VmRSS:"),
         anon_kib: figure(&status, "RssAnon:"),
         private_kib: figure(&shared, "Private_Clean:") + figure(&shared, "Private_Dirty:"),
-        descriptors: super::sheet::number(fs::read_dir(format!("{dir}/fd"))?.count()),
-        threads: super::sheet::number(tasks.len()),
+        descriptors: super::measurements::number(fs::read_dir(format!("{dir}/fd"))?.count()),
+        threads: super::measurements::number(tasks.len()),
         switches: switches.map(|status| figure(&status, "voluntary_ctxt_switches:")).sum(),
         cpu_seconds: times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND,
     })
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_daemon_runs_as_it_is_shipped() {
+    fn the_allocators_settings_are_those_of_the_unit_and_the_image() {
         let read = |file: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         let (unit, image) = (read("systemd/holdfast.service"), read("packaging/image/build"));
         for (name, value) in ALLOCATOR {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn times_stand_behind_a_name_that_may_be_anything() {
+    fn times_follow_a_name_that_may_contain_spaces_and_parentheses() {
         let dir = tempfile::tempdir().unwrap();
         let stat = format!("7 (a) b (c) S {} 250 50 0 0 20", ["1"; 10].join(" "));
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();

@@ -138,7 +138,7 @@ pub(super) fn prepare(plot: Option<&Path>) -> Result<(), Failed> {
 }
 
 fn cannot_draw(path: &Path, error: &std::io::Error) -> Failed {
-    Failed::new(FAILURE, format_args!("the figure cannot be written to `{}`: {error}", path.display()))
+    Failed::new(FAILURE, format_args!("cannot write the figure to `{}`: {error}", path.display()))
 }
 
 /// Microseconds in a suitable unit.
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_neither_in_the_table_nor_in_the_figure() {
+    fn the_table_and_the_figure_omit_empty_rows() {
         let rows = vec![("Allocate", thousand()), ("empty call", Durations::new().unwrap())];
         let (title, remarks) = ("Allocate, 1000 calls".to_owned(), vec!["a remark".to_owned()]);
         let report = Report { heading: "call", title, document: Value::Null, rows, remarks };

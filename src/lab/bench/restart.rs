@@ -5,9 +5,9 @@
 //! one process. A measurement starts just before `kubelet.sock` is created and ends when the list
 //! of the last resource arrives.
 
-use super::bare::Bare;
 use super::instance::{Common, Instance, Offer};
-use super::life::{Back, Life};
+use super::kubelet_run::{KubeletRun, Recovery};
+use super::minimal_plugin::MinimalPlugin;
 use super::report::{Durations, Report, ratio, span};
 use crate::console::Global;
 use crate::console::exit::Failed;
@@ -21,10 +21,10 @@ use std::time::Duration;
 /// Maximum time until a plugin has registered again.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// Time between two kubelets: long enough for a plugin to notice.
-const AWAY: Duration = Duration::from_millis(100);
+const DOWNTIME: Duration = Duration::from_millis(100);
 /// Pause after each restart. Holdfast's settling Register happens within it, and must not disturb
 /// the measurement of the other plugin.
-const PEACE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Size of the measurement.
 #[derive(Debug, Clone, Args)]
@@ -48,7 +48,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let (ours, theirs) = (instance.kubelet_dir().join("device-plugins"), instance.kubelet_dir().join("bare"));
     std::fs::create_dir(&theirs)?;
     let measured = options.clone();
-    let report = instance.beside(Box::new(move || measure(&ours, &theirs, &measured)))?;
+    let report = instance.measure_with_daemon(Box::new(move || measure(&ours, &theirs, &measured)))?;
     report.show(global, options.common.plot.as_deref())
 }
 
@@ -65,37 +65,37 @@ impl Side {
 }
 
 fn measure(ours: &Path, theirs: &Path, options: &Options) -> Result<Report, Failed> {
-    let mut own = Life::begin(ours)?;
+    let mut own = KubeletRun::begin(ours)?;
     let (lists, _) = own.lists(options.resources, BACK_WITHIN)?;
-    let lists = lists.into_iter().map(|(resource, heard)| (resource, heard.devices)).collect();
-    let bare = Bare::start(theirs, lists)?;
-    let mut other = Life::begin(theirs)?;
+    let lists = lists.into_iter().map(|(resource, first_list)| (resource, first_list.devices)).collect();
+    let plugin = MinimalPlugin::start(theirs, lists)?;
+    let mut other = KubeletRun::begin(theirs)?;
     other.lists(options.resources, BACK_WITHIN)?;
-    std::thread::sleep(PEACE);
+    std::thread::sleep(PAUSE);
 
     let (mut holdfast, mut floor) = (Side::new()?, Side::new()?);
     let mut progress = Progress::new("restarts measured");
     let number = |count| usize::try_from(count).unwrap_or(usize::MAX);
     for round in 0..options.rounds {
         progress.at(number(round), Some(number(options.rounds)));
-        for (side, life, dir) in [(&mut holdfast, &mut own, ours), (&mut floor, &mut other, theirs)] {
-            let Back { registered, listed } = restart(life, dir, options.resources)?;
+        for (side, kubelet_run, dir) in [(&mut holdfast, &mut own, ours), (&mut floor, &mut other, theirs)] {
+            let Recovery { registered, listed } = restart(kubelet_run, dir, options.resources)?;
             side.registered.add(registered);
             side.listed.add(listed);
         }
     }
-    drop((own, other, bare));
+    drop((own, other, plugin));
     Ok(report(options, holdfast, floor))
 }
 
 /// Kills a kubelet and starts the next one in its place.
-fn restart(life: &mut Life, dir: &Path, resources: u64) -> Result<Back, Failed> {
-    life.end();
-    std::thread::sleep(AWAY);
-    *life = Life::begin(dir)?;
-    let (_, back) = life.lists(resources, BACK_WITHIN)?;
-    std::thread::sleep(PEACE);
-    Ok(back)
+fn restart(kubelet_run: &mut KubeletRun, dir: &Path, resources: u64) -> Result<Recovery, Failed> {
+    kubelet_run.end();
+    std::thread::sleep(DOWNTIME);
+    *kubelet_run = KubeletRun::begin(dir)?;
+    let (_, recovery) = kubelet_run.lists(resources, BACK_WITHIN)?;
+    std::thread::sleep(PAUSE);
+    Ok(recovery)
 }
 
 fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
@@ -115,7 +115,7 @@ fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
     let remarks = vec![
         title.clone(),
         format!(
-            "lists: p50 {} to the bare plugin's {}, {:.2} ×; p99 {} to {}, {:.2} ×",
+            "lists: p50 {} for Holdfast, {} for the minimal plugin, {:.2} ×; p99 {} and {}, {:.2} ×",
             span(p50),
             span(floor50),
             p50 / floor50,
@@ -127,8 +127,8 @@ fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
     let rows = vec![
         ("Holdfast: Register", holdfast.registered),
         ("Holdfast: first list", holdfast.listed),
-        ("bare plugin: Register", floor.registered),
-        ("bare plugin: first list", floor.listed),
+        ("minimal plugin: Register", floor.registered),
+        ("minimal plugin: first list", floor.listed),
     ];
     Report { heading: "since the socket", title, document, rows, remarks }
 }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_stands_beside_what_is_measured() {
+    fn the_document_has_the_floor_and_the_measurement() {
         let side = |us: u64| {
             let mut side = Side::new().unwrap();
             side.registered.add(Duration::from_micros(us));
@@ -159,6 +159,10 @@ mod tests {
         for distribution in [&document["registered"], &document["listed"], &document["floor"]["registered"], &document["floor"]["listed"]] {
             assert_eq!(distribution["count"], 1);
         }
-        assert_eq!(report.remarks[1], "lists: p50 3.00 ms to the bare plugin's 2.00 ms, 1.50 ×; p99 3.00 ms to 2.00 ms, 1.50 ×");
+        assert_eq!(
+            report.remarks[1],
+            "lists: p50 3.00 ms for Holdfast, 2.00 ms for the minimal plugin, 1.50 ×; p99 3.00 ms \
+             and 2.00 ms, 1.50 ×"
+        );
     }
 }

@@ -1,15 +1,15 @@
 //! `holdfast bench scale`: the cost of a daemon as the node grows, and the cost of many daemons on
 //! one machine.
 //!
-//! There are three sheets: one daemon with a growing number of devices, one with a growing number
+//! There are three tables: one daemon with a growing number of devices, one with a growing number
 //! of virtual functions, and a growing number of daemons. The daemons are private processes; their
 //! simulated kubelets run in this process. All readings are from `/proc`, after each daemon has
 //! been idle.
 
-use super::node::{Made, Node, interrupted, plain, plain_files};
+use super::measurements::{Column, Measurements, column, number, quantile};
+use super::node::{Node, NodeOptions, interrupted, plain_config, plain_files};
 use super::plot::{Axis, Scale};
 use super::process::Readings;
-use super::sheet::{Column, Sheet, column, number, quantile};
 use crate::config;
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
@@ -53,11 +53,11 @@ pub struct Options {
     /// Idle seconds over which CPU time is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     idle: u64,
-    /// Draw each sheet as SVG; the name of the sheet is inserted before the suffix
+    /// Draw each table as SVG; the name of the table is inserted before the suffix
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    made: Made,
+    node: NodeOptions,
 }
 
 const fn columns(first: Column) -> [Column; 11] {
@@ -84,7 +84,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     block_on(async {
         tokio::select! {
             measured = measure(global, options) => measured,
-            () = interrupted() => Err(Failed::new(FAILURE, "interrupted; nothing is left behind")),
+            () = interrupted() => Err(Failed::new(FAILURE, "interrupted; all files were removed")),
         }
     })?
 }
@@ -94,32 +94,32 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
     let points = |asked: &[u64], usual: &[u64]| if nothing { usual.to_vec() } else { asked.to_vec() };
     let idle = Duration::from_secs(options.idle);
     let resources = count(options.resources);
-    let mut sheets = Vec::new();
+    let mut tables = Vec::new();
 
-    let mut sheet = Sheet::new(&OF_DEVICES);
+    let mut measurements = Measurements::new(&OF_DEVICES);
     for devices in points(&options.devices, &DEVICES) {
-        let config = plain(resources.min(count(devices)), 1);
+        let config = plain_config(resources.min(count(devices)), 1);
         let host = |host: &Path| plain_files(host, resources.min(count(devices)), count(devices));
-        let mut nodes = [options.made.start(&global.state_dir, &config, host).await?];
-        sheet.add(&row(devices, &mut nodes, scan_ms, idle).await?);
+        let mut nodes = [options.node.start(&global.state_dir, &config, host).await?];
+        measurements.add(&row(devices, &mut nodes, scan_ms, idle).await?);
         end(nodes).await?;
     }
-    sheets.push(("devices", "devices, in as many resources as were asked for", sheet));
+    tables.push(("devices", "devices, in the requested number of resources", measurements));
 
-    let mut sheet = Sheet::new(&OF_VFS);
+    let mut measurements = Measurements::new(&OF_VFS);
     for vfs in points(&options.vfs, &VFS) {
         let config = "[[resource]]\nname = \"example.com/vf\"\nclass = \"rdma\"\nselect = { vf = true }\n\
                       [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { vendor = [\"10de\"] }\n";
         // Further functions: those of a large server (560), and twice as many as the adapters of
         // the virtual functions need.
         let host = |host: &Path| SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop);
-        let mut nodes = [options.made.start(&global.state_dir, config, host).await?];
-        sheet.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
+        let mut nodes = [options.node.start(&global.state_dir, config, host).await?];
+        measurements.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
         end(nodes).await?;
     }
-    sheets.push(("vfs", "virtual functions", sheet));
+    tables.push(("vfs", "virtual functions", measurements));
 
-    let mut sheet = Sheet::new(&OF_DAEMONS);
+    let mut measurements = Measurements::new(&OF_DAEMONS);
     let mut nodes = Vec::new();
     let mut steps = points(&options.daemons, &DAEMONS);
     steps.sort_unstable();
@@ -127,25 +127,25 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
         let mut progress = Progress::new("daemons started");
         while nodes.len() < count(daemons) {
             progress.at(nodes.len(), Some(count(daemons)));
-            nodes.push(options.made.start(&global.state_dir, &plain(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
+            nodes.push(options.node.start(&global.state_dir, &plain_config(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
         }
         drop(progress);
-        sheet.add(&row(daemons, &mut nodes, |_| f64::NAN, idle).await?);
+        measurements.add(&row(daemons, &mut nodes, |_| f64::NAN, idle).await?);
     }
     end(nodes).await?;
-    sheets.push(("daemons", "daemons on one machine, each with 8 devices", sheet));
+    tables.push(("daemons", "daemons on one machine, each with 8 devices", measurements));
 
-    sheets.retain(|(_, _, sheet)| !sheet.is_empty());
-    tell(global, options, &sheets)
+    tables.retain(|(_, _, measurements)| !measurements.is_empty());
+    print_results(global, options, &tables)
 }
 
-fn tell(global: &Global, options: &Options, sheets: &[(&str, &str, Sheet)]) -> Result<(), Failed> {
-    for (key, title, sheet) in sheets {
+fn print_results(global: &Global, options: &Options, tables: &[(&str, &str, Measurements)]) -> Result<(), Failed> {
+    for (key, title, measurements) in tables {
         if let Some(file) = &options.plot {
             let axis = |label, scale| Axis { label, scale };
-            let lines = [("rss_mib", "resident"), ("private_mib", "private"), ("anon_mib", "of no file")];
-            let file = named(file, key, sheets.len());
-            sheet.draw(
+            let lines = [("rss_mib", "resident"), ("private_mib", "private"), ("anon_mib", "anonymous")];
+            let file = plot_file(file, key, tables.len());
+            measurements.draw(
                 &file,
                 &format!("Memory of an idle daemon: {title}"),
                 (key, axis(key, Scale::Linear)),
@@ -154,45 +154,49 @@ fn tell(global: &Global, options: &Options, sheets: &[(&str, &str, Sheet)]) -> R
             )?;
         }
     }
-    let mut document: Map<String, Value> = sheets.iter().map(|(key, _, sheet)| ((*key).to_owned(), sheet.json())).collect();
+    let mut document: Map<String, Value> = tables.iter().map(|(key, _, measurements)| ((*key).to_owned(), measurements.json())).collect();
     document.extend([
         ("schema".to_owned(), json!(1)),
         ("resources".to_owned(), json!(options.resources)),
         ("idle_seconds".to_owned(), json!(options.idle)),
     ]);
     show(global.output, &Value::Object(document), |_| {
-        let told = sheets.iter().map(|(key, title, sheet)| format!("{title}\n{}{}\n", sheet.table(), remark(key, sheet)));
-        Text::document(&told.collect::<String>())
+        let parts =
+            tables.iter().map(|(key, title, measurements)| format!("{title}\n{}{}\n", measurements.table(), summary(key, measurements)));
+        Text::document(&parts.collect::<String>())
     })
 }
 
-/// The summary of a sheet.
-fn remark(key: &str, sheet: &Sheet) -> String {
-    let (counts, rss) = (sheet.all(key), sheet.all("rss_mib"));
-    let of_last = |column: &str| sheet.all(column).last().copied().unwrap_or(f64::NAN);
+/// The summary of a table.
+fn summary(key: &str, measurements: &Measurements) -> String {
+    let (counts, rss) = (measurements.all(key), measurements.all("rss_mib"));
+    let of_last = |column: &str| measurements.all(column).last().copied().unwrap_or(f64::NAN);
     match (key, counts.last(), rss.last()) {
         ("daemons", Some(daemons), Some(_)) => {
             format!(
-                "{daemons} daemons: {:.0} MiB that nobody shares, {:.2} processors\n",
+                "{daemons} daemons: {:.0} MiB of private memory, {:.2} processors\n",
                 daemons * of_last("private_mib"),
                 daemons * of_last("cpu_seconds_per_minute") / 60.0
             )
         }
         ("devices", Some(devices), Some(rss)) => {
-            let said = if *devices > 10_000.0 {
-                "which promises nothing for so many"
+            let verdict = if *devices > 10_000.0 {
+                "which does not apply to this number"
             } else if *rss <= IDLE_RSS_MIB {
                 "it holds"
             } else {
                 "it does NOT hold"
             };
-            format!("{devices} devices: {rss:.1} MiB resident; the limit is {IDLE_RSS_MIB:.0} MiB for 10000: {said}\n")
+            format!(
+                "{devices} devices: {rss:.1} MiB resident; the limit is {IDLE_RSS_MIB:.0} MiB \
+                 for 10000: {verdict}\n"
+            )
         }
         _ => String::new(),
     }
 }
 
-/// One row of the sheet with `of` devices, functions or daemons. The scan is that of the first
+/// One row of the table with `of` devices, functions or daemons. The scan is that of the first
 /// daemon. Private memory, CPU time and context switches are means over all daemons; all other
 /// figures are their maximum.
 async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Duration) -> Result<[f64; 11], Failed> {
@@ -256,9 +260,9 @@ async fn end(nodes: impl IntoIterator<Item = Node>) -> Result<(), Failed> {
     ended.into_iter().collect()
 }
 
-/// The file name of a sheet, such as `figure-devices.svg`, if there are several.
-fn named(file: &Path, key: &str, sheets: usize) -> PathBuf {
-    if sheets < 2 {
+/// The file name of a table, such as `figure-devices.svg`, if there are several.
+fn plot_file(file: &Path, key: &str, tables: usize) -> PathBuf {
+    if tables < 2 {
         return file.to_owned();
     }
     let part = |of: Option<&std::ffi::OsStr>| of.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
@@ -275,21 +279,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_several_sheets_have_names_of_their_own() {
+    fn each_of_several_plots_has_its_own_file() {
         let file = Path::new("/tmp/scale.svg");
-        assert_eq!(named(file, "vfs", 3), Path::new("/tmp/scale-vfs.svg"));
-        assert_eq!(named(file, "vfs", 1), file);
-        assert_eq!(named(Path::new("plot"), "devices", 2), Path::new("plot-devices"));
+        assert_eq!(plot_file(file, "vfs", 3), Path::new("/tmp/scale-vfs.svg"));
+        assert_eq!(plot_file(file, "vfs", 1), file);
+        assert_eq!(plot_file(Path::new("plot"), "devices", 2), Path::new("plot-devices"));
     }
 
     #[test]
-    fn the_limit_is_told_with_the_figure() {
+    fn the_summary_compares_with_the_limit() {
         let with = |devices: f64, rss: f64| {
-            let mut sheet = Sheet::new(&OF_DEVICES);
+            let mut measurements = Measurements::new(&OF_DEVICES);
             let mut row = [0.0; 11];
             (row[0], row[3]) = (devices, rss);
-            sheet.add(&row);
-            remark("devices", &sheet)
+            measurements.add(&row);
+            summary("devices", &measurements)
         };
         assert_eq!(with(10_000.0, 31.25), "10000 devices: 31.2 MiB resident; the limit is 40 MiB for 10000: it holds\n");
         assert!(with(10_000.0, 41.0).ends_with("it does NOT hold\n"));

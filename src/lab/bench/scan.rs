@@ -7,9 +7,9 @@
 //! program that needs these can do less; the content is neither parsed nor kept.
 
 use super::instance::temporary;
+use super::measurements::{Column, Measurements, column, number, quantile};
 use super::node::interrupted;
 use super::plot::{Axis, Scale};
-use super::sheet::{Column, Sheet, column, number, quantile};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::text::Text;
@@ -77,32 +77,32 @@ pub struct Options {
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let stop = Stop::new()?;
-    let mut sheet = Sheet::new(&COLUMNS);
+    let mut measurements = Measurements::new(&COLUMNS);
     let sizes = if options.sweep { SWEEP.to_vec() } else { options.functions.clone() };
     let sizes = if sizes.is_empty() && options.vfs > 0 { vec![SWEEP[0].max(2 * options.vfs)] } else { sizes };
     let root = options.root.as_deref().unwrap_or(&global.host_root);
     if sizes.is_empty() {
         let configured = if options.root.is_some() { Vec::new() } else { global.load_config()?.resources };
-        sheet.add(&measure(root, &configured, options.rounds, &stop)?);
+        measurements.add(&measure(root, &configured, options.rounds, &stop)?);
     }
     for functions in &sizes {
         let dir = temporary(&std::env::temp_dir())?;
         let count = |of: u64| usize::try_from(of).unwrap_or(usize::MAX);
         {
-            let _making = Progress::uncounted("making a node");
+            let _making = Progress::uncounted("creating a node");
             SimNode::create_large(dir.path(), count(*functions), count(options.vfs))?;
         }
-        sheet.add(&measure(dir.path(), &[], options.rounds, &stop)?);
+        measurements.add(&measure(dir.path(), &[], options.rounds, &stop)?);
     }
     if let Some(file) = &options.plot {
         let axis = |label, scale| Axis { label, scale };
         let lines = [("p99_ms", "scan, p99"), ("p50_ms", "scan, p50"), ("floor_p50_ms", "floor, p50")];
         let x = ("functions", axis("PCI functions", Scale::Linear));
-        sheet.draw(file, "How long a scan takes", x, axis("ms", Scale::Linear), &lines)?;
+        measurements.draw(file, "Duration of a scan", x, axis("ms", Scale::Linear), &lines)?;
     }
     let tree = sizes.is_empty().then(|| root.display().to_string());
-    let document = json!({ "schema": 1, "root": tree, "rounds": options.rounds, "floor": FLOOR, "scans": sheet.json() });
-    show(global.output, &document, |_: &Value| Text::document(&table(&sheet, options.rounds)))
+    let document = json!({ "schema": 1, "root": tree, "rounds": options.rounds, "floor": FLOOR, "scans": measurements.json() });
+    show(global.output, &document, |_: &Value| Text::document(&table(&measurements, options.rounds)))
 }
 
 /// Whether a signal has requested the end. A scan blocks, so this is checked between rounds.
@@ -119,13 +119,13 @@ impl Stop {
     }
 
     fn check(&self) -> Result<(), Failed> {
-        if self.0.load(Ordering::Relaxed) { Err(Failed::new(FAILURE, "interrupted; nothing is left behind")) } else { Ok(()) }
+        if self.0.load(Ordering::Relaxed) { Err(Failed::new(FAILURE, "interrupted; all files were removed")) } else { Ok(()) }
     }
 }
 
-fn table(sheet: &Sheet, rounds: u64) -> String {
-    let mut text = format!("{}floor of the same {rounds} rounds: {FLOOR}\n", sheet.table());
-    let (functions, each) = (sheet.all("functions"), sheet.all("us_per_function"));
+fn table(measurements: &Measurements, rounds: u64) -> String {
+    let mut text = format!("{}floor of the same {rounds} rounds: {FLOOR}\n", measurements.table());
+    let (functions, each) = (measurements.all("functions"), measurements.all("us_per_function"));
     if let (Some(few), Some(many), Some(first), Some(last)) = (functions.first(), functions.last(), each.first(), each.last())
         && many > few
     {
@@ -135,14 +135,14 @@ fn table(sheet: &Sheet, rounds: u64) -> String {
     text
 }
 
-/// One row of the sheet.
+/// One row of the table.
 fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &Stop) -> Result<[f64; COLUMNS.len()], Failed> {
     let root = HostRoot::new(tree);
-    let found = look(&root, configured);
-    let folders = folders(&root, &found);
-    if folders.is_empty() {
+    let found = scan_once(&root, configured);
+    let function_dirs = function_dirs(&root, &found);
+    if function_dirs.is_empty() {
         let place = root.path("sys/bus/pci/devices");
-        return Err(Failed::new(FAILURE, format_args!("`{}` has no PCI functions: there is nothing to scan", place.display())));
+        return Err(Failed::new(FAILURE, format_args!("`{}` has no PCI functions; there is nothing to scan", place.display())));
     }
     let (mut scans, mut floors, mut files) = (Vec::new(), Vec::new(), 0);
     let mut progress = Progress::new("scans");
@@ -151,12 +151,12 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &St
         progress.at(usize::try_from(round).unwrap_or(0), usize::try_from(rounds).ok());
         // Scan and floor alternate, so that a machine that slows down affects both.
         let began = Instant::now();
-        let again = look(&root, configured);
+        let again = scan_once(&root, configured);
         scans.push(began.elapsed().as_secs_f64() * 1e3);
         // Freeing the result is not part of the scan.
         drop(again);
         let began = Instant::now();
-        files = folders.iter().map(|folder| read_plainly(folder)).sum();
+        files = function_dirs.iter().map(|dir| read_floor_file(dir)).sum();
         floors.push(began.elapsed().as_secs_f64() * 1e3);
     }
     let functions = number(found.scan.functions.len());
@@ -182,23 +182,23 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &St
 }
 
 /// A scan as the daemon makes it.
-fn look(root: &HostRoot, configured: &[Arc<ResourceSpec>]) -> Discovery {
+fn scan_once(root: &HostRoot, configured: &[Arc<ResourceSpec>]) -> Discovery {
     let scan = hardware::scan(root);
     let specs = hardware::defaults::or_usual(configured, &scan);
     hardware::discover_in(root, scan, &specs, &BTreeMap::new())
 }
 
 /// The directories of the functions, without links in their paths.
-fn folders(root: &HostRoot, found: &Discovery) -> Vec<PathBuf> {
+fn function_dirs(root: &HostRoot, found: &Discovery) -> Vec<PathBuf> {
     let link = |address| root.path(&format!("sys/bus/pci/devices/{address}"));
     found.scan.functions.keys().filter_map(|address| fs::canonicalize(link(address)).ok()).collect()
 }
 
 /// Reads the floor file of one function, as [`FLOOR`] describes. Returns 1 if it could be read,
 /// else 0.
-fn read_plainly(folder: &Path) -> usize {
+fn read_floor_file(dir: &Path) -> usize {
     let mut page = [0; 4096];
-    File::open(folder.join(FLOOR_FILE)).and_then(|mut file| file.read(&mut page)).is_ok().into()
+    File::open(dir.join(FLOOR_FILE)).and_then(|mut file| file.read(&mut page)).is_ok().into()
 }
 
 #[cfg(test)]
@@ -206,15 +206,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_says_how_the_time_grows() {
-        let mut sheet = Sheet::new(&COLUMNS);
+    fn a_sweep_reports_how_the_time_grows() {
+        let mut measurements = Measurements::new(&COLUMNS);
         for (functions, us) in [(500.0, 10.0), (1000.0, 15.0)] {
             let mut row = [1.0; COLUMNS.len()];
             (row[0], row[7]) = (functions, us);
-            sheet.add(&row);
+            measurements.add(&row);
         }
         assert!(
-            table(&sheet, 7).ends_with(
+            table(&measurements, 7).ends_with(
                 "of the same 7 rounds: each function's uevent opened, read and closed\n2.0 × the functions take 3.0 × the time\n"
             )
         );

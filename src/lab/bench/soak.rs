@@ -8,12 +8,12 @@
 //! ```
 //!
 //! A trend has a confidence interval of 95 %. The first third of the samples is left out: the first
-//! use of memory is not a leak. A mapping that differs from the kubelet's is a failure.
+//! use of memory is not a leak. A holder that differs from the kubelet's is a failure.
 
-use super::mapping::settle;
-use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
+use super::holder_check::check_holders;
+use super::measurements::{Column, Measurements, column, number, quantile};
+use super::node::{Node, NodeOptions, interrupted, plain_config, plain_file, plain_files};
 use super::plot::{Axis, Scale};
-use super::sheet::{Column, Sheet, column, number, quantile};
 use super::trend::Trend;
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
@@ -39,7 +39,7 @@ const FINISHED_MAX: usize = 8;
 /// One of this many pods has an init container, which passes its devices to the next container.
 const WITH_INIT: u64 = 5;
 /// Maximum wait for the decision on a pod; a killed daemon is back earlier.
-const DECIDED_WITHIN: Duration = Duration::from_secs(20);
+const DECISION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of rows in the table.
 const ROWS_MAX: usize = 24;
 
@@ -90,7 +90,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    made: Made,
+    node: NodeOptions,
 }
 
 /// The faults, repeated in this order.
@@ -124,21 +124,21 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         return Err(Failed::new(crate::console::exit::USAGE, "--minutes must be between 0.01 and 43200"));
     }
     block_on(async {
-        let node = options.made.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
+        let node = options.node.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
         let mut soak = Soak::new(node, options);
         // An early end is a normal end: report the data so far.
-        let said = tokio::select! {
-            ended = soak.go() => ended,
+        let outcome = tokio::select! {
+            ended = soak.run_load() => ended,
             () = interrupted() => Ok(()),
         };
-        said?;
-        soak.tell(global).await
+        outcome?;
+        soak.finish(global).await
     })?
 }
 
 /// The configuration; another number changes it, but not the offered devices.
 fn config(number: u64) -> String {
-    plain(RESOURCES, REPLICAS).replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
+    plain_config(RESOURCES, REPLICAS).replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
 }
 
 struct Soak<'a> {
@@ -153,8 +153,8 @@ struct Soak<'a> {
     grants: u64,
     rejected: u64,
     faults: BTreeMap<Fault, u64>,
-    life: u64,
-    sheet: Sheet,
+    daemon_run: u64,
+    measurements: Measurements,
     /// Time of the newest sample on the kubelet's clock, with the context switches and the CPU time
     /// until then.
     sampled: (Duration, f64, f64),
@@ -174,13 +174,13 @@ impl<'a> Soak<'a> {
             grants: 0,
             rejected: 0,
             faults: BTreeMap::new(),
-            life: 1,
-            sheet: Sheet::new(&COLUMNS),
+            daemon_run: 1,
+            measurements: Measurements::new(&COLUMNS),
             sampled,
         }
     }
 
-    async fn go(&mut self) -> Result<(), Failed> {
+    async fn run_load(&mut self) -> Result<(), Failed> {
         let length = Duration::from_secs_f64(self.options.minutes * 60.0);
         let kinds = if self.options.kill { &Fault::ALL[..] } else { &Fault::ALL[..5] };
         let mut kinds = kinds.iter().cycle();
@@ -189,7 +189,7 @@ impl<'a> Soak<'a> {
         let mut tick = tokio::time::interval(Duration::from_secs(60) / u32::try_from(self.options.grants_per_minute).unwrap_or(u32::MAX));
         // Pods that were delayed by a fault follow in a burst, as on a node.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let mut progress = Progress::new("seconds soaked");
+        let mut progress = Progress::new("seconds");
         let seconds = |time: Duration| usize::try_from(time.as_secs()).unwrap_or(0);
         loop {
             let now = self.began.elapsed();
@@ -222,7 +222,7 @@ impl<'a> Soak<'a> {
         let spec = spec.app("main", resource, devices);
         let uid = spec.uid.clone();
         // A pod without a decision stays; the next run of the kubelet or of the daemon decides it.
-        drop(tokio::time::timeout(DECIDED_WITHIN, self.node.kubelet.add_pod(spec)).await);
+        drop(tokio::time::timeout(DECISION_TIMEOUT, self.node.kubelet.add_pod(spec)).await);
         self.pods.push(uid);
         if self.pods.len() <= usize::try_from(self.options.pods).unwrap_or(usize::MAX) {
             return Ok(());
@@ -256,14 +256,14 @@ impl<'a> Soak<'a> {
                 // The next list fails, which ends its stream; a new device node causes that list.
                 self.node.hooks.gate(Hook::OnList).open(Verdict::Fail);
                 fs::write(plain_file(&host, 0, FILES + usize::from(count.is_multiple_of(2))), "")?;
-                let gone = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
+                let old_node = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
                 // In the first round there is none.
-                drop(fs::remove_file(gone));
+                drop(fs::remove_file(old_node));
             }
             Fault::Reload => self.node.reload(&config(count))?,
             Fault::Kill => {
                 self.node.kill()?;
-                self.life += 1;
+                self.daemon_run += 1;
                 (self.sampled.1, self.sampled.2) = (f64::NAN, f64::NAN);
             }
         }
@@ -286,7 +286,7 @@ impl<'a> Soak<'a> {
         self.grants += took.len() as u64;
         let rejected_now = rejected - self.rejected;
         self.rejected = rejected;
-        self.sheet.add(&[
+        self.measurements.add(&[
             self.began.elapsed().as_secs_f64() / 60.0,
             read.rss_kib,
             read.anon_kib,
@@ -300,18 +300,18 @@ impl<'a> Soak<'a> {
             quantile(&took, 0.5),
             quantile(&took, 0.99),
             number(usize::try_from(rejected_now).unwrap_or(usize::MAX)),
-            number(usize::try_from(self.life).unwrap_or(usize::MAX)),
+            number(usize::try_from(self.daemon_run).unwrap_or(usize::MAX)),
         ]);
         self.sampled = (now, read.switches, read.cpu_seconds);
         Ok(())
     }
 
     /// Compares, prints, and stops everything.
-    async fn tell(self, global: &Global) -> Result<(), Failed> {
-        let (held, different) = settle(&self.node).await?;
+    async fn finish(self, global: &Global) -> Result<(), Failed> {
+        let (held, different) = check_holders(&self.node).await?;
         let panicked = self.node.kubelet.panicked();
         let trends = [("anon_kib", "RssAnon", "KiB/h"), ("descriptors", "descriptors", "1/h"), ("threads", "threads", "1/h")]
-            .map(|(key, name, unit)| (key, name, unit, trend(&self.sheet, key)));
+            .map(|(key, name, unit)| (key, name, unit, trend(&self.measurements, key)));
         let faults: BTreeMap<&str, u64> = self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
         let document = json!({
             "schema": 1,
@@ -321,27 +321,27 @@ impl<'a> Soak<'a> {
             "grants": self.grants,
             "rejected": self.rejected,
             "faults": faults,
-            "lives": self.life,
+            "lives": self.daemon_run,
             "trends_per_hour": trends.iter().map(|(key, _, _, trend)| ((*key).to_owned(), trend.map_or(Value::Null, Trend::json))).collect::<serde_json::Map<_, _>>(),
             "mappings": held,
             "differences": different,
             "kubelet_would_have_crashed": panicked,
-            "samples": self.sheet.json(),
+            "samples": self.measurements.json(),
         });
         if let Some(file) = &self.options.plot {
             let axis = |label| Axis { label, scale: Scale::Linear };
-            let lines = [("rss_kib", "resident"), ("anon_kib", "of no file")];
-            self.sheet.draw(file, "Memory of a daemon under load and faults", ("minute", axis("minutes")), axis("KiB"), &lines)?;
+            let lines = [("rss_kib", "resident"), ("anon_kib", "anonymous")];
+            self.measurements.draw(file, "Memory of a daemon under load and faults", ("minute", axis("minutes")), axis("KiB"), &lines)?;
         }
         show(global.output, &document, |_: &Value| {
-            let mut text = self.sheet.thinned(ROWS_MAX).table();
+            let mut text = self.measurements.thinned(ROWS_MAX).table();
             let of_faults: Vec<String> = faults.iter().map(|(name, count)| format!("{count} × {name}")).collect();
             let happened = if of_faults.is_empty() { "no faults".to_owned() } else { of_faults.join(", ") };
             text.push_str(&format!("{} grants to {} pods, {} pods rejected; {happened}\n", self.grants, self.made, self.rejected));
             for (_, name, unit, trend) in &trends {
                 text.push_str(&trend.map_or_else(|| format!("{name}: too few samples for a trend\n"), |trend| trend.in_words(name, unit)));
             }
-            text.push_str(&format!("{held} mappings compared with the ledger: {} differ\n", different.len()));
+            text.push_str(&format!("{held} holders compared with the ledger: {} differ\n", different.len()));
             Text::document(&text)
         })?;
         self.node.stop().await?;
@@ -350,17 +350,17 @@ impl<'a> Soak<'a> {
         }
         match different.first() {
             None => Ok(()),
-            Some(first) => Err(Failed::new(FAILURE, format_args!("{} mappings are not what the kubelet has: {first}", different.len()))),
+            Some(first) => Err(Failed::new(FAILURE, format_args!("{} holders differ from the kubelet: {first}", different.len()))),
         }
     }
 }
 
 /// The trend of a column per hour, of the longest run without its first third.
-fn trend(sheet: &Sheet, key: &str) -> Option<Trend> {
-    let (lives, minutes, figures) = (sheet.all("life"), sheet.all("minute"), sheet.all(key));
+fn trend(measurements: &Measurements, key: &str) -> Option<Trend> {
+    let (runs, minutes, figures) = (measurements.all("life"), measurements.all("minute"), measurements.all(key));
     let rows: Vec<_> =
-        lives.iter().zip(minutes.iter().zip(figures)).map(|(life, (minute, figure))| (*life, (minute / 60.0, figure))).collect();
-    let longest = rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|life| life.len())?;
+        runs.iter().zip(minutes.iter().zip(figures)).map(|(daemon_run, (minute, figure))| (*daemon_run, (minute / 60.0, figure))).collect();
+    let longest = rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|daemon_run| daemon_run.len())?;
     let points: Vec<_> = longest.iter().skip(longest.len() / 3).map(|(_, point)| *point).collect();
     Trend::of(&points)
 }
@@ -370,8 +370,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trend_is_of_the_longest_life_without_its_beginning() {
-        let mut sheet = Sheet::new(&COLUMNS);
+    fn a_trend_covers_the_longest_run_without_its_first_third() {
+        let mut measurements = Measurements::new(&COLUMNS);
         for minute in 0..40 {
             let mut row = [0.0; COLUMNS.len()];
             row[0] = f64::from(minute);
@@ -379,14 +379,14 @@ mod tests {
             // minute.
             (row[13], row[2]) =
                 if minute < 10 { (1.0, 1e6) } else { (2.0, if minute < 20 { 50.0 * f64::from(minute) } else { f64::from(minute) }) };
-            sheet.add(&row);
+            measurements.add(&row);
         }
-        let trend = trend(&sheet, "anon_kib").unwrap();
+        let trend = trend(&measurements, "anon_kib").unwrap();
         assert_eq!((trend.count, trend.slope.round()), (20, 60.0));
     }
 
     #[test]
-    fn another_round_is_another_configuration_that_offers_the_same() {
+    fn each_round_has_another_configuration_with_the_same_devices() {
         assert_ne!(config(1), config(2));
         assert_eq!(config(1).matches("[[resource]]").count(), RESOURCES);
         assert_eq!(config(1).matches("BENCH_ROUND").count(), RESOURCES);

@@ -1,7 +1,7 @@
 //! Growth of figures: a straight line through them by least squares, with the confidence of its
 //! slope.
 
-use super::sheet::number;
+use super::measurements::number;
 use serde_json::{Value, json};
 
 /// The slope of figures over time, with its confidence interval of 95 %.
@@ -37,10 +37,10 @@ impl Trend {
         let off: Vec<f64> = points.iter().map(|point| point.1 - y - slope * (point.0 - x)).collect();
         let squares: f64 = off.iter().map(|off| off * off).sum();
         let next: f64 = off.iter().zip(off.iter().skip(1)).map(|(one, next)| one * next).sum();
-        let tells = if squares > 0.0 { (next / squares).clamp(0.0, 0.99) } else { 0.0 };
-        let free = n - 2.0;
-        let deviation = (squares / free / spread * (1.0 + tells) / (1.0 - tells)).sqrt();
-        Some(Trend { count: points.len(), slope, margin: student(free) * deviation })
+        let correlation = if squares > 0.0 { (next / squares).clamp(0.0, 0.99) } else { 0.0 };
+        let degrees = n - 2.0;
+        let deviation = (squares / degrees / spread * (1.0 + correlation) / (1.0 - correlation)).sqrt();
+        Some(Trend { count: points.len(), slope, margin: student(degrees) * deviation })
     }
 
     /// Whether the slope is unlikely to be chance.
@@ -50,8 +50,8 @@ impl Trend {
 
     /// The trend in words, with the unit of the slope.
     pub(super) fn in_words(self, what: &str, unit: &str) -> String {
-        let said = if self.is_distinct() { "distinguishable from zero" } else { "not distinguishable from zero" };
-        format!("{what}: {:+.2} ± {:.2} {unit} ({} samples): {said}\n", self.slope, self.margin, self.count)
+        let verdict = if self.is_distinct() { "distinguishable from zero" } else { "not distinguishable from zero" };
+        format!("{what}: {:+.2} ± {:.2} {unit} ({} samples): {verdict}\n", self.slope, self.margin, self.count)
     }
 
     pub(super) fn json(self) -> Value {
@@ -62,14 +62,14 @@ impl Trend {
 
 /// The 95 % interval of Student's distribution by its degrees of freedom: the expansion about the
 /// normal distribution, right to a hundredth from four degrees on (Abramowitz and Stegun, 26.7.5).
-fn student(free: f64) -> f64 {
+fn student(degrees: f64) -> f64 {
     let z: f64 = 1.959_964;
     let terms = [
         (z.powi(3) + z) / 4.0,
         (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
         (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
     ];
-    z + terms[0] / free + terms[1] / free.powi(2) + terms[2] / free.powi(3)
+    z + terms[0] / degrees + terms[1] / degrees.powi(2) + terms[2] / degrees.powi(3)
 }
 
 #[cfg(test)]
@@ -87,13 +87,13 @@ mod tests {
 
     #[test]
     fn quantiles_of_student_are_those_of_the_tables() {
-        for (free, table) in [(4.0, 2.776), (10.0, 2.228), (30.0, 2.042), (1e6, 1.96)] {
-            assert!((student(free) - table).abs() < 0.02, "{free}: {}", student(free));
+        for (degrees, table) in [(4.0, 2.776), (10.0, 2.228), (30.0, 2.042), (1e6, 1.96)] {
+            assert!((student(degrees) - table).abs() < 0.02, "{degrees}: {}", student(degrees));
         }
     }
 
     #[test]
-    fn growth_is_told_from_noise() {
+    fn growth_is_distinguished_from_noise() {
         assert!(!trend(noise).is_distinct());
         let grows = trend(|at| 0.05 * f64::from(at) + noise(at));
         assert!(grows.is_distinct() && (grows.slope - 0.05).abs() < grows.margin, "{grows:?}");
@@ -107,7 +107,7 @@ mod tests {
 
     /// Correlated noise has no trend, though a line through it has a slope.
     #[test]
-    fn what_hangs_together_is_less_sure() {
+    fn correlated_figures_have_a_wider_interval() {
         let alone = trend(noise);
         let together = trend(|at| noise(at / 10));
         assert!(together.margin > 2.0 * alone.margin, "{together:?} {alone:?}");

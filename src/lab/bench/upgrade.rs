@@ -9,8 +9,8 @@
 
 use super::allocate::Promise;
 use super::caller::failed;
-use super::followed::Followed;
 use super::instance::{Common, Instance, Interrupts, Offer};
+use super::logged_daemon::LoggedDaemon;
 use super::report::{Durations, Report, span};
 use crate::console::exit::Failed;
 use crate::console::progress::Progress;
@@ -148,7 +148,7 @@ struct Node {
     kubelet: Kubelet,
     resource: ResourceName,
     devices: usize,
-    daemon: Followed,
+    daemon: LoggedDaemon,
 }
 
 impl Node {
@@ -156,7 +156,7 @@ impl Node {
         let resource: ResourceName = Instance::resource(0).parse().map_err(failed)?;
         let devices = usize::try_from(options.devices).unwrap_or(usize::MAX);
         let kubelet = Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host)).await?;
-        let daemon = Followed::start(instance, &["run"])?;
+        let daemon = LoggedDaemon::start(instance, &["run"])?;
         let offered = kubelet.wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE).await;
         offered.map_err(|_| failed("the private daemon did not register in time"))?;
         Ok(Node { kubelet, resource, devices, daemon })
@@ -188,7 +188,7 @@ async fn restart_in_place(instance: &Instance, options: &Options) -> Result<Dura
         tokio::time::sleep(PEACE).await;
         let handover = node.kubelet.now();
         node.daemon.end().await?;
-        node.daemon = Followed::start(instance, &["run"])?;
+        node.daemon = LoggedDaemon::start(instance, &["run"])?;
         node.is_back(handover).await?;
         let handed = node.kubelet.now();
         tokio::time::sleep(PEACE).await;
@@ -212,7 +212,7 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
             let began = kubelet.now();
             tokio::time::sleep(PEACE).await;
             let handover = kubelet.now();
-            let mut next = Followed::start(instance, &["run", "--take-over"])?;
+            let mut next = LoggedDaemon::start(instance, &["run", "--take-over"])?;
             next.logs("took over from another instance").await?;
             let former = daemon.borrow_mut().replace(next);
             if let Some(former) = former {

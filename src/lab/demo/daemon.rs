@@ -21,19 +21,19 @@ impl Daemon {
     /// Starts it, as `holdfast run` does.
     pub(super) async fn start(settings: Settings) -> Result<Daemon, Stop> {
         let (stop, stopped) = oneshot::channel();
-        let (tell, told) = oneshot::channel();
+        let (report, reported) = oneshot::channel();
         let (end, ended) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name("holdfast".to_owned()).spawn(move || {
             let system = actix::System::new();
-            system.block_on(serve(settings, tell, stopped));
+            system.block_on(serve(settings, report, stopped));
             // The last actor's drop releases the ledger's lock.
             drop(system);
             drop(end);
         })?;
-        match told.await {
+        match reported.await {
             Ok(Ok((actors, views))) => Ok(Daemon { actors, views, stop: Some(stop), ended, thread: Some(thread) }),
-            Ok(Err(error)) => Err(Stop::Trouble(error.to_string())),
-            Err(_) => Err(Stop::Trouble("the daemon's thread panicked".to_owned())),
+            Ok(Err(error)) => Err(Stop::Aborted(error.to_string())),
+            Err(_) => Err(Stop::Aborted("the daemon's thread panicked".to_owned())),
         }
     }
 
@@ -56,15 +56,15 @@ impl Drop for Daemon {
     }
 }
 
-async fn serve(settings: Settings, tell: oneshot::Sender<Result<(Actors, Views), StartError>>, stopped: oneshot::Receiver<()>) {
+async fn serve(settings: Settings, report: oneshot::Sender<Result<(Actors, Views), StartError>>, stopped: oneshot::Receiver<()>) {
     match App::start(settings).await {
         Ok(app) => {
-            if tell.send(Ok((app.actors.clone(), app.views.clone()))).is_ok() {
+            if report.send(Ok((app.actors.clone(), app.views.clone()))).is_ok() {
                 // The sender is never used, only dropped.
                 drop(stopped.await);
             }
             app.shut_down().await;
         }
-        Err(error) => drop(tell.send(Err(error))),
+        Err(error) => drop(report.send(Err(error))),
     }
 }

@@ -2,25 +2,25 @@
 //! printed.
 //!
 //! ```text
-//!   stage      a simulated node and kubelet in a temporary directory; the real daemon on a thread
-//!   story      beginning (devices, registration, pods) · faults (kubelet, actors, a device)
-//!              · ending (restart, release)
-//!   screen     headings, facts and claims; a claim that does not hold ends the demo
+//!   environment  a simulated node and kubelet in a temporary directory; the real daemon on a thread
+//!   steps        first_steps (devices, registration, pods) · faults (kubelet, actors, a device)
+//!                · last_steps (restart, release)
+//!   screen       headings, facts and claims; a claim that does not hold ends the demo
 //! ```
 //!
 //! Nothing is simulated between the two sides: the daemon and the kubelet talk gRPC over unix
 //! sockets, and see each other's files. Every sentence marked `ok` was compared before it was
 //! printed: with the kubelet's events, with the daemon's own views, or with the files on disk.
 
-mod beginning;
 mod daemon;
-mod ending;
+mod environment;
 mod faults;
+mod first_steps;
+mod last_steps;
 mod screen;
-mod stage;
 
+use self::environment::Environment;
 use self::screen::Screen;
-use self::stage::Stage;
 use crate::console::exit::{FAILURE, Failed};
 use clap::ValueEnum;
 use std::time::{Duration, Instant};
@@ -29,18 +29,18 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Options of `holdfast demo`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Spoil one chapter for real, to see that the demo notices
-    #[arg(long = "break", value_name = "CHAPTER", hide = true)]
-    spoil: Option<Chapter>,
+    /// Break one step for real, to check that the demo notices
+    #[arg(long = "break", value_name = "STEP", hide = true)]
+    break_step: Option<Step>,
     /// The time from the kubelet's socket to the pods that it already has, in milliseconds: on a
     /// busy machine a real kubelet takes longer too
     #[arg(long, value_name = "MS", default_value_t = 75, hide = true)]
     admit_after: u32,
 }
 
-/// The chapters, by the names in the messages of failed claims.
+/// The steps, by the names in the messages of failed claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Chapter {
+pub enum Step {
     /// The daemon finds the node's devices.
     Devices,
     /// The kubelet gets the devices.
@@ -61,19 +61,19 @@ pub enum Chapter {
     Release,
 }
 
-impl Chapter {
+impl Step {
     /// Its number and its heading.
     fn heading(self) -> (usize, &'static str) {
         match self {
-            Chapter::Devices => (1, "Holdfast finds the node's devices"),
-            Chapter::Registration => (2, "It offers them to the kubelet"),
-            Chapter::Pods => (3, "Pods get devices"),
-            Chapter::KubeletRestart => (4, "The kubelet restarts"),
-            Chapter::ActorDeath => (5, "Two of the daemon's actors die while a pod is admitted"),
-            Chapter::DeviceFailure => (6, "A device fails"),
-            Chapter::DeviceReturn => (7, "The device comes back"),
-            Chapter::DaemonRestart => (8, "The daemon restarts"),
-            Chapter::Release => (9, "A pod is deleted"),
+            Step::Devices => (1, "Holdfast finds the node's devices"),
+            Step::Registration => (2, "It offers them to the kubelet"),
+            Step::Pods => (3, "Pods get devices"),
+            Step::KubeletRestart => (4, "The kubelet restarts"),
+            Step::ActorDeath => (5, "Two of the daemon's actors panic while a pod is admitted"),
+            Step::DeviceFailure => (6, "A device fails"),
+            Step::DeviceReturn => (7, "The device comes back"),
+            Step::DaemonRestart => (8, "The daemon restarts"),
+            Step::Release => (9, "A pod is deleted"),
         }
     }
 
@@ -86,14 +86,14 @@ impl Chapter {
 #[derive(Debug)]
 enum Stop {
     /// A claim does not hold.
-    Refuted(Refuted),
+    ClaimFailed(FailedClaim),
     /// The demo itself cannot continue: no directory, no thread, an interrupt.
-    Trouble(String),
+    Aborted(String),
 }
 
 /// A claim that does not hold.
 #[derive(Debug)]
-struct Refuted {
+struct FailedClaim {
     claim: String,
     expected: String,
     seen: String,
@@ -101,19 +101,19 @@ struct Refuted {
 
 impl From<std::io::Error> for Stop {
     fn from(error: std::io::Error) -> Self {
-        Stop::Trouble(error.to_string())
+        Stop::Aborted(error.to_string())
     }
 }
 
 impl From<Failed> for Stop {
     fn from(failed: Failed) -> Self {
-        Stop::Trouble(failed.sentence.unwrap_or_default())
+        Stop::Aborted(failed.sentence.unwrap_or_default())
     }
 }
 
-/// The parts that every chapter needs.
-struct Story {
-    stage: Stage,
+/// The parts that every step needs.
+struct Demo {
+    env: Environment,
     screen: Screen,
 }
 
@@ -124,27 +124,27 @@ struct Story {
 pub fn run(options: &Options) -> Result<(), Failed> {
     let began = Instant::now();
     crate::console::block_on(async {
-        let mut story = Story { stage: Stage::set(options).await?, screen: Screen::new() };
-        let told = tokio::select! {
-            told = story.tell(began) => told,
+        let mut demo = Demo { env: Environment::set(options).await?, screen: Screen::new() };
+        let ended = tokio::select! {
+            ended = demo.run_steps(began) => ended,
             stop = interrupted() => Err(stop),
         };
-        told.map_err(|stop| story.give_up(stop))
+        ended.map_err(|stop| demo.failure_of(stop))
     })?
 }
 
 impl From<Stop> for Failed {
     fn from(stop: Stop) -> Self {
         match stop {
-            Stop::Refuted(refuted) => Failed::new(FAILURE, refuted.claim),
-            Stop::Trouble(why) => Failed::new(FAILURE, format_args!("the demo cannot go on: {why}")),
+            Stop::ClaimFailed(failed_claim) => Failed::new(FAILURE, failed_claim.claim),
+            Stop::Aborted(why) => Failed::new(FAILURE, format_args!("the demo cannot continue: {why}")),
         }
     }
 }
 
-impl Story {
-    async fn tell(&mut self, began: Instant) -> Result<(), Stop> {
-        self.screen.title(self.stage.spoilt())?;
+impl Demo {
+    async fn run_steps(&mut self, began: Instant) -> Result<(), Stop> {
+        self.screen.title(self.env.broken_step())?;
         self.devices().await?;
         self.registration().await?;
         self.pods().await?;
@@ -158,16 +158,16 @@ impl Story {
         self.screen.end(began.elapsed())
     }
 
-    fn begin(&mut self, chapter: Chapter) -> Result<(), Stop> {
-        self.screen.chapter(chapter)
+    fn begin(&mut self, step: Step) -> Result<(), Stop> {
+        self.screen.step(step)
     }
 
-    /// Prints expected and actual lines, and names the chapter for the caller.
-    fn give_up(&self, stop: Stop) -> Failed {
+    /// Prints expected and actual lines, and names the step for the caller.
+    fn failure_of(&self, stop: Stop) -> Failed {
         match (&stop, self.screen.current()) {
-            (Stop::Refuted(refuted), Some(chapter)) => {
-                drop(self.screen.refuted(refuted));
-                Failed::new(FAILURE, format_args!("the demo's claim `{}` does not hold: {}", chapter.name(), refuted.claim))
+            (Stop::ClaimFailed(failed_claim), Some(step)) => {
+                drop(self.screen.failed_claim(failed_claim));
+                Failed::new(FAILURE, format_args!("the demo's claim `{}` does not hold: {}", step.name(), failed_claim.claim))
             }
             _ => stop.into(),
         }
@@ -182,7 +182,7 @@ async fn interrupted() -> Stop {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            Stop::Trouble("interrupted".to_owned())
+            Stop::Aborted("interrupted".to_owned())
         }
         (Err(error), _) | (_, Err(error)) => error.into(),
     }

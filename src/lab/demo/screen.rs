@@ -1,7 +1,7 @@
 //! The output of the demo: headings, facts and claims on standard output, with colours only on a
 //! terminal.
 
-use super::{Chapter, Refuted, Stop, ms};
+use super::{FailedClaim, Step, Stop, ms};
 use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
@@ -9,27 +9,27 @@ use crate::console::{print, screen};
 use std::fmt;
 use std::time::Duration;
 
-/// Width of the column of names in a chapter's facts.
+/// Width of the column of names in a step's facts.
 const LABEL_WIDTH: usize = 20;
 /// The maximum width of explanations, also on a wider terminal.
-const LINE_MOST: usize = 100;
+const LINE_MAX: usize = 100;
 
-/// The output, with the present chapter.
+/// The output, with the present step.
 #[derive(Debug)]
 pub(super) struct Screen {
     on: screen::Screen,
-    chapter: Option<Chapter>,
+    step: Option<Step>,
     claims: usize,
 }
 
 impl Screen {
     pub(super) fn new() -> Self {
-        Screen { on: screen::Screen::get(), chapter: None, claims: 0 }
+        Screen { on: screen::Screen::get(), step: None, claims: 0 }
     }
 
-    /// The present chapter.
-    pub(super) fn current(&self) -> Option<Chapter> {
-        self.chapter
+    /// The present step.
+    pub(super) fn current(&self) -> Option<Step> {
+        self.step
     }
 
     fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
@@ -44,42 +44,43 @@ impl Screen {
     }
 
     /// Writes `text` after `line`; wrapped lines are indented by `indent` columns.
-    fn behind(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
+    fn append_wrapped(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
         line.wrap(self.on, indent, &text.to_string());
         line.end_line();
         Ok(print(&line)?)
     }
 
-    pub(super) fn title(&self, spoilt: Option<Chapter>) -> Result<(), Stop> {
+    pub(super) fn title(&self, broken_step: Option<Step>) -> Result<(), Stop> {
         self.painted(Tint::Bold, "Holdfast, on a simulated node")?;
         self.line("")?;
         for text in [
             "The node's hardware and the kubelet are simulated, in a temporary directory and in this process.",
             "The daemon is the real one, and so is the gRPC between the two, over unix sockets.",
-            "Every line marked `ok` was checked: with the kubelet, the daemon's views, or what is on disk.",
+            "Every line marked `ok` was checked: with the kubelet, the daemon's views, or the \
+             files on disk.",
         ] {
-            print(&self.prose(text, 0, Tint::Plain))?;
+            print(&self.paragraph(text, 0, Tint::Plain))?;
         }
-        match spoilt {
-            Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
+        match broken_step {
+            Some(step) => self.line(format_args!("The step `{}` is broken deliberately.", step.name())),
             None => Ok(()),
         }
     }
 
-    pub(super) fn chapter(&mut self, chapter: Chapter) -> Result<(), Stop> {
-        self.chapter = Some(chapter);
-        let (number, heading) = chapter.heading();
+    pub(super) fn step(&mut self, step: Step) -> Result<(), Stop> {
+        self.step = Some(step);
+        let (number, heading) = step.heading();
         self.line("")?;
         self.painted(Tint::Bold, format_args!("{number}  {heading}"))
     }
 
     /// A sentence or two of explanation.
-    pub(super) fn say(&self, text: impl fmt::Display) -> Result<(), Stop> {
-        Ok(print(&self.prose(text, 3, Tint::Dim))?)
+    pub(super) fn explain(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(&self.paragraph(text, 3, Tint::Dim))?)
     }
 
-    fn prose(&self, text: impl fmt::Display, indent: usize, tint: Tint) -> Text {
-        let width = Some(self.on.width.map_or(LINE_MOST, |width| width.min(LINE_MOST)));
+    fn paragraph(&self, text: impl fmt::Display, indent: usize, tint: Tint) -> Text {
+        let width = Some(self.on.width.map_or(LINE_MAX, |width| width.min(LINE_MAX)));
         let mut wrapped = Text::default();
         wrapped.wrap(screen::Screen { width, ..self.on }, indent, &text.to_string());
         let mut lines = Text::default();
@@ -95,17 +96,17 @@ impl Screen {
     pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
         let mut line = Text::default();
         line.put(format_args!("   {label:LABEL_WIDTH$}  "));
-        self.behind(line, LABEL_WIDTH + 5, text)
+        self.append_wrapped(line, LABEL_WIDTH + 5, text)
     }
 
     /// Checks and prints a claim. If it does not hold, the compared texts are printed line by line.
     pub(super) fn claim(&mut self, claim: impl fmt::Display, expected: impl fmt::Display, seen: impl fmt::Display) -> Result<(), Stop> {
         let (expected, seen) = (expected.to_string(), seen.to_string());
         if expected != seen {
-            return Err(Stop::Refuted(Refuted { claim: claim.to_string(), expected, seen }));
+            return Err(Stop::ClaimFailed(FailedClaim { claim: claim.to_string(), expected, seen }));
         }
         self.claims += 1;
-        self.behind(self.verdict(Tint::Green, "ok"), 7, claim)
+        self.append_wrapped(self.verdict(Tint::Green, "ok"), 7, claim)
     }
 
     fn verdict(&self, tint: Tint, word: &str) -> Text {
@@ -117,9 +118,9 @@ impl Screen {
     }
 
     /// Prints a claim that does not hold: of each side, the lines that the other one lacks.
-    pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
-        let Refuted { claim, expected, seen } = refuted;
-        self.behind(self.verdict(Tint::Red, "FAILED"), 11, claim)?;
+    pub(super) fn failed_claim(&self, failed_claim: &FailedClaim) -> Result<(), Stop> {
+        let FailedClaim { claim, expected, seen } = failed_claim;
+        self.append_wrapped(self.verdict(Tint::Red, "FAILED"), 11, claim)?;
         for (label, these, others) in [("expected", expected, seen), ("seen", seen, expected)] {
             let others: Vec<&str> = others.lines().collect();
             let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
@@ -133,8 +134,8 @@ impl Screen {
         Ok(())
     }
 
-    /// The heading of the part after the last chapter.
-    pub(super) fn epilogue(&self, heading: &str) -> Result<(), Stop> {
+    /// The heading of the part after the last step.
+    pub(super) fn section(&self, heading: &str) -> Result<(), Stop> {
         self.line("")?;
         self.painted(Tint::Bold, heading)?;
         self.line("")

@@ -2,7 +2,7 @@
 
 use super::archive::{Capture, captures};
 use holdfast::config::Roots;
-use holdfast::doctor::{Level, Place, examine, gather};
+use holdfast::doctor::{Level, Target, examine, gather};
 
 /// Findings of every tree here, because there is neither a kubelet nor a daemon.
 const NOT_HARDWARE: [&str; 3] = ["not-root", "daemon-absent", "kubelet-absent"];
@@ -17,7 +17,7 @@ fn no_captured_machine_has_a_finding() {
     let mut problems = Vec::new();
     for Capture { name, root, .. } in &captures {
         let roots = Roots { host: root.clone(), kubelet: path("kubelet"), state: path("state"), run: path("run") };
-        let report = examine(&gather(Place { roots, config: Some(path("config.toml")), own: path("own") }));
+        let report = examine(&gather(Target { roots, config: Some(path("config.toml")), own: path("own") }));
         // The disk of the test's folder is not part of the capture either.
         let of_disk = |code: &str| code.starts_with("state-");
         let found = report.findings.iter().filter(|finding| finding.level != Level::Ok);

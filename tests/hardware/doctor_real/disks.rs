@@ -81,7 +81,7 @@ fn a_state_disk_that_fills_up() {
         let state = node.state();
 
         assert!(disk.take("others", disk.room() - (50 << 20)));
-        doctor(&node).await.is(&["state-disk-low"], &state, &["MiB are left", "make room", "--state-dir"]);
+        doctor(&node).await.is(&["state-disk-low"], &state, &["MiB are free", "free space", "--state-dir"]);
 
         // The daemon is root, so it may use the blocks that ext4 reserves: grants are still
         // recorded.
@@ -91,7 +91,7 @@ fn a_state_disk_that_fills_up() {
             allocate(&mut api, &["dev:gpu0"]).await.unwrap();
         }
         let said = doctor(&node).await;
-        said.tells("state-disk-low", &state, &["keeps back for root", "MiB", "make room"]);
+        said.tells("state-disk-low", &state, &["reserves for root", "MiB", "free space"]);
         assert!(!said.codes().contains("ledger-not-written"), "{said:#?}");
 
         disk.take_everything();
@@ -102,7 +102,7 @@ fn a_state_disk_that_fills_up() {
         };
         assert!(refused.message().contains("make room"), "{refused}");
         let said = doctor(&node).await;
-        said.tells("state-disk-full", &state, &["are left", "make room"]);
+        said.tells("state-disk-full", &state, &["are free", "free space"]);
         said.tells("ledger-not-written", &state, &["full"]);
         assert_eq!(said.code, Some(exit::FINDINGS.into()));
 
@@ -120,9 +120,9 @@ fn a_state_disk_without_files() {
         let (_kubelet, daemon) = start(&node).await;
         is_in_order(&node).await;
         let made: Vec<PathBuf> = (0..).map(|n| disk.at().join(format!("file{n}"))).take_while(|path| fs::write(path, "").is_ok()).collect();
-        doctor(&node).await.tells("state-disk-full", &node.state(), &["no more files can be made", "make room"]);
+        doctor(&node).await.tells("state-disk-full", &node.state(), &["no free inode", "free space"]);
         made.iter().take(20).for_each(|path| fs::remove_file(path).unwrap());
-        doctor(&node).await.tells("state-disk-low", &node.state(), &["more files can be made", "make room"]);
+        doctor(&node).await.tells("state-disk-low", &node.state(), &["inodes are free", "free space"]);
         drop(daemon);
         disk.end();
     });
@@ -181,7 +181,7 @@ fn a_state_disk_that_is_read_only_or_broken() {
             let shut_down =
                 r#"open(my $dir, "<", $ARGV[0]) or die "$!"; my $how = pack("I", 2); ioctl($dir, 0x8004587d, $how) // die "$!""#;
             command(Command::new("perl").args(["-e", shut_down]).arg(&state));
-            doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &["neither written nor read", "fsck", "dmesg"]);
+            doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &["no longer be read or written", "fsck", "dmesg"]);
         } else {
             say("SKIPPED: a file system that is shut down: it needs perl");
         }

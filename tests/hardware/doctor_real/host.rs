@@ -37,9 +37,9 @@ fn a_kubelet_directory_that_is_mounted_as_a_file() {
         let socket = node.path("kubelet/device-plugins/kubelet.sock");
         fs::create_dir_all(socket.parent().unwrap()).unwrap();
         fs::write(&socket, "").unwrap();
-        doctor(&node).await.tells("kubelet-absent", &socket, &["no socket", "start the kubelet"]);
+        doctor(&node).await.tells("kubelet-absent", &socket, &["not a socket", "start the kubelet"]);
         let mounted = Mounted::new(&["--bind"], &file, &socket);
-        let words = ["a mount of its own", "mount the directory `device-plugins`"];
+        let words = ["the socket itself is a mount", "mount the directory `device-plugins`"];
         doctor(&node).await.is(&["kubelet-socket-mounted", "state-in-memory", "daemon-absent"], &socket, &words);
         drop(mounted);
         fs::remove_file(&socket).unwrap();
@@ -185,7 +185,7 @@ fn limits_of_inotify_that_are_reached() {
                 said.is(codes, &node.state(), &[]);
                 continue;
             };
-            said.is(codes, on, &["raise that limit", &format!("sysctl {limit}=")]);
+            said.is(codes, on, &["raise the limit", &format!("sysctl {limit}=")]);
             // The suggested command lowers no user's limit.
             let command = said.findings.iter().find(|finding| finding["code"] == codes[0]).unwrap()["command"].clone();
             let value = command.as_str().and_then(|command| command.split('=').nth(1)?.parse::<u64>().ok());

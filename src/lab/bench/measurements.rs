@@ -25,14 +25,14 @@ pub(super) const fn column(key: &'static str, heading: &'static str, digits: usi
 
 /// The figures. An unknown one is NaN: `null` in JSON, `-` in the table.
 #[derive(Debug, Clone)]
-pub(super) struct Sheet {
+pub(super) struct Measurements {
     columns: &'static [Column],
     rows: Vec<Vec<f64>>,
 }
 
-impl Sheet {
+impl Measurements {
     pub(super) fn new(columns: &'static [Column]) -> Self {
-        Sheet { columns, rows: Vec::new() }
+        Measurements { columns, rows: Vec::new() }
     }
 
     /// Adds a row, with its figures in the order of the columns.
@@ -76,10 +76,10 @@ impl Sheet {
     }
 
     /// At most `most` of the rows, evenly spaced, with the last one among them.
-    pub(super) fn thinned(&self, most: usize) -> Sheet {
+    pub(super) fn thinned(&self, most: usize) -> Measurements {
         let every = self.rows.len().div_ceil(most).max(1);
         let rows = self.rows.iter().rev().step_by(every).rev().cloned().collect();
-        Sheet { columns: self.columns, rows }
+        Measurements { columns: self.columns, rows }
     }
 
     /// Draws columns over another one; `of` contains the key and the name of each line.
@@ -130,12 +130,12 @@ mod tests {
     #[test]
     fn a_row_is_an_object_and_a_line_of_the_table() {
         const COLUMNS: [Column; 3] = [column("functions", "functions", 0), column("p50_ms", "p50 ms", 2), column("us", "µs", 1)];
-        let mut sheet = Sheet::new(&COLUMNS);
-        sheet.add(&[560.0, 1.234_5, f64::NAN]);
-        assert_eq!(sheet.json().to_string(), r#"[{"functions":560,"p50_ms":1.23,"us":null}]"#);
-        let cells: Vec<String> = sheet.table().lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let mut measurements = Measurements::new(&COLUMNS);
+        measurements.add(&[560.0, 1.234_5, f64::NAN]);
+        assert_eq!(measurements.json().to_string(), r#"[{"functions":560,"p50_ms":1.23,"us":null}]"#);
+        let cells: Vec<String> = measurements.table().lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         assert_eq!(cells, ["FUNCTIONS P50 MS µS".replace("µS", &"µs".to_uppercase()), "560 1.23 -".to_owned()]);
-        assert_eq!(sheet.all("p50_ms"), [1.234_5]);
+        assert_eq!(measurements.all("p50_ms"), [1.234_5]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The last chapters: a restart of the daemon, the deletion of a pod, and the table of all holders.
+//! The last steps: a restart of the daemon, the deletion of a pod, and the table of all holders.
 
-use super::beginning::{DEVICES, lines};
-use super::stage::{all_run, held_by_grants, held_by_kubelet, holder, pods};
-use super::{Chapter, Stop, Story, ms};
+use super::environment::{all_run, held_by_grants, held_by_kubelet, holder, pods};
+use super::first_steps::{DEVICES, lines};
+use super::{Demo, Step, Stop, ms};
 use crate::console::table::Table;
 use crate::domain::{DeviceId, Durability, Entry, Grant, GrantState, ResourceName, Timestamp};
 use crate::lab::sim::kubelet::{EventKind, PodSpec, View};
@@ -12,127 +12,129 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-impl Story {
+impl Demo {
     pub(super) async fn daemon_restart(&mut self) -> Result<(), Stop> {
-        self.begin(Chapter::DaemonRestart)?;
-        self.screen.say("An upgrade: the daemon ends in order, and another one starts on the same state directory.")?;
+        self.begin(Step::DaemonRestart)?;
+        self.screen.explain("An upgrade: the daemon shuts down, and another one starts on the same state directory.")?;
         let before = facts(self.ask_who().await);
-        let from = self.stage.kubelet.view(|view| view.events().iter().count());
-        self.stage.stop_daemon().await;
-        let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), facts_of);
-        if self.stage.spoils(Chapter::DaemonRestart) {
+        let from = self.env.kubelet.view(|view| view.events().iter().count());
+        self.env.stop_daemon().await;
+        let on_disk = self.env.on_disk().map_or_else(|error| error.to_string(), facts_of);
+        if self.env.breaks(Step::DaemonRestart) {
             // The kubelet's copies alone would restore the ledger.
-            std::fs::remove_dir_all(self.stage.state_dir())?;
-            std::fs::remove_file(self.stage.kubelet_checkpoint())?;
+            std::fs::remove_dir_all(self.env.state_dir())?;
+            std::fs::remove_file(self.env.kubelet_checkpoint())?;
         }
-        let started = self.stage.start_daemon().await?;
-        let expected = self.stage.capacities_of(DEVICES, DEVICES);
-        let seen = self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)).await;
+        let started = self.env.start_daemon().await?;
+        let expected = self.env.capacities_of(DEVICES, DEVICES);
+        let seen = self.env.kubelet_shows(&expected, |view| self.env.capacities(view)).await;
         self.screen.fact("first inventory", format_args!("{} after the start, the ledger recovered before it", ms(started)))?;
-        for resource in self.stage.resources() {
-            if let Some(gap) = self.stage.kubelet.view(|view| gap(view, resource, from)) {
+        for resource in self.env.resources() {
+            if let Some(gap) = self.env.kubelet.view(|view| gap(view, resource, from)) {
                 self.screen.fact(resource.as_str(), format_args!("{} from the end of its stream to the next list", ms(gap)))?;
             }
         }
-        self.screen.claim("while no daemon runs, its journal tells every grant", &before, on_disk)?;
+        self.screen.claim("while no daemon runs, the journal contains every grant", &before, on_disk)?;
         self.screen.claim("every device is allocatable again", expected, seen)?;
-        self.screen.claim(
-            "the new daemon has forgotten nothing: same grants, same ids, same holders",
-            &before,
-            facts(self.ask_who().await),
-        )?;
-        let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
-        self.screen.claim("every pod runs on", expected, seen)
+        self.screen.claim("the new daemon has lost nothing: same grants, same ids, same holders", &before, facts(self.ask_who().await))?;
+        let (expected, seen) = self.env.kubelet.view(|view| (all_run(view), pods(view)));
+        self.screen.claim("every pod still runs", expected, seen)
     }
 
     pub(super) async fn release(&mut self) -> Result<(), Stop> {
-        self.begin(Chapter::Release)?;
-        self.screen.say("serve-0 is deleted, and next-0 asks for a GPU. All eight were taken, so it can only be that one.")?;
-        let kubelet = &self.stage.kubelet;
+        self.begin(Step::Release)?;
+        self.screen.explain(
+            "serve-0 is deleted, and next-0 requests a GPU. All eight were held, \
+             so it can only get that one.",
+        )?;
+        let kubelet = &self.env.kubelet;
         let uid = kubelet.view(|view| view.pods().iter().find(|pod| pod.spec.name == "serve-0").map(|pod| pod.spec.uid.clone()));
-        let uid = uid.ok_or_else(|| Stop::Trouble("serve-0 is not there".to_owned()))?;
+        let uid = uid.ok_or_else(|| Stop::Aborted("serve-0 does not exist".to_owned()))?;
         let freed = self.gpus_of(&uid, "api");
         kubelet.delete_pod(&uid)?;
-        let next = self.stage.add_pod(PodSpec::new("demo", "next-0").app("api", &self.stage.gpu, 1)).await;
+        let next = self.env.add_pod(PodSpec::new("demo", "next-0").app("api", &self.env.gpu, 1)).await;
         let got = self.gpus_of(&next, "api");
         self.screen.claim(
-            "the kubelet gives it to next-0 at once, and Holdfast lets it: the kubelet decides",
+            "the kubelet gives it to next-0 at once, and Holdfast grants it: the kubelet decides",
             lines(&freed),
             lines(&got),
         )?;
 
         // The reconcile pass that binds next-0 has found that serve-0 was deleted.
-        let mut expected: Vec<String> = self.stage.kubelet.view(held_by_kubelet).lines().map(str::to_owned).collect();
+        let mut expected: Vec<String> = self.env.kubelet.view(held_by_kubelet).lines().map(str::to_owned).collect();
         expected.push(format!("serve-0/api: {}", lines(&freed)));
         expected.sort();
         let expected = expected.join("\n");
-        let views = &self.stage.daemon()?.views;
-        let look = |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref));
-        self.stage.daemon_shows(&views.grants, &expected, look).await;
-        if self.stage.spoils(Chapter::Release) {
+        let views = &self.env.daemon()?.views;
+        let text_of = |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref));
+        self.env.daemon_shows(&views.grants, &expected, text_of).await;
+        if self.env.breaks(Step::Release) {
             self.release_without_proof(&uid).await?;
         }
         let age = self.kubelet_age()?;
-        let cgroup = self.stage.settings.roots.host.join("sys/fs/cgroup/kubepods").join(format!("pod{uid}"));
-        let gone = if cgroup.exists() { "no: its cgroup is there" } else { "yes: its cgroup is gone" };
-        self.screen.say("A missing pod is no proof: serve-0's grant stays on record beside the new one, until all is true:")?;
-        self.screen.fact("processes ended", gone)?;
+        let cgroup = self.env.settings.roots.host.join("sys/fs/cgroup/kubepods").join(format!("pod{uid}"));
+        let ended = if cgroup.exists() { "no: its cgroup exists" } else { "yes: its cgroup was removed" };
+        self.screen.explain(
+            "A missing pod is no proof: serve-0's grant stays recorded next to the new \
+             one until all of these are true:",
+        )?;
+        self.screen.fact("processes ended", ended)?;
         let young = format_args!("not yet: it started {:.1} s ago, and before 60 s it may not list every pod", age.as_secs_f64());
         self.screen.fact("kubelet settled", young)?;
-        self.screen.fact("missed twice", "not yet: in two listings of a settled kubelet, at least 5 s apart")?;
+        self.screen.fact("missed twice", "not yet: in two lists of a settled kubelet, at least 5 s apart")?;
         let seen = facts_held(self.ask_who().await);
         self.screen.claim("nothing was released without proof", &expected, seen)?;
-        let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| held_by_grants(&grants));
+        let on_disk = self.env.on_disk().map_or_else(|error| error.to_string(), |grants| held_by_grants(&grants));
         self.screen.claim("both grants are on disk", expected, on_disk)
     }
 
     /// Marks the pod's grants as released while the daemon is stopped.
     async fn release_without_proof(&mut self, uid: &str) -> Result<(), Stop> {
-        self.stage.stop_daemon().await;
-        let trouble = |error: crate::store::StoreError| Stop::Trouble(error.to_string());
-        let (mut store, recovered) = Store::open(self.stage.state_dir(), Durability::PowerLoss, None).map_err(trouble)?;
+        self.env.stop_daemon().await;
+        let aborted = |error: crate::store::StoreError| Stop::Aborted(error.to_string());
+        let (mut store, recovered) = Store::open(self.env.state_dir(), Durability::PowerLoss, None).map_err(aborted)?;
         for grant in recovered.grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.uid == uid)) {
             let state = GrantState::Released {
                 pod: grant.pod().cloned(),
                 container: grant.container().map(str::to_owned),
                 bound_at: None,
                 released_at: Timestamp::from_system(SystemTime::now()),
-                released_by: "nobody".to_owned(),
+                released_by: "no proof".to_owned(),
             };
-            store.append(&[Entry::Moved { alloc_id: grant.alloc_id.clone(), state }]).map_err(trouble)?;
+            store.append(&[Entry::Moved { alloc_id: grant.alloc_id.clone(), state }]).map_err(aborted)?;
         }
-        store.close().map_err(trouble)?;
-        self.stage.start_daemon().await.map(drop)
+        store.close().map_err(aborted)?;
+        self.env.start_daemon().await.map(drop)
     }
 
     /// The age of the kubelet's socket.
     fn kubelet_age(&self) -> Result<Duration, Stop> {
-        let generation = *self.stage.daemon()?.views.kubelet.borrow();
+        let generation = *self.env.daemon()?.views.kubelet.borrow();
         let born = generation.and_then(|kubelet| u64::try_from(kubelet.made_ns).ok()).unwrap_or_default();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Ok(now.saturating_sub(Duration::from_nanos(born)))
     }
 
     pub(super) async fn who_holds_what(&mut self) -> Result<(), Stop> {
-        self.screen.epilogue("Who holds what, as the daemon answers `holdfast who`")?;
-        let grants = self.ask_who().await.map_err(Stop::Trouble)?;
+        self.screen.section("The holder of each device, as in `holdfast who`")?;
+        let grants = self.ask_who().await.map_err(Stop::Aborted)?;
         let mut held: BTreeMap<(&ResourceName, &DeviceId), Vec<String>> = BTreeMap::new();
         for grant in &grants {
-            let exists = |pod: &crate::domain::PodRef| self.stage.kubelet.view(|view| view.pod(&pod.uid).is_some());
+            let exists = |pod: &crate::domain::PodRef| self.env.kubelet.view(|view| view.pod(&pod.uid).is_some());
             let deleted = if grant.pod().is_some_and(exists) { "" } else { " (deleted)" };
             for device in &grant.devices {
                 held.entry((&grant.resource, &device.id)).or_default().push(format!("{}{deleted}", holder(grant)));
             }
         }
         // These GPUs differ at the end of their ids.
-        let table = Table::new(&["resource", "device", "held by"]).giving_way(&["resource", "device", "held by"]);
-        let mut table = table.leaving_out(&["resource"]);
+        let table = Table::new(&["resource", "device", "held by"]).shrinking(&["resource", "device", "held by"]);
+        let mut table = table.omitting(&["resource"]);
         for ((resource, id), holders) in held {
             table.row([resource.to_string(), id.to_string(), holders.join(", ")]);
         }
         self.screen.table(&table)?;
-        let crash = self.stage.kubelet.panicked().unwrap_or_default();
-        self.screen.claim("in all of this no held device left the list, which would have crashed the kubelet", "", crash)
+        let crash = self.env.kubelet.panicked().unwrap_or_default();
+        self.screen.claim("no held device ever left the list, which would have crashed the kubelet", "", crash)
     }
 }
 

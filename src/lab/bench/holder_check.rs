@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Maximum wait until the last grants are bound to their pods.
-const BOUND_WITHIN: Duration = Duration::from_secs(60);
-/// Waits until the last grants are bound. Returns the number of mappings, and the differences.
-pub(super) async fn settle(node: &Node) -> Result<(usize, Vec<String>), Failed> {
-    let until = Instant::now() + BOUND_WITHIN;
+const BIND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Waits until the last grants are bound. Returns the number of holders, and the differences.
+pub(super) async fn check_holders(node: &Node) -> Result<(usize, Vec<String>), Failed> {
+    let until = Instant::now() + BIND_TIMEOUT;
     loop {
         let held = held(node);
-        let different = differences(&held, &node.ask("who").await?);
+        let different = differences(&held, &node.query("who").await?);
         if different.is_empty() || Instant::now() > until {
             return Ok((held.len(), different));
         }
@@ -58,14 +58,14 @@ fn differences(held: &[Held], who: &Value) -> Vec<String> {
     let difference = |held: &Held| {
         let at = format!("{} of pod {} ({})", held.container, held.pod_uid, held.resource);
         let Some(grant) = grants.get(held.alloc_id.as_str()) else {
-            return Some(format!("{at} runs with grant `{}`, which the ledger does not have as live", held.alloc_id));
+            return Some(format!("{at} runs with grant `{}`, which is not live in the ledger", held.alloc_id));
         };
         let devices: BTreeSet<&str> = grant["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let same = devices.iter().copied().eq(held.devices.iter().map(String::as_str))
             && grant["resource"] == held.resource.as_str()
             && grant["pod"]["uid"] == held.pod_uid.as_str()
             && grant["container"] == held.container.as_str();
-        (!same).then(|| format!("{at} runs with {:?}, and the ledger has {grant}", held.devices))
+        (!same).then(|| format!("{at} runs with {:?}, but the ledger has {grant}", held.devices))
     };
     held.iter().filter_map(difference).collect()
 }
@@ -76,7 +76,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_mapping_that_is_not_the_kubelets_is_a_difference() {
+    fn a_holder_that_differs_from_the_kubelet_is_reported() {
         let held = Held {
             alloc_id: "a".into(),
             pod_uid: "uid".into(),
@@ -85,8 +85,8 @@ mod tests {
             devices: ["x".to_owned(), "y".to_owned()].into(),
         };
         let grant = json!({ "alloc_id": "a", "resource": "example.com/bench0", "devices": ["y", "x"], "pod": { "uid": "uid" }, "container": "main" });
-        let told = |grant: Value| differences(std::slice::from_ref(&held), &json!({ "grants": [grant] })).len();
-        assert_eq!(told(grant.clone()), 0);
+        let differing = |grant: Value| differences(std::slice::from_ref(&held), &json!({ "grants": [grant] })).len();
+        assert_eq!(differing(grant.clone()), 0);
         for (key, other) in [
             ("alloc_id", json!("b")),
             ("resource", json!("example.com/bench1")),
@@ -96,7 +96,7 @@ mod tests {
         ] {
             let mut other_grant = grant.clone();
             other_grant[key] = other;
-            assert_eq!(told(other_grant), 1, "{key}");
+            assert_eq!(differing(other_grant), 1, "{key}");
         }
     }
 }

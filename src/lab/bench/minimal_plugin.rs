@@ -26,35 +26,35 @@ use tonic::{Request, Response, Status};
 /// Subdirectory of the device-plugin directory.
 const SOCKETS: &str = ".bare";
 /// Delay before the next attempt, while the kubelet's socket exists but does not listen yet.
-const AGAIN_AFTER: Duration = Duration::from_millis(1);
+const RETRY_AFTER: Duration = Duration::from_millis(1);
 
 /// The plugin, on a thread of its own. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Bare {
+pub(super) struct MinimalPlugin {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Bare {
+impl MinimalPlugin {
     /// Serves these lists by resource.
-    pub(super) fn start(device_plugins: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Result<Bare> {
+    pub(super) fn start(device_plugins: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Result<MinimalPlugin> {
         let dir = device_plugins.to_owned();
         std::fs::create_dir_all(dir.join(SOCKETS))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("bare plugin".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("minimal plugin".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    ended = run(&dir, lists) => if let Err(error) = ended { crate::console::eprintln(format_args!("the bare plugin ended: {error}")) },
+                    ended = run(&dir, lists) => if let Err(error) = ended { crate::console::eprintln(format_args!("the minimal plugin ended: {error}")) },
                     _ = stopped => {}
                 }
             });
         })?;
-        Ok(Bare { stop: Some(stop), thread: Some(thread) })
+        Ok(MinimalPlugin { stop: Some(stop), thread: Some(thread) })
     }
 }
 
-impl Drop for Bare {
+impl Drop for MinimalPlugin {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -81,7 +81,7 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
         while let Some(present) = identity(&socket).filter(|present| known != Some(*present)) {
             match register(&socket, &requests).await {
                 Ok(()) => known = Some(present),
-                Err(_) => tokio::time::sleep(AGAIN_AFTER).await,
+                Err(_) => tokio::time::sleep(RETRY_AFTER).await,
             }
         }
         changes.next().await?;
@@ -119,20 +119,20 @@ impl DevicePlugin for Listed {
     }
 
     async fn allocate(&self, _: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        Err(Status::unimplemented("it only registers"))
+        Err(Status::unimplemented("the minimal plugin only registers"))
     }
 
     async fn get_preferred_allocation(
         &self,
         _: Request<api::PreferredAllocationRequest>,
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
-        Err(Status::unimplemented("it only registers"))
+        Err(Status::unimplemented("the minimal plugin only registers"))
     }
 
     async fn pre_start_container(
         &self,
         _: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        Err(Status::unimplemented("it only registers"))
+        Err(Status::unimplemented("the minimal plugin only registers"))
     }
 }

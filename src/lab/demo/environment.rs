@@ -5,7 +5,7 @@
 //! waiting until the two are equal.
 
 use super::daemon::Daemon;
-use super::{Chapter, Options, Stop};
+use super::{Options, Step, Stop};
 use crate::app::Settings;
 use crate::config::{self, Roots};
 use crate::domain::{Grant, Inventory, ResourceName};
@@ -20,11 +20,11 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 /// The timeout of steps that take milliseconds.
-const SOON: Duration = Duration::from_secs(5);
-/// The timeout if a chapter is spoilt: most likely the step never succeeds. A device that has
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout if a step is broken: most likely it never succeeds. A device that has
 /// returned is healthy after up to 2 s, since only the second rescan after its return may find it
 /// healthy.
-const SOON_IF_SPOILT: Duration = Duration::from_secs(4);
+const STEP_TIMEOUT_IF_BROKEN: Duration = Duration::from_secs(4);
 
 /// The configuration of the demo's daemon.
 const CONFIG: &str = r#"[telemetry]
@@ -51,7 +51,7 @@ const TEMP_DIR_MAX: usize = 22;
 
 /// All participants. They are dropped in the order of the fields: the directory comes last.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct Environment {
     daemon: Option<Daemon>,
     pub(super) kubelet: Kubelet,
     pub(super) node: SimNode,
@@ -59,27 +59,27 @@ pub(super) struct Stage {
     pub(super) gpu: ResourceName,
     pub(super) rdma: ResourceName,
     pub(super) fpga: ResourceName,
-    spoil: Option<Chapter>,
+    break_step: Option<Step>,
     /// The time from the kubelet's socket to its pods.
     pub(super) first_batch_after: Duration,
     _dir: TempDir,
 }
 
-impl Stage {
-    /// Makes the node and starts its kubelet; the daemon starts in the first chapter.
-    pub(super) async fn set(options: &Options) -> Result<Stage, Stop> {
+impl Environment {
+    /// Makes the node and starts its kubelet; the daemon starts in the first step.
+    pub(super) async fn set(options: &Options) -> Result<Environment, Stop> {
         let first_batch_after = Duration::from_millis(options.admit_after.into());
         let temp = std::env::temp_dir();
         let temp = if temp.as_os_str().len() > TEMP_DIR_MAX { PathBuf::from("/tmp") } else { temp };
-        let cannot = |error: std::io::Error| Stop::Trouble(format!("no temporary directory can be made in `{}`: {error}", temp.display()));
+        let cannot = |error: std::io::Error| Stop::Aborted(format!("cannot create a temporary directory in `{}`: {error}", temp.display()));
         let dir = tempfile::Builder::new().prefix("hf-").tempdir_in(&temp).map_err(cannot)?;
         let at = |name: &str| dir.path().join(name);
 
         let file = at("config.toml");
         std::fs::write(&file, CONFIG)?;
-        let config = config::load(Some(&file), &config::Node::default()).map_err(|error| Stop::Trouble(error.to_string()))?;
+        let config = config::load(Some(&file), &config::Node::default()).map_err(|error| Stop::Aborted(error.to_string()))?;
         let [gpu, rdma, fpga] = config.resources.as_slice() else {
-            return Err(Stop::Trouble("the demo's configuration lacks a resource".to_owned()));
+            return Err(Stop::Aborted("the demo's configuration lacks a resource".to_owned()));
         };
         let (gpu, rdma, fpga) = (gpu.name.clone(), rdma.name.clone(), fpga.name.clone());
 
@@ -87,22 +87,33 @@ impl Stage {
         let kubelet = Kubelet::start(KubeletConfig { first_batch_after, ..KubeletConfig::new(at("kubelet"), at("host")) }).await?;
         let roots = Roots { host: at("host"), kubelet: at("kubelet"), state: at("state"), run: at("run") };
         let settings = Settings::new(roots, config);
-        Ok(Stage { daemon: None, kubelet, node, settings, gpu, rdma, fpga, spoil: options.spoil, first_batch_after, _dir: dir })
+        Ok(Environment {
+            daemon: None,
+            kubelet,
+            node,
+            settings,
+            gpu,
+            rdma,
+            fpga,
+            break_step: options.break_step,
+            first_batch_after,
+            _dir: dir,
+        })
     }
 
-    /// The chapter that is spoilt.
-    pub(super) fn spoilt(&self) -> Option<Chapter> {
-        self.spoil
+    /// The step that is broken.
+    pub(super) fn broken_step(&self) -> Option<Step> {
+        self.break_step
     }
 
-    /// Whether this chapter is spoilt.
-    pub(super) fn spoils(&self, chapter: Chapter) -> bool {
-        self.spoil == Some(chapter)
+    /// Whether this step is broken.
+    pub(super) fn breaks(&self, step: Step) -> bool {
+        self.break_step == Some(step)
     }
 
     /// The timeout of steps that take milliseconds.
-    pub(super) fn patience(&self) -> Duration {
-        if self.spoil.is_some() { SOON_IF_SPOILT } else { SOON }
+    pub(super) fn timeout(&self) -> Duration {
+        if self.break_step.is_some() { STEP_TIMEOUT_IF_BROKEN } else { STEP_TIMEOUT }
     }
 
     /// Starts the daemon. Returns the time until its first inventory.
@@ -128,12 +139,12 @@ impl Stage {
     pub(super) async fn add_pod(&self, spec: PodSpec) -> String {
         let uid = spec.uid.clone();
         // A pod without a decision stays pending, and the claims report that.
-        drop(tokio::time::timeout(self.patience(), self.kubelet.add_pod(spec)).await);
+        drop(tokio::time::timeout(self.timeout(), self.kubelet.add_pod(spec)).await);
         uid
     }
 
     pub(super) fn daemon(&self) -> Result<&Daemon, Stop> {
-        self.daemon.as_ref().ok_or_else(|| Stop::Trouble("no daemon runs".to_owned()))
+        self.daemon.as_ref().ok_or_else(|| Stop::Aborted("no daemon runs".to_owned()))
     }
 
     /// The resources, in the order of the configuration.
@@ -156,20 +167,20 @@ impl Stage {
     }
 
     /// Waits until the kubelet shows the expected text. Returns its last text.
-    pub(super) async fn kubelet_shows(&self, expected: &str, look: impl Fn(&View<'_>) -> String) -> String {
-        match self.kubelet.wait_for(|view| look(view) == expected, self.patience()).await {
+    pub(super) async fn kubelet_shows(&self, expected: &str, text_of: impl Fn(&View<'_>) -> String) -> String {
+        match self.kubelet.wait_for(|view| text_of(view) == expected, self.timeout()).await {
             Ok(()) => expected.to_owned(),
-            Err(_) => self.kubelet.view(look),
+            Err(_) => self.kubelet.view(text_of),
         }
     }
 
     /// Waits until a view of the daemon shows the expected text. Returns its last text.
-    pub(super) async fn daemon_shows<T>(&self, view: &watch::Receiver<T>, expected: &str, look: impl Fn(&T) -> String) -> String {
+    pub(super) async fn daemon_shows<T>(&self, view: &watch::Receiver<T>, expected: &str, text_of: impl Fn(&T) -> String) -> String {
         let mut view = view.clone();
-        if let Ok(Ok(_)) = tokio::time::timeout(self.patience(), view.wait_for(|value| look(value) == expected)).await {
+        if let Ok(Ok(_)) = tokio::time::timeout(self.timeout(), view.wait_for(|value| text_of(value) == expected)).await {
             return expected.to_owned();
         }
-        look(&view.borrow())
+        text_of(&view.borrow())
     }
 
     /// Allocatable and capacity of every resource, as in the node's status.
@@ -201,7 +212,7 @@ pub(super) fn pods(view: &View<'_>) -> String {
     let of = |pod: &crate::lab::sim::kubelet::Pod| match &pod.phase {
         PodPhase::Pending => format!("{}: pending", pod.spec.name),
         PodPhase::Running if pod.is_alive() => format!("{}: running", pod.spec.name),
-        PodPhase::Running => format!("{}: admitted, but nothing of it runs", pod.spec.name),
+        PodPhase::Running => format!("{}: admitted, but no container runs", pod.spec.name),
         PodPhase::Succeeded => format!("{}: completed", pod.spec.name),
         PodPhase::Failed { reason, message } => format!("{}: killed, {reason}: {message}", pod.spec.name),
     };
