@@ -264,7 +264,7 @@ fn a_flapping_device_is_listed_a_few_times_and_then_latched() {
         set(matches!(verdict, None | Some(State::Healthy)));
     });
     assert_eq!(count, 9, "five failures, four recoveries");
-    assert_eq!(sly.unhealthy(), [(id.clone(), Reason::Flapping)].into());
+    assert_eq!(hidden.unhealthy(), [(id.clone(), Reason::Flapping)].into());
     set(false);
 
     // A node that comes and goes, with a scan each time.

@@ -123,7 +123,7 @@ fn a_kubelet_that_ends_the_former_stream_at_each_register_causes_no_endless_loop
         let third = kubelet.wait_for(|view| view.registers(&gpu()) > 2, SETTLED_WITHIN).await;
         assert!(third.is_err(), "the end of the first stream was taken for a loss");
         let endpoint = kubelet.view(|view| view.endpoint_state(&gpu()));
-        assert!(endpoint.streams == 1 && endpoint.serving == Some(2) && !endpoint.is_stopped, "{standing:?}");
+        assert!(endpoint.streams == 1 && endpoint.serving == Some(2) && !endpoint.is_stopped, "{endpoint:?}");
         admit(&kubelet, "web-0", 1).await;
 
         // The end of the newest stream is still a loss.

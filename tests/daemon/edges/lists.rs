@@ -180,7 +180,7 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         // without effect.
         let mut registrations = app.views.registrations.clone();
         let reported = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
-        assert!(soon("the disagreement", told).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
+        assert!(soon("the disagreement", reported).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
         stage
             .wait(|view| {
                 view.endpoint_state(&many).is_streaming && view.endpoint_state(&many).is_tracked && !view.endpoint_state(&many).is_stopped

@@ -144,7 +144,7 @@ fn edge_05_a_restarted_daemon_replaces_its_dead_client_in_the_kubelet() {
         let mut daemon = stage.node.start_daemon();
         stage.settled_after(0).await;
         let clients = stage.kubelet.view(registrations);
-        rival::register(&stage, "missing.sock").await.unwrap_err();
+        rival_plugin::register(&stage, "missing.sock").await.unwrap_err();
         daemon.kill();
         for (client, _) in &clients {
             stage.saw_event(ended(*client)).await;
