@@ -215,7 +215,7 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     if device.flaps > 1 {
         line("failed", &format!("{} times, each soon after the other", device.flaps));
     }
-    for Said { at, resource, phase, ended, said } in &device.said {
+    for Said { at, resource, phase, ended, said } in &device.outputs {
         line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
         line("", &format!("wrote last: {said}"));
     }
@@ -251,7 +251,7 @@ mod tests {
             healthy_in_seconds: Some(12),
             cordoned: None,
             cordoned_at: None,
-            said: Vec::new(),
+            outputs: Vec::new(),
             flaps: 2,
             incidents: Vec::new(),
             class: None,
@@ -299,12 +299,12 @@ mod tests {
             ended: "exit status: 3".into(),
             said: said.into(),
         };
-        let device = DeviceReport { said: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
+        let device = DeviceReport { outputs: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
         let wanted =
             "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: 3\n              wrote last: no key\\u{1b}[2J\n";
         let told = in_full(&device, &BTreeMap::new());
         assert!(told.contains(wanted), "{told}");
-        let device = DeviceReport { said: vec![said("after_release", "x")], ..device };
+        let device = DeviceReport { outputs: vec![said("after_release", "x")], ..device };
         assert!(in_full(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", in_full(&device, &BTreeMap::new()));
     }
 

@@ -361,7 +361,7 @@ fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_giv
         until(
             "the refusal",
             || shown(&node),
-            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses it: mounted at /data")),
+            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses the device: mounted at /data")),
         );
         assert!(!left(&node, "wiped").exists(), "what the host has mounted was wiped");
     });

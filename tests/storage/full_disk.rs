@@ -219,7 +219,7 @@ fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
             until_gauge(metrics, JOURNAL, 0.0);
             daemon.logged("an Allocate was refused").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(status.contains("new pods that ask for a device are refused, ") && status.contains(" so far: failed to "), "{status}");
+            assert!(status.contains("new pods that request a device are refused, ") && status.contains(" so far: failed to "), "{status}");
             assert!(gauge(metrics, "holdfast_journal_sync_failures_total").unwrap() > 0.0);
             assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
@@ -372,7 +372,7 @@ fn where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when
             let status = node.json(&["status"]);
             assert!(status["ledger"]["not_durable"].as_u64() > Some(0), "{status}");
             let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(text.contains("in memory only"), "{text}");
+            assert!(text.contains("exist only in memory"), "{text}");
             disk.make_room();
             // By itself: the daemon may be the only one that knows of them.
             until_gauge(metrics, NOT_DURABLE, 0.0);
