@@ -233,7 +233,7 @@ mod tests {
         let setup = Setup::new(&[("a", true)], false);
         assert!(!setup.writer().begin().is_needed());
         assert!(!setup.dir.path().join("cdi").exists());
-        // A file that an earlier configuration left is needed while its device is held.
+        // A file that an earlier configuration left stays while its device is held.
         std::fs::create_dir(setup.dir.path().join("cdi")).unwrap();
         for id in ["a", "b"] {
             std::fs::write(setup.dir.path().join("cdi").join(file(id)), "{}").unwrap();

@@ -24,7 +24,7 @@ pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A argument of a command line.
+/// An argument of a command line.
 pub(super) fn argument(argument: &str, of: &str) -> Result<(), String> {
     if argument.contains('\0') {
         return Err(format!(

@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(tried(None, kubelet(r#""v1alpha2""#, "v1alpha2")), ["v1beta1", "v1alpha2"]);
         assert_eq!(tried(None, kubelet(r#""v1alpha1""#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
         assert_eq!(tried(None, kubelet(r#"["v1alpha1" "v1alpha0"]"#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
-        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "nothing that both know is remaining");
+        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "no common version remains");
         assert_eq!(
             tried(Some("v1alpha2"), |name| (name != "v1beta1").then(|| no_version(name, r#"["v1beta1"]"#))),
             ["v1alpha2", "v1beta1"]
