@@ -18,13 +18,13 @@ use tokio::task::{AbortHandle, JoinSet};
 
 /// The runner of checks.
 #[derive(Debug, Clone)]
-pub(super) struct Checker {
+pub(super) struct Runner {
     pub(super) performer: Performer,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) checked: Mailbox<Checked>,
 }
 
-impl Checker {
+impl Runner {
     /// Runs until the daemon ends. Checks that still run then are killed. Checks of a period that
     /// no resource uses any longer are killed too.
     pub(super) async fn run(mut self) {
@@ -57,7 +57,7 @@ impl Checker {
     async fn rounds(self, every: Duration) {
         loop {
             let mut round: JoinSet<()> =
-                self.wanted(every).into_iter().map(|(resource, check, device)| self.clone().one(resource, check, device)).collect();
+                self.wanted(every).into_iter().map(|(resource, check, device)| self.clone().run_one(resource, check, device)).collect();
             while round.join_next().await.is_some() {}
             tokio::time::sleep(host::until_tick(every)).await;
         }
@@ -76,7 +76,7 @@ impl Checker {
         wanted.into_values().collect()
     }
 
-    async fn one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
+    async fn run_one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
         let (id, at) = (device.id.clone(), host::now());
         let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
         let result = match self.performer.perform(&check.run, &occasion).await {

@@ -50,7 +50,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 /// Chunks that may wait for the reader.
 const CHUNKS_MAX: usize = 2;
 /// How long a reader may take to receive one chunk.
-const READER_PATIENCE: Duration = Duration::from_secs(30);
+const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many clients may read the ledger at the same time: people and their scripts. Each takes a
 /// thread.
 const READERS_MAX: usize = 4;
@@ -77,7 +77,7 @@ pub(super) struct Source {
     started: Instant,
     publish: Mailbox<Publish>,
     instruct: Mailbox<Instruct>,
-    processors: processors::Asker,
+    processors: processors::CpuQuery,
     upgrade: mpsc::Sender<UpgradeOrder>,
     /// The output of hooks and checks. Only the control socket shows it.
     outputs: Outputs,
@@ -90,7 +90,7 @@ impl Source {
         store: &Arc<Mutex<Store>>,
         publish: Mailbox<Publish>,
         instruct: Mailbox<Instruct>,
-        processors: processors::Asker,
+        processors: processors::CpuQuery,
         upgrade: mpsc::Sender<UpgradeOrder>,
         outputs: Outputs,
     ) -> Self {
@@ -103,26 +103,26 @@ impl Source {
     /// hangs.
     async fn views(&self) -> &Views {
         if let Err(error) = self.publish.call(Publish, PUBLISH_DEADLINE).await {
-            tracing::debug!(%error, "the grants may be a little old");
+            tracing::debug!(%error, "cannot refresh the grants; they may be slightly out of date");
         }
         &self.views
     }
 
     fn store(&self) -> Result<Arc<Mutex<Store>>, Failure> {
-        let given = || (StatusCode::SERVICE_UNAVAILABLE, "this instance has given its ledger to another one; ask again".to_owned());
-        self.store.upgrade().ok_or_else(given)
+        let passed_on = || (StatusCode::SERVICE_UNAVAILABLE, "this instance has passed its ledger to another one; try again".to_owned());
+        self.store.upgrade().ok_or_else(passed_on)
     }
 
     /// Runs a function that reads the disk on a thread of low priority.
     fn on_a_thread(&self, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-        let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many read the ledger already; ask again".to_owned());
+        let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many clients are reading the ledger; try again".to_owned());
         let leave = Arc::clone(&self.readers).try_acquire_owned().map_err(busy)?;
         let run = || {
             crate::host::step_back();
             run();
             drop(leave);
         };
-        let none = |error| (StatusCode::SERVICE_UNAVAILABLE, format!("no thread can be had to read the ledger with: {error}; ask again"));
+        let none = |error| (StatusCode::SERVICE_UNAVAILABLE, format!("cannot start a thread to read the ledger: {error}; try again"));
         thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(none)
     }
 }
@@ -137,7 +137,8 @@ async fn grants(State(source): State<Source>) -> Reply {
 #[serde(rename_all = "snake_case")]
 enum Line {
     /// A part of the ledger.
-    Told(Told),
+    #[serde(rename = "told")]
+    Part(Told),
     /// The end. Without this line the document is incomplete.
     End(LedgerEnd),
 }
@@ -168,8 +169,8 @@ fn reply(document: &impl Serialize) -> Reply {
     Ok(([(CONTENT_TYPE, "application/json")], serde_json::to_vec(document).map_err(failure)?))
 }
 
-fn asked<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
-    serde_json::from_slice(body).map_err(|error| (StatusCode::BAD_REQUEST, format!("the request is not understood: {error}")))
+fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| (StatusCode::BAD_REQUEST, format!("the request is invalid: {error}")))
 }
 
 async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
@@ -178,26 +179,26 @@ async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failu
     let runtime = Handle::current();
     // A reader that disconnected or that stopped reading gets nothing further.
     let send = move |piece: Vec<u8>| {
-        let sent = runtime.block_on(async { timeout(READER_PATIENCE, pieces.send(Bytes::from(piece))).await });
+        let sent = runtime.block_on(async { timeout(READER_TIMEOUT, pieces.send(Bytes::from(piece))).await });
         matches!(sent, Ok(Ok(())))
     };
-    source.on_a_thread(move || tell(export, send))?;
+    source.on_a_thread(move || send_export(export, send))?;
     let body = Body::from_stream(ReceiverStream::new(body).map(Ok::<_, Infallible>));
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body))
 }
 
 /// Writes an export, line by line.
-fn tell(export: Export, send: impl Fn(Vec<u8>) -> bool) {
+fn send_export(export: Export, send: impl Fn(Vec<u8>) -> bool) {
     let mut piece = Vec::with_capacity(CHUNK_BYTES);
-    let mut is_heard = true;
-    let read = export.read(|told| {
-        write(&mut piece, &Line::Told(told));
+    let mut is_connected = true;
+    let read = export.read(|part| {
+        write(&mut piece, &Line::Part(part));
         if piece.len() >= CHUNK_BYTES {
-            is_heard = send(std::mem::replace(&mut piece, Vec::with_capacity(CHUNK_BYTES)));
+            is_connected = send(std::mem::replace(&mut piece, Vec::with_capacity(CHUNK_BYTES)));
         }
-        is_heard
+        is_connected
     });
-    if is_heard {
+    if is_connected {
         let end = match read {
             Ok(forgotten_until) => LedgerEnd { problem: None, forgotten_until },
             Err(error) => LedgerEnd { problem: Some(error.to_string()), forgotten_until: None },
@@ -229,7 +230,7 @@ async fn verify_ledger(State(source): State<Source>) -> Reply {
 }
 
 async fn processors(State(source): State<Source>) -> Reply {
-    reply(&source.processors.ask().await)
+    reply(&source.processors.run().await)
 }
 
 /// An operator's order for one device.
@@ -244,12 +245,12 @@ pub struct Order {
 
 async fn devices(State(source): State<Source>) -> Reply {
     let mut reports = devices::reports(&source.views);
-    devices::add_words(&mut reports, &source.views, &source.outputs);
+    devices::add_restricted(&mut reports, &source.views, &source.outputs);
     reply(&reports)
 }
 
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
-    let Order { device, instruction } = asked(&body)?;
+    let Order { device, instruction } = parsed(&body)?;
     match source.instruct.call(Instruct { device, instruction }, INSTRUCT_DEADLINE).await {
         Ok(Ok(())) => reply(&()),
         Ok(Err(error @ InstructError::Unknown(_))) => Err((StatusCode::BAD_REQUEST, error.to_string())),
@@ -260,7 +261,7 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
 
 /// Answers when another instance serves, or when this one serves again.
 async fn hand_over(State(source): State<Source>, body: Bytes) -> Reply {
-    let upgrade: Upgrade = asked(&body)?;
+    let upgrade: Upgrade = parsed(&body)?;
     let (answer, installed) = oneshot::channel();
     source.upgrade.send(UpgradeOrder { upgrade, answer }).await.map_err(failure)?;
     reply(&installed.await.map_err(failure)?.map_err(failure)?)
@@ -268,7 +269,7 @@ async fn hand_over(State(source): State<Source>, body: Bytes) -> Reply {
 
 async fn status(State(source): State<Source>) -> Reply {
     let mut status = Status::of(source.views().await, source.started.elapsed());
-    devices::add_words(&mut status.ailing, &source.views, &source.outputs);
+    devices::add_restricted(&mut status.ailing, &source.views, &source.outputs);
     reply(&status)
 }
 
@@ -291,7 +292,7 @@ pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<t
     match TrustedListener::bind(path, || metrics::refused("control")) {
         Ok(listener) => Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, limits))),
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "no control socket: `who` and `status` cannot ask this daemon");
+            tracing::warn!(path = %path.display(), %error, "cannot open the control socket; `who` and `status` cannot query this daemon");
             None
         }
     }
@@ -302,11 +303,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_that_is_not_understood_is_the_askers_mistake() {
+    fn an_invalid_request_is_the_clients_error() {
         for body in ["", "{", "[]", r#"{"device":"a"}"#] {
-            let (status, why) = asked::<Order>(&Bytes::from(body)).unwrap_err();
+            let (status, why) = parsed::<Order>(&Bytes::from(body)).unwrap_err();
             assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
-            assert!(why.starts_with("the request is not understood: "), "{why}");
+            assert!(why.starts_with("the request is invalid: "), "{why}");
         }
     }
 }

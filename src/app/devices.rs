@@ -40,8 +40,8 @@ pub struct DeviceReport {
     /// Its last failures, oldest first.
     pub incidents: Vec<Incident>,
     /// The output of its failed hooks and of its failed check. Only the control socket shows it.
-    #[serde(default)]
-    pub said: Vec<Said>,
+    #[serde(default, rename = "said")]
+    pub outputs: Vec<Said>,
     /// Its class; `null` where no resource lists it. The class and the place are also known of a
     /// device that was removed.
     #[serde(default)]
@@ -95,12 +95,12 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
 }
 
 /// Adds the fields that only root may read: an operator's words and the output of commands.
-pub(super) fn add_words(reports: &mut [DeviceReport], views: &Views, outputs: &Outputs) {
+pub(super) fn add_restricted(reports: &mut [DeviceReport], views: &Views, outputs: &Outputs) {
     let verdicts = views.judgement.borrow().verdicts.clone();
     for report in reports {
         let id = DeviceId::new(&report.id);
         report.cordoned = verdicts.get(&id).and_then(|verdict| Some(verdict.cordon.as_ref()?.reason.clone()));
-        report.said = outputs.of(&id);
+        report.outputs = outputs.of(&id);
     }
 }
 
@@ -130,7 +130,7 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         cordoned_at: verdict.cordon.as_ref().map(|cordon| cordon.at),
         flaps: verdict.flaps,
         incidents: verdict.incidents.clone(),
-        said: Vec::new(),
+        outputs: Vec::new(),
         class: None,
         numa_nodes: Vec::new(),
         bridges: Vec::new(),

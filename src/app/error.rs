@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The kubelet's directory cannot be one.
-    #[error("the kubelet directory `{}` cannot be used: {why}; give the kubelet's own directory with `--kubelet-dir`", path.display())]
+    #[error("the kubelet directory `{}` is not usable: {why}; set the kubelet's own directory with \
+         `--kubelet-dir`", path.display())]
     KubeletDir {
         /// The path that was given.
         path: PathBuf,
-        /// What is in the way.
+        /// The obstacle.
         why: String,
     },
     /// The ledger cannot be opened.
@@ -20,16 +21,17 @@ pub enum StartError {
     Store(#[from] StoreError),
     /// The system has no thread or no descriptors for it.
     #[error(
-        "no thread can be had for {what}: {why}; raise the limits of this process (`TasksMax` and `LimitNOFILE` of the unit, the pod's limit of PIDs)"
+        "cannot start a thread for {what}: {why}; raise the limits of this process (`TasksMax` \
+         and `LimitNOFILE` of the unit, the pod's limit of PIDs)"
     )]
     NoThread {
-        /// What it was to run.
+        /// The task of the thread.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         why: io::Error,
     },
     /// An actor died too often before the first inventory was there.
-    #[error("the {0} actor died too often at the start; see the log for its panics")]
+    #[error("the {0} actor panicked too often during the start; see the log for its panics")]
     Escalated(&'static str),
 }
 
@@ -50,7 +52,7 @@ pub(super) fn check_kubelet_dir(path: &Path) -> Result<(), StartError> {
     }
     let socket = path.join("device-plugins/kubelet.sock");
     if socket.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        return unusable(&socket, "a directory stands where the kubelet's socket belongs".into());
+        return unusable(&socket, "its `kubelet.sock` is a directory".into());
     }
     Ok(())
 }
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_directory_is_waited_for_and_a_file_is_refused() {
+    fn an_absent_directory_is_accepted_and_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(check_kubelet_dir(&dir.path().join("later")).is_ok());
         assert!(check_kubelet_dir(dir.path()).is_ok());

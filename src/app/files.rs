@@ -12,20 +12,20 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The keeper of both folders.
+/// Writes the files of both folders.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Writer {
     pub(super) files: SpecFiles,
     pub(super) host_root: HostRoot,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
 }
 
-impl Keeper {
+impl Writer {
     /// Makes the first pass, before any resource is registered.
     pub(super) fn begin(mut self) -> Self {
         if self.is_needed() {
-            self.look();
+            self.update();
         }
         self
     }
@@ -46,7 +46,7 @@ impl Keeper {
                 }
                 continue;
             }
-            let held = self.look();
+            let held = self.update();
             let is_given_back = |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
             tokio::select! {
                 changed = self.inventory.changed() => if changed.is_err() { return },
@@ -56,20 +56,20 @@ impl Keeper {
     }
 
     /// Writes missing files and removes unused ones. Returns the files of held devices.
-    fn look(&mut self) -> BTreeSet<String> {
+    fn update(&mut self) -> BTreeSet<String> {
         let inventory = Arc::clone(&self.inventory.borrow_and_update());
         let held = held_files(&self.grants.borrow_and_update());
-        let mut kept = held.clone();
+        let mut needed = held.clone();
         for offering in inventory.resources.values() {
             if cdi::is_used(&offering.spec) {
-                kept.extend(offering.devices.values().flat_map(|offered| cdi::file_names_of(&offering.spec, &offered.device)));
+                needed.extend(offering.devices.values().flat_map(|offered| cdi::file_names_of(&offering.spec, &offered.device)));
                 self.write_cdi(offering);
             }
             if device_info::is_used(&offering.spec) {
-                self.keep_device_info(offering, &held);
+                self.write_device_info(offering, &held);
             }
         }
-        for file in self.files.cdi.own().into_iter().filter(|file| !kept.contains(file)) {
+        for file in self.files.cdi.own().into_iter().filter(|file| !needed.contains(file)) {
             remove(&self.files.cdi, &file);
         }
         held
@@ -84,7 +84,7 @@ impl Keeper {
         }
     }
 
-    fn keep_device_info(&self, offering: &Offering, held: &BTreeSet<String>) {
+    fn write_device_info(&self, offering: &Offering, held: &BTreeSet<String>) {
         for (id, offered) in &offering.devices {
             let name = device_info::file_name(&offering.spec.name, id);
             if !held.contains(&name) {
@@ -98,13 +98,13 @@ impl Keeper {
 
 fn write(folder: &SpecFolder, file: &cdi::SpecFile) {
     if let Err(error) = folder.ensure(&file.name, &file.text) {
-        tracing::error!(file = %folder.file(&file.name).display(), %error, "a file that containers need cannot be written");
+        tracing::error!(file = %folder.file(&file.name).display(), %error, "cannot write a file that containers need");
     }
 }
 
 fn remove(folder: &SpecFolder, file: &str) {
     if let Err(error) = folder.remove(file) {
-        tracing::warn!(file = %folder.file(file).display(), %error, "a file that nobody needs cannot be removed");
+        tracing::warn!(file = %folder.file(file).display(), %error, "cannot remove an unused file");
     }
 }
 
@@ -172,20 +172,20 @@ mod tests {
         format!("holdfast-holdfast.dev+char@{id}.json")
     }
 
-    struct Stage {
+    struct Setup {
         dir: tempfile::TempDir,
         inventory: watch::Sender<Arc<Inventory>>,
         grants: watch::Sender<Arc<Vec<Arc<Grant>>>>,
     }
 
-    impl Stage {
+    impl Setup {
         fn new(devices: &[(&str, bool)], cdi: bool) -> Self {
             let inventory = watch::Sender::new(inventory(devices, cdi));
-            Stage { dir: tempfile::tempdir().unwrap(), inventory, grants: watch::Sender::new(Arc::default()) }
+            Setup { dir: tempfile::tempdir().unwrap(), inventory, grants: watch::Sender::new(Arc::default()) }
         }
 
-        fn keeper(&self) -> Keeper {
-            Keeper {
+        fn writer(&self) -> Writer {
+            Writer {
                 files: SpecFiles::new(&self.dir.path().join("cdi"), &self.dir.path().join("info")),
                 host_root: HostRoot::new(self.dir.path().join("host")),
                 inventory: self.inventory.subscribe(),
@@ -194,79 +194,79 @@ mod tests {
         }
 
         fn files(&self) -> Vec<String> {
-            let mut files = self.keeper().files.cdi.own();
+            let mut files = self.writer().files.cdi.own();
             files.sort();
             files
         }
     }
 
     #[test]
-    fn what_is_held_keeps_its_file_and_what_nobody_needs_loses_it() {
-        let stage = Stage::new(&[("a", true), ("b", true), ("c", true)], true);
-        let mut keeper = stage.keeper().begin();
-        assert_eq!(stage.files(), [file("a"), file("b"), file("c")]);
-        let text = || std::fs::read_to_string(stage.dir.path().join("cdi").join(file("a"))).unwrap();
+    fn held_devices_keep_their_files_and_unused_files_are_removed() {
+        let setup = Setup::new(&[("a", true), ("b", true), ("c", true)], true);
+        let mut writer = setup.writer().begin();
+        assert_eq!(setup.files(), [file("a"), file("b"), file("c")]);
+        let text = || std::fs::read_to_string(setup.dir.path().join("cdi").join(file("a"))).unwrap();
         let before = text();
         // One device is absent while it is held, one is held and no longer listed, one is free and
         // absent.
-        stage.grants.send_replace(holding(&["a", "b"]));
-        stage.inventory.send_replace(inventory(&[("a", false)], true));
-        keeper.look();
-        assert_eq!(stage.files(), [file("a"), file("b")]);
+        setup.grants.send_replace(holding(&["a", "b"]));
+        setup.inventory.send_replace(inventory(&[("a", false)], true));
+        writer.update();
+        assert_eq!(setup.files(), [file("a"), file("b")]);
         assert_eq!(text(), before, "nothing is known of it any more that would be better");
-        stage.grants.send_replace(holding(&["a"]));
-        keeper.look();
-        assert_eq!(stage.files(), [file("a")]);
+        setup.grants.send_replace(holding(&["a"]));
+        writer.update();
+        assert_eq!(setup.files(), [file("a")]);
     }
 
     #[test]
-    fn after_a_boot_the_files_are_there_again() {
-        let stage = Stage::new(&[("a", true)], true);
-        drop(stage.keeper().begin());
-        std::fs::remove_dir_all(stage.dir.path().join("cdi")).unwrap();
-        drop(stage.keeper().begin());
-        assert_eq!(stage.files(), [file("a")]);
+    fn the_files_are_written_again_after_a_boot() {
+        let setup = Setup::new(&[("a", true)], true);
+        drop(setup.writer().begin());
+        std::fs::remove_dir_all(setup.dir.path().join("cdi")).unwrap();
+        drop(setup.writer().begin());
+        assert_eq!(setup.files(), [file("a")]);
     }
 
     #[test]
-    fn without_a_resource_that_asks_for_it_the_directory_is_not_made() {
-        let stage = Stage::new(&[("a", true)], false);
-        assert!(!stage.keeper().begin().is_needed());
-        assert!(!stage.dir.path().join("cdi").exists());
-        // A file that an earlier configuration left is kept while its device is held.
-        std::fs::create_dir(stage.dir.path().join("cdi")).unwrap();
+    fn the_directory_is_created_only_for_a_resource_that_needs_it() {
+        let setup = Setup::new(&[("a", true)], false);
+        assert!(!setup.writer().begin().is_needed());
+        assert!(!setup.dir.path().join("cdi").exists());
+        // A file that an earlier configuration left stays while its device is held.
+        std::fs::create_dir(setup.dir.path().join("cdi")).unwrap();
         for id in ["a", "b"] {
-            std::fs::write(stage.dir.path().join("cdi").join(file(id)), "{}").unwrap();
+            std::fs::write(setup.dir.path().join("cdi").join(file(id)), "{}").unwrap();
         }
-        stage.grants.send_replace(holding(&["b"]));
-        assert!(stage.keeper().begin().is_needed());
-        assert_eq!(stage.files(), [file("b")]);
+        setup.grants.send_replace(holding(&["b"]));
+        assert!(setup.writer().begin().is_needed());
+        assert_eq!(setup.files(), [file("b")]);
     }
 
     #[tokio::test]
-    async fn a_file_goes_when_its_last_holder_has_given_it_back() {
-        let stage = Stage::new(&[("a", true)], true);
-        stage.grants.send_replace(holding(&["b", "c"]));
-        let keeper = stage.keeper();
+    async fn a_file_is_removed_after_its_last_release() {
+        let setup = Setup::new(&[("a", true)], true);
+        setup.grants.send_replace(holding(&["b", "c"]));
+        let writer = setup.writer();
         for id in ["b", "c"] {
-            keeper.files.cdi.ensure(&file(id), "{}").unwrap();
+            writer.files.cdi.ensure(&file(id), "{}").unwrap();
         }
-        let keeping = tokio::spawn(keeper.begin().run());
-        stage.grants.send_replace(holding(&["c"]));
-        let gone = async {
-            while stage.files() != [file("a"), file("c")] {
+        let writing = tokio::spawn(writer.begin().run());
+        setup.grants.send_replace(holding(&["c"]));
+        let removed = async {
+            while setup.files() != [file("a"), file("c")] {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the file is removed");
-        keeping.abort();
+        tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the file is removed");
+        writing.abort();
     }
 
     #[test]
-    fn a_device_info_file_is_there_while_somebody_has_the_function() {
-        let stage = Stage::new(&[], false);
+    fn a_device_info_file_exists_while_the_function_is_held() {
+        let setup = Setup::new(&[], false);
         let addresses = ["0000:3b:00.2", "0000:3b:00.3"];
-        let mut inventory = (**stage.inventory.borrow()).clone();
+        let mut inventory = (**setup.inventory.borrow()).clone();
         let offering = Arc::make_mut(inventory.resources.values_mut().next().unwrap());
         offering.spec = Arc::new(ResourceSpec { contract: ContractKind::Sriov.into(), ..(*offering.spec).clone() });
         for address in addresses {
@@ -281,7 +281,7 @@ mod tests {
             };
             offering.devices.insert(device.id.clone(), Offered { device: Arc::new(device), health: Health::Healthy });
         }
-        stage.inventory.send_replace(Arc::new(inventory));
+        setup.inventory.send_replace(Arc::new(inventory));
         let hold = |addresses: &[&str]| {
             let device = |address: &&str| GrantedDevice {
                 id: DeviceId::new(*address),
@@ -292,22 +292,22 @@ mod tests {
             };
             let mut grant = (*holding(&["x"])[0]).clone();
             grant.devices = addresses.iter().map(device).collect();
-            stage.grants.send_replace(Arc::new(vec![Arc::new(grant)]));
+            setup.grants.send_replace(Arc::new(vec![Arc::new(grant)]));
         };
         let infos = || {
-            let entries = std::fs::read_dir(stage.dir.path().join("info")).into_iter().flatten().flatten();
+            let entries = std::fs::read_dir(setup.dir.path().join("info")).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
         };
         let named = |addresses: &[&str]| addresses.iter().map(|address| format!("example.com-device-{address}-device.json")).collect();
 
-        let mut keeper = stage.keeper().begin();
-        assert_eq!(infos(), BTreeSet::new(), "nobody has one");
+        let mut writer = setup.writer().begin();
+        assert_eq!(infos(), BTreeSet::new(), "no function is held");
         // As after a boot: held devices are published again.
         hold(&addresses);
-        keeper.look();
+        writer.update();
         assert_eq!(infos(), named(&addresses));
         hold(&addresses[..1]);
-        keeper.look();
+        writer.update();
         assert_eq!(infos(), named(&addresses[..1]));
     }
 }

@@ -17,22 +17,24 @@ pub(super) async fn follow(host_root: HostRoot, happened: Mailbox<Happened>, jud
         Ok(log) => read(&log, &happened).await,
         Err(error) => error,
     };
-    tracing::info!(error = %failed, "the kernel's log cannot be read: NVIDIA's Xid errors are not seen");
-    let why =
-        format!("the kernel's log cannot be read ({failed}): give the daemon /dev/kmsg, and CAP_SYSLOG where kernel.dmesg_restrict is 1");
+    tracing::info!(error = %failed, "cannot read the kernel log; NVIDIA's Xid errors are not detected");
+    let why = format!(
+        "the kernel log cannot be read ({failed}); give the daemon /dev/kmsg, and CAP_SYSLOG if \
+         kernel.dmesg_restrict is 1"
+    );
     judgement.send_modify(|judgement| drop(judgement.off.insert(Source::KernelLog, why)));
 }
 
 /// Reads until the log fails.
 async fn read(log: &KernelLog, happened: &Mailbox<Happened>) -> io::Error {
-    let tell = |record: &KernelRecord, at: Moment| {
+    let report = |record: &KernelRecord, at: Moment| {
         if let Some(event) = hardware::xid(&record.text) {
             happened.tell(Happened { event, at });
         }
     };
     loop {
         match log.waiting() {
-            Ok(Some(record)) => tell(&record, moment(record.since_boot)),
+            Ok(Some(record)) => report(&record, moment(record.since_boot)),
             Ok(None) => break,
             Err(error) => return error,
         }
@@ -41,7 +43,7 @@ async fn read(log: &KernelLog, happened: &Mailbox<Happened>) -> io::Error {
     }
     loop {
         match log.next().await {
-            Ok(record) => tell(&record, host::now()),
+            Ok(record) => report(&record, host::now()),
             Err(error) => return error,
         }
     }

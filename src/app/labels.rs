@@ -27,7 +27,7 @@ pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inv
         match files.ensure(FILE, &text) {
             Ok(()) => failed = false,
             Err(error) if !std::mem::replace(&mut failed, true) => {
-                tracing::warn!(file = %files.file(FILE).display(), %error, "the node's labels cannot be written; `labels.features_d` names the folder");
+                tracing::warn!(file = %files.file(FILE).display(), %error, "cannot write the node's labels; check the folder in `labels.features_d`");
             }
             Err(_) => {}
         }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_file_follows_the_devices_and_is_left_alone_otherwise() {
+    async fn the_file_is_written_only_when_the_devices_change() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("features.d");
         let file = folder.join(FILE);
@@ -79,7 +79,7 @@ mod tests {
                         tokio::task::yield_now().await;
                     }
                 };
-                tokio::time::timeout(Duration::from_secs(20), there).await.expect("the file says so");
+                tokio::time::timeout(Duration::from_secs(20), there).await.expect("the file is written");
                 std::fs::metadata(&file).unwrap().ino()
             }
         };
@@ -105,12 +105,12 @@ mod tests {
         std::fs::write(folder.join(".holdfast-cut.new"), "x").unwrap();
         std::fs::write(folder.join("holdfast-of-mine"), "mine=1").unwrap();
         let keeping = begin();
-        let gone = async {
+        let removed = async {
             while folder.join(".holdfast-cut.new").exists() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("it is cleared away");
+        tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the file is removed");
         assert_eq!(read(3).await, second, "the same text is not written again");
         assert!(folder.join("holdfast-of-mine").exists());
         keeping.abort();

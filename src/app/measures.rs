@@ -30,7 +30,7 @@ pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
         metrics::page(|page| {
             page.sample(Metric::Start, &[], started);
             of_daemon(page, &views);
-            of_disk(page, *views.kept.borrow(), &state_dir);
+            of_disk(page, *views.ledger_health.borrow(), &state_dir);
             let (inventory, grants) = (Arc::clone(&views.inventory.borrow()), Arc::clone(&views.grants.borrow()));
             write_held(page, &inventory, &grants);
             let due = Arc::clone(&views.due.borrow());
@@ -64,14 +64,14 @@ fn of_daemon(page: &mut Page, views: &Views) {
     }
 }
 
-fn of_disk(page: &mut Page, kept: Kept, state_dir: &Path) {
-    for (copy, kept) in [("journal", kept.journal), ("database", kept.database)] {
-        page.sample(Metric::LedgerKept, &[copy], u64::from(kept));
+fn of_disk(page: &mut Page, health: Kept, state_dir: &Path) {
+    for (copy, is_writable) in [("journal", health.journal), ("database", health.database)] {
+        page.sample(Metric::LedgerKept, &[copy], u64::from(is_writable));
     }
-    if let Some(unreadable) = kept.unreadable {
+    if let Some(unreadable) = health.unreadable {
         page.sample(Metric::HistoryUnreadable, &[], unreadable.since.0 / 1000);
     }
-    page.sample(Metric::NotDurable, &[], kept.not_durable as u64);
+    page.sample(Metric::NotDurable, &[], health.not_durable as u64);
     page.sample(Metric::LedgerSize, &[], host::size_below(state_dir));
     page.sample(Metric::LedgerFree, &[], host::room(state_dir));
 }
@@ -137,15 +137,15 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
 }
 
 fn of_hooks(page: &mut Page, due: &Due) {
-    let mut owed: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for hook in due.all() {
         let state = match hook.state {
             HookState::Failed { .. } => "failed",
             HookState::Due | HookState::Done => "due",
         };
-        *owed.entry((hook.resource.as_str(), state)).or_default() += 1;
+        *counts.entry((hook.resource.as_str(), state)).or_default() += 1;
     }
-    for ((resource, state), count) in owed {
+    for ((resource, state), count) in counts {
         page.sample(Metric::HooksOwed, &[resource, state], count);
     }
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_what_is_told_by_container_and_an_id_counts_once() {
+    fn holders_are_counted_by_container_and_an_id_once() {
         let inventory = inventory(std::iter::repeat_n(Health::Healthy, 8));
         let grants = [
             grant(Some("train"), "main", &["1", "2"]),
@@ -239,6 +239,6 @@ mod tests {
         ];
         assert_eq!(lines, wanted);
         let given_back = |line: &String| !line.contains("devices_held") && line.ends_with(" 0");
-        assert!(page(|page| of_grants(page, &inventory, &[])).iter().all(given_back), "nothing stays of who has gone");
+        assert!(page(|page| of_grants(page, &inventory, &[])).iter().all(given_back), "no series of a removed holder remains");
     }
 }

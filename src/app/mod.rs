@@ -37,7 +37,7 @@ pub use control::{
 pub use devices::DeviceReport;
 pub use error::StartError;
 pub use measures::write_held;
-pub use problems::{Problem, verdict};
+pub use problems::{Problem, problem_summary};
 pub use processors::Processors;
 pub use reload::ConfigReport;
 pub use settings::Settings;
@@ -225,7 +225,7 @@ impl App {
         };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
-        let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
+        let (asker, question, nvml) = nvml::NvmlTask::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             plan: plan.clone(),
@@ -284,7 +284,7 @@ impl App {
             checkpoint_written: actors.registration.mailbox(),
             socket_lost: actors.registration.mailbox(),
         };
-        watcher.look_for_kubelet();
+        watcher.read_kubelet_socket();
 
         // Nothing is registered before there is a list to send.
         let mut first = inventory_view.clone();
@@ -296,7 +296,7 @@ impl App {
 
         // Before the kubelet hears of us: it may start containers at once.
         let keeper =
-            files::Keeper { files, host_root: host_root.clone(), inventory: inventory_view.clone(), grants: grants_view.clone() }.begin();
+            files::Writer { files, host_root: host_root.clone(), inventory: inventory_view.clone(), grants: grants_view.clone() }.begin();
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
@@ -311,7 +311,7 @@ impl App {
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
-        let checker = checks::Checker { performer: performer.clone(), inventory: inventory_view.clone(), checked: actors.health.mailbox() };
+        let checker = checks::Runner { performer: performer.clone(), inventory: inventory_view.clone(), checked: actors.health.mailbox() };
         let runner = hooks::Runner {
             performer,
             due: due_view.clone(),
@@ -335,7 +335,7 @@ impl App {
             kubelet: kubelet_view,
             checkpoint,
             config: reloader.report(),
-            kept: kept_view,
+            ledger_health: kept_view,
             refusals,
             plan: plan_view,
             recovery,
@@ -353,7 +353,7 @@ impl App {
         tasks.extend(labels);
         tasks.extend(listen::serve(&settings, &views, limits.telemetry, not_served));
         let control = control::socket_path(&roots.run);
-        let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
+        let processors = processors::CpuQuery { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
         let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade, outputs);

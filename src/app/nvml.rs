@@ -2,7 +2,7 @@
 //! change.
 //!
 //! ```text
-//!  discovery ─ question (watch) ─▶ asker ─ a thread for each call ─▶ NVML
+//!  discovery ─ question (watch) ─▶ task ─ a thread for each call ─▶ NVML
 //!      ▲──── snapshot (watch), Rescan ──┘
 //! ```
 //!
@@ -63,56 +63,60 @@ impl Default for Pace {
 }
 
 /// Delivers the answer of a call, once.
-type Tell = Box<dyn FnOnce(NvmlAnswer) + Send>;
+type Reply = Box<dyn FnOnce(NvmlAnswer) + Send>;
 /// Makes a call on a thread of its own.
-type Ask = Box<dyn Fn(NvmlQuestion, Tell) -> io::Result<()> + Send>;
+type CallNvml = Box<dyn Fn(NvmlQuestion, Reply) -> io::Result<()> + Send>;
 
 /// The task that queries NVML.
-pub(super) struct Asker {
+pub(super) struct NvmlTask {
     /// `None` when the configuration switches NVML off.
-    call: Option<Ask>,
+    call: Option<CallNvml>,
     question: watch::Receiver<NvmlQuestion>,
     snapshot: watch::Sender<Arc<NvmlSnapshot>>,
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
     pace: Pace,
     /// The last logged reason why links or MIG modes are unknown.
-    said: Option<String>,
+    last_logged: Option<String>,
 }
 
 /// The answer of one call.
-struct Told {
+struct CallResult {
     /// The number of the call.
     number: u64,
     question: NvmlQuestion,
     answer: NvmlAnswer,
 }
 
-impl Asker {
-    /// The asker, the sender of its question, and the receiver of its snapshots.
+impl NvmlTask {
+    /// The task, the sender of its question, and the receiver of its snapshots.
     pub(super) fn new(
         settings: &Settings,
         actors: &Actors,
         judgement: &Arc<watch::Sender<Judgement>>,
-    ) -> (Asker, Arc<watch::Sender<NvmlQuestion>>, watch::Receiver<Arc<NvmlSnapshot>>) {
+    ) -> (NvmlTask, Arc<watch::Sender<NvmlQuestion>>, watch::Receiver<Arc<NvmlSnapshot>>) {
         let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
         let is_on = library != NvmlLibrary::Off;
-        let call = is_on.then(|| -> Ask { Box::new(move |question, tell| ask_nvml(&root, &library, question, tell)) });
-        let (question, asked) = watch::channel(NvmlQuestion::new());
-        let (snapshot, told) = watch::channel(Arc::default());
+        let call = is_on.then(|| -> CallNvml { Box::new(move |question, reply| ask_nvml(&root, &library, question, reply)) });
+        let (question, question_view) = watch::channel(NvmlQuestion::new());
+        let (snapshot, snapshot_view) = watch::channel(Arc::default());
         let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
-        (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None }, Arc::new(question), told)
+        (
+            NvmlTask { call, question: question_view, snapshot, rescan, judgement, pace: Pace::default(), last_logged: None },
+            Arc::new(question),
+            snapshot_view,
+        )
     }
 
     /// Runs until discovery has ended.
     pub(super) async fn run(mut self) {
-        let (tell, mut told) = mpsc::channel::<Told>(HANGING_MAX);
+        let (results_sender, mut results) = mpsc::channel::<CallResult>(HANGING_MAX);
         // Calls that have not ended; until when the last of them is waited for; when the next one
         // is due.
         let (mut calls, mut waiting, mut due) = (0, None, Some(Instant::now()));
         // The last call, and the last one with an accepted answer. A late answer of an older call
         // is dropped.
-        let (mut last, mut taken) = (0, 0);
+        let (mut last, mut accepted) = (0, 0);
         let mut pause = self.pace.retry;
         loop {
             tokio::select! {
@@ -122,10 +126,10 @@ impl Asker {
                     }
                     (due, pause) = (Some(Instant::now()), self.pace.retry);
                 }
-                Some(Told { number, question, answer }) = told.recv() => {
+                Some(CallResult { number, question, answer }) = results.recv() => {
                     calls -= 1;
-                    let is_complete = number > taken && self.take(answer);
-                    taken = taken.max(number);
+                    let is_complete = number > accepted && self.accept(answer);
+                    accepted = accepted.max(number);
                     if number == last {
                         waiting = None;
                         due = self.after(&question, is_complete, &mut pause);
@@ -146,15 +150,15 @@ impl Asker {
                         self.publish(NvmlSnapshot::default());
                         self.on();
                     } else if let Some(call) = &self.call && calls < HANGING_MAX {
-                        match ask(call, last + 1, question, tell.clone()) {
+                        match start_call(call, last + 1, question, results_sender.clone()) {
                             Ok(()) => (last, calls, waiting) = (last + 1, calls + 1, Some(Instant::now() + self.pace.deadline)),
                             Err(error) => {
-                                self.off(&format!("there is no thread to ask NVML on ({error})"));
+                                self.off(&format!("cannot start a thread for NVML ({error})"));
                                 due = self.after_failure(&mut pause);
                             }
                         }
                     } else if self.call.is_none() {
-                        self.off("the configuration says so (`[nvidia] nvml = \"off\"`)");
+                        self.off("it is disabled in the configuration (`[nvidia] nvml = \"off\"`)");
                     }
                 }
             }
@@ -162,15 +166,15 @@ impl Asker {
     }
 
     /// Publishes an answer. Returns whether it was complete.
-    fn take(&mut self, answer: NvmlAnswer) -> bool {
+    fn accept(&mut self, answer: NvmlAnswer) -> bool {
         let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
         self.publish(renewed);
         match &answer.failed {
-            Some(why) => self.off(&format!("NVML does not tell everything: {why}")),
+            Some(why) => self.off(&format!("the answer of NVML is incomplete: {why}")),
             None => self.on(),
         }
         if let Some(why) = &answer.untold {
-            self.without_the_rest(why);
+            self.log_missing_links(why);
         }
         answer.failed.is_none()
     }
@@ -183,7 +187,7 @@ impl Asker {
         if !is_complete {
             return self.after_failure(pause);
         }
-        if question.values().any(|asked| !asked.instances.is_empty()) {
+        if question.values().any(|facts| !facts.instances.is_empty()) {
             *pause = self.pace.retry;
             return Some(self.at_tick(self.pace.renew));
         }
@@ -191,7 +195,7 @@ impl Asker {
             return Some(self.after_pause(pause));
         }
         let is_open = self.snapshot.borrow().leaves_open(question);
-        if is_open { self.for_some_minutes(pause) } else { None }
+        if is_open { self.until_longest_pause(pause) } else { None }
     }
 
     fn publish(&self, snapshot: NvmlSnapshot) {
@@ -210,7 +214,7 @@ impl Asker {
     fn off(&mut self, why: &str) {
         if !asks_for_names(&self.question.borrow()) {
             self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
-            return self.without_the_rest(why);
+            return self.log_missing_links(why);
         }
         let known = |judgement: &Judgement| judgement.off.get(&Source::Nvml).is_some_and(|known| known == why);
         let is_news = self.judgement.send_if_modified(|judgement| {
@@ -220,30 +224,34 @@ impl Asker {
             }
         });
         if is_news {
-            tracing::info!(why, "what only NVML tells is not known: UUIDs of MIG instances, and of GPUs that nobody has used yet");
+            tracing::info!(
+                why,
+                "NVML is not available; the UUIDs of MIG instances, and of GPUs that no process \
+                 has used yet, are unknown"
+            );
         }
     }
 
-    fn without_the_rest(&mut self, why: &str) {
-        if self.said.as_deref() != Some(why) {
-            let what = "which GPUs are joined by NVLink, and which are in MIG mode, is not known";
-            tracing::info!(why, "{what}; those that are near on PCI Express are preferred");
-            self.said = Some(why.to_owned());
+    fn log_missing_links(&mut self, why: &str) {
+        if self.last_logged.as_deref() != Some(why) {
+            let what = "the NVLink connections and the MIG mode of GPUs are unknown";
+            tracing::info!(why, "{what}; GPUs that are close on PCI Express are preferred");
+            self.last_logged = Some(why.to_owned());
         }
     }
 
     fn on(&self) {
         if self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some()) {
-            tracing::info!("NVML tells again all that it is asked for");
+            tracing::info!("NVML is answering again");
         }
     }
 
     fn after_failure(&self, pause: &mut Duration) -> Option<Instant> {
-        if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.for_some_minutes(pause) }
+        if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.until_longest_pause(pause) }
     }
 
     /// Retries until the pause has reached its maximum.
-    fn for_some_minutes(&self, pause: &mut Duration) -> Option<Instant> {
+    fn until_longest_pause(&self, pause: &mut Duration) -> Option<Instant> {
         (*pause < self.pace.retry_max).then(|| self.after_pause(pause))
     }
 
@@ -263,10 +271,10 @@ impl Asker {
     }
 }
 
-fn ask(call: &Ask, number: u64, question: NvmlQuestion, tell: mpsc::Sender<Told>) -> io::Result<()> {
-    let asked = question.clone();
+fn start_call(call: &CallNvml, number: u64, question: NvmlQuestion, results: mpsc::Sender<CallResult>) -> io::Result<()> {
+    let copy = question.clone();
     // The send fails only when the daemon ends.
-    call(asked, Box::new(move |answer| drop(tell.blocking_send(Told { number, question, answer }))))
+    call(copy, Box::new(move |answer| drop(results.blocking_send(CallResult { number, question, answer }))))
 }
 
 async fn at(time: Option<Instant>) {
@@ -285,9 +293,9 @@ mod tests {
     use std::sync::Mutex;
 
     /// A discovery that ignores requests.
-    struct Looks;
+    struct IgnoringDiscovery;
 
-    impl Door<Rescan> for Looks {
+    impl Door<Rescan> for IgnoringDiscovery {
         fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
             Box::pin(std::future::ready(Ok(())))
         }
@@ -295,9 +303,9 @@ mod tests {
         fn tell(&self, _: Rescan) {}
     }
 
-    /// An asker whose calls end when the test ends them.
-    struct Stage {
-        calls: Arc<Mutex<Vec<Option<Tell>>>>,
+    /// A task whose calls end when the test ends them.
+    struct Setup {
+        calls: Arc<Mutex<Vec<Option<Reply>>>>,
         made: watch::Receiver<usize>,
         question: watch::Sender<NvmlQuestion>,
         snapshot: watch::Receiver<Arc<NvmlSnapshot>>,
@@ -310,45 +318,45 @@ mod tests {
         "0000:18:00.0".parse().unwrap()
     }
 
-    fn told(name: &str) -> NvmlAnswer {
+    fn answer(name: &str) -> NvmlAnswer {
         let gpus = [(gpu(), NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() })].into();
         NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
-    impl Stage {
-        fn begin(pace: Pace) -> Stage {
-            Stage::asking(NvmlAsked::names([(1, 0)]), pace)
+    impl Setup {
+        fn begin(pace: Pace) -> Setup {
+            Setup::with_question(NvmlAsked::names([(1, 0)]), pace)
         }
 
-        fn asking(asked: NvmlAsked, pace: Pace) -> Stage {
-            let calls: Arc<Mutex<Vec<Option<Tell>>>> = Arc::default();
+        fn with_question(facts: NvmlAsked, pace: Pace) -> Setup {
+            let calls: Arc<Mutex<Vec<Option<Reply>>>> = Arc::default();
             let (made, made_view) = watch::channel(0);
             let log = Arc::clone(&calls);
-            let call: Ask = Box::new(move |_, tell| {
+            let call: CallNvml = Box::new(move |_, reply| {
                 let mut calls = log.lock().unwrap();
-                calls.push(Some(tell));
+                calls.push(Some(reply));
                 let hanging = calls.iter().flatten().count();
                 assert!(hanging <= HANGING_MAX, "{hanging} calls hang");
                 made.send_modify(|made| *made += 1);
                 Ok(())
             });
-            let (question, asked) = watch::channel([(gpu(), asked)].into());
+            let (question, question_view) = watch::channel([(gpu(), facts)].into());
             let (snapshot, snapshot_view) = watch::channel(Arc::default());
             let (judgement, judgement_view) = watch::channel(Judgement::default());
-            let (rescan, judgement) = (Mailbox::new(Looks), Arc::new(judgement));
-            let asker = Asker { call: Some(call), question: asked, snapshot, rescan, judgement, pace, said: None };
-            tokio::spawn(asker.run());
-            Stage { calls, made: made_view, question, snapshot: snapshot_view, judgement: judgement_view }
+            let (rescan, judgement) = (Mailbox::new(IgnoringDiscovery), Arc::new(judgement));
+            let task = NvmlTask { call: Some(call), question: question_view, snapshot, rescan, judgement, pace, last_logged: None };
+            tokio::spawn(task.run());
+            Setup { calls, made: made_view, question, snapshot: snapshot_view, judgement: judgement_view }
         }
 
         async fn made(&mut self, calls: usize) {
             tokio::time::timeout(HANG, self.made.wait_for(|made| *made >= calls)).await.unwrap().unwrap();
         }
 
-        /// Ends a call and waits until the asker has processed the answer.
+        /// Ends a call and waits until the task has processed the answer.
         async fn end(&self, call: usize, answer: NvmlAnswer) {
-            let tell = self.calls.lock().unwrap()[call].take().unwrap();
-            std::thread::spawn(move || tell(answer)).join().unwrap();
+            let reply = self.calls.lock().unwrap()[call].take().unwrap();
+            std::thread::spawn(move || reply(answer)).join().unwrap();
             self.settle().await;
         }
 
@@ -369,7 +377,7 @@ mod tests {
     }
 
     /// Pauses so short that a test need not wait.
-    const HASTY: Pace = Pace {
+    const SHORT_PAUSES: Pace = Pace {
         deadline: Duration::from_millis(1),
         retry: Duration::from_millis(1),
         retry_max: Duration::from_millis(2),
@@ -378,56 +386,56 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn calls_that_hang_are_told_and_bounded_and_an_older_answer_undoes_no_newer_one() {
-        let mut stage = Stage::begin(HASTY);
-        stage.made(HANGING_MAX).await;
-        let off = stage.judgement.wait_for(|judgement| judgement.off.contains_key(&Source::Nvml));
+    async fn hanging_calls_are_reported_and_bounded_and_late_answers_are_dropped() {
+        let mut setup = Setup::begin(SHORT_PAUSES);
+        setup.made(HANGING_MAX).await;
+        let off = setup.judgement.wait_for(|judgement| judgement.off.contains_key(&Source::Nvml));
         tokio::time::timeout(HANG, off).await.unwrap().unwrap();
-        assert!(stage.off().unwrap().contains("has not answered for 1ms"), "{:?}", stage.off());
+        assert!(setup.off().unwrap().contains("has not answered for 1ms"), "{:?}", setup.off());
         // Another question arrives, but no further call is made: the limit of hanging calls is
         // reached.
-        stage.question.send_modify(|_| ());
-        stage.settle().await;
+        setup.question.send_modify(|_| ());
+        setup.settle().await;
 
-        stage.end(1, told("MIG-new")).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-new"), "late, but an answer");
-        stage.end(0, told("MIG-old")).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-new"));
+        setup.end(1, answer("MIG-new")).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-new"), "late, but an answer");
+        setup.end(0, answer("MIG-old")).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-new"));
         // Calls that have ended free their place.
-        stage.made(HANGING_MAX + 2).await;
-        stage.end(HANGING_MAX + 1, told("MIG-newest")).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-newest"));
+        setup.made(HANGING_MAX + 2).await;
+        setup.end(HANGING_MAX + 1, answer("MIG-newest")).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-newest"));
     }
 
     #[tokio::test]
-    async fn a_failure_takes_no_name_away_and_what_is_gone_is_forgotten() {
-        let mut stage = Stage::begin(Pace { deadline: HANG, ..HASTY });
-        stage.made(1).await;
-        stage.end(0, NvmlAnswer { failed: Some("half of it".into()), ..told("MIG-1") }).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
-        assert!(stage.off().unwrap().contains("half of it"));
-        stage.made(2).await;
-        stage.end(1, NvmlAnswer { failed: Some("all of it".into()), ..NvmlAnswer::default() }).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
-        stage.made(3).await;
-        stage.end(2, told("MIG-1")).await;
-        assert_eq!(stage.off(), None);
+    async fn a_failure_keeps_known_names_and_removed_instances_are_forgotten() {
+        let mut setup = Setup::begin(Pace { deadline: HANG, ..SHORT_PAUSES });
+        setup.made(1).await;
+        setup.end(0, NvmlAnswer { failed: Some("half of it".into()), ..answer("MIG-1") }).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-1"));
+        assert!(setup.off().unwrap().contains("half of it"));
+        setup.made(2).await;
+        setup.end(1, NvmlAnswer { failed: Some("all of it".into()), ..NvmlAnswer::default() }).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-1"));
+        setup.made(3).await;
+        setup.end(2, answer("MIG-1")).await;
+        assert_eq!(setup.off(), None);
         // The instance was removed; then the driver's files contain everything.
-        stage.question.send_replace(NvmlQuestion::new());
-        tokio::time::timeout(HANG, stage.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
-        assert_eq!((stage.off(), *stage.made.borrow()), (None, 3));
+        setup.question.send_replace(NvmlQuestion::new());
+        tokio::time::timeout(HANG, setup.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
+        assert_eq!((setup.off(), *setup.made.borrow()), (None, 3));
     }
 
     #[tokio::test]
-    async fn a_question_that_changes_meanwhile_is_asked_when_the_call_has_ended() {
-        let mut stage = Stage::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..HASTY });
-        stage.made(1).await;
-        stage.question.send_replace([(gpu(), NvmlAsked::names([(1, 0), (2, 0)]))].into());
-        stage.settle().await;
-        assert_eq!(*stage.made.borrow(), 1, "one call at a time");
-        stage.end(0, told("MIG-1")).await;
-        stage.made(2).await;
-        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
+    async fn a_changed_question_is_queried_after_the_running_call() {
+        let mut setup = Setup::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..SHORT_PAUSES });
+        setup.made(1).await;
+        setup.question.send_replace([(gpu(), NvmlAsked::names([(1, 0), (2, 0)]))].into());
+        setup.settle().await;
+        assert_eq!(*setup.made.borrow(), 1, "one call at a time");
+        setup.end(0, answer("MIG-1")).await;
+        setup.made(2).await;
+        assert_eq!(setup.name().as_deref(), Some("MIG-1"));
     }
 
     fn links(down: u32) -> NvmlAnswer {
@@ -437,86 +445,86 @@ mod tests {
     }
 
     /// Tries after 1 ms, 2 ms and 4 ms, and then none.
-    const FOR_LINKS: Pace = Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..HASTY };
+    const FOR_LINKS: Pace = Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..SHORT_PAUSES };
 
     #[tokio::test]
-    async fn links_that_are_not_active_are_looked_at_again_for_some_minutes_and_others_never() {
-        let asked = || NvmlAsked { links: true, ..NvmlAsked::default() };
-        let mut stage = Stage::asking(asked(), FOR_LINKS);
+    async fn inactive_links_are_queried_again_for_some_minutes() {
+        let facts = || NvmlAsked { links: true, ..NvmlAsked::default() };
+        let mut setup = Setup::with_question(facts(), FOR_LINKS);
         for call in 0..2 {
-            stage.made(call + 1).await;
-            stage.end(call, links(4)).await;
+            setup.made(call + 1).await;
+            setup.end(call, links(4)).await;
         }
-        stage.made(3).await;
-        stage.end(2, links(0)).await;
-        assert!(!stage.snapshot.borrow().leaves_open(&[(gpu(), asked())].into()));
-        assert_eq!((*stage.made.borrow(), stage.off()), (3, None));
+        setup.made(3).await;
+        setup.end(2, links(0)).await;
+        assert!(!setup.snapshot.borrow().leaves_open(&[(gpu(), facts())].into()));
+        assert_eq!((*setup.made.borrow(), setup.off()), (3, None));
 
-        let mut stage = Stage::asking(asked(), FOR_LINKS);
+        let mut setup = Setup::with_question(facts(), FOR_LINKS);
         for call in 0..4 {
-            stage.made(call + 1).await;
+            setup.made(call + 1).await;
             let failed = NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() };
-            stage.end(call, if call % 2 == 0 { failed } else { links(4) }).await;
-            assert_eq!(stage.off(), None, "a preference that is not known is no signal that is off");
+            setup.end(call, if call % 2 == 0 { failed } else { links(4) }).await;
+            assert_eq!(setup.off(), None, "unknown preferences do not report the signal as off");
         }
-        stage.question.send_replace([(gpu(), NvmlAsked { uuid: true, ..asked() })].into());
-        stage.made(5).await;
-        stage.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
-        assert!(stage.off().unwrap().contains("no driver"), "a name that is not known is");
+        setup.question.send_replace([(gpu(), NvmlAsked { uuid: true, ..facts() })].into());
+        setup.made(5).await;
+        setup.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
+        assert!(setup.off().unwrap().contains("no driver"), "unknown names do");
     }
 
     #[tokio::test]
-    async fn a_gpu_in_mig_mode_without_an_instance_is_asked_for_until_it_has_left_the_mode() {
-        let told = |mig_mode| {
+    async fn a_gpu_in_mig_mode_without_instances_is_queried_until_it_leaves_the_mode() {
+        let answer = |mig_mode| {
             let gpus = [(gpu(), NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into();
             NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
         };
-        let mut stage = Stage::asking(NvmlAsked { mig_mode: true, ..NvmlAsked::default() }, FOR_LINKS);
+        let mut setup = Setup::with_question(NvmlAsked { mig_mode: true, ..NvmlAsked::default() }, FOR_LINKS);
         // More often than links.
         for call in 0..8 {
-            stage.made(call + 1).await;
-            stage.end(call, told(true)).await;
-            assert!(stage.snapshot.borrow().is_in_mig_mode(gpu()));
+            setup.made(call + 1).await;
+            setup.end(call, answer(true)).await;
+            assert!(setup.snapshot.borrow().is_in_mig_mode(gpu()));
         }
-        stage.made(9).await;
-        stage.end(8, told(false)).await;
-        assert!(!stage.snapshot.borrow().is_in_mig_mode(gpu()));
+        setup.made(9).await;
+        setup.end(8, answer(false)).await;
+        assert!(!setup.snapshot.borrow().is_in_mig_mode(gpu()));
         tokio::time::sleep(FOR_LINKS.retry_max * 4).await;
-        assert_eq!((*stage.made.borrow(), stage.off()), (9, None), "an idle GPU is not woken up for it");
+        assert_eq!((*setup.made.borrow(), setup.off()), (9, None), "an idle GPU is not woken up for it");
     }
 
     #[test]
-    fn links_are_asked_for_some_minutes_and_names_for_as_long_as_they_are_wanted() {
-        let (question, asked) = watch::channel([(gpu(), NvmlAsked { links: true, ..NvmlAsked::default() })].into());
-        let (rescan, judgement) = (Mailbox::new(Looks), Arc::new(watch::channel(Judgement::default()).0));
+    fn links_are_queried_for_some_minutes_and_names_as_long_as_needed() {
+        let (question, question_view) = watch::channel([(gpu(), NvmlAsked { links: true, ..NvmlAsked::default() })].into());
+        let (rescan, judgement) = (Mailbox::new(IgnoringDiscovery), Arc::new(watch::channel(Judgement::default()).0));
         let snapshot = watch::channel(Arc::default()).0;
-        let asker = Asker { call: None, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None };
-        let tries = |pause: &mut Duration| (0..20).take_while(|_| asker.after_failure(pause).is_some()).count();
+        let task = NvmlTask { call: None, question: question_view, snapshot, rescan, judgement, pace: Pace::default(), last_logged: None };
+        let tries = |pause: &mut Duration| (0..20).take_while(|_| task.after_failure(pause).is_some()).count();
         assert_eq!(tries(&mut Duration::from_secs(10)), 6, "after 10, 20, 40, 80, 160 and 320 seconds");
         question.send_replace([(gpu(), NvmlAsked::names([]))].into());
         assert_eq!(tries(&mut Duration::from_secs(10)), 20);
     }
 
     #[test]
-    fn retries_and_renewals_come_at_the_moments_of_polls() {
+    fn retries_are_made_at_the_ticks_of_polls() {
         let (_, question) = watch::channel(NvmlQuestion::new());
-        let asker = Asker {
+        let task = NvmlTask {
             call: None,
             question,
             snapshot: watch::channel(Arc::default()).0,
-            rescan: Mailbox::new(Looks),
+            rescan: Mailbox::new(IgnoringDiscovery),
             judgement: Arc::new(watch::channel(Judgement::default()).0),
             pace: Pace::default(),
-            said: None,
+            last_logged: None,
         };
-        let mut pause = asker.pace.retry;
+        let mut pause = task.pace.retry;
         let mut seen = Vec::new();
         for _ in 0..8 {
             seen.push(pause.as_secs());
             let before = Instant::now();
-            let at = asker.after_pause(&mut pause);
+            let at = task.after_pause(&mut pause);
             let wait = at - before;
-            let ticks = asker.pace.tick.as_nanos();
+            let ticks = task.pace.tick.as_nanos();
             let from_tick = (host::now().boot + (at - Instant::now())).as_nanos() % ticks;
             assert!(from_tick < 1_000_000_000 || from_tick > ticks - 1_000_000_000, "{wait:?} ends {from_tick} ns after a tick");
         }

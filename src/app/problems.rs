@@ -23,81 +23,137 @@ impl Status {
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut add = |what: String, todo| problems.push(Problem { what, todo });
-        if self.kubelet.is_none() {
-            add("there is no kubelet".into(), "start it; if it runs, name its directory with `--kubelet-dir` of `holdfast run`");
-        } else if self.socket_left_behind {
-            add(
-                "the kubelet has left its socket behind, and does not run".into(),
-                "start it: `systemctl status kubelet` says why it ended",
+        self.kubelet_problems(&mut add);
+        self.ledger_problem(&mut add);
+        if let Some(error) = &self.config.error {
+            let what = format!(
+                "the configuration files are invalid, and the previous configuration stays in \
+                 force: {error}"
             );
-        }
-        if let Some(CheckpointUnread { since, why, .. }) = &self.checkpoint_unread {
-            let what = format!("no new grant is bound to its pod, so its devices stay held, since {}: {why}", since.to_seconds());
             add(
                 what,
-                "the kubelet writes that file with the next pod that gets a device; if this lasts, look at the path, and at the kubelet's log",
+                "`holdfast config check` reports every error; fix them, and run `systemctl reload \
+                 holdfast`",
             );
-        }
-        let Kept { journal, database, not_durable, unreadable } = self.ledger;
-        if !journal {
-            let what = match &self.not_recorded {
-                _ if !self.ledger_refuses => format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only"),
-                None => "the ledger cannot be written, so new pods that ask for a device are refused".into(),
-                Some(Unrecorded { refused, why }) => {
-                    format!("the ledger cannot be written, so new pods that ask for a device are refused, {refused} so far: {why}")
-                }
-            };
-            add(what, "make room on its disk, or make that writable; it goes on by itself, and the log has the disk's error");
-        } else if let Some(unreadable) = unreadable {
-            let (what, todo) = of_history(unreadable);
-            add(what, todo);
-        } else if !database {
-            add(
-                "the ledger's second copy is not kept at present".into(),
-                "look for errors of the disk in the log: `journalctl -u holdfast`",
-            );
-        }
-        if let Some(error) = &self.config.error {
-            let what = format!("the last good configuration runs on, since the files are not valid: {error}");
-            add(what, "`holdfast config check` says all that is wrong with them; mend it, and `systemctl reload holdfast`");
         }
         if let Some(why) = &self.not_served {
-            add(why.clone(), "it is tried again by itself; end what has the address (`ss -ltnp`), or set `telemetry.listen` to a free one");
+            add(
+                why.clone(),
+                "Holdfast retries automatically; end the process that uses the address (`ss \
+                 -ltnp`), or set `telemetry.listen` to a free one",
+            );
         }
         for why in &self.unread {
-            let what =
-                format!("{why}; the devices that this concerns are taken to be as they were, and those that are new are not offered");
-            add(what, "it is tried again by itself; if that lasts, mend what the error names: a limit, a permission, a mount");
+            let what = format!("{why}; the affected devices keep their last state, and new ones are not offered");
+            add(
+                what,
+                "Holdfast retries automatically; if this persists, fix the limit, the permission \
+                 or the mount that the error names",
+            );
         }
-        for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
-            match problem {
-                Some(problem) => {
-                    add(format!("{name}: {problem}"), "it is tried again by itself; the kubelet's log says more: `journalctl -u kubelet`");
-                }
-                None if !registered && self.kubelet.is_some() && !self.socket_left_behind => {
-                    add(
-                        format!("{name}: the kubelet has not opened its stream"),
-                        "it is tried again by itself; if that lasts, the kubelet's log says more: `journalctl -u kubelet`",
-                    );
-                }
-                None => {}
-            }
-            if let Some(disagreement) = disagreement {
-                add(format!("{name}: {disagreement}"), "take another plugin for this resource off the node");
-            }
-        }
+        self.resource_problems(&mut add);
         self.hook_problems(&mut add);
         let is_sick = |device: &&DeviceReport| {
             let is_wanted = device.cordoned.is_some() || device.reason.as_deref().is_some_and(Reason::is_of_the_configuration);
             device.health.as_deref() == Some("Unhealthy") && !is_wanted
         };
-        let todo = "`holdfast device show` with an id tells its last failures, docs/health.md what each reason needs";
+        let todo = "`holdfast device show` with an id shows its last failures, and docs/health.md has \
+             the remedy for each reason";
         match self.ailing.iter().filter(is_sick).count() {
             0 => {}
             1 => add("one device is unhealthy".into(), todo),
             sick => add(format!("{sick} devices are unhealthy"), todo),
         }
         problems
+    }
+
+    /// An absent kubelet, and an unreadable checkpoint.
+    fn kubelet_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        if self.kubelet.is_none() {
+            add(
+                "the kubelet's socket is missing".into(),
+                "start the kubelet; if it is running, set its directory with `--kubelet-dir` of \
+                 `holdfast run`",
+            );
+        } else if self.socket_left_behind {
+            add(
+                "the kubelet is not running, but its socket still exists".into(),
+                "start the kubelet; `systemctl status kubelet` shows why it ended",
+            );
+        }
+        if let Some(CheckpointUnread { since, why, .. }) = &self.checkpoint_unread {
+            let what = format!(
+                "new grants are not bound to their pods, so their devices stay held, since {}: \
+                 {why}",
+                since.to_seconds()
+            );
+            add(
+                what,
+                "the kubelet writes that file when the next pod gets a device; if this persists, \
+                 check the path and the kubelet's log",
+            );
+        }
+    }
+
+    /// The worst problem of the ledger.
+    fn ledger_problem(&self, add: &mut impl FnMut(String, &'static str)) {
+        let Kept { journal, database, not_durable, unreadable } = self.ledger;
+        if !journal {
+            let what = match &self.not_recorded {
+                _ if !self.ledger_refuses => {
+                    format!(
+                        "the ledger cannot be written; {not_durable} grants made since then exist \
+                         only in memory"
+                    )
+                }
+                None => "the ledger cannot be written, so new pods that request a device are refused".into(),
+                Some(Unrecorded { refused, why }) => {
+                    format!(
+                        "the ledger cannot be written, so new pods that request a device are \
+                         refused, {refused} so far: {why}"
+                    )
+                }
+            };
+            add(
+                what,
+                "free space on its disk, or make the disk writable; Holdfast then continues \
+                 automatically, and the log has the disk's error",
+            );
+        } else if let Some(unreadable) = unreadable {
+            let (what, todo) = of_history(unreadable);
+            add(what, todo);
+        } else if !database {
+            add(
+                "the second copy of the ledger is not written at present".into(),
+                "check the log for disk errors: `journalctl -u holdfast`",
+            );
+        }
+    }
+
+    /// Resources without a stream, and those that another plugin has.
+    fn resource_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
+            match problem {
+                Some(problem) => {
+                    add(
+                        format!("{name}: {problem}"),
+                        "Holdfast retries automatically; the kubelet's log has details: \
+                         `journalctl -u kubelet`",
+                    );
+                }
+                None if !registered && self.kubelet.is_some() && !self.socket_left_behind => {
+                    add(
+                        format!("{name}: the kubelet has not opened its stream"),
+                        "Holdfast retries automatically; if this persists, check the kubelet's \
+                         log: `journalctl -u kubelet`",
+                    );
+                }
+                None => {}
+            }
+            if let Some(disagreement) = disagreement {
+                add(format!("{name}: {disagreement}"), "remove the other plugin for this resource from the node");
+            }
+        }
     }
 
     /// Hooks that have failed, and hooks that cannot be run.
@@ -109,18 +165,22 @@ impl Status {
                     pods => format!("{} cannot start yet with device {device}", in_words(pods)),
                 };
                 let what = format!("{resource}: {so}, since the hook after its release has failed {}: {why}", times(u64::from(*tries)));
-                add(what, "`holdfast device show` with the device's id shows what it wrote last; it is tried again by itself");
+                add(
+                    what,
+                    "`holdfast device show` with the device's id shows the hook's last output; \
+                     Holdfast retries automatically",
+                );
             }
         }
         for NotRun { resource, phase, since, why } in &self.not_run {
             let so = match phase.as_str() {
-                "check" => "the check cannot be run, and says nothing of the devices",
+                "check" => "the check cannot be run, and the devices are not checked",
                 "before_start" => "the hook before start cannot be run, and containers wait",
                 _ => "the hook after release cannot be run, and its devices wait",
             };
             add(
                 format!("{resource}: {so}, since {}: {why}", since.to_seconds()),
-                "it is tried again by itself; see whether the program is there, and whether the daemon may have more processes (`TasksMax` of the \
+                "Holdfast retries automatically; check that the program exists, and that the daemon may start more processes (`TasksMax` of the \
                  unit, the pod's limit of PIDs)",
             );
         }
@@ -131,11 +191,12 @@ impl Status {
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
         if self.resources.is_empty() {
-            let nothing = "no resource is offered: `holdfast discover` shows the devices, the configuration which of them are offered";
-            remarks.push(nothing.to_owned());
+            let none = "no resource is offered; `holdfast discover` shows the devices, and the \
+                 configuration selects those to offer";
+            remarks.push(none.to_owned());
         }
         if !self.config.needs_restart.is_empty() {
-            remarks.push(format!("counts from the next start on: {}", self.config.needs_restart.join(", ")));
+            remarks.push(format!("takes effect after a restart: {}", self.config.needs_restart.join(", ")));
         }
         let waiting = |hook: &&HookReport| !matches!(hook.owed.state, HookState::Failed { .. });
         for HookReport { owed: OwedHook { resource, device, .. }, awaited_by } in self.hooks.iter().filter(waiting) {
@@ -156,15 +217,18 @@ fn of_history(Unreadable { since, because }: Unreadable) -> (String, &'static st
     match because {
         Because::Slow => (
             format!("the history cannot be read yet: its database has been opening since {since}"),
-            "nothing is lost, and it goes on by itself; look at how busy the ledger's disk is: `iostat -x`",
+            "nothing is lost, and Holdfast continues automatically; check how busy the ledger's \
+             disk is: `iostat -x`",
         ),
         Because::Refused => (
             format!("the history cannot be read: its database could not be opened since {since}"),
-            "nothing is lost, and it is tried again by itself; the log has the system's error: `journalctl -u holdfast`",
+            "nothing is lost, and Holdfast retries automatically; the log has the system's error: \
+             `journalctl -u holdfast`",
         ),
         Because::Failed => (
             format!("the history cannot be read: its database was closed after an error at {since}"),
-            "it is opened again by itself; look for errors of the disk in the log: `journalctl -u holdfast`",
+            "Holdfast opens it again automatically; check the log for disk errors: `journalctl -u \
+             holdfast`",
         ),
     }
 }
@@ -176,10 +240,10 @@ fn in_words(pods: &[Holder]) -> String {
 
 /// The number of problems, in words.
 #[must_use]
-pub fn verdict(problems: &[Problem]) -> String {
+pub fn problem_summary(problems: &[Problem]) -> String {
     match problems.len() {
-        0 => "everything is in order".into(),
-        1 => "one thing is wrong".into(),
-        wrong => format!("{wrong} things are wrong"),
+        0 => "no problems".into(),
+        1 => "one problem".into(),
+        count => format!("{count} problems"),
     }
 }

@@ -43,16 +43,16 @@ impl Processors {
 
 /// The client that queries the kubelet for them.
 #[derive(Debug, Clone)]
-pub(super) struct Asker {
+pub(super) struct CpuQuery {
     pub(super) pod_resources: PodResources,
     /// Held by each Allocate.
     pub(super) gate: Arc<RwLock<()>>,
     pub(super) host_root: HostRoot,
 }
 
-impl Asker {
+impl CpuQuery {
     /// Every container that has exclusive processors; `None` when the kubelet does not answer.
-    pub(super) async fn ask(&self) -> Option<Vec<Processors>> {
+    pub(super) async fn run(&self) -> Option<Vec<Processors>> {
         let pods = self.pod_resources.list_when_idle(&self.gate).await?;
         Some(pods.into_iter().flat_map(|pod| self.of(pod)).collect())
     }

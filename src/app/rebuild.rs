@@ -25,10 +25,10 @@ fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &P
     if !recovered.report.may_lack_grants() {
         return;
     }
-    match adopt(store, recovered, device_plugins) {
+    match restore(store, recovered, device_plugins) {
         Ok(0) => {}
-        Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; they are back"),
-        Err(error) => tracing::error!(%error, "what the ledger has lost could not be taken from the kubelet's checkpoint"),
+        Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; restored them"),
+        Err(error) => tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint"),
     }
 }
 
@@ -45,17 +45,17 @@ fn forget_outputs(recovered: &mut Recovered) {
     }
 }
 
-fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) -> Result<usize, StoreError> {
-    let kept = match checkpoint::read_kept(device_plugins) {
-        Ok(kept) => kept,
+fn restore(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) -> Result<usize, StoreError> {
+    let stored = match checkpoint::read_kept(device_plugins) {
+        Ok(stored) => stored,
         Err(error) => {
             // A new node has none. With a damaged ledger it matters.
-            tracing::info!(%error, "nothing can be taken from the kubelet's checkpoint");
+            tracing::info!(%error, "no grant can be restored from the kubelet's checkpoint");
             return Ok(0);
         }
     };
-    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
-    let grants = rebuild(kept, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
+    let ids: BTreeSet<AllocId> = stored.iter().map(|stored| stored.alloc_id.clone()).collect();
+    let grants = rebuild(stored, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
     store.adopt(&grants)?;
     let adopted = grants.len();
     recovered.grants.extend(grants);

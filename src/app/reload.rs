@@ -98,13 +98,16 @@ impl Reloader {
     /// Reads the files and the resources that they make of this host, on another thread than the
     /// one that answers the kubelet.
     async fn read(&self) -> Result<(Config, Vec<Arc<ResourceSpec>>), ConfigError> {
-        let (former, host_root) = (self.latest.clone(), self.host_root.clone());
+        let (previous, host_root) = (self.latest.clone(), self.host_root.clone());
         // The usual resources stay when their hardware is absent for a short time.
         let usual = self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
         let read = tokio::task::spawn_blocking(move || {
-            let config = former.load_again()?;
+            let config = previous.load_again()?;
             let mut specs = super::specs::each(&config, &host_root).map_err(|error| {
-                ConfigError::new(format!("/dev cannot be looked at, and a resource has a name for each node in it: {error}"))
+                ConfigError::new(format!(
+                    "/dev cannot be read, and the configuration has a resource for each node in \
+                     it: {error}"
+                ))
             })?;
             if config.resources.is_empty() {
                 specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
@@ -119,14 +122,14 @@ impl Reloader {
 
     /// Publishes the plan if it is a new one.
     fn publish(&self, specs: Vec<Arc<ResourceSpec>>, patterns: Arc<[Arc<ResourceSpec>]>) -> bool {
-        let former = self.plan.borrow().clone();
-        // An equal resource keeps its former value, so none is stored twice.
-        let same = |spec: Arc<ResourceSpec>| former.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+        let previous = self.plan.borrow().clone();
+        // An equal resource keeps its previous value, so none is stored twice.
+        let same = |spec: Arc<ResourceSpec>| previous.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
         let specs: Arc<[_]> = specs.into_iter().map(same).collect();
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
-        let plan = Plan { number: former.number, specs, patterns, health, ledger };
-        let stays = former.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter()) && former.patterns == plan.patterns;
-        if stays && plan.health == former.health && plan.ledger == former.ledger {
+        let plan = Plan { number: previous.number, specs, patterns, health, ledger };
+        let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter()) && previous.patterns == plan.patterns;
+        if stays && plan.health == previous.health && plan.ledger == previous.ledger {
             return false;
         }
         // Discovery may have published a plan since then, because of new nodes in /dev.
@@ -138,7 +141,7 @@ impl Reloader {
         let (config, specs) = match self.read().await {
             Ok(read) => read,
             Err(error) => {
-                tracing::error!(%error, "the configuration is not taken; the last good one stays");
+                tracing::error!(%error, "configuration rejected; keeping the previous one");
                 self.report.send_modify(|report| report.error = Some(error.to_string()));
                 metrics::config_loaded(false, host::now().wall);
                 return Err(error);
@@ -156,14 +159,10 @@ impl Reloader {
         let generation = self.report.borrow().generation + u64::from(is_new);
         self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));
         metrics::config_loaded(true, self.report.borrow().loaded_at);
-        let told = change.to_string().replace('\n', "; ");
-        tracing::info!(
-            generation,
-            change = if change.is_empty() { "nothing is different" } else { &told },
-            "the configuration was read anew"
-        );
+        let changes = change.to_string().replace('\n', "; ");
+        tracing::info!(generation, change = if change.is_empty() { "none" } else { &changes }, "configuration reloaded");
         if is_new && let Err(error) = self.rescan.call(Rescan { asked_at: host::now().boot }, SETTLED_WITHIN).await {
-            tracing::warn!(%error, "the new configuration counts from the next scan on");
+            tracing::warn!(%error, "the new configuration takes effect with the next scan");
         }
         Ok(change)
     }

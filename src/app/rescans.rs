@@ -32,7 +32,7 @@ impl Rescans {
     }
 
     /// Requests a scan: it begins after the debounce or after the pause, the later of the two.
-    pub(super) fn ask(&mut self) {
+    pub(super) fn request(&mut self) {
         let due = self.earliest.max(Instant::now() + DEBOUNCE);
         self.due.get_or_insert(due);
     }
@@ -56,7 +56,7 @@ impl Rescans {
         self.running = Some(Box::pin(async move {
             let began = Instant::now();
             if let Err(error) = rescan.call(Rescan { asked_at: host::now().boot }, longest).await {
-                tracing::warn!(%error, "the hardware was not scanned; the next hint or the poll asks again");
+                tracing::warn!(%error, "hardware scan failed; the next event or poll requests another one");
             }
             began.elapsed()
         }));

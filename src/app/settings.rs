@@ -32,14 +32,18 @@ impl Settings {
         match store::keep_private(state) {
             Ok(0) => {}
             Ok(changed) => {
-                tracing::warn!(changed, state_dir = %state.display(), "the state directory was open to others; it is root's alone now");
+                tracing::warn!(changed, state_dir = %state.display(), "the state directory was accessible to other users; its access is now \
+                     restricted to root");
             }
-            Err(error) => tracing::warn!(%error, state_dir = %state.display(), "the state directory stays open to others"),
+            Err(error) => tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory"),
         }
         match host::private::keep_others_from_writing(run) {
-            Ok(true) => tracing::warn!(run_dir = %run.display(), "others could write into the run directory; they cannot any more"),
+            Ok(true) => {
+                tracing::warn!(run_dir = %run.display(), "the run directory was writable by other users; their write access is now \
+                     removed")
+            }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, run_dir = %run.display(), "the run directory stays as it is");
+                tracing::warn!(%error, run_dir = %run.display(), "cannot restrict access to the run directory");
             }
             Ok(false) | Err(_) => {}
         }

@@ -16,7 +16,7 @@ const SCAN_PAUSES: [Duration; 4] =
 /// with a held device is always added (I3), else its container could not start again.
 pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
     let mut specs = each(config, host_root).unwrap_or_else(|error| {
-        tracing::warn!(%error, "/dev cannot be looked at; resources for each node wait for the next look");
+        tracing::warn!(%error, "cannot read /dev; resources for each node wait for the next scan");
         config.resources.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect()
     });
     if config.resources.is_empty() {
@@ -29,7 +29,8 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
             specs.push(Arc::new(spec));
             continue;
         }
-        tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
+        tracing::warn!(resource = %name, "resource is not configured, but a container holds its devices; it stays registered \
+             until they are free");
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }
     if specs.is_empty() {
@@ -50,7 +51,8 @@ pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
         scan = hardware::scan(host_root);
     }
     if let Some(why) = scan.unread.reasons().first() {
-        tracing::error!(%why, "the hardware cannot be read completely, and what is missing is not offered; `systemctl reload holdfast` looks again");
+        tracing::error!(%why, "cannot read the hardware completely; missing devices are not offered, and `systemctl \
+             reload holdfast` scans again");
     }
     hardware::defaults::specs(&scan)
 }

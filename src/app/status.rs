@@ -140,7 +140,7 @@ impl Status {
             socket_left_behind: views.socket_left_behind(),
             checkpoint_unread: views.checkpoint_unread(),
             config: views.config.borrow().clone(),
-            ledger: *views.kept.borrow(),
+            ledger: *views.ledger_health.borrow(),
             ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),

@@ -57,7 +57,7 @@ pub struct Views {
     /// The report of the configuration.
     pub config: watch::Receiver<ConfigReport>,
     /// The storage state of the ledger.
-    pub kept: watch::Receiver<Kept>,
+    pub ledger_health: watch::Receiver<Kept>,
     /// Recent refusals.
     pub refusals: Refusals,
     /// The resources to offer, and the policies of health and ledger.

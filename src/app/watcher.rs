@@ -68,7 +68,7 @@ enum Event {
 
 impl Watcher {
     /// Reads the kubelet's socket; true when it differs from the last one.
-    pub(super) fn look_for_kubelet(&self) -> bool {
+    pub(super) fn read_kubelet_socket(&self) -> bool {
         let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
         let generation = socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| KubeletGeneration {
             inode: metadata.ino(),
@@ -101,7 +101,8 @@ impl Watcher {
         let mut watch = match DirWatch::new(self.directories()) {
             Ok(watch) => Some(watch),
             Err(error) => {
-                tracing::warn!(%error, "inotify is not available (see fs.inotify.max_user_instances); changes are seen by polling only");
+                tracing::warn!(%error, "inotify is not available (see fs.inotify.max_user_instances); falling back \
+                     to polling");
                 None
             }
         };
@@ -111,7 +112,7 @@ impl Watcher {
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (reload::data_links(&self.config_dirs), None);
         // The kubelet may have started between the first read and the watch.
-        self.look();
+        self.notify_sockets();
         loop {
             let event = tokio::select! {
                 change = next(watch.as_mut(), |watch| watch.next()) => Event::Change(change),
@@ -123,32 +124,32 @@ impl Watcher {
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
-            self.look_for_exchange(&event, &mut links, &mut reload_at);
+            self.check_config_links(&event, &mut links, &mut reload_at);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
-                        self.look();
+                        self.notify_sockets();
                     } else if name == "kubelet_internal_checkpoint" {
                         reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
                     }
                 }
-                Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.look(),
+                Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.notify_sockets(),
                 Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {}
-                Event::Change(Ok(Change::Entry { .. })) => rescans.ask(),
+                Event::Change(Ok(Change::Entry { .. })) => rescans.request(),
                 Event::Change(Ok(Change::Anything)) => {
-                    self.look();
-                    rescans.ask();
+                    self.notify_sockets();
+                    rescans.request();
                     reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
                 }
                 Event::Change(Err(error)) => {
-                    tracing::warn!(%error, "inotify failed; changes are seen by polling only");
+                    tracing::warn!(%error, "inotify failed; falling back to polling");
                     watch = None;
                 }
                 Event::Uevent(Ok(Some(event))) if !event.may_matter() => {}
-                Event::Uevent(Ok(Some(event))) if self.tells(&event) && event.action == "change" => {}
+                Event::Uevent(Ok(Some(event))) if self.report_device_event(&event) && event.action == "change" => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
-                    rescans.ask();
+                    rescans.request();
                 }
                 Event::Uevent(Err(error)) => {
                     self.without_uevents(&error);
@@ -160,11 +161,11 @@ impl Watcher {
                     self.reconcile.tell(Reconcile);
                     self.checkpoint_written.tell(CheckpointWritten);
                 }
-                Event::ReloadDue => self.tell_of_exchange(&mut reload_at),
+                Event::ReloadDue => self.request_reload(&mut reload_at),
                 Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
                 Event::Poll => {
                     self.watch_again(&mut watch);
-                    self.look();
+                    self.notify_sockets();
                 }
             }
             let every = if watch.as_ref().is_some_and(DirWatch::is_whole) { POLL } else { POLL_ALONE };
@@ -185,7 +186,7 @@ impl Watcher {
     }
 
     /// Schedules a reload when the links to the configuration's files have new targets.
-    fn look_for_exchange(&self, event: &Event, links: &mut Vec<Option<PathBuf>>, reload_at: &mut Option<Instant>) {
+    fn check_config_links(&self, event: &Event, links: &mut Vec<Option<PathBuf>>, reload_at: &mut Option<Instant>) {
         let may_be_exchanged = match event {
             Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
             Event::Change(Ok(Change::Anything)) | Event::Poll => true,
@@ -200,14 +201,14 @@ impl Watcher {
         }
     }
 
-    fn tell_of_exchange(&self, reload_at: &mut Option<Instant>) {
+    fn request_reload(&self, reload_at: &mut Option<Instant>) {
         *reload_at = None;
         // A message that already waits is enough.
         let _ = self.config_changed.try_send(());
     }
 
     /// Sends an event about a device's health to the health actor. Returns whether there was one.
-    fn tells(&self, uevent: &Uevent) -> bool {
+    fn report_device_event(&self, uevent: &Uevent) -> bool {
         let event = hardware::event(uevent);
         if let Some(event) = event.clone() {
             self.happened.tell(Happened { event, at: host::now() });
@@ -216,14 +217,17 @@ impl Watcher {
     }
 
     fn without_uevents(&self, error: &std::io::Error) {
-        tracing::warn!(%error, "the kernel's events cannot be heard; hardware changes are seen by polling only");
-        let why = format!("the kernel's events cannot be heard ({error}): recoveries and drivers that give up are not seen");
+        tracing::warn!(%error, "cannot receive uevents; falling back to polling for hardware changes");
+        let why = format!(
+            "uevents cannot be received ({error}); recoveries and failed drivers are not \
+             detected"
+        );
         self.judgement.send_modify(|judgement| drop(judgement.off.insert(Source::Uevents, why)));
     }
 
     /// Notifies registration of another kubelet socket, and of our own sockets that were removed.
-    fn look(&self) {
-        if self.look_for_kubelet() {
+    fn notify_sockets(&self) {
+        if self.read_kubelet_socket() {
             self.kubelet_seen.tell(KubeletSeen(*self.kubelet.borrow()));
         }
         for (resource, registration) in self.sockets.lost() {

@@ -333,12 +333,12 @@ mod tests {
         let expected = concat!(
             "valid: /etc/holdfast/config.toml\n",
             "offers: nvidia.com/gpu\n",
-            "section: /etc/holdfast/config.toml:4 does not match cpu-1: the name is like none of its patterns\n",
+            "section: /etc/holdfast/config.toml:4 does not match cpu-1: the name matches none of its patterns\n",
         );
         assert_eq!(document.table(), expected);
         let expected = concat!(
             r#"{"schema":1,"valid":true,"node":"cpu-1","files":["/etc/holdfast/config.toml"],"resources":["nvidia.com/gpu"],"#,
-            r#""sections":[{"file":"/etc/holdfast/config.toml","line":4,"matches":false,"why":"the name is like none of its patterns"}],"#,
+            r#""sections":[{"file":"/etc/holdfast/config.toml","line":4,"matches":false,"why":"the name matches none of its patterns"}],"#,
             r#""problems":[],"more_problems":0}"#,
         );
         assert_eq!(json(&document), expected);

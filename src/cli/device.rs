@@ -220,7 +220,7 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     if device.flaps > 1 {
         line("failed", &format!("{} times in short succession", device.flaps));
     }
-    for Said { at, resource, phase, ended, said } in &device.said {
+    for Said { at, resource, phase, ended, said } in &device.outputs {
         line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
         line("", &format!("last output: {said}"));
     }
@@ -256,7 +256,7 @@ mod tests {
             healthy_in_seconds: Some(12),
             cordoned: None,
             cordoned_at: None,
-            said: Vec::new(),
+            outputs: Vec::new(),
             flaps: 2,
             incidents: Vec::new(),
             class: None,
@@ -306,12 +306,12 @@ mod tests {
             ended: "exit status: 3".into(),
             said: said.into(),
         };
-        let device = DeviceReport { said: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
+        let device = DeviceReport { outputs: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
         let wanted = "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: \
                       3\n              last output: no key\\u{1b}[2J\n";
         let shown = details(&device, &BTreeMap::new());
         assert!(shown.contains(wanted), "{shown}");
-        let device = DeviceReport { said: vec![said("after_release", "x")], ..device };
+        let device = DeviceReport { outputs: vec![said("after_release", "x")], ..device };
         assert!(details(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", details(&device, &BTreeMap::new()));
     }
 

@@ -2,7 +2,7 @@
 
 use super::device;
 use super::watch::{self, QueryResult, Watch};
-use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, verdict};
+use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, problem_summary};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
@@ -52,7 +52,7 @@ fn text(status: &Status, screen: Screen) -> Text {
     text.end_line();
     text.wrap(screen, 2, &format!("configuration: {}", status.config));
     text.end_line();
-    text.paint(screen, if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
+    text.paint(screen, if problems.is_empty() { Tint::Green } else { Tint::Red }, &problem_summary(&problems));
     text.end_line();
     if !status.resources.is_empty() {
         text.end_line();
@@ -152,7 +152,7 @@ mod tests {
         let wanted = "\
 holdfast 0.1.0, ready, up 1h 2m; kubelet present, 1 of 1 resources registered
 configuration: none: known hardware is offered under its usual names
-everything is in order
+no problems
 
 RESOURCE        REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
 nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
@@ -179,7 +179,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     fn a_kubelet_with_only_a_socket_left_is_absent() {
         let status = Status { socket_left_behind: true, resources: vec![resource("nvidia.com/gpu", false)], ..status() };
         let shown = text(&status, Screen::default());
-        assert!(shown.contains("; kubelet absent (socket left behind)\n") && shown.contains("one thing is wrong"), "{shown}");
+        assert!(shown.contains("; kubelet absent (socket left behind)\n") && shown.contains("one problem"), "{shown}");
     }
 
     #[test]
@@ -191,9 +191,9 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         };
         let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
         for (text, wanted) in [
-            (shown(true, None), "✗ the ledger cannot be written, so new pods that ask for a device are refused\n"),
+            (shown(true, None), "✗ the ledger cannot be written, so new pods that request a device are refused\n"),
             (shown(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
-            (shown(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
+            (shown(false, None), "✗ the ledger cannot be written; 2 grants made since then exist only in memory\n"),
         ] {
             assert!(text.contains(wanted), "{text}");
         }
@@ -265,7 +265,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             healthy_in_seconds: None,
             cordoned: None,
             cordoned_at: None,
-            said: Vec::new(),
+            outputs: Vec::new(),
             flaps: 1,
             incidents: Vec::new(),
             class: None,
@@ -278,7 +278,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         let wanted = "\
 holdfast 0.1.0, not ready yet, up 1h 2m; kubelet present, 0 of 1 resources registered
 configuration: none: known hardware is offered under its usual names
-2 things are wrong
+2 problems
 
 RESOURCE     REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
 amd.com/gpu  no          8        8        3     v1beta1  2.2 ms
@@ -287,10 +287,10 @@ RESOURCE        HEALTH     REASON        SINCE  DEVICE
 nvidia.com/gpu  Unhealthy  xid (Xid 79)  -      GPU-aa
 
 ✗ amd.com/gpu: the kubelet refuses it
-  → it is tried again by itself; the kubelet's log says more: `journalctl -u kubelet`
+  → Holdfast retries automatically; the kubelet's log has details: `journalctl -u kubelet`
 
 ✗ one device is unhealthy
-  → `holdfast device show` with an id tells its last failures, docs/health.md what each reason needs
+  → `holdfast device show` with an id shows its last failures, and docs/health.md has the remedy for each reason
 
 the ledger was damaged when the daemon started: 1 missing
 ";
@@ -301,7 +301,9 @@ the ledger was damaged when the daemon started: 1 missing
         status.kubelet = None;
         let ascii = text(&status, Screen { ascii: true, ..Screen::default() });
         assert!(
-            ascii.is_ascii() && ascii.contains("\n2 things are wrong\n") && ascii.contains("\n! there is no kubelet\n  -> start it"),
+            ascii.is_ascii()
+                && ascii.contains("\n2 problems\n")
+                && ascii.contains("\n! the kubelet's socket is missing\n  -> start the kubelet"),
             "{ascii}"
         );
     }

@@ -188,7 +188,7 @@ mod tests {
         check = { command = [\"/a\"] }\n";
 
     #[test]
-    fn every_key_that_differs_is_named_once_and_told_when_it_counts() {
+    fn every_changed_key_is_listed_once_with_when_it_takes_effect() {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n\
@@ -226,16 +226,16 @@ mod tests {
         let before = config(&[resource("x", ""), resource("y", ""), WHOLE.to_owned()].concat());
         let whole = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
         let after = config(&[resource("x", "env = { A = \"2\" }"), resource("z", ""), whole.to_owned()].concat());
-        let told = Change::between(&before, &after).to_string();
+        let text = Change::between(&before, &after).to_string();
         let keys = "class, cdi, select, exclude, sharing, per_container, placement, env, mounts, before_start, after_release, check";
-        assert_eq!(told, format!("~ a.b/c: {keys}\n~ a.b/x: env\n- a.b/y\n+ a.b/z"));
+        assert_eq!(text, format!("~ a.b/c: {keys}\n~ a.b/x: env\n- a.b/y\n+ a.b/z"));
         let swapped = config(&[resource("y", ""), resource("x", ""), WHOLE.to_owned()].concat());
         assert_eq!(Change::between(&before, &swapped).to_string(), "~ the order of the resources");
     }
 
     proptest! {
         #[test]
-        fn what_is_told_leads_from_one_configuration_to_the_other(before in resources(), after in resources()) {
+        fn applying_a_change_gives_the_other_configuration(before in resources(), after in resources()) {
             let (before, after) = (config(&before), config(&after));
             let change = Change::between(&before, &after);
             prop_assert_eq!(change.is_empty(), before.resources == after.resources);

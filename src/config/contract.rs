@@ -20,7 +20,9 @@ pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select)
         return Err(format!("the table `{table}` is for contract = \"{table}\", but the contract is `{kind}`"));
     }
     if kind == ContractKind::Nvidia && !resource.cdi.is_empty() {
-        return Err("the CDI names of NVIDIA's GPUs are those of its toolkit: nvidia = { device_list_strategy = [\"cdi-cri\"] }".into());
+        return Err("CDI names of NVIDIA's GPUs come from NVIDIA's toolkit; set nvidia = { \
+             device_list_strategy = [\"cdi-cri\"] }"
+            .into());
     }
     Ok(match kind {
         ContractKind::Nvidia => Contract::Nvidia(nvidia(resource.nvidia.clone().unwrap_or_default())?),
@@ -34,9 +36,9 @@ pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select)
 
 fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
     if options.device_list_strategy.is_empty() {
-        return Err(
-            "`nvidia.device_list_strategy` is empty, and no container would learn what it has; the usual one is [\"envvar\"]".into()
-        );
+        return Err("`nvidia.device_list_strategy` is empty, so no container would get its devices; the \
+             default is [\"envvar\"]"
+            .into());
     }
     if let Some(root) = options.mps_root.as_ref().filter(|root| !root.starts_with('/')) {
         return Err(format!("`nvidia.mps_root` is `{}`, but must be an absolute path such as /run/nvidia/mps", hidden(root)));
@@ -61,10 +63,12 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
 
 fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
     if options.rdma == Some(true) && options.vdpa.is_some() {
-        return Err("`sriov.rdma` and `sriov.vdpa` exclude each other: a function is used as one of them".into());
+        return Err("`sriov.rdma` and `sriov.vdpa` exclude each other; set only one of them".into());
     }
     if options.vhost_net && options.vdpa == Some(VdpaType::Vhost) {
-        return Err("`sriov.vhost_net` is for interfaces, and `sriov.vdpa` = \"vhost\" has a node of its own; say one of them".into());
+        return Err("`sriov.vhost_net` is for network interfaces, and `sriov.vdpa` = \"vhost\" has its \
+             own device node; set only one of them"
+            .into());
     }
     let mut additional_info = std::collections::BTreeMap::new();
     for (of, table) in options.additional_info {
@@ -72,7 +76,12 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
         let lower = of.to_ascii_lowercase();
         let address = lower.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &lower));
         let key = if of == "*" { Ok(of) } else { address.map(|address| address.to_string()) };
-        let key = key.map_err(|error| format!("`sriov.additional_info` is by PCI address, or by `*` for all: {error}"))?;
+        let key = key.map_err(|error| {
+            format!(
+                "the keys of `sriov.additional_info` must be PCI addresses, or `*` for all \
+                 devices: {error}"
+            )
+        })?;
         additional_info.insert(key, table);
     }
     Ok(SriovOptions { additional_info, ..options })
@@ -96,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_contract_is_that_of_the_vendors_own_plugin() {
+    fn the_default_contract_is_that_of_the_vendors_plugin() {
         for (class, select, expected) in [
             ("gpu", r#"vendor = ["10de"]"#, ContractKind::Nvidia),
             ("gpu", r#"vendor = ["1002"]"#, ContractKind::Amd),
@@ -114,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_contract_has_its_word() {
+    fn every_contract_has_its_name() {
         for kind in ["generic", "nvidia", "amd", "intel-gpu", "intel-fpga", "xilinx", "sriov", "kubevirt"] {
             let found = contract("nic", &format!("contract = \"{kind}\"")).unwrap();
             assert_eq!(found, serde_json::from_value::<ContractKind>(kind.into()).unwrap().into());
@@ -122,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_arrives() {
+    fn every_option_is_read() {
         let nvidia = r#"
             contract = "nvidia"
             nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = true, mofed = true, imex_channels = [0, 5], mps_root = "/run/mps" }"#;
@@ -177,16 +186,16 @@ mod tests {
             (
                 "gpu",
                 "contract = \"nvidia\"\nnvidia = { device_list_strategy = [\"cdi\"] }",
-                "unknown value `cdi`; known are `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",
+                "unknown value `cdi`; the known values are `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",
             ),
-            ("gpu", "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }", "no container would learn what it has"),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }", "so no container would get its devices"),
             ("gpu", "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }", "must be an absolute path"),
             ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }", "must be a name such as nvidia.com"),
             ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }", "must be a domain and a slash"),
             ("gpu", "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }", "unknown key `bypath`; did you mean `by_path`?"),
             ("fpga", "contract = \"intel-fpga\"\nintel-fpga = { mode = \"afu\" }", "unknown value `afu`; did you mean `af`?"),
             ("nic", "contract = \"sriov\"\nsriov = { rdma = true, vdpa = \"vhost\" }", "exclude each other"),
-            ("nic", "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }", "say one of them"),
+            ("nic", "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }", "set only one of them"),
             ("gpu", "contract = \"nvidia\"\ncdi = [\"cri\"]", "device_list_strategy = [\"cdi-cri\"]"),
             ("nic", "cdi = [\"cr\"]", "unknown value `cr`; did you mean `cri`?"),
             ("nic", "[cdi]\ndirectory = \"cdi\"", "`cdi.directory` must be an absolute path"),

@@ -46,7 +46,11 @@ impl Examined {
             notes.push(format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why));
         }
         if table.get("resource").is_none() {
-            notes.push("no [[resource]]: known hardware is offered under its usual names, as `holdfast discover` shows".into());
+            notes.push(
+                "no [[resource]]: known hardware is offered under its usual names; `holdfast \
+                 discover` shows them"
+                    .into(),
+            );
         }
         let mut text: String = notes.iter().map(|note| format!("# {}\n", printable(note))).collect();
         if !text.is_empty() {
@@ -66,11 +70,11 @@ impl Examined {
 fn effective(merged: &Table, config: &Config) -> Table {
     let mut shown = Table::default();
     for table in TABLES.into_iter().filter(|table| *table != "resource") {
-        let said = merged.0.iter().find(|entry| entry.key == table);
-        let filled = with_defaults(table, said.and_then(|entry| entry.value.as_table()));
+        let given = merged.0.iter().find(|entry| entry.key == table);
+        let filled = with_defaults(table, given.and_then(|entry| entry.value.as_table()));
         if !filled.0.is_empty() {
             let value = Value { place: None, is: Is::Table(filled) };
-            shown.put(Entry { key: table.to_owned(), place: said.and_then(|entry| entry.place.clone()), value });
+            shown.put(Entry { key: table.to_owned(), place: given.and_then(|entry| entry.place.clone()), value });
         }
     }
     let resources = merged.get("resource").and_then(Value::as_list).unwrap_or_default();
@@ -86,12 +90,12 @@ fn effective(merged: &Table, config: &Config) -> Table {
 }
 
 /// A resource, with the defaults that follow from its class and its other keys.
-fn resource(said: &Table, spec: &ResourceSpec) -> Table {
+fn resource(given: &Table, spec: &ResourceSpec) -> Table {
     let kind = spec.contract.kind().as_str();
-    let mut said = said.clone();
+    let mut given = given.clone();
     let mut follows = |key: &str, text: &str| {
-        if said.get(key).is_none() {
-            said.set(key, Is::Text(text.to_owned()));
+        if given.get(key).is_none() {
+            given.set(key, Is::Text(text.to_owned()));
         }
     };
     follows("contract", kind);
@@ -104,12 +108,12 @@ fn resource(said: &Table, spec: &ResourceSpec) -> Table {
         },
     );
     if keys::of(&format!("resource.{kind}")).next().is_some() {
-        let options = with_defaults(&format!("resource.{kind}"), said.get(kind).and_then(Value::as_table));
-        let place = said.0.iter().find(|entry| entry.key == kind).and_then(|entry| entry.place.clone());
-        said.put(Entry { key: kind.to_owned(), place, value: Value { place: None, is: Is::Table(options) } });
+        let options = with_defaults(&format!("resource.{kind}"), given.get(kind).and_then(Value::as_table));
+        let place = given.0.iter().find(|entry| entry.key == kind).and_then(|entry| entry.place.clone());
+        given.put(Entry { key: kind.to_owned(), place, value: Value { place: None, is: Is::Table(options) } });
     }
-    let has_pool = said.get("pool").is_some();
-    let mut filled = with_defaults("resource", Some(&said));
+    let has_pool = given.get("pool").is_some();
+    let mut filled = with_defaults("resource", Some(&given));
     if has_pool {
         // A resource has `pool` or `replicas`, not both.
         filled.take("replicas");
@@ -117,10 +121,10 @@ fn resource(said: &Table, spec: &ResourceSpec) -> Table {
     filled
 }
 
-fn with_defaults(table: &str, said: Option<&Table>) -> Table {
+fn with_defaults(table: &str, given: Option<&Table>) -> Table {
     let mut filled = Table::default();
     for (_, key, usual) in keys::of(table) {
-        let entry = said.and_then(|said| said.0.iter().find(|entry| entry.key == *key));
+        let entry = given.and_then(|given| given.0.iter().find(|entry| entry.key == *key));
         if let Some(entry) = entry {
             filled.put(entry.clone());
         } else if let Some(is) = default(usual) {
@@ -209,7 +213,7 @@ mod tests {
         let (dir, shown, _) = shown("cpu-1");
         let text = shown.text.replace(&dir.path().display().to_string(), "");
         for line in [
-            "# [[node]] of /config.toml:12 does not match cpu-1: the name is like none of its patterns",
+            "# [[node]] of /config.toml:12 does not match cpu-1: the name matches none of its patterns",
             "[ledger]  # /config.toml:1",
             "durability = \"power-loss\"  # default",
             "history_size = 0x1388  # /config.toml:2",
@@ -221,7 +225,7 @@ mod tests {
             "device_id_strategy = \"uuid\"  # default",
             "vendor = [\"10de\"]  # /config.toml:6",
         ] {
-            assert!(text.lines().any(|told| told == line), "{line}\nis not in\n{text}");
+            assert!(text.lines().any(|line_of_text| line_of_text == line), "{line}\nis not in\n{text}");
         }
         let value =
             |key: &str| shown.values.iter().find(|(path, ..)| path == key).map(|(_, value, origin)| (value.clone(), origin.clone()));
@@ -232,20 +236,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_in_comments_stays_in_them() {
+    fn comments_stay_on_one_line() {
         let text = "[ledger]\nhistory_size = 7000\n[[node]]\nmatch = { file = \"/x\\n[upgrade]\\ndetach = false #\\u001b[31m\" }\n";
         let node = Node::named("gpu-1", Path::new("/"));
         for file in ["/etc/config.toml", "/etc/con\nfig\u{1b}.toml"] {
             let examined = Examined::alone(text.as_bytes(), Path::new(file), &node);
             let (config, shown) = (examined.config().unwrap(), examined.show(&node).unwrap().text);
             assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
-            assert!(!examined.sections.iter().any(|section| section.why().contains(char::is_control)), "`config check` tells it too");
+            assert!(!examined.sections.iter().any(|section| section.why().contains(char::is_control)), "`config check` shows it too");
             assert_eq!(Examined::alone(shown.as_bytes(), Path::new(file), &node).config(), Ok(config), "{shown}");
         }
     }
 
     #[test]
-    fn what_is_shown_is_what_the_daemon_runs_on() {
+    fn the_shown_text_is_the_effective_configuration() {
         for name in ["cpu-1", "gpu-1"] {
             let (_dir, shown, config) = shown(name);
             let again = Examined::alone(shown.text.as_bytes(), Path::new("shown"), &Node::default()).config().unwrap();
@@ -254,9 +258,9 @@ mod tests {
     }
 
     #[test]
-    fn a_section_that_matches_is_laid_over_everything_and_its_resource_takes_the_place_of_the_one_with_its_name() {
+    fn a_matching_section_overrides_keys_and_replaces_resources_by_name() {
         let (_dir, shown, config) = shown("gpu-1");
-        assert!(shown.text.contains("matches gpu-1: the name is like `gpu-*`"), "{}", shown.text);
+        assert!(shown.text.contains("matches gpu-1: the name matches `gpu-*`"), "{}", shown.text);
         assert_eq!(config.retention.grants, 6000);
         let names: Vec<&str> = config.resources.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names, ["nvidia.com/gpu", "example.com/fuse", "example.com/kvm"]);

@@ -165,7 +165,7 @@ pub(super) fn unknown(what: &str, unknown: &str, known: &[&str]) -> String {
     let shown = if what == "key" && is_bare { unknown.to_owned() } else { hidden(unknown) };
     match nearest(unknown, known) {
         Some(near) => format!("unknown {what} `{shown}`; did you mean `{near}`?"),
-        None => format!("unknown {what} `{shown}`; known are {}", list(known)),
+        None => format!("unknown {what} `{shown}`; the known {what}s are {}", list(known)),
     }
 }
 
@@ -188,17 +188,23 @@ mod tests {
     fn an_unknown_key_is_named_with_the_nearest_valid_one() {
         let known = ["name", "class", "replicas"];
         assert_eq!(unknown("key", "replica", &known), "unknown key `replica`; did you mean `replicas`?");
-        assert_eq!(unknown("key", "zzz", &["listen"]), "unknown key `zzz`; known are `listen`");
+        assert_eq!(unknown("key", "zzz", &["listen"]), "unknown key `zzz`; the known keys are `listen`");
         // A value where a key is expected.
         let misplaced = ConfigError::new(unknown("key", "TOKEN=abc", &["env"]));
-        assert_eq!(misplaced.to_string(), "configuration: unknown key `…`; known are `env`; `holdfast config check` shows the value");
+        assert_eq!(
+            misplaced.to_string(),
+            "configuration: unknown key `…`; the known keys are `env`; `holdfast config check` shows the value"
+        );
     }
 
     #[test]
-    fn what_is_quoted_stays_in_its_line_and_commands_no_terminal() {
+    fn a_quotation_has_no_line_breaks_and_no_control_characters() {
         let error = ConfigError::new(unknown("value", "e\nvv\u{1b}[31mär", &["envvar"]));
-        assert_eq!(error.in_full(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; known are `envvar`");
-        assert_eq!(error.to_string(), "configuration: unknown value `…`; known are `envvar`; `holdfast config check` shows the value");
+        assert_eq!(error.in_full(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; the known values are `envvar`");
+        assert_eq!(
+            error.to_string(),
+            "configuration: unknown value `…`; the known values are `envvar`; `holdfast config check` shows the value"
+        );
     }
 
     #[test]
@@ -210,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_is_said_in_words_of_toml() {
-        let said = |found, wanted| ConfigError::new(wrong_type(&found, wanted)).problem().to_owned();
-        assert_eq!(said(Unexpected::Str("4"), "u32"), "found string \"4\", where a whole number that is not negative is expected");
-        assert_eq!(said(Unexpected::Map, "a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
+    fn a_wrong_type_is_reported_in_terms_of_toml() {
+        let message = |found, wanted| ConfigError::new(wrong_type(&found, wanted)).problem().to_owned();
+        assert_eq!(message(Unexpected::Str("4"), "u32"), "found string \"4\", where a whole number that is not negative is expected");
+        assert_eq!(message(Unexpected::Map, "a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
     }
 }

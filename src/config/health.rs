@@ -21,7 +21,8 @@ pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigE
     let ignored = health.ignore.clone().unwrap_or_default();
     if let Some(reason) = ignored.iter().find(|reason| reason.timings().is_presence()) {
         return Err(ConfigError::new(format!(
-            "`health.ignore` has `{reason}`, but without it no container could use the device; only what a device can be used in spite of can be ignored"
+            "`health.ignore` has `{reason}`, but no container can use a device with that failure; \
+             only list failures with which a device is usable"
         )));
     }
     Ok(HealthPolicy {

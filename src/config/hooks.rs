@@ -54,7 +54,8 @@ fn time(phase: Phase, key: &str, text: &str, example: &str, bounds: RangeInclusi
 fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hook, String> {
     if sharing != Sharing::Exclusive {
         return Err(format!(
-            "`{phase}` = \"reset\" would take the device from its other containers; it goes without `replicas` and `pool` only"
+            "`{phase}` = \"reset\" would reset the device under its other containers; leave out \
+             `replicas` and `pool`, or use a command"
         ));
     }
     if class == DeviceClass::Char {
@@ -62,7 +63,8 @@ fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) ->
     }
     if select.part == Some(true) || !select.mdev_type.is_empty() {
         return Err(format!(
-            "`{phase}` = \"reset\" would hit the other parts of the function, and this resource offers parts; use a command"
+            "`{phase}` = \"reset\" would reset the other parts of the PCI function too, and this \
+             resource offers parts; use a command"
         ));
     }
     Ok(Hook::Reset)
@@ -71,17 +73,19 @@ fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) ->
 fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook, String> {
     let Some(program) = argv.first() else {
         return Err(format!(
-            "`{phase}` has an empty command; it begins with the program's path, as in command = [\"/usr/bin/wipe\", \"--all\"]"
+            "the command of `{phase}` is empty; begin it with the program's path, as in command = \
+             [\"/usr/bin/wipe\", \"--all\"]"
         ));
     };
     if !program.starts_with('/') {
         return Err(format!(
-            "the command of `{phase}` begins with `{}`, but must begin with an absolute path: no shell looks for it",
+            "the command of `{phase}` begins with `{}`, but must begin with an absolute path, as \
+             no shell runs it",
             hidden(program)
         ));
     }
     text::path(program, phase.as_str())?;
-    argv.iter().try_for_each(|argument| text::word(argument, phase.as_str()))?;
+    argv.iter().try_for_each(|argument| text::argument(argument, phase.as_str()))?;
     let (usual, max) = match phase {
         Phase::BeforeStart => (BEFORE_START_USUAL, BEFORE_START_MAX),
         Phase::AfterRelease => (AFTER_RELEASE_USUAL, AFTER_RELEASE_MAX),
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_is_nothing_a_reset_or_a_command_with_a_limit() {
+    fn a_hook_is_none_a_reset_or_a_command_with_a_limit() {
         for (text, before_start, after_release) in [
             ("", None, None),
             ("before_start = \"none\"\nafter_release = \"none\"", None, None),
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_a_command_that_is_run_now_and_then() {
+    fn a_check_is_a_periodic_command() {
         let check = |seconds, every| command(&["/bin/a"], seconds).map(|run| Check { run, every: Duration::from_secs(every) });
         for (text, wanted) in [
             ("check = { command = [\"/bin/a\"] }", check(10, 60)),
@@ -141,23 +145,23 @@ mod tests {
             ("check = { command = [\"/bin/a\"], timeout = \"2m\" }", "the `timeout` of `check` is `2m`"),
             ("check = { command = [\"/bin/a\"], evry = \"1m\" }", "unknown key `evry`; did you mean `every`?"),
         ] {
-            let told = hooks(text).unwrap_err();
-            assert!(told.contains(sentence), "{told}");
+            let problem = hooks(text).unwrap_err();
+            assert!(problem.contains(sentence), "{problem}");
         }
     }
 
     #[test]
     fn every_mistake_is_one_sentence() {
         for (text, expected) in [
-            ("replicas = 2\nbefore_start = \"reset\"", "`before_start` = \"reset\" would take the device from its other containers"),
-            ("class = \"rdma\"\npool = 2\nafter_release = \"reset\"", "it goes without `replicas` and `pool` only"),
+            ("replicas = 2\nbefore_start = \"reset\"", "`before_start` = \"reset\" would reset the device under its other containers"),
+            ("class = \"rdma\"\npool = 2\nafter_release = \"reset\"", "leave out `replicas` and `pool`"),
             ("class = \"char\"\npaths = [\"/dev/a\"]\nafter_release = \"reset\"", "the class `char` has none; use a command"),
-            ("select = { part = true }\nafter_release = \"reset\"", "would hit the other parts of the function"),
-            ("select = { mdev_type = [\"nvidia-754\"] }\nafter_release = \"reset\"", "would hit the other parts of the function"),
+            ("select = { part = true }\nafter_release = \"reset\"", "would reset the other parts of the PCI function"),
+            ("select = { mdev_type = [\"nvidia-754\"] }\nafter_release = \"reset\"", "would reset the other parts of the PCI function"),
             ("after_release = \"rest\"", "unknown value `rest`; did you mean `reset`?"),
-            ("after_release = { command = [] }", "`after_release` has an empty command"),
+            ("after_release = { command = [] }", "the command of `after_release` is empty"),
             ("after_release = { command = [\"wipe\"] }", "begins with `wipe`, but must begin with an absolute path"),
-            ("after_release = { command = [\"/a\", \"b\\u0000c\"] }", "an argument with a NUL in it"),
+            ("after_release = { command = [\"/a\", \"b\\u0000c\"] }", "an argument with a NUL"),
             ("after_release = { command = [\"/a\"], timeout = \"soon\" }", "is `soon`, but must be a time such as `20s`, from 1s to 1day"),
             ("after_release = { command = [\"/a\"], timeout = \"2days\" }", "from 1s to 1day"),
             ("before_start = { command = [\"/a\"], timeout = \"26s\" }", "the `timeout` of `before_start` is `26s`"),

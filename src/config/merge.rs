@@ -38,7 +38,7 @@ pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 /// One sentence: the file, the line, the error and the remedy.
 pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
     let examined = Examined::of(file, node);
-    Ok(Config { asked: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
+    Ok(Config { requested_file: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
 }
 
 /// The contents of the files, with all errors in them.
@@ -87,7 +87,7 @@ impl Examined {
             match read {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
-                Err(error) => examined.problem(|| unreadable(&path, &error, "; `--config` names the file")),
+                Err(error) => examined.problem(|| unreadable(&path, &error, "; set the file with `--config`")),
             }
         }
         examined.merge()
@@ -124,17 +124,17 @@ impl Examined {
         };
         let sections = table.take("node");
         self.examine(&table);
-        lay_over(&mut self.merged, table);
+        merge_table(&mut self.merged, table);
         let Some(Entry { value, place, .. }) = sections else { return };
         let Some(list) = value.as_list() else {
-            let problem = ConfigError::new("`node` is a list of sections; one begins with [[node]]");
+            let problem = ConfigError::new("`node` must be a list of sections; begin each one with [[node]]");
             return self.problem(|| problem.at(place.as_ref()));
         };
         for value in list {
             match Section::read(value, node) {
                 Ok(section) => {
                     self.examine(&section.table);
-                    self.no_twins(&section.table);
+                    self.check_unique_names(&section.table);
                     self.sections.push(section);
                 }
                 Err(problem) => self.problem(|| problem),
@@ -179,18 +179,18 @@ impl Examined {
     /// Every resource needs a name of its own, except that a resource of a section replaces the one
     /// with its name. Several resources may have the same name for each node, because each has
     /// other nodes.
-    fn no_twins(&mut self, table: &Table) {
+    fn check_unique_names(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
             let Some(text) = name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text)) else { continue };
-            let problem = || format!("two resources are named `{}`; every resource needs a name of its own", validate::name_of(text));
+            let problem = || format!("two resources are named `{}`; give each resource its own name", validate::name_of(text));
             self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
     }
 
     fn merge(mut self) -> Self {
         let merged = std::mem::take(&mut self.merged);
-        self.no_twins(&merged);
+        self.check_unique_names(&merged);
         self.merged = merged;
         let place = |problem: &ConfigError| {
             let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
@@ -200,10 +200,10 @@ impl Examined {
         for section in self.sections.iter().filter(|section| section.matches) {
             let mut table = section.table.clone();
             let resources = table.take("resource");
-            lay_over(&mut self.merged, table);
+            merge_table(&mut self.merged, table);
             let Some(Is::List(resources)) = resources.map(|entry| entry.value.is) else { continue };
             if let Some(there) = self.merged.list_mut("resource") {
-                lay_resources(there, resources);
+                merge_resources(there, resources);
             }
         }
         self
@@ -216,7 +216,7 @@ pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError>
     alone.set(key, is);
     let problem = match typed::read::<Fragment>(&alone) {
         Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
-            let place = part.place_of(beside_name(problem.problem()));
+            let place = part.place_of(without_resource_name(problem.problem()));
             problem.at(place.as_ref())
         }),
         Err(problem) => Some(problem),
@@ -226,7 +226,7 @@ pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError>
 
 /// Merges tables: later keys win, resources add up. Unknown keys are left out. They were reported
 /// as errors, and there may be any number of them.
-fn lay_over(merged: &mut Table, mut over: Table) {
+fn merge_table(merged: &mut Table, mut over: Table) {
     over.0.retain(|entry| keys::TABLES.contains(&&*entry.key));
     for mut entry in over.0 {
         if let Is::Table(table) = &mut entry.value.is {
@@ -244,7 +244,7 @@ fn lay_over(merged: &mut Table, mut over: Table) {
 /// A resource of a section replaces the one with its name, else it is appended. A resource with a
 /// name for each node is inserted before all others of this kind, because the first that matches a
 /// node gets it.
-fn lay_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
+fn merge_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
     let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
     let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
     let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
@@ -269,7 +269,7 @@ fn name_of(resource: &Value) -> Option<&Value> {
 }
 
 /// The part of a message after the name of the resource.
-fn beside_name(sentence: &str) -> &str {
+fn without_resource_name(sentence: &str) -> &str {
     sentence.strip_prefix("resource `").and_then(|rest| rest.split_once("`: ")).map_or(sentence, |(_, rest)| rest)
 }
 
@@ -277,7 +277,7 @@ fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
     let before = String::from_utf8_lossy(&bytes[..valid]);
     let (line, column) = (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
     let place = super::tree::Place { file: path.into(), line, column };
-    ConfigError::new("a byte that is not UTF-8, as all of TOML is").at(Some(&place))
+    ConfigError::new("the file is not UTF-8 at this byte; save it as UTF-8").at(Some(&place))
 }
 
 /// Whether the path itself does not exist. A dangling link exists, and the user meant its target.
@@ -289,7 +289,7 @@ fn is_absent(path: &Path, error: &io::Error) -> bool {
 fn unreadable(path: &Path, error: &io::Error, advice: &str) -> ConfigError {
     let target = path.read_link().ok().filter(|_| error.kind() == io::ErrorKind::NotFound);
     let problem = match target {
-        Some(target) => format!("is a link to `{}`, where nothing is; mount or write that, or remove the link", target.display()),
+        Some(target) => format!("is a dangling link to `{}`; create or mount its target, or remove the link", target.display()),
         None => format!("cannot be read: {error}{advice}"),
     };
     ConfigError::new(problem).in_file(path)
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledgers_choices_are_the_safe_ones_until_a_file_says_otherwise() {
+    fn the_defaults_of_the_ledger_are_the_safe_ones() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         let file = dir.path().join("config.toml");
@@ -405,13 +405,13 @@ mod tests {
             (resource("replicas = 0\npaths = [\"/dev/fuse\"]"), "resource `a.b/c`: `replicas` is 0"),
             (resource(""), "resource `a.b/c`: the class `char` needs `paths`"),
             (resource("paths = [\"fuse\"]"), "must begin with `/dev/`"),
-            (resource("paths = [{ regex = \"^a(\" }]"), "`regex` is `^a(`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"^a(\" }]"), "`regex` is `^a(`, which is not a valid regular expression: "),
             (resource("paths = [{ regex = \"\" }]"), "`regex` is ``, but must be a regular expression"),
-            (resource("paths = [{ regex = \"^/dev/video\" }]"), "is looked for in paths below /dev"),
-            (resource("paths = [{ regex = \"a{1000}{1000}\" }]"), "`regex` is `a{1000}{1000}`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"^/dev/video\" }]"), "is matched with paths below /dev"),
+            (resource("paths = [{ regex = \"a{1000}{1000}\" }]"), "`regex` is `a{1000}{1000}`, which is not a valid regular expression: "),
             (resource("paths = [{ regex = \"a\", host = \"/dev/a\" }]"), "`host` and `regex` exclude each other"),
             (resource("paths = [{ permissions = \"r\" }]"), "missing field `host`"),
-            (resource("paths = [{ regex = \"^a\", container = \"/dev/a\" }]"), "all that `^a` matches would be `/dev/a` in the container"),
+            (resource("paths = [{ regex = \"^a\", container = \"/dev/a\" }]"), "every match of `^a` would be `/dev/a` in the container"),
             (
                 "[[resource]]\nname = \"a.b/{node}\"\nclass = \"gpu\"".to_owned(),
                 "`{node}` in the name is for the class `char`, not for `gpu`",
@@ -422,7 +422,7 @@ mod tests {
             (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),
             (
                 resource("paths = [{ host = \"/dev/video*\", container = \"/dev/cam\" }]"),
-                "all that `/dev/video*` matches would be `/dev/cam` in the container; a folder ends in `/`, as in `/dev/cam/`",
+                "every match of `/dev/video*` would be `/dev/cam` in the container; end a folder with `/`, as in `/dev/cam/`",
             ),
             (
                 resource("paths = [{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/x\" }]"),
@@ -440,12 +440,12 @@ mod tests {
             ("[telemetry]\ntoken_file = \"token\"".to_owned(), "`telemetry.token_file` must be an absolute path"),
             (
                 "[labels]\nfeatures_d = \"features.d\"".to_owned(),
-                "`labels.features_d` must be an absolute path, the usual one is /etc/kubernetes/node",
+                "`labels.features_d` must be an absolute path, such as /etc/kubernetes/node",
             ),
             ("[health]\npoll = \"0s\"".to_owned(), "`health.poll` is `0s`, but must be a time from `1s` to `60s`"),
             ("[health]\nignore = [\"no_carier\"]".to_owned(), "unknown value `no_carier`; did you mean `no_carrier`?"),
-            ("[health]\nignore = [\"device_gone\"]".to_owned(), "`health.ignore` has `device_gone`, but without it no container"),
-            ("[health]\nat_kubelet_start = \"tells\"".to_owned(), "unknown value `tells`; did you mean `tell`?"),
+            ("[health]\nignore = [\"device_gone\"]".to_owned(), "`health.ignore` has `device_gone`, but no container can use"),
+            ("[health]\nat_kubelet_start = \"withold\"".to_owned(), "unknown value `withold`; did you mean `withhold`?"),
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }".to_owned(), "`xyz`"),
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_stay_apart_in_the_container_are_valid() {
+    fn distinct_paths_in_the_container_are_valid() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         for paths in [
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_for_each_node_may_be_that_of_several_resources() {
+    fn several_resources_may_have_the_same_name_for_each_node() {
         let pattern = |header: &str, regex: &str, replicas: u32| {
             format!("[[{header}]]\nname = \"d/{{node}}\"\nclass = \"char\"\npaths = [{{ regex = \"{regex}\" }}]\nreplicas = {replicas}\n")
         };
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_asked_for_must_be_there() {
+    fn a_file_that_was_requested_must_exist() {
         assert!(
             load(Some(Path::new("/nonexistent/config.toml")), &Node::default())
                 .unwrap_err()
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_leads_nowhere_is_no_missing_file() {
+    fn a_dangling_link_is_not_a_missing_file() {
         let dir = tempfile::tempdir().unwrap();
         let (main, drop_ins) = (dir.path().join("config.toml"), dir.path().join("config.d"));
         let read = || {
@@ -542,7 +542,7 @@ mod tests {
         link(&main);
         link(&drop_ins.join("50-site.toml"));
         let sentence = |link: &Path| {
-            let problem = "is a link to `/nonexistent/site.toml`, where nothing is; mount or write that, or remove the link";
+            let problem = "is a dangling link to `/nonexistent/site.toml`; create or mount its target, or remove the link";
             format!("configuration `{}`: {problem}", link.display())
         };
         assert_eq!(read(), [sentence(&main), sentence(&drop_ins.join("50-site.toml"))]);

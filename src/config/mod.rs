@@ -99,7 +99,7 @@ pub struct Config {
     /// The files that were read.
     pub files: Vec<PathBuf>,
     /// The file that `--config` names; `None` is the default one, which may be missing.
-    pub asked: Option<PathBuf>,
+    pub requested_file: Option<PathBuf>,
     /// The node that the files were read for.
     pub node: Node,
     /// CRC-32 of the texts of the files.
@@ -110,7 +110,7 @@ impl Config {
     /// The main file.
     #[must_use]
     pub fn source(&self) -> &Path {
-        self.asked.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+        self.requested_file.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
     /// Reads the same files again, for the same node.
@@ -118,6 +118,6 @@ impl Config {
     /// # Errors
     /// As [`load`].
     pub fn load_again(&self) -> Result<Config, ConfigError> {
-        load(self.asked.as_deref(), &self.node)
+        load(self.requested_file.as_deref(), &self.node)
     }
 }

@@ -28,8 +28,9 @@ impl Node {
     /// process with the name of its own namespace.
     #[must_use]
     pub fn here(host_root: &Path) -> Self {
-        let told = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
-        let name = told.or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname")).map(|name| name.trim().to_owned());
+        let from_environment = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
+        let name =
+            from_environment.or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname")).map(|name| name.trim().to_owned());
         Node { name: name.filter(|name| !name.is_empty()), root: host_root.to_owned() }
     }
 
@@ -69,7 +70,7 @@ impl Section {
         self.matches
     }
 
-    /// The reason, such as ``the name is like `gpu-*` ``.
+    /// The reason, such as ``the name matches `gpu-*` ``.
     #[must_use]
     pub fn why(&self) -> &str {
         &self.why
@@ -82,30 +83,30 @@ impl Section {
     pub(super) fn read(value: &Value, node: &Node) -> Result<Self, ConfigError> {
         let wrong = |problem: String, place: Option<&Place>| Err(ConfigError::new(problem).at(place.or(value.place.as_ref())));
         let Some(table) = value.as_table() else {
-            return wrong("`node` is a list of sections; one begins with [[node]]".into(), None);
+            return wrong("`node` must be a list of sections; begin each one with [[node]]".into(), None);
         };
         let mut table = table.clone();
         let example = "such as match = { name = [\"gpu-*\"] }";
         let Some(condition) = table.take("match") else {
-            return wrong(format!("a section `node` needs a `match` that says for which nodes it is, {example}"), None);
+            return wrong(format!("a section `node` needs a `match` that selects its nodes, {example}"), None);
         };
         let Some(Table(keys)) = condition.value.as_table() else {
-            return wrong(format!("`match` is a table, {example}"), condition.place.as_ref());
+            return wrong(format!("`match` must be a table, {example}"), condition.place.as_ref());
         };
         if keys.is_empty() {
-            return wrong("`match` is empty; what is for every node needs no section".into(), condition.place.as_ref());
+            return wrong("`match` is empty; put settings of all nodes outside the section".into(), condition.place.as_ref());
         }
         let (mut matches, mut why) = (true, Vec::new());
         for entry in keys {
-            let told = match &*entry.key {
+            let condition = match &*entry.key {
                 "name" => by_name(&entry.value, node),
                 "file" => by_file(&entry.value, node),
                 other => Err(unknown("key", other, &["name", "file"])),
             };
-            match told {
-                Ok((holds, told)) => {
+            match condition {
+                Ok((holds, reason)) => {
                     matches &= holds;
-                    why.push(told);
+                    why.push(reason);
                 }
                 Err(problem) => return wrong(problem, entry.place.as_ref()),
             }
@@ -115,7 +116,7 @@ impl Section {
 }
 
 fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
-    let shape = || "`match.name` is a list of patterns for names of nodes, such as [\"gpu-*\", \"dgx-??\"]".to_owned();
+    let shape = || "`match.name` must be a list of patterns of node names, such as [\"gpu-*\", \"dgx-??\"]".to_owned();
     let list = match &value.is {
         Is::Text(_) => std::slice::from_ref(value),
         Is::List(list) if !list.is_empty() => list.as_slice(),
@@ -132,17 +133,20 @@ fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
         }
     }
     Ok(match (like, node.name()) {
-        (Some(pattern), _) => (true, format!("the name is like `{pattern}`")),
-        (None, Some(_)) => (false, "the name is like none of its patterns".into()),
-        (None, None) => (false, "the name of this node is not known".into()),
+        (Some(pattern), _) => (true, format!("the name matches `{pattern}`")),
+        (None, Some(_)) => (false, "the name matches none of its patterns".into()),
+        (None, None) => (false, "the name of this node is unknown".into()),
     })
 }
 
 fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
     let text = value.as_text().filter(|text| text.starts_with('/'));
-    let text = text.ok_or("`match.file` is the absolute path of a file that only these nodes have, such as \"/etc/holdfast/role-gpu\"")?;
+    let text = text.ok_or(
+        "`match.file` must be the absolute path of a file that only these nodes have, such as \
+         \"/etc/holdfast/role-gpu\"",
+    )?;
     let is_there = HostRoot::new(&node.root).exists(text.trim_start_matches('/'));
-    Ok((is_there, format!("the file `{text}` is {}there", if is_there { "" } else { "not " })))
+    Ok((is_there, format!("the file `{text}` {}", if is_there { "exists" } else { "does not exist" })))
 }
 
 /// A node without a name, for tests and trials.
@@ -168,12 +172,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("role-gpu"), "").unwrap();
         for (condition, name, matches, why) in [
-            ("match = { name = [\"cpu-*\", \"gpu-?\"] }", "gpu-7", true, "the name is like `gpu-?`"),
-            ("match = { name = \"GPU-*\" }", "gpu-7.example.com", true, "the name is like `GPU-*`"),
-            ("match.name = [\"gpu-?\"]", "gpu-17", false, "the name is like none of its patterns"),
-            ("match = { file = \"/role-gpu\" }", "x", true, "the file `/role-gpu` is there"),
-            ("match = { file = \"/role-cpu\" }", "x", false, "the file `/role-cpu` is not there"),
-            ("match = { name = \"x\", file = \"/role-cpu\" }", "x", false, "the name is like `x`, and the file `/role-cpu` is not there"),
+            ("match = { name = [\"cpu-*\", \"gpu-?\"] }", "gpu-7", true, "the name matches `gpu-?`"),
+            ("match = { name = \"GPU-*\" }", "gpu-7.example.com", true, "the name matches `GPU-*`"),
+            ("match.name = [\"gpu-?\"]", "gpu-17", false, "the name matches none of its patterns"),
+            ("match = { file = \"/role-gpu\" }", "x", true, "the file `/role-gpu` exists"),
+            ("match = { file = \"/role-cpu\" }", "x", false, "the file `/role-cpu` does not exist"),
+            ("match = { name = \"x\", file = \"/role-cpu\" }", "x", false, "the name matches `x`, and the file `/role-cpu` does not exist"),
         ] {
             assert_eq!(section(condition, name, root.path()), Ok((matches, why.to_owned())), "{condition} {name}");
         }
@@ -184,20 +188,20 @@ mod tests {
         for (condition, expected) in [
             ("", "line 1, column 1: a section `node` needs a `match`"),
             ("match = {}", "line 2, column 1: `match` is empty"),
-            ("match = 1", "line 2, column 1: `match` is a table, such as"),
+            ("match = 1", "line 2, column 1: `match` must be a table, such as"),
             ("match = { nam = \"x\" }", "line 2, column 11: unknown key `nam`; did you mean `name`?"),
-            ("match = { name = [] }", "column 11: `match.name` is a list of patterns"),
-            ("match = { name = [1] }", "`match.name` is a list of patterns"),
+            ("match = { name = [] }", "column 11: `match.name` must be a list of patterns"),
+            ("match = { name = [1] }", "`match.name` must be a list of patterns"),
             ("match = { name = \"[\" }", "the pattern `[` of `match.name` is not a valid glob"),
-            ("match = { file = \"role\" }", "`match.file` is the absolute path"),
+            ("match = { file = \"role\" }", "`match.file` must be the absolute path"),
         ] {
-            let said = section(condition, "x", Path::new("/")).unwrap_err();
-            assert!(said.contains(expected), "{said}\nshould contain: {expected}");
+            let problem = section(condition, "x", Path::new("/")).unwrap_err();
+            assert!(problem.contains(expected), "{problem}\nshould contain: {expected}");
         }
     }
 
     #[test]
-    fn outside_of_a_pod_the_kernel_tells_the_name() {
+    fn outside_of_a_pod_the_name_is_the_kernels() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
         std::fs::write(root.path().join("proc/sys/kernel/hostname"), "gpu-7\n").unwrap();

@@ -12,21 +12,26 @@ pub(super) const SHARES_MAX: u32 = 16_384;
 pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {
     let sharing = match (resource.replicas, resource.pool) {
         (Some(_), Some(_)) => {
-            return Err("`replicas` and `pool` exclude each other: every container of a pool has all of its devices".into());
+            return Err("`replicas` and `pool` exclude each other, as every container of a pool gets all \
+                 its devices; set only one of them"
+                .into());
         }
-        (None, Some(containers)) => Sharing::Pool(among("pool", containers)?),
-        (replicas, None) => Sharing::replicas(among("replicas", replicas.unwrap_or(1))?),
+        (None, Some(containers)) => Sharing::Pool(in_range("pool", containers)?),
+        (replicas, None) => Sharing::replicas(in_range("replicas", replicas.unwrap_or(1))?),
     };
     match (sharing, contract) {
         (Sharing::Pool(_), Contract::Generic | Contract::RdmaShared) => {}
         (Sharing::Pool(_), other) => {
             let kind = other.kind();
             return Err(format!(
-                "the contract `{kind}` tells single devices, but a `pool` has none; it goes with `generic` or `rdma-shared`"
+                "the contract `{kind}` names single devices, but a `pool` has none; use the \
+                 contract `generic` or `rdma-shared`"
             ));
         }
         (_, Contract::RdmaShared) => {
-            return Err("the contract `rdma-shared` gives all devices to every container; say to how many, as in pool = 100".into());
+            return Err("the contract `rdma-shared` gives all devices to every container; set the number \
+                 of containers, as in pool = 100"
+                .into());
         }
         _ => {}
     }
@@ -37,12 +42,14 @@ pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Shari
     };
     let per_container = resource.per_container.unwrap_or_else(usual);
     if per_container == PerContainer::Distinct && !matches!(sharing, Sharing::Replicas(_)) {
-        return Err("`per_container` = \"distinct\" is about shares of devices; without `replicas` there are none".into());
+        return Err("`per_container` = \"distinct\" selects among shares, and this resource has none; set \
+             `replicas`"
+            .into());
     }
     Ok((sharing, per_container))
 }
 
-fn among(key: &str, containers: u32) -> Result<u32, String> {
+fn in_range(key: &str, containers: u32) -> Result<u32, String> {
     let is_possible = (1..=SHARES_MAX).contains(&containers);
     is_possible.then_some(containers).ok_or_else(|| format!("`{key}` is {}, but must be between 1 and {SHARES_MAX}", hidden(containers)))
 }
@@ -62,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_one_container_or_several_or_goes_with_a_pool() {
+    fn a_device_is_exclusive_shared_or_in_a_pool() {
         for (text, expected) in [
             ("", (Sharing::Exclusive, PerContainer::Any)),
             ("replicas = 1\nper_container = \"one\"", (Sharing::Exclusive, PerContainer::One)),
@@ -81,10 +88,10 @@ mod tests {
             ("replicas = 2\npool = 2", "`replicas` and `pool` exclude each other"),
             ("pool = 0", "`pool` is 0, but must be between 1 and 16384"),
             ("replicas = 16385", "`replicas` is 16385, but must be between 1 and 16384"),
-            ("pool = 2\ncontract = \"sriov\"", "the contract `sriov` tells single devices"),
-            ("contract = \"rdma-shared\"", "say to how many, as in pool = 100"),
-            ("per_container = \"distinct\"", "without `replicas` there are none"),
-            ("pool = 9\nper_container = \"distinct\"", "without `replicas` there are none"),
+            ("pool = 2\ncontract = \"sriov\"", "the contract `sriov` names single devices"),
+            ("contract = \"rdma-shared\"", "set the number of containers, as in pool = 100"),
+            ("per_container = \"distinct\"", "and this resource has none; set `replicas`"),
+            ("pool = 9\nper_container = \"distinct\"", "and this resource has none; set `replicas`"),
             ("per_container = \"once\"", "unknown value `once`; did you mean `one`?"),
         ] {
             let sentence = sharing(text).unwrap_err();

@@ -130,7 +130,7 @@ before_start = "reset"
 "#;
 
 #[test]
-fn a_damaged_file_is_still_valid_or_a_sentence_with_its_place() {
+fn a_damaged_file_is_valid_or_an_error_with_its_place() {
     let whole = Examined::alone(WHOLE.as_bytes(), Path::new("f"), &Node::named("gpu-1", Path::new("/")));
     assert_eq!(whole.problems, []);
     let runs = Runs { cases: variants(1000), failure_persistence: None, ..Runs::default() };
@@ -140,7 +140,7 @@ fn a_damaged_file_is_still_valid_or_a_sentence_with_its_place() {
             let bytes = damage.iter().fold(WHOLE.as_bytes().to_vec(), |bytes, damage| damage.to(bytes));
             let node = Node::named("gpu-1", Path::new("/"));
             let examined = Examined::alone(&bytes, Path::new("f"), &node);
-            let said = String::from_utf8_lossy(&bytes).into_owned();
+            let text = String::from_utf8_lossy(&bytes).into_owned();
             match examined.config() {
                 Ok(config) => {
                     prop_assert!(examined.problems.is_empty());
@@ -150,11 +150,11 @@ fn a_damaged_file_is_still_valid_or_a_sentence_with_its_place() {
                 }
                 Err(error) => {
                     wrong.set(wrong.get() + 1);
-                    prop_assert!(!examined.problems.is_empty(), "only put together: {error}\n{said}");
-                    let lines = said.split('\n').count();
+                    prop_assert!(!examined.problems.is_empty(), "found only after the merge: {error}\n{text}");
+                    let lines = text.split('\n').count();
                     for problem in &examined.problems {
                         let place = problem.line().zip(problem.column());
-                        prop_assert!(place.is_some_and(|(line, column)| line >= 1 && line <= lines && column >= 1), "{problem}\n{said}");
+                        prop_assert!(place.is_some_and(|(line, column)| line >= 1 && line <= lines && column >= 1), "{problem}\n{text}");
                         prop_assert!(problem.file() == Some(Path::new("f")) && !problem.to_string().contains('\n'), "{problem}");
                     }
                 }
@@ -166,7 +166,7 @@ fn a_damaged_file_is_still_valid_or_a_sentence_with_its_place() {
 }
 
 #[test]
-fn every_mistake_is_said_at_once_each_with_its_place() {
+fn all_mistakes_are_reported_each_with_its_place() {
     let text = concat!(
         "[ledgr]\n",                                                                                                 // 1
         "[telemetry]\nlisten = \"9477\"\n",                                                                          // 3
@@ -179,7 +179,7 @@ fn every_mistake_is_said_at_once_each_with_its_place() {
         "[[node]]\nmatch = {}\n",                                                                                    // 29
     );
     let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
-    let told: Vec<(usize, usize, &str)> =
+    let found: Vec<(usize, usize, &str)> =
         examined.problems.iter().map(|problem| (problem.line().unwrap(), problem.column().unwrap(), problem.problem())).collect();
     let expected = [
         (1, 2, "unknown key `ledgr`; did you mean `ledger`?"),
@@ -187,16 +187,16 @@ fn every_mistake_is_said_at_once_each_with_its_place() {
         (5, 1, "unknown key `pol`; did you mean `poll`?"),
         (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 16384"),
         (10, 1, "missing field `name`"),
-        (13, 8, "two resources are named `a.b/c`; every resource needs a name of its own"),
+        (13, 8, "two resources are named `a.b/c`; give each resource its own name"),
         (20, 5, "unknown key `hots`; did you mean `host`?"),
         (27, 22, "resource `a.b/e`: the vendor id `xyz` must be up to four hex digits, as in \"10de\""),
-        (29, 1, "`match` is empty; what is for every node needs no section"),
+        (29, 1, "`match` is empty; put settings of all nodes outside the section"),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
 }
 
 #[test]
-fn of_very_many_mistakes_the_first_are_told_and_the_others_counted() {
+fn the_first_mistakes_are_reported_and_the_rest_counted() {
     for (text, count, last) in [
         ((0..5000).map(|n| format!("[x{n}]\na = 1\n")).collect::<String>(), 5000, "unknown key `x99`"),
         ((0..500).map(|n| format!("[[resource]]\nname = \"bad{n}\"\nclass = \"nic\"\n")).collect(), 500, "`bad99` is not a resource name"),
@@ -204,8 +204,8 @@ fn of_very_many_mistakes_the_first_are_told_and_the_others_counted() {
     ] {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         assert_eq!((examined.problems.len(), examined.more_problems), (PROBLEMS_MAX, count - PROBLEMS_MAX));
-        let told = examined.problems.last().unwrap().problem();
-        assert!(told.contains(last), "{told}");
+        let problem = examined.problems.last().unwrap().problem();
+        assert!(problem.contains(last), "{problem}");
         // Unknown keys are left out of the lists that are searched for each key.
         assert!(examined.merged.0.iter().all(|entry| entry.key == "resource"), "{:?}", examined.merged.0.len());
         assert!(examined.config().is_err());
@@ -216,19 +216,19 @@ fn of_very_many_mistakes_the_first_are_told_and_the_others_counted() {
 }
 
 #[test]
-fn a_file_without_an_end_is_no_configuration() {
+fn an_endless_file_is_an_error() {
     let error = read_file(Path::new("/dev/zero")).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
     let examined = Examined::of(Some(Path::new("/dev/zero")), &Node::default());
-    let told = examined.problems[0].to_string();
-    assert!(told.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"), "{told}");
+    let problem = examined.problems[0].to_string();
+    assert!(problem.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"), "{problem}");
 }
 
 /// A value may be a secret in the wrong place: a token where a number belongs, a password in a
 /// list. The message in the log, the page and doctor's archive shows no value, for any key and
 /// type. The message of `holdfast config check` does.
 #[test]
-fn no_value_is_in_what_others_than_the_operator_read() {
+fn public_messages_contain_no_values() {
     let secrets = ["hunter2, expected `u32`", "hunter2\n\"x\" = 1", "4242424242", "hunter2"];
     let wrong = [
         "\"hunter2, expected `u32`\"",
@@ -253,29 +253,29 @@ fn no_value_is_in_what_others_than_the_operator_read() {
         "[\"/dev/hunter2/../4242424242\"]",
         "[\"/dev/hunter2[\"]",
     ];
-    let (mut seen, mut told) = (0, 0);
+    let (mut seen, mut quoted) = (0, 0);
     for (table, key, _) in super::keys::KEYS {
         for value in wrong {
-            for beside in ["class = \"gpu\"", "class = \"char\"\npaths = [\"/dev/a\"]", "class = \"nic\"\ncontract = \"sriov\""] {
-                let beside = if *key == "class" || *key == "paths" && beside.contains("paths") { "" } else { beside };
+            for other_keys in ["class = \"gpu\"", "class = \"char\"\npaths = [\"/dev/a\"]", "class = \"nic\"\ncontract = \"sriov\""] {
+                let other_keys = if *key == "class" || *key == "paths" && other_keys.contains("paths") { "" } else { other_keys };
                 let name = if *key == "name" { "" } else { "name = \"a.b/c\"" };
                 let text = match table.strip_prefix("resource") {
                     None => format!("[{table}]\n{key} = {value}\n"),
-                    Some("") => format!("[[resource]]\n{name}\n{beside}\n{key} = {value}\n"),
-                    Some(below) => format!("[[resource]]\n{name}\n{beside}\n[resource{below}]\n{key} = {value}\n"),
+                    Some("") => format!("[[resource]]\n{name}\n{other_keys}\n{key} = {value}\n"),
+                    Some(below) => format!("[[resource]]\n{name}\n{other_keys}\n[resource{below}]\n{key} = {value}\n"),
                 };
                 let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
                 let failed = examined.config().err();
                 for error in examined.problems.iter().chain(&failed) {
                     let public = error.to_string();
                     seen += 1;
-                    told += usize::from(secrets.iter().any(|secret| error.problem().contains(secret)));
+                    quoted += usize::from(secrets.iter().any(|secret| error.problem().contains(secret)));
                     assert!(!public.contains("hunter2") && !public.contains("4242424242"), "{text}\n{public}");
                 }
             }
         }
     }
-    assert!(seen > 1000 && told > 500, "{seen} {told}");
+    assert!(seen > 1000 && quoted > 500, "{seen} {quoted}");
     // Keys, and the parser's own errors.
     for text in [
         "\"TOKEN=hunter2\" = 1",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// The limit of one argument or variable with its name and NUL (`MAX_ARG_STRLEN` of Linux). With a
 /// longer one no program starts.
-const WORD_BYTES_MAX: usize = 128 * 1024;
+const ARGUMENT_BYTES_MAX: usize = 128 * 1024;
 /// The limit of a resource's environment in total. It is in every answer and in every record of a
 /// grant, and a record has at most 2 MB.
 const ENV_BYTES_MAX: usize = 1_000_000;
@@ -13,27 +13,30 @@ const ENV_BYTES_MAX: usize = 1_000_000;
 /// A path must be absolute, without `.` and `..`. `of` names its key.
 pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
     if path.contains(char::is_control) {
-        return Err(format!("the path `{}` of `{of}` has a control character in it", hidden(path)));
+        return Err(format!("the path `{}` of `{of}` contains a control character", hidden(path)));
     }
     let Some(below) = path.strip_prefix('/') else {
         return Err(format!("the path `{}` of `{of}` must be absolute", hidden(path)));
     };
     if below.split('/').any(|step| matches!(step, "." | "..")) {
-        return Err(format!("the path `{}` of `{of}` must go straight down, without `.` and `..`", hidden(path)));
+        return Err(format!("the path `{}` of `{of}` must not contain `.` or `..`", hidden(path)));
     }
     Ok(())
 }
 
-/// A word of a command line.
-pub(super) fn word(word: &str, of: &str) -> Result<(), String> {
-    if word.contains('\0') {
-        return Err(format!("the command of `{of}` has an argument with a NUL in it, which no program can be given"));
-    }
-    if word.len() >= WORD_BYTES_MAX {
+/// An argument of a command line.
+pub(super) fn argument(argument: &str, of: &str) -> Result<(), String> {
+    if argument.contains('\0') {
         return Err(format!(
-            "the command of `{of}` has an argument of {} bytes; a program can be given {}",
-            word.len(),
-            WORD_BYTES_MAX - 1
+            "the command of `{of}` has an argument with a NUL, which the kernel cannot pass to a \
+             program"
+        ));
+    }
+    if argument.len() >= ARGUMENT_BYTES_MAX {
+        return Err(format!(
+            "the command of `{of}` has an argument of {} bytes; the kernel's limit is {}",
+            argument.len(),
+            ARGUMENT_BYTES_MAX - 1
         ));
     }
     Ok(())
@@ -48,19 +51,24 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
             return Err(format!("`{}` of `env` cannot be the name of an environment variable", hidden(name)));
         }
         if value.contains('\0') {
-            return Err(format!("the value of `{}` in `env` has a NUL in it, which no environment variable has", hidden(name)));
+            return Err(format!(
+                "the value of `{}` in `env` contains a NUL, which an environment variable cannot \
+                 contain",
+                hidden(name)
+            ));
         }
         let bytes = name.len() + value.len() + 2;
         all += bytes;
-        if bytes > WORD_BYTES_MAX {
+        if bytes > ARGUMENT_BYTES_MAX {
             return Err(format!(
-                "the variable `{}` of `env` has {bytes} bytes; no program starts with one of more than {WORD_BYTES_MAX}",
+                "the variable `{}` of `env` has {bytes} bytes; the kernel's limit is \
+                 {ARGUMENT_BYTES_MAX}",
                 hidden(name)
             ));
         }
     }
     if all > ENV_BYTES_MAX {
-        return Err(format!("`env` has {all} bytes; at most {ENV_BYTES_MAX} are remembered of each container"));
+        return Err(format!("`env` has {all} bytes; at most {ENV_BYTES_MAX} fit into the record of a grant"));
     }
     Ok(())
 }
@@ -84,17 +92,21 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_and_no_program_can_be_given_is_a_mistake() {
+    fn impossible_paths_arguments_and_variables_are_errors() {
         for (text, expected, line) in [
             (r#"env = { "A=B" = "x" }"#, "`A=B` of `env` cannot be the name", 5),
             (r#"env = { "" = "x" }"#, "`` of `env` cannot be the name", 5),
             (r#"env = { "A\u0000" = "x" }"#, "`A\\u{0}` of `env` cannot be the name", 5),
             (r#"env = { "A\nB" = "x" }"#, "`A\\nB` of `env` cannot be the name", 5),
-            (r#"env = { A = "a\u0000b" }"#, "the value of `A` in `env` has a NUL", 5),
-            (r#"mounts = [{ host = "/a\u0000", container = "/x" }]"#, "the path `/a\\u{0}` of `mounts` has a control character", 5),
-            (r#"mounts = [{ host = "/a", container = "/x\u001b" }]"#, "of `mounts` has a control character", 5),
-            (r#"mounts = [{ host = "/a/../b", container = "/x" }]"#, "the path `/a/../b` of `mounts` must go straight down", 5),
-            (r#"mounts = [{ host = "/a", container = "/x/../../y" }]"#, "the path `/x/../../y` of `mounts` must go straight down", 5),
+            (r#"env = { A = "a\u0000b" }"#, "the value of `A` in `env` contains a NUL", 5),
+            (r#"mounts = [{ host = "/a\u0000", container = "/x" }]"#, "the path `/a\\u{0}` of `mounts` contains a control character", 5),
+            (r#"mounts = [{ host = "/a", container = "/x\u001b" }]"#, "of `mounts` contains a control character", 5),
+            (r#"mounts = [{ host = "/a/../b", container = "/x" }]"#, "the path `/a/../b` of `mounts` must not contain `.` or `..`", 5),
+            (
+                r#"mounts = [{ host = "/a", container = "/x/../../y" }]"#,
+                "the path `/x/../../y` of `mounts` must not contain `.` or `..`",
+                5,
+            ),
             (r#"mounts = [{ host = "/a", container = "x" }]"#, "the path `x` of `mounts` must be absolute", 5),
             (r#"mounts = [{ host = "/a", container = "//" }]"#, "would hide the container's own files", 5),
             (
@@ -102,30 +114,30 @@ mod tests {
                 "`/a` and `/b` of `mounts` would both",
                 5,
             ),
-            (r#"paths = ["/dev/a\u0000b"]"#, "of `paths` has a control character", 5),
-            (r#"paths = ["/dev/../etc/passwd"]"#, "must begin with `/dev/` and go straight down", 5),
-            (r#"paths = [{ host = "/dev/a", container = "/dev/../../etc/x" }]"#, "of `paths` must go straight down", 5),
-            (r#"paths = [{ host = "/dev/a", container = "/dev/a\tb" }]"#, "of `paths` has a control character", 5),
+            (r#"paths = ["/dev/a\u0000b"]"#, "of `paths` contains a control character", 5),
+            (r#"paths = ["/dev/../etc/passwd"]"#, "must begin with `/dev/` and must not contain empty parts, `.` or `..`", 5),
+            (r#"paths = [{ host = "/dev/a", container = "/dev/../../etc/x" }]"#, "of `paths` must not contain `.` or `..`", 5),
+            (r#"paths = [{ host = "/dev/a", container = "/dev/a\tb" }]"#, "of `paths` contains a control character", 5),
             (r#"paths = [{ host = "/dev/a", container = "a" }]"#, "the path `a` of `paths` must be absolute", 5),
-            (r#"after_release = { command = ["/a/../b"] }"#, "of `after_release` must go straight down", 5),
-            (r#"after_release = { command = ["/a\u0000"] }"#, "of `after_release` has a control character", 5),
+            (r#"after_release = { command = ["/a/../b"] }"#, "of `after_release` must not contain `.` or `..`", 5),
+            (r#"after_release = { command = ["/a\u0000"] }"#, "of `after_release` contains a control character", 5),
             (r#"before_start = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
             (r#"check = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
-            ("[cdi]\ndirectory = \"/a/../b\"", "the path `/a/../b` of `cdi.directory` must go straight down", 2),
-            ("[cdi]\ndirectory = \"/a\\u0000\"", "of `cdi.directory` has a control character", 2),
-            ("[device_info]\ndirectory = \"/a/./b\"", "of `device_info.directory` must go straight down", 2),
-            ("[labels]\nfeatures_d = \"/a/..\"", "of `labels.features_d` must go straight down", 2),
-            ("[kubelet]\npod_resources_socket = \"/a\\u0007\"", "of `kubelet.pod_resources_socket` has a control character", 2),
-            ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must go straight down", 2),
+            ("[cdi]\ndirectory = \"/a/../b\"", "the path `/a/../b` of `cdi.directory` must not contain `.` or `..`", 2),
+            ("[cdi]\ndirectory = \"/a\\u0000\"", "of `cdi.directory` contains a control character", 2),
+            ("[device_info]\ndirectory = \"/a/./b\"", "of `device_info.directory` must not contain `.` or `..`", 2),
+            ("[labels]\nfeatures_d = \"/a/..\"", "of `labels.features_d` must not contain `.` or `..`", 2),
+            ("[kubelet]\npod_resources_socket = \"/a\\u0007\"", "of `kubelet.pod_resources_socket` contains a control character", 2),
+            ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must not contain `.` or `..`", 2),
         ] {
-            let (told, at) = problem(text).unwrap_or_else(|| panic!("valid: {text}"));
-            assert!(told.contains(expected), "{told}\nshould contain: {expected}");
-            assert_eq!(at, line, "{told}");
+            let (problem, at) = problem(text).unwrap_or_else(|| panic!("valid: {text}"));
+            assert!(problem.contains(expected), "{problem}\nshould contain: {expected}");
+            assert_eq!(at, line, "{problem}");
         }
     }
 
     #[test]
-    fn what_is_unusual_and_possible_is_valid() {
+    fn unusual_but_possible_values_are_valid() {
         for text in [
             r#"env = { A = "two\nlines\tand a tab", "ä.b-c" = "" }"#,
             r#"mounts = [{ host = "/", container = "/host" }, { host = "/a..b", container = "/x/" }]"#,
@@ -138,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_is_as_long_as_a_program_can_be_given_and_a_grant_can_keep() {
+    fn the_length_of_an_environment_is_limited() {
         let env = |count: usize, bytes: usize| {
             let one = |n| format!("A{n} = \"{}\"", "x".repeat(bytes));
             format!("env = {{ {} }}", (0..count).map(one).collect::<Vec<_>>().join(", "))

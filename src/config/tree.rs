@@ -140,22 +140,22 @@ impl Value {
         self.find_key(is_key).or_else(|| self.find_value(is_value))
     }
 
-    fn find_key(&self, is_meant: &dyn Fn(&Entry) -> bool) -> Option<Place> {
+    fn find_key(&self, is_plugin_container: &dyn Fn(&Entry) -> bool) -> Option<Place> {
         match &self.is {
             Is::Table(Table(entries)) => {
-                let here = entries.iter().find(|entry| is_meant(entry)).and_then(|entry| entry.place.clone());
-                here.or_else(|| entries.iter().find_map(|entry| entry.value.find_key(is_meant)))
+                let here = entries.iter().find(|entry| is_plugin_container(entry)).and_then(|entry| entry.place.clone());
+                here.or_else(|| entries.iter().find_map(|entry| entry.value.find_key(is_plugin_container)))
             }
-            Is::List(list) => list.iter().find_map(|value| value.find_key(is_meant)),
+            Is::List(list) => list.iter().find_map(|value| value.find_key(is_plugin_container)),
             Is::Text(_) | Is::Plain(_) => None,
         }
     }
 
-    fn find_value(&self, is_meant: &dyn Fn(&Value) -> bool) -> Option<Place> {
+    fn find_value(&self, is_plugin_container: &dyn Fn(&Value) -> bool) -> Option<Place> {
         match &self.is {
-            Is::Table(Table(entries)) => entries.iter().find_map(|entry| entry.value.find_value(is_meant)),
-            Is::List(list) => list.iter().find_map(|value| value.find_value(is_meant)),
-            Is::Text(_) | Is::Plain(_) => is_meant(self).then(|| self.place.clone()).flatten(),
+            Is::Table(Table(entries)) => entries.iter().find_map(|entry| entry.value.find_value(is_plugin_container)),
+            Is::List(list) => list.iter().find_map(|value| value.find_value(is_plugin_container)),
+            Is::Text(_) | Is::Plain(_) => is_plugin_container(self).then(|| self.place.clone()).flatten(),
         }
     }
 }
@@ -236,10 +236,10 @@ impl Source<'_> {
 }
 
 /// Makes the comment behind a value from its place.
-type Tell<'a> = Option<&'a dyn Fn(Option<&Place>) -> String>;
+type Origin<'a> = Option<&'a dyn Fn(Option<&Place>) -> String>;
 
 /// A tree as TOML text, one line for each key. `origin` makes a comment behind each value.
-pub(super) fn written(table: &Table, origin: Tell<'_>) -> String {
+pub(super) fn written(table: &Table, origin: Origin<'_>) -> String {
     let mut writer = Writer::default();
     writer.table("", table, origin);
     writer.text
@@ -251,7 +251,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn table(&mut self, path: &str, Table(entries): &Table, origin: Tell<'_>) {
+    fn table(&mut self, path: &str, Table(entries): &Table, origin: Origin<'_>) {
         let end = |text: &mut String, place: Option<&Place>| {
             if let Some(origin) = origin {
                 text.push_str("  # ");
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_is_written_as_it_was_read_and_knows_every_place() {
+    fn a_written_tree_equals_the_read_one_and_has_every_place() {
         let text = "a = 0x1F\n\n[b.\"c d\"]\nx = \"\"\"\none\n\"two\\u0007\"\"\"\"\ny = [ {z = 1979-05-27},\n  { w = -1.5e3 } ]\n[[resource]]\n\"ö\" = true\n[[resource]]\n";
         let tree = Table::parse(text, Path::new("f")).unwrap();
         let text = written(&tree, None);
@@ -376,11 +376,11 @@ mod tests {
         let again = written(&Table::parse(&text, Path::new("f")).unwrap(), None);
         assert_eq!(again, text);
         let origin = |place: Option<&Place>| place.map_or("default".into(), |place| format!("{}:{}", place.line, place.column));
-        let told = written(&tree, Some(&origin));
+        let text = written(&tree, Some(&origin));
         for line in ["a = 0x1F  # 1:5", "y = [{ z = 1979-05-27 }, { w = -1.5e3 }]  # 7:5", "\"ö\" = true  # 10:7"] {
-            assert!(told.contains(line), "{told}");
+            assert!(text.contains(line), "{text}");
         }
-        assert!(told.contains("[[resource]]  # 9:1") && told.contains("[[resource]]  # 11:1"), "{told}");
+        assert!(text.contains("[[resource]]  # 9:1") && text.contains("[[resource]]  # 11:1"), "{text}");
     }
 
     #[test]
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_is_placed_at_the_first_word_that_is_there() {
+    fn a_problem_is_placed_at_the_first_quoted_key_that_exists() {
         let text = "name = \"a.b/c\"\npaths = [\n  { hots = \"fuse\" },\n]\n";
         let tree = Value { place: None, is: Is::Table(Table::parse(text, Path::new("f")).unwrap()) };
         let place = |sentence: &str| tree.place_of(sentence).map(|place| (place.line, place.column));

@@ -30,7 +30,7 @@ pub(super) fn number(text: &str) -> Option<i64> {
 pub(super) struct Mistake(Box<ConfigError>);
 
 impl Mistake {
-    fn saying(problem: String) -> Self {
+    fn with_problem(problem: String) -> Self {
         Mistake(Box::new(ConfigError::new(problem)))
     }
 
@@ -51,35 +51,35 @@ impl std::error::Error for Mistake {}
 impl Error for Mistake {
     /// A custom message may quote any value of the file.
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Mistake::saying(hidden(message))
+        Mistake::with_problem(hidden(message))
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Mistake::saying(wrong_type(&found, &expected.to_string()))
+        Mistake::with_problem(wrong_type(&found, &expected.to_string()))
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Mistake::saying(wrong_type(&found, &expected.to_string()))
+        Mistake::with_problem(wrong_type(&found, &expected.to_string()))
     }
 
     fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
-        Mistake::saying(format!("found {length} values, where {expected} is expected"))
+        Mistake::with_problem(format!("found {length} values, where {expected} is expected"))
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Mistake::saying(unknown("value", variant, expected))
+        Mistake::with_problem(unknown("value", variant, expected))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        Mistake::saying(unknown("key", field, expected))
+        Mistake::with_problem(unknown("key", field, expected))
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Mistake::saying(format!("missing field `{field}`"))
+        Mistake::with_problem(format!("missing field `{field}`"))
     }
 
     fn duplicate_field(field: &'static str) -> Self {
-        Mistake::saying(format!("`{field}` is there twice"))
+        Mistake::with_problem(format!("`{field}` occurs twice"))
     }
 }
 
@@ -129,7 +129,7 @@ impl<'de> Deserializer<'de> for &'de Value {
 
     fn deserialize_enum<V: Visitor<'de>>(self, _: &'static str, _: &'static [&'static str], visitor: V) -> Result<V::Value, Mistake> {
         let read = match &self.is {
-            Is::Text(text) => visitor.visit_enum(Word(text)),
+            Is::Text(text) => visitor.visit_enum(TextVariant(text)),
             Is::Plain(plain) => Err(Mistake::invalid_type(Unexpected::Other(plain), &"a text in quotes")),
             Is::List(_) => Err(Mistake::invalid_type(Unexpected::Seq, &"a text in quotes")),
             Is::Table(_) => Err(Mistake::invalid_type(Unexpected::Map, &"a text in quotes")),
@@ -173,15 +173,15 @@ impl<'de> MapAccess<'de> for Entries<'de> {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Mistake> {
         match self.value.take() {
             Some(value) => seed.deserialize(value),
-            None => Err(Mistake::saying("a value is asked for before its key".into())),
+            None => Err(Mistake::with_problem("a value is requested before its key".into())),
         }
     }
 }
 
 /// One word of an enumeration.
-struct Word<'de>(&'de str);
+struct TextVariant<'de>(&'de str);
 
-impl<'de> EnumAccess<'de> for Word<'de> {
+impl<'de> EnumAccess<'de> for TextVariant<'de> {
     type Error = Mistake;
     type Variant = Self;
 
@@ -190,7 +190,7 @@ impl<'de> EnumAccess<'de> for Word<'de> {
     }
 }
 
-impl<'de> VariantAccess<'de> for Word<'de> {
+impl<'de> VariantAccess<'de> for TextVariant<'de> {
     type Error = Mistake;
 
     fn unit_variant(self) -> Result<(), Mistake> {
@@ -198,20 +198,20 @@ impl<'de> VariantAccess<'de> for Word<'de> {
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _: T) -> Result<T::Value, Mistake> {
-        Err(no_more(&self))
+        Err(not_a_plain_text(&self))
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, Mistake> {
-        Err(no_more(&self))
+        Err(not_a_plain_text(&self))
     }
 
     fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], _: V) -> Result<V::Value, Mistake> {
-        Err(no_more(&self))
+        Err(not_a_plain_text(&self))
     }
 }
 
-fn no_more(word: &Word<'_>) -> Mistake {
-    Mistake::saying(format!("`{}` needs more than its word", hidden(word.0)))
+fn not_a_plain_text(word: &TextVariant<'_>) -> Mistake {
+    Mistake::with_problem(format!("`{}` cannot be a plain text", hidden(word.0)))
 }
 
 #[cfg(test)]
@@ -251,18 +251,21 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_has_its_place_and_is_said_in_words_of_toml() {
-        let said = |text: &str| part(text).unwrap_err();
-        assert_eq!(said("word = \"other\"\n\nlists = []"), "3:1 unknown key `lists`; did you mean `list`?");
-        assert_eq!(said("word = \"othr\""), "1:8 unknown value `othr`; did you mean `other`?");
-        assert_eq!(said("word = [1]"), "1:8 found a list, where a text in quotes is expected");
+    fn every_mistake_has_its_place_and_is_reported_in_terms_of_toml() {
+        let problem = |text: &str| part(text).unwrap_err();
+        assert_eq!(problem("word = \"other\"\n\nlists = []"), "3:1 unknown key `lists`; did you mean `list`?");
+        assert_eq!(problem("word = \"othr\""), "1:8 unknown value `othr`; did you mean `other`?");
+        assert_eq!(problem("word = [1]"), "1:8 found a list, where a text in quotes is expected");
         assert_eq!(
-            said("word = \"other\"\nlist = [1,\n  \"2\"]"),
+            problem("word = \"other\"\nlist = [1,\n  \"2\"]"),
             "3:3 found string \"2\", where a whole number that is not negative is expected"
         );
-        assert_eq!(said("word = \"other\"\nlist = [-1]"), "2:9 found integer `-1`, where a whole number that is not negative is expected");
-        assert_eq!(said("word = \"other\"\nmap.a = 1979-05-27"), "2:9 found date or time, where `true` or `false` is expected");
-        assert_eq!(said("word = \"other\"\nmap.a = 2"), "2:9 found integer `2`, where `true` or `false` is expected");
-        assert_eq!(said("list = []"), "0:0 missing field `word`");
+        assert_eq!(
+            problem("word = \"other\"\nlist = [-1]"),
+            "2:9 found integer `-1`, where a whole number that is not negative is expected"
+        );
+        assert_eq!(problem("word = \"other\"\nmap.a = 1979-05-27"), "2:9 found date or time, where `true` or `false` is expected");
+        assert_eq!(problem("word = \"other\"\nmap.a = 2"), "2:9 found integer `2`, where `true` or `false` is expected");
+        assert_eq!(problem("list = []"), "0:0 missing field `word`");
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
     if let Some(path) = &pod_resources_socket {
-        straight(path, "kubelet.pod_resources_socket")?;
+        check_path(path, "kubelet.pod_resources_socket")?;
     }
     let token_file = fragment.telemetry.token_file.clone();
     if token_file.as_ref().is_some_and(|path| !path.is_absolute()) {
@@ -63,12 +63,16 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     }
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
-        let problem =
-            || ConfigError::new(format!("`{key}.directory` must be an absolute path, one that others read; the usual one is {usual}"));
+        let problem = || {
+            ConfigError::new(format!(
+                "`{key}.directory` must be an absolute path that its readers use too; the default \
+                 is {usual}"
+            ))
+        };
         if !directory.is_absolute() {
             return Err(problem());
         }
-        straight(&directory, &format!("{key}.directory"))?;
+        check_path(&directory, &format!("{key}.directory"))?;
         Ok(directory)
     };
     Ok(Config {
@@ -89,14 +93,14 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,
-        asked: None,
+        requested_file: None,
         node: Node::default(),
         hash: 0,
     })
 }
 
 /// Checks that a path is absolute, without `.` and `..`.
-fn straight(path: &Path, of: &str) -> Result<(), ConfigError> {
+fn check_path(path: &Path, of: &str) -> Result<(), ConfigError> {
     text::path(&path.to_string_lossy(), of).map_err(ConfigError::new)
 }
 
@@ -154,10 +158,11 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
     match folder {
         None => Ok(None),
         Some(folder) if folder == Path::new("off") => Ok(None),
-        Some(folder) if folder.is_absolute() => straight(folder, "labels.features_d").map(|()| Some(folder.to_owned())),
-        Some(_) => {
-            Err(ConfigError::new(format!("`labels.features_d` must be an absolute path, the usual one is {FEATURES_DIRECTORY}, or `off`")))
-        }
+        Some(folder) if folder.is_absolute() => check_path(folder, "labels.features_d").map(|()| Some(folder.to_owned())),
+        Some(_) => Err(ConfigError::new(format!(
+            "`labels.features_d` must be an absolute path, such as {FEATURES_DIRECTORY}, or \
+             `off`"
+        ))),
     }
 }
 
@@ -165,7 +170,7 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
     match text {
         "auto" => Ok(NvmlLibrary::Auto),
         "off" => Ok(NvmlLibrary::Off),
-        path if path.starts_with('/') => straight(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
+        path if path.starts_with('/') => check_path(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
         other => Err(ConfigError::new(format!(
             "`nvidia.nvml` is `{}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1",
             hidden(other)
@@ -190,16 +195,17 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     }
     let select = select(&resource.select)?;
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
-        return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
+        return Err("the class `char` is selected by `paths`; its `select` supports only `id`".into());
     }
     // If a container, or a resource, has only one device, several hosts may have the same path in
     // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
     let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
-    if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
+    if let Some((target, first, second)) = duplicate_target(&paths).filter(|_| !is_one) {
         let (first, second, target) = (hidden(first), hidden(second), hidden(target));
         return Err(format!(
-            "`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own, or say per_container = \"one\""
+            "`{first}` and `{second}` would both be `{target}` in the container; give each its \
+             own path, or set per_container = \"one\""
         ));
     }
     text::environment(&resource.env)?;
@@ -288,8 +294,8 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     if let Some(container) = path.container.as_ref().filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one) {
         let (host, container) = (hidden(host), hidden(container));
         return Err(format!(
-            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`; with \
-             per_container = \"one\" a container has one of them"
+            "every match of `{host}` would be `{container}` in the container; end a folder with \
+             `/`, as in `{container}/`, or set per_container = \"one\""
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
@@ -304,11 +310,14 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
 fn glob(host: &str) -> Result<(), String> {
     let shown = hidden(host);
     if host.contains(char::is_control) {
-        return Err(format!("the path `{shown}` of `paths` has a control character in it"));
+        return Err(format!("the path `{shown}` of `paths` contains a control character"));
     }
     let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
     if parts != Some(false) {
-        return Err(format!("the path `{shown}` must begin with `/dev/` and go straight down"));
+        return Err(format!(
+            "the path `{shown}` must begin with `/dev/` and must not contain empty parts, `.` or \
+             `..`"
+        ));
     }
     glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{shown}` is not a valid glob: {error}"))
 }
@@ -320,18 +329,18 @@ fn regex(regex: &str) -> Result<(), String> {
     }
     // The beginning of a host path. A regular expression is matched with the part below /dev.
     if regex.trim_start_matches('^').starts_with("/dev/") {
-        return Err(format!("`regex` is `{shown}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
+        return Err(format!("`regex` is `{shown}`, but is matched with paths below /dev; leave out `/dev/`"));
     }
     regex_lite::RegexBuilder::new(regex)
         .size_limit(REGEX_BYTES_MAX)
         .build()
         .map(drop)
-        .map_err(|error| format!("`regex` is `{shown}`, which is no regular expression: {error}"))
+        .map_err(|error| format!("`regex` is `{shown}`, which is not a valid regular expression: {error}"))
 }
 
 /// Two hosts with the same path in the container, and that path. Hosts are compared by name; the
 /// matches of a wildcard are not known here.
-fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
+fn duplicate_target(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     let mut taken = BTreeMap::new();
     paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(|(host, container)| {
         let target = match container {

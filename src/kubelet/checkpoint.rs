@@ -49,7 +49,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// It is not the JSON that kubelets 1.20 to 1.36 write.
-    #[error("the kubelet's checkpoint is not understood: {} in line {}, column {}", kind(.0), .0.line(), .0.column())]
+    #[error("the kubelet's checkpoint is invalid: {} in line {}, column {}", kind(.0), .0.line(), .0.column())]
     Malformed(serde_json::Error),
 }
 
@@ -64,8 +64,8 @@ impl CheckpointError {
 /// The kind of the error, without values of the file: they may be secrets of a container.
 fn kind(error: &serde_json::Error) -> &'static str {
     match error.classify() {
-        Category::Eof => "it ends too soon,",
-        Category::Data => "it has another form than kubelets write,",
+        Category::Eof => "it is truncated,",
+        Category::Data => "it has an unknown structure,",
         Category::Syntax | Category::Io => "it is not JSON,",
     }
 }
@@ -100,7 +100,7 @@ struct Ours(Option<KeptGrant>);
 /// An entry with another plugin's answer.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
-struct Others(Option<KeptGrant>);
+struct OfOthers(Option<KeptGrant>);
 
 #[derive(Deserialize)]
 struct PodDeviceEntry {
@@ -145,8 +145,8 @@ pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointE
 /// # Errors
 /// As [`read`].
 pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
-    let entries: Vec<Others> = entries(&open(device_plugin_dir)?.read()?)?;
-    Ok(entries.into_iter().filter_map(|Others(kept)| kept).collect())
+    let entries: Vec<OfOthers> = entries(&open(device_plugin_dir)?.read()?)?;
+    Ok(entries.into_iter().filter_map(|OfOthers(kept)| kept).collect())
 }
 
 /// The open file. The kubelet replaces it by rename, and the times must be those of the bytes that
@@ -212,9 +212,9 @@ impl From<PodDeviceEntry> for Ours {
     }
 }
 
-impl From<PodDeviceEntry> for Others {
+impl From<PodDeviceEntry> for OfOthers {
     fn from(entry: PodDeviceEntry) -> Self {
-        Others(of_other(entry))
+        OfOthers(of_other(entry))
     }
 }
 
@@ -222,7 +222,7 @@ fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
     let response = response(entry.alloc_resp.as_deref()?)?;
     let alloc_id = response.annotations.get(AllocId::ANNOTATION).map(AllocId::new)?;
     let resource = entry.resource_name.parse().ok()?;
-    Some(kept_as(entry, resource, alloc_id, api::v1beta1::edits(response)))
+    Some(grant_with(entry, resource, alloc_id, api::v1beta1::edits(response)))
 }
 
 /// One entry with another plugin's answer. Some checkpoints have no answer; one that cannot be
@@ -234,10 +234,10 @@ fn of_other(entry: PodDeviceEntry) -> Option<KeptGrant> {
         return None;
     }
     let alloc_id = AllocId::of_other_plugin(&entry.pod_uid, &entry.container_name, &resource);
-    Some(kept_as(entry, resource, alloc_id, api::v1beta1::edits(response)))
+    Some(grant_with(entry, resource, alloc_id, api::v1beta1::edits(response)))
 }
 
-fn kept_as(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> KeptGrant {
+fn grant_with(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> KeptGrant {
     let mut devices: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for (node, ids) in entry.device_ids.into_iter().flatten() {
         for id in ids.into_iter().flatten() {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_is_kept_word_for_word() {
+    fn a_stored_response_is_read_unchanged() {
         let edits = ContainerEdits {
             envs: BTreeMap::from([("GPU".to_owned(), "0".to_owned())]),
             mounts: vec![EditMount { host: "/a".into(), container: "/b".into(), read_only: true }],
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_with_the_time_of_its_writing_and_not_beyond_the_bound() {
+    fn it_is_read_with_its_modification_time_and_up_to_the_size_limit() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(read(dir.path()), Err(CheckpointError::Io { .. })));
         std::fs::write(dir.path().join(FILE_NAME), REAL).unwrap();
@@ -380,7 +380,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn no_bytes_make_it_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6), cut in any::<prop::sample::Index>(), whole in any::<bool>()) {
+        fn arbitrary_bytes_do_not_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6), cut in any::<prop::sample::Index>(), whole in any::<bool>()) {
             let mut bytes = REAL.as_bytes().to_vec();
             for (at, byte) in flips {
                 let at = at.index(bytes.len());
@@ -391,7 +391,7 @@ mod tests {
         }
 
         #[test]
-        fn no_stored_response_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_stored_responses_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             drop(alloc_id(&STANDARD.encode(bytes)));
         }
     }

@@ -94,7 +94,7 @@ impl PodResources {
         match tokio::time::timeout(LIST_WHEN_IDLE_DEADLINE, self.list()).await {
             Ok(Ok(pods)) => Some(pods),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "no pod listing");
+                tracing::debug!(%error, "cannot list the pods");
                 None
             }
             Err(_) => None,

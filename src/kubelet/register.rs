@@ -2,7 +2,7 @@
 //! the API that both speak.
 
 use super::api::negotiation::Negotiation;
-use super::api::{Announcement, Version};
+use super::api::{RegisterRequest, Version};
 use super::uds;
 use crate::domain::ResourceName;
 use std::error::Error;
@@ -50,9 +50,9 @@ impl Registrar {
     ///
     /// # Errors
     /// [`RegisterError::Refused`] with the kubelet's message, or when it does not answer in time.
-    pub async fn try_once(self, announcement: Announcement, time: Duration) -> Result<(), RegisterError> {
-        let dialect = announcement.version.dialect();
-        dialect.register(self.0, announcement, time).await.map_err(|status| RegisterError::Refused(Box::new(status)))
+    pub async fn try_once(self, request: RegisterRequest, time: Duration) -> Result<(), RegisterError> {
+        let package = request.version.package();
+        package.register(self.0, request, time).await.map_err(|status| RegisterError::Refused(Box::new(status)))
     }
 
     /// Registers `resource` with the socket `endpoint` (a path below the device-plugin directory),
@@ -72,26 +72,29 @@ impl Registrar {
         let until = Instant::now() + REGISTER_DEADLINE;
         let refused = |status| Err(RegisterError::Refused(Box::new(status)));
         let mut negotiation = Negotiation::new(worked);
-        let mut said = Vec::new();
+        let mut refusals = Vec::new();
         while let Some(version) = negotiation.next() {
-            let announcement = Announcement { version, resource: resource.clone(), endpoint: endpoint.to_owned(), pre_start };
+            let request = RegisterRequest { version, resource: resource.clone(), endpoint: endpoint.to_owned(), pre_start };
             // The kubelet gives up at the same time as we do, so it does not register after we
             // stopped waiting.
             let within = until.saturating_duration_since(Instant::now());
-            match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), announcement, within)).await {
+            match tokio::time::timeout_at(until, version.package().register(self.0.clone(), request, within)).await {
                 Ok(Ok(())) => return Ok(version),
                 Ok(Err(_)) if Instant::now() >= until => return refused(Status::deadline_exceeded("no answer in time")),
                 // A status with a cause was made on our side: the connection broke without an
                 // answer.
                 Ok(Err(status)) if status.source().is_some() => return Err(RegisterError::Absent("it closed the connection".into())),
                 Ok(Err(status)) if negotiation.refused(version, &status) => {
-                    said.push(format!("{}: {}", version.name(), status.message()));
+                    refusals.push(format!("{}: {}", version.name(), status.message()));
                 }
                 Ok(Err(status)) => return refused(status),
                 Err(_) => return refused(Status::deadline_exceeded("no answer in time")),
             }
         }
-        refused(Status::unimplemented(format!("no version of the device-plugin API is common; {}", said.join("; "))))
+        refused(Status::unimplemented(format!(
+            "the kubelet and Holdfast have no common version of the device-plugin API; {}",
+            refusals.join("; ")
+        )))
     }
 }
 

@@ -43,7 +43,7 @@ impl RequestBytes {
             return Ok(());
         }
         metrics::request_refused("plugin", "memory");
-        Err(Status::resource_exhausted("the requests in flight are too large together; try again"))
+        Err(Status::resource_exhausted("the requests in flight are too large in total; try again"))
     }
 }
 
@@ -182,10 +182,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_goes_to_the_service_that_its_path_names_and_every_other_one_is_told_that_there_is_none() {
+    async fn a_call_goes_to_the_service_in_its_path_and_an_unknown_one_is_unimplemented() {
         let services = Services::default().and(Named::<true>).and(Named::<false>);
         assert_eq!(format!("{services:?}"), r#"["deviceplugin.DevicePlugin", "v1beta1.DevicePlugin"]"#);
-        for (path, header, told) in [
+        for (path, header, expected_value) in [
             ("/v1beta1.DevicePlugin/Allocate", "is-alpha", Some("false")),
             ("/deviceplugin.DevicePlugin/Allocate", "is-alpha", Some("true")),
             // 12 is UNIMPLEMENTED (gRPC's status codes).
@@ -195,7 +195,7 @@ mod tests {
             ("/", "grpc-status", Some("12")),
         ] {
             let answer = services.clone().call(Request::builder().uri(path).body(Body::empty()).unwrap()).await.unwrap();
-            assert_eq!(answer.headers().get(header).map(|value| value.to_str().unwrap()), told, "{path}");
+            assert_eq!(answer.headers().get(header).map(|value| value.to_str().unwrap()), expected_value, "{path}");
             assert_eq!(answer.status(), 200, "{path}");
         }
     }

@@ -7,7 +7,7 @@ use super::core::{Event, Machine, State};
 use super::sighting::{Looked, Looker};
 use crate::domain::{ResourceName, Stage};
 use crate::host;
-use crate::kubelet::api::negotiation::Spoken;
+use crate::kubelet::api::negotiation::NegotiatedVersion;
 use crate::messages::{CheckpointWritten, Crash, Detach, KubeletSeen, Reattach, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
@@ -28,7 +28,7 @@ pub(super) struct Resource {
     /// The last failure that was logged: the same one again is no news.
     said: Option<String>,
     /// The version of the API that worked last.
-    spoken: Option<Spoken>,
+    spoken: Option<NegotiatedVersion>,
 }
 
 impl Resource {
@@ -39,7 +39,7 @@ impl Resource {
 
     /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
     pub(super) fn has_superseded(&self, number: RegistrationNumber) -> bool {
-        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
+        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.package().replaces_connection_on_register())
     }
 }
 
@@ -179,7 +179,7 @@ impl Registration {
     }
 
     /// Remembers the version that worked; another one than before is news.
-    fn spoke(&mut self, name: &ResourceName, spoken: Spoken) {
+    fn spoke(&mut self, name: &ResourceName, spoken: NegotiatedVersion) {
         if let Some(resource) = self.resources.get_mut(name) {
             let before = resource.spoken.replace(spoken).map(|before| before.version);
             if before != Some(spoken.version) {
@@ -260,7 +260,7 @@ impl Handler<Looked> for Registration {
 
     fn handle(&mut self, Looked(seen): Looked, context: &mut Self::Context) {
         let is_told = |name: &ResourceName| {
-            self.resources.get(name).and_then(|resource| resource.spoken).is_some_and(|spoken| spoken.version.dialect().keeps_annotations())
+            self.resources.get(name).and_then(|resource| resource.spoken).is_some_and(|spoken| spoken.version.package().keeps_annotations())
         };
         let ours = self.ours();
         let found = self.audit.compare(&ours, seen, is_told, host::now().boot);
@@ -279,7 +279,7 @@ impl Handler<Detach> for Registration {
 
     fn handle(&mut self, _: Detach, context: &mut Self::Context) -> Self::Result {
         // Kubelets that know connections by identity cut nobody off.
-        let needs = |spoken: &Spoken| !spoken.version.dialect().closes_the_former();
+        let needs = |spoken: &NegotiatedVersion| !spoken.version.package().replaces_connection_on_register();
         let versions = self.resources.iter().filter_map(|(name, resource)| Some((name.clone(), resource.spoken.filter(needs)?.version)));
         let mut detached = Vec::new();
         for (name, version) in versions.collect::<Vec<_>>() {

@@ -2,8 +2,8 @@
 
 use super::config::RegistrationConfig;
 use crate::domain::ResourceName;
-use crate::kubelet::api::negotiation::Spoken;
-use crate::kubelet::api::{self, Announcement, Version};
+use crate::kubelet::api::negotiation::NegotiatedVersion;
+use crate::kubelet::api::{self, RegisterRequest, Version};
 use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, RegistrationNumber};
 use crate::telemetry::metrics;
@@ -21,7 +21,7 @@ pub(super) struct Attempted {
 
 #[derive(Debug)]
 pub(super) enum Outcome {
-    Registered(Spoken),
+    Registered(NegotiatedVersion),
     Absent(String),
     Failed(String),
 }
@@ -32,7 +32,7 @@ pub(super) async fn attempt(
     resource: ResourceName,
     number: RegistrationNumber,
     pre_start: bool,
-    spoken: Option<Spoken>,
+    spoken: Option<NegotiatedVersion>,
     report: actix::Recipient<Attempted>,
 ) {
     let outcome = match register(&config, &resource, number, pre_start, spoken).await {
@@ -55,14 +55,14 @@ const MUTE: &str = ".holdfast/mute";
 /// their socket too, and do nothing in any case.
 pub(super) async fn detach(config: RegistrationConfig, resources: Vec<(ResourceName, Version)>) {
     let path = config.device_plugins.join(MUTE);
-    let mute = match api::serve_nothing(&path) {
+    let mute = match api::serve_dummy(&path) {
         Ok(mute) => mute,
         Err(error) => return tracing::warn!(path = %path.display(), %error, "the kubelet is not detached from the former instance"),
     };
     let attempts = resources.into_iter().map(|(resource, version)| {
         let socket = config.kubelet_socket.clone();
         async move {
-            let announcement = Announcement { version, resource: resource.clone(), endpoint: MUTE.into(), pre_start: false };
+            let announcement = RegisterRequest { version, resource: resource.clone(), endpoint: MUTE.into(), pre_start: false };
             let registered = async { Registrar::connect(&socket).await?.try_once(announcement, REGISTER_DEADLINE).await };
             if registered.await.is_ok() {
                 tracing::warn!(%resource, "the kubelet takes a socket that serves nothing");
@@ -79,8 +79,8 @@ async fn register(
     resource: &ResourceName,
     number: RegistrationNumber,
     pre_start: bool,
-    spoken: Option<Spoken>,
-) -> Result<Spoken, Outcome> {
+    spoken: Option<NegotiatedVersion>,
+) -> Result<NegotiatedVersion, Outcome> {
     let failed = |error: RegisterError| match error {
         RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
         RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
@@ -92,5 +92,5 @@ async fn register(
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
     let endpoint = bound.map_err(Outcome::Failed)?;
     let version = registrar.register(resource, &endpoint, pre_start, worked).await.map_err(failed)?;
-    Ok(Spoken { version, kubelet })
+    Ok(NegotiatedVersion { version, kubelet })
 }

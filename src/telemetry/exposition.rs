@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_is_told_once_and_nothing_breaks_out_of_a_label() {
+    fn a_metric_has_one_header_and_labels_are_escaped() {
         let mut page = Page::default();
         page.sample(Metric::Ready, &[], 1);
         page.sample(Metric::Devices, &["a.b/\"c\\\nd\u{1b}", "healthy"], 8);

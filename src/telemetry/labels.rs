@@ -59,13 +59,13 @@ fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
 /// whole name.
 fn name(resource: &str, what: &str) -> String {
     let plain = resource.replace('/', "_");
-    let room = LENGTH_MAX - what.len() - 1;
-    if plain.len() <= room {
+    let length_max = LENGTH_MAX - what.len() - 1;
+    if plain.len() <= length_max {
         return format!("{plain}.{what}");
     }
     let sum = format!("{:08x}", crc32fast::hash(resource.as_bytes()));
     // Names of resources are ASCII.
-    format!("{}-{sum}.{what}", &plain[..room - sum.len() - 1])
+    format!("{}-{sum}.{what}", &plain[..length_max - sum.len() - 1])
 }
 
 /// A text as a valid label value: `NVIDIA H100 80GB HBM3` is `NVIDIA-H100-80GB-HBM3`. `None` if no
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_as_it_was_agreed() {
+    fn the_file_matches_the_golden_text() {
         let h100 = Some("NVIDIA H100 80GB HBM3");
         let gpus = offering("nvidia.com/gpu", &[("a", h100, Some("nvidia")), ("b", h100, Some("nvidia"))]);
         let mixed = offering("example.com/nic", &[("c", Some("one"), Some("mlx5_core")), ("d", Some("other"), Some("mlx5_core"))]);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_label_is_one_that_kubernetes_takes() {
+    fn every_label_is_valid_in_kubernetes() {
         let long = format!("{}.example.com/{}", "d".repeat(60), "r".repeat(60));
         let longer = format!("{}.example.com/{}s", "d".repeat(60), "r".repeat(59));
         for resource in ["a.b/c", "nvidia.com/mig-1g.10gb", &long] {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_never_larger_than_what_is_read() {
+    fn the_file_never_exceeds_the_size_that_nfd_reads() {
         let many = (0..2000).map(|n| offering(&format!("example.com/resource-{n}"), &[("a", Some("model"), Some("driver"))])).collect();
         let text = features(&inventory(many));
         assert!(text.len() <= SIZE_MAX && text.len() > SIZE_MAX - 100 && text.ends_with('\n'));

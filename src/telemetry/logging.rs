@@ -1,6 +1,6 @@
 //! Logs on standard error, as text for people or JSON for machines.
 //!
-//! ERROR: the daemon cannot keep a promise. WARN: an operator should check, but not at night. INFO:
+//! ERROR: the daemon cannot keep a promise. WARN: an operator should check, but not at once. INFO:
 //! one line for each change of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as
 //! `debug` or `holdfast::registration=debug`.
 //!
@@ -86,17 +86,17 @@ mod tests {
         };
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || {
-            tracing::warn!(device = %name, quoted = name, error = &std::io::Error::other(name.to_owned()) as &dyn std::error::Error, "{name} is gone");
+            tracing::warn!(device = %name, quoted = name, error = &std::io::Error::other(name.to_owned()) as &dyn std::error::Error, "{name} is absent");
         });
         std::io::read_to_string(reader).unwrap()
     }
 
     #[test]
-    fn an_event_is_one_line_of_text_or_one_json_object_whatever_it_names() {
+    fn every_event_is_one_line_of_text_or_one_json_object() {
         let name = "a\u{1b}[2J\n2026-01-01T00:00:00Z ERROR forged\u{202e}";
         let text = logged(LogFormat::Text, false, name);
         let shown = "a\\u{1b}[2J\\n2026-01-01T00:00:00Z ERROR forged\\u{202e}";
-        assert!(text.ends_with(&format!(" WARN {shown} is gone device={shown} quoted=\"{shown}\" error={shown}\n")), "{text}");
+        assert!(text.ends_with(&format!(" WARN {shown} is absent device={shown} quoted=\"{shown}\" error={shown}\n")), "{text}");
         let json = logged(LogFormat::Json, false, name);
         assert_eq!(json.lines().count(), 1, "{json}");
         let event: serde_json::Value = serde_json::from_str(&json).unwrap();

@@ -76,9 +76,9 @@ fn series(metric: Metric) -> MutexGuard<'static, Vec<Series>> {
 }
 
 /// The recorder of the facade.
-struct Keeper;
+struct MetricsRecorder;
 
-impl Keeper {
+impl MetricsRecorder {
     /// The series of a key, which begins at 0; `None` for a metric that is not in the table, and
     /// beyond the limit of series.
     fn value(key: &Key, kind: Kind) -> Option<Value> {
@@ -98,28 +98,28 @@ impl Keeper {
     }
 }
 
-impl Recorder for Keeper {
+impl Recorder for MetricsRecorder {
     // The table has all descriptions.
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        match Keeper::value(key, Kind::Counter) {
+        match MetricsRecorder::value(key, Kind::Counter) {
             Some(Value::Number(number)) => Counter::from_arc(number),
             _ => Counter::noop(),
         }
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        match Keeper::value(key, Kind::Gauge) {
+        match MetricsRecorder::value(key, Kind::Gauge) {
             Some(Value::Number(number)) => Gauge::from_arc(number),
             _ => Gauge::noop(),
         }
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> metrics::Histogram {
-        match Keeper::value(key, Kind::Histogram) {
+        match MetricsRecorder::value(key, Kind::Histogram) {
             Some(Value::Histogram(histogram)) => metrics::Histogram::from_arc(histogram),
             _ => metrics::Histogram::noop(),
         }
@@ -128,10 +128,10 @@ impl Recorder for Keeper {
 
 /// A row's labels with these values, for the facade.
 fn labels(metric: Metric, values: &[&str]) -> Vec<Label> {
-    static KEPT: Once = Once::new();
+    static INSTALLED: Once = Once::new();
     // A process has one recorder. If there is another one already, the program that embeds this
     // crate installed it.
-    KEPT.call_once(|| drop(metrics::set_global_recorder(Keeper)));
+    INSTALLED.call_once(|| drop(metrics::set_global_recorder(MetricsRecorder)));
     let names = metric.row().labels.iter();
     names.zip(values).map(|(name, value)| Label::new(*name, (*value).to_owned())).collect()
 }
@@ -142,8 +142,8 @@ fn count(metric: Metric, values: &[&str]) {
 
 /// Adds to a counter. Adding 0 creates the series before its first count, so that a rate over that
 /// count is correct.
-fn add(metric: Metric, values: &[&str], more: u64) {
-    metrics::counter!(metric.row().name, labels(metric, values)).increment(more);
+fn add(metric: Metric, values: &[&str], amount: u64) {
+    metrics::counter!(metric.row().name, labels(metric, values)).increment(amount);
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a time in seconds, or 0 and 1")]
@@ -157,7 +157,7 @@ fn took(metric: Metric, values: &[&str], took: Duration) {
 
 /// Counters with a fixed, small set of label values. They are created at 0, because `increase`
 /// ignores the first count of a series that did not exist.
-const FORESEEN: [(Metric, &[&str]); 4] = [
+const FIXED_LABELS: [(Metric, &[&str]); 4] = [
     (Metric::Evicted, &["control", "handover", "plugin", "telemetry"]),
     (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
     (Metric::Refused, &["control", "handover", "plugin"]),
@@ -165,7 +165,7 @@ const FORESEEN: [(Metric, &[&str]); 4] = [
 ];
 
 /// The same, with two labels.
-const FORESEEN_BY: [(Metric, &str, &[&str]); 2] = [
+const FIXED_SECOND_LABELS: [(Metric, &str, &[&str]); 2] = [
     (
         Metric::RequestsRefused,
         "telemetry",
@@ -179,10 +179,10 @@ const FORESEEN_BY: [(Metric, &str, &[&str]); 2] = [
 pub fn page(now: impl FnOnce(&mut Page)) -> String {
     let mut page = Page::default();
     now(&mut page);
-    for (metric, words) in FORESEEN {
+    for (metric, words) in FIXED_LABELS {
         words.iter().for_each(|word| add(metric, &[word], 0));
     }
-    for (metric, first, words) in FORESEEN_BY {
+    for (metric, first, words) in FIXED_SECOND_LABELS {
         words.iter().for_each(|word| add(metric, &[first, word], 0));
     }
     for metric in Metric::all() {
@@ -375,9 +375,9 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_foreseen_is_there_before_its_first_time() {
+    fn counters_with_fixed_labels_start_at_zero() {
         let page = page(|_| {});
-        for (metric, words) in FORESEEN {
+        for (metric, words) in FIXED_LABELS {
             for word in words {
                 let begin = format!("{}{{{}=\"{word}\"}} ", metric.row().name, metric.row().labels[0]);
                 assert!(page.lines().any(|line| line.starts_with(&begin)), "{begin}\n{page}");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_table_is_not_counted() {
+    fn a_metric_outside_the_table_is_not_counted() {
         offered("test.dev/known");
         metrics::counter!("holdfast_of_nobody_total").increment(1);
         metrics::counter!(Metric::Scan.row().name, "resource" => "test.dev/of-another-kind").increment(1);
@@ -410,9 +410,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_happened_yet_is_counted_as_none() {
-        offered("test.dev/quiet");
-        assert!(lines("test.dev/quiet").iter().all(|line| line.ends_with(" 0")) && lines("test.dev/quiet").len() == 11);
+    fn the_counters_of_a_new_resource_start_at_zero() {
+        offered("test.dev/unused");
+        assert!(lines("test.dev/unused").iter().all(|line| line.ends_with(" 0")) && lines("test.dev/unused").len() == 11);
         assert!(page(|_| {}).contains("\nholdfast_journal_sync_failures_total 0\n"));
     }
 

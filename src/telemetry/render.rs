@@ -60,12 +60,12 @@ struct State {
 impl Renderer {
     /// A page whose rendering began after this call.
     pub(super) async fn page(&self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) -> Result<Arc<String>, Busy> {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let page = async {
             let mut state = self.state.lock().await;
             // That page began before this request, so it may lack the caller's latest change.
             drop(state.finish().await);
-            if let Some(page) = state.rendered_since(key, asked) {
+            if let Some(page) = state.rendered_since(key, requested) {
                 return Ok(page);
             }
             if let Some(until) = state.pause_until {
@@ -79,9 +79,9 @@ impl Renderer {
 }
 
 impl State {
-    fn rendered_since(&self, key: PageKey, asked: Instant) -> Option<Arc<String>> {
+    fn rendered_since(&self, key: PageKey, requested: Instant) -> Option<Arc<String>> {
         let (of, began, page) = self.last.as_ref()?;
-        if *of == key && *began >= asked { page.upgrade() } else { None }
+        if *of == key && *began >= requested { page.upgrade() } else { None }
     }
 
     fn start(&mut self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) {
@@ -125,19 +125,19 @@ mod tests {
             }
         };
         let first = renderer.page(PageKey::Metrics, count(Some(wait)));
-        let others = async {
+        let waiting = async {
             tokio::task::yield_now().await;
-            let others = (0..100).map(|_| renderer.page(PageKey::Metrics, count(None)));
-            let others = futures_util::future::join_all(others);
+            let waiting = (0..100).map(|_| renderer.page(PageKey::Metrics, count(None)));
+            let waiting = futures_util::future::join_all(waiting);
             let release = async {
                 tokio::task::yield_now().await;
                 release.send(()).unwrap();
             };
-            tokio::join!(others, release).0
+            tokio::join!(waiting, release).0
         };
-        let (first, others) = tokio::join!(first, others);
+        let (first, waiting) = tokio::join!(first, waiting);
         assert_eq!(first.unwrap().as_str(), "0");
-        assert!(others.iter().all(|page| page.as_ref().unwrap().as_str() == "1"), "{others:?}");
+        assert!(waiting.iter().all(|page| page.as_ref().unwrap().as_str() == "1"), "{waiting:?}");
         let overview = renderer.page(PageKey::Overview(None), count(None)).await.unwrap();
         assert_eq!(overview.as_str(), "2", "another page");
         assert_eq!(renderer.page(PageKey::Metrics, count(None)).await.unwrap().as_str(), "3", "a later request gets a newer page");
@@ -158,7 +158,7 @@ mod tests {
         drop(release);
         renderer.within = Duration::from_secs(60);
         assert_eq!(renderer.page(PageKey::Metrics, || "next".to_owned()).await.unwrap().as_str(), "next");
-        assert_eq!(renderer.page(PageKey::Metrics, || panic!("asked to crash")).await, Err(Busy));
+        assert_eq!(renderer.page(PageKey::Metrics, || panic!("requested to crash")).await, Err(Busy));
         assert_eq!(renderer.page(PageKey::Metrics, || "after".to_owned()).await.unwrap().as_str(), "after");
     }
 }

@@ -142,7 +142,7 @@ pub async fn serve(listener: Listener, routes: Router, limits: Limits) {
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(socket = limits.socket, %error, "a connection cannot be accepted");
+                tracing::warn!(socket = limits.socket, %error, "cannot accept a connection");
                 connections.evict();
                 sleep(ACCEPT_AGAIN).await;
             }

@@ -70,11 +70,12 @@ macro_rules! table {
 
 table! {
     ActorRestarts = Counter "holdfast_actor_restarts_total" ["actor"]
-        "How often each actor died and was built again.";
+        "Restarts of each actor after a panic.";
     AllocateDuration = Histogram "holdfast_allocate_duration_seconds" ["resource", "result"]
         "From an Allocate's arrival to its answer, durable as configured.";
     Doubts = Counter "holdfast_allocations_of_held_devices_total" ["resource", "proven", "result"]
-        "Allocates of an exclusive device that a running pod has, by whether that was proven, and by result (refused or granted).";
+        "Allocates of an exclusive device that a running pod holds, by proof (proven is true or \
+         false) and result (refused or granted).";
     Allocations = Counter "holdfast_allocations_total" ["resource", "result"]
         "Allocate calls by result (ok or error).";
     BuildInfo = Gauge "holdfast_build_info" ["version"]
@@ -82,29 +83,35 @@ table! {
     ConfigReloadTime = Gauge "holdfast_config_last_reload_success_timestamp_seconds" []
         "When the configuration in force was read, in seconds since 1970.";
     ConfigReloadSuccessful = Gauge "holdfast_config_last_reload_successful" []
-        "1 when the configuration was read well the last time, at the start or later; 0 while an earlier one is still in force.";
+        "1 when the last read of the configuration succeeded, at the start or later; 0 while an \
+         earlier one is still in force.";
     ConfigReloads = Counter "holdfast_config_reloads_total" ["result"]
-        "How often the configuration was read, by result (ok or error); the start counts.";
+        "Reads of the configuration by result (ok or error), with the one at the start.";
     Evicted = Counter "holdfast_connections_evicted_total" ["socket"]
-        "Connections closed to make room for another one, by socket (telemetry, plugin, control or handover).";
+        "Connections closed to free a slot for another one, by socket (telemetry, plugin, control \
+         or handover).";
     Refused = Counter "holdfast_connections_refused_total" ["socket"]
-        "Connections refused to somebody who is not root, by socket (plugin, control or handover).";
+        "Connections refused because the peer is not root, by socket (plugin, control or \
+         handover).";
     Devices = Gauge "holdfast_devices" ["resource", "health"]
         "Device ids offered to the kubelet, by health (healthy or unhealthy).";
     DevicesHeld = Gauge "holdfast_devices_held" ["namespace", "pod", "container", "resource"]
-        "Device ids that each container holds, init containers too; the names are empty until the kubelet's checkpoint tells them.";
+        "Device ids that each container holds, init containers too; the names are empty until \
+         they are known from the kubelet's checkpoint.";
     DevicesInUse = Gauge "holdfast_devices_in_use" ["resource"]
-        "Device ids that a grant holds; one that several containers of a pod have counts once.";
+        "Device ids that a grant holds; one that several containers of a pod hold counts once.";
     DevicesUnhealthy = Gauge "holdfast_devices_unhealthy" ["resource", "reason"]
-        "Unhealthy device ids by reason; a reason that no device has is not told.";
+        "Unhealthy device ids by reason; a reason without devices has no series.";
     Grants = Gauge "holdfast_grants" ["resource", "state"]
         "Grants that hold devices, by state (granted, bound or suspect).";
     SignalsOff = Gauge "holdfast_health_signals_off" ["signal"]
-        "1 for each signal of health that is not there; the status verb has the reason.";
+        "1 for each health signal that is not available; the status verb shows the reason.";
     HooksOwed = Gauge "holdfast_hooks_owed" ["resource", "state"]
-        "Hooks after release that have not ended well, by state (due or failed); nobody new gets their devices.";
+        "Hooks after release that have not succeeded, by state (due or failed); their devices are \
+         not granted again.";
     Hooks = Counter "holdfast_hooks_total" ["resource", "phase", "result"]
-        "Hooks that have run, by phase (before_start, after_release or check) and result (ok, error, or not_run: the system had no room for it).";
+        "Hooks that have run, by phase (before_start, after_release or check) and result (ok, \
+         error, or not_run: the system lacked resources).";
     Incidents = Counter "holdfast_incidents_total" ["resource", "reason"]
         "How often a device became unhealthy, by reason; shares of one device count once.";
     JournalSync = Histogram "holdfast_journal_sync_duration_seconds" []
@@ -114,37 +121,43 @@ table! {
     CheckpointReadable = Gauge "holdfast_kubelet_checkpoint_readable" []
         "0 while the kubelet's checkpoint cannot be read, or is missing although devices are held: no new grant is bound to its pod then.";
     Disagreements = Counter "holdfast_kubelet_disagreements_total" ["resource", "kind"]
-        "How often the kubelet had a resource otherwise than it was listed, by kind (list, or answer: another plugin gave it).";
+        "How often the kubelet's view of a resource differed from our list, by kind (list, or \
+         answer: another plugin answered).";
     KubeletPresent = Gauge "holdfast_kubelet_present" []
-        "1 while the kubelet's registration socket is there and was not left behind by one that has ended.";
+        "1 while the kubelet's registration socket exists and a process listens on it.";
     KubeletStart = Gauge "holdfast_kubelet_start_time_seconds" []
-        "When the kubelet made its registration socket, in seconds since 1970; it changes with every start of the kubelet.";
+        "When the kubelet created its registration socket, in seconds since 1970; it changes with \
+         every start of the kubelet.";
     LedgerDamaged = Gauge "holdfast_ledger_damaged" []
-        "1 when something was wrong with the ledger at the daemon's start; the status verb has what came of it.";
+        "1 when the ledger was damaged at the daemon's start; the status verb shows the result of \
+         the recovery.";
     NotDurable = Gauge "holdfast_ledger_entries_not_durable" []
-        "Entries that were answered while the ledger could not be written, and are in memory only.";
+        "Entries that exist only in memory, because the ledger could not be written before the \
+         answer.";
     LedgerFree = Gauge "holdfast_ledger_free_bytes" []
-        "Room on the file system of the state directory; 0 when it is read-only.";
+        "Free bytes on the file system of the state directory; 0 when it is read-only.";
     LedgerKept = Gauge "holdfast_ledger_kept" ["copy"]
         "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable.";
     LedgerSize = Gauge "holdfast_ledger_size_bytes" []
         "Size of the files in the state directory.";
     HistoryUnreadable = Gauge "holdfast_ledger_unreadable_since_time_seconds" []
-        "Since when the history cannot be read, as the time in seconds since 1970; absent while it can.";
+        "When the history became unreadable, in seconds since 1970; absent while it is readable.";
     LogLinesLost = Counter "holdfast_log_lines_lost_total" []
-        "Log lines that were lost since nobody read the log in time.";
+        "Log lines that were lost because the log was not read in time.";
     Ready = Gauge "holdfast_ready" []
-        "1 once the ledger is recovered, the first scan done and each resource registered, refused or without a kubelet; never taken back.";
+        "1 once the ledger is recovered, the first scan done and each resource registered, \
+         refused or without a kubelet; it never returns to 0.";
     Reconciliations = Counter "holdfast_reconciliations_total" ["result"]
-        "Looks at the kubelet's checkpoint and pods, by result (changed, unchanged, or blind: no checkpoint could be read).";
+        "Reconciliations with the kubelet's checkpoint and pods, by result (changed, unchanged, \
+         or blind: no checkpoint could be read).";
     Contested = Gauge "holdfast_registration_contested" ["resource"]
-        "1 while another plugin seems to take the resource again and again.";
+        "1 while another plugin seems to register the resource repeatedly.";
     RegistrationDuration = Histogram "holdfast_registration_duration_seconds" ["resource"]
-        "From the begin of a registration to the kubelet's stream.";
+        "From the start of a registration to the kubelet's stream.";
     Registrations = Counter "holdfast_registrations_total" ["resource", "result"]
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
-        "Grants that were given back, by proof (pod_gone, handed_on, superseded or never_started).";
+        "Released grants by proof (pod_gone, handed_on, superseded or never_started).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
         "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]
@@ -152,7 +165,8 @@ table! {
     Scan = Histogram "holdfast_scan_duration_seconds" []
         "One scan of the node's hardware.";
     ScanUnread = Gauge "holdfast_scan_unread" []
-        "What the last scan of the host could not read; the devices that this concerns are taken to be as they were.";
+        "Objects of the host that the last scan could not read; the affected devices keep their \
+         last state.";
     Start = Gauge "holdfast_start_time_seconds" []
         "When the daemon started, in seconds since 1970.";
     StreamEnds = Counter "holdfast_stream_ends_total" ["resource", "reason"]

@@ -74,7 +74,7 @@ fn read(path: &std::path::Path) -> io::Result<Vec<u8>> {
     let problem = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
     // Opening a pipe would block.
     if !fs::metadata(path)?.is_file() {
-        return problem("it is no regular file");
+        return problem("it is not a regular file");
     }
     let mut token = Vec::new();
     File::open(path)?.take(TOKEN_BYTES_MAX + 1).read_to_end(&mut token)?;

@@ -285,7 +285,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
 
         std::fs::remove_dir_all(node.state()).unwrap();
         let mut daemon = node.start_daemon();
-        daemon.logged("they are back").await;
+        daemon.logged("the ledger lacked grants that the kubelet's checkpoint has").await;
         // The names come with the first scan of the pods' logs.
         daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
@@ -298,7 +298,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
             std::fs::write(path, bytes).unwrap();
         }
         let daemon = node.start_daemon();
-        daemon.logged("they are back").await;
+        daemon.logged("the ledger lacked grants that the kubelet's checkpoint has").await;
         daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
@@ -477,7 +477,7 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let output = node.output(&["who", "-o", "json"]);
         assert_eq!(rows(&serde_json::from_slice(&output.stdout).unwrap()), who);
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("no holdfast answers") && said.contains("journal"), "where it is from is said: {said}");
+        assert!(said.contains("no holdfast daemon answers") && said.contains("journal"), "where it is from is said: {said}");
         assert_eq!(node.output(&["status"]).status.code(), Some(1));
     });
 }

@@ -52,7 +52,7 @@ fn a_configuration_error_is_reported_with_its_line_and_the_valid_values() {
         (format!("{}replica = 2\n", resource("gpu")), vec!["line 5", "`replica`", "did you mean `replicas`?"]),
         (replaced("example.com/gpu", "gpu"), vec!["`…` is not a resource name", "`example.com/device`"]),
         (replaced("example.com/gpu", "Example.com/gpu"), vec!["resource `…`", "lower-case"]),
-        (resource("gpu").repeat(2), vec!["two resources are named `example.com/gpu`", "a name of its own"]),
+        (resource("gpu").repeat(2), vec!["two resources are named `example.com/gpu`", "give each resource its own name"]),
         (replaced("char", "gppu"), vec!["unknown value `…`", "did you mean `gpu`?"]),
         (replaced("/dev/gpu*", "gpu*"), vec!["`example.com/gpu`", "must begin with `/dev/`"]),
         ("[telemetry]\nlisten = \"everywhere\"\n".to_owned(), vec!["`telemetry.listen` is `…`", "such as"]),
@@ -172,7 +172,7 @@ fn an_invalid_command_line_is_answered_with_one_sentence() {
 fn verbs_without_a_daemon_or_a_ledger_name_the_missing_part() {
     let node = Node::with(&[]);
     let said = sentence(&mut node.command(&["status"]), exit::FAILURE);
-    assert!(said.contains("no holdfast answers on") && said.contains("control.sock") && said.contains("--run-dir"), "{said}");
+    assert!(said.contains("no holdfast daemon answers on") && said.contains("control.sock") && said.contains("--run-dir"), "{said}");
     for verb in [vec!["who"], vec!["ledger", "export"]] {
         let said = sentence(&mut node.command(&verb), exit::STATE);
         assert!(said.contains("no journal") && said.contains("--state-dir"), "{said}");
@@ -273,7 +273,7 @@ fn a_wrong_value_in_another_plugins_file_drops_only_its_own_resource() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(exit::FAILURE.into()), "{told}");
     assert!(
-        output.stdout.is_empty() && told.contains("(line 2, intel.com/a) is left out") && told.contains("no resource can be taken over"),
+        output.stdout.is_empty() && told.contains("(line 2, intel.com/a) is left out") && told.contains("no resource can be imported"),
         "{told}"
     );
 }

@@ -361,7 +361,7 @@ fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted()
         until(
             "the refusal",
             || shown(&node),
-            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses it: mounted at /data")),
+            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses the device: mounted at /data")),
         );
         assert!(!left(&node, "wiped").exists(), "what the host has mounted was wiped");
     });

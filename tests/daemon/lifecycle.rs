@@ -112,7 +112,7 @@ fn an_unread_log_pipe_blocks_nothing() {
         assert_eq!(soon("the end of the daemon", daemon.wait()).await.unwrap().code(), Some(0));
         let mut log = String::new();
         reader.read_to_string(&mut log).unwrap();
-        assert!(log.contains("the log was not read in time, and lines are lost lines="), "{log}");
+        assert!(log.contains("the log was not read in time, and lines were lost lines="), "{log}");
         assert!(log.trim_end().ends_with("INFO ended"), "{log}");
     });
 }

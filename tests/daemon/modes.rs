@@ -105,15 +105,15 @@ fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
         [node.path("run"), node.sockets()].iter().for_each(|path| fs::create_dir_all(path).unwrap());
         [node.state(), node.path("run"), node.sockets()].iter().for_each(|path| open(path));
         let daemon = node.start_daemon();
-        daemon.logged("the state directory was open to others; it is root's alone now").await;
-        daemon.logged("others could write into the run directory").await;
+        daemon.logged("the state directory was accessible to other users; its access is now restricted to root").await;
+        daemon.logged("the run directory was writable by other users; their write access is now removed").await;
         daemon.logged("ready").await;
         [node.state(), node.sockets()].iter().for_each(|path| is_private(path));
         assert_eq!(fs::metadata(node.path("run")).unwrap().mode() & 0o7777, 0o755, "nobody else exchanges the sockets in it");
         drop(daemon);
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
-        assert!(!daemon.log().iter().any(|line| line.contains("open to others")), "it is said once");
+        assert!(!daemon.log().iter().any(|line| line.contains("accessible to other users")), "it is said once");
     });
 }
 

@@ -258,12 +258,12 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
-        for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
+        for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration")] {
             let (node, ..) = node(config);
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
             offered(&kubelet, &gpu, GPUS - 1).await;
-            let line = daemon.logged("what only NVML tells is not known").await;
+            let line = daemon.logged("NVML is not available; the UUIDs of MIG instances").await;
             assert!(line.contains(why), "{line}");
             assert!(nvml_is_off(&node).unwrap().contains(why));
         }

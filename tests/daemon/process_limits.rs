@@ -261,7 +261,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         let waits = soon("an answer", api.pre_start_container(request.clone())).await.unwrap_err();
         assert!(waits.message().contains("it cannot be run: ") && waits.message().contains("the kubelet tries again"), "{waits}");
         daemon.signal(Signal::SIGHUP);
-        daemon.logged("was read anew").await;
+        daemon.logged("configuration reloaded").await;
         node.remove_device("sensor", 2);
         offered(&kubelet, &sensor, 2).await;
         offered(&kubelet, &name("example.com/lamp"), 1).await;

@@ -300,7 +300,7 @@ fn an_invalid_file_is_reported_and_the_last_valid_one_stays() {
         let table = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(table.contains(error), "{table}");
         assert!(metric("holdfast_config_last_reload_successful 0") && metric("holdfast_config_reloads_total{result=\"error\"} 1"));
-        daemon.logged("the last good one stays").await;
+        daemon.logged("keeping the previous one").await;
         allocate(&mut dial(&kubelet, &node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
 
         // A setting that needs a restart is reported as such, until it has its former value again.
@@ -353,7 +353,7 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
         offered(&kubelet, &name("example.com/disk"), 1).await;
         // A bad version changes nothing, the next good one applies.
         publish(&volume, "..3", &[("config.toml", "nonsense")]);
-        daemon.logged("the last good one stays").await;
+        daemon.logged("keeping the previous one").await;
         publish(&volume, "..4", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
         crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good);
 

@@ -122,13 +122,13 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
         // the log.
         node.write_config(&config("rotated-secret-argument", "\"rotated-secret-value\""));
         daemon.signal(Signal::SIGHUP);
-        daemon.logged("was read anew").await;
+        daemon.logged("configuration reloaded").await;
         looked_at(&node, "rotated", address, &daemon.log()).await;
 
         // A number in place of a text.
         node.write_config(&config("swordfish", "424242424242"));
         daemon.signal(Signal::SIGHUP);
-        daemon.logged("the configuration is not taken").await;
+        daemon.logged("configuration rejected").await;
         looked_at(&node, "invalid", address, &daemon.log()).await;
         drop(daemon);
         // A start with this configuration; the service manager writes its sentence to the log.

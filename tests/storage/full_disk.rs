@@ -219,7 +219,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
             until_gauge(metrics, JOURNAL, 0.0);
             daemon.logged("an Allocate was refused").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(status.contains("new pods that ask for a device are refused, ") && status.contains(" so far: failed to "), "{status}");
+            assert!(status.contains("new pods that request a device are refused, ") && status.contains(" so far: failed to "), "{status}");
             assert!(gauge(metrics, "holdfast_journal_sync_failures_total").unwrap() > 0.0);
             assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
@@ -370,7 +370,7 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
             let status = node.json(&["status"]);
             assert!(status["ledger"]["not_durable"].as_u64() > Some(0), "{status}");
             let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(text.contains("in memory only"), "{text}");
+            assert!(text.contains("exist only in memory"), "{text}");
             disk.make_room();
             // By itself: the daemon may be the only one that knows of them.
             until_gauge(metrics, NOT_DURABLE, 0.0);

@@ -22,13 +22,13 @@ const HANDOVER_DEADLINE: Duration = Duration::from_secs(180);
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 
 /// The error when the daemon ends while it sends its ledger.
-const CUT_SHORT: &str = "it ended before everything was told";
+const INCOMPLETE: &str = "the answer was incomplete";
 
 /// Why the daemon could not be queried.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// No daemon runs.
-    #[error("no holdfast answers on `{}`: {source}", path.display())]
+    #[error("no holdfast daemon answers on `{}`: {source}", path.display())]
     Absent {
         /// The control socket.
         path: PathBuf,
@@ -36,7 +36,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The daemon answered with an error, or with an answer that does not fit the request.
-    #[error("holdfast on `{}` cannot answer: {why}", path.display())]
+    #[error("the holdfast daemon on `{}` cannot answer: {why}", path.display())]
     Failed {
         /// The control socket.
         path: PathBuf,
@@ -66,12 +66,12 @@ pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
 /// # Errors
 /// As [`get`].
 pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
-    let ask = async |stream| {
+    let query = async |stream| {
         let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
         let request = hyper::Request::post("/v1/devices").header("content-type", "application/json");
         in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
     };
-    with(run_dir, ask).await
+    with(run_dir, query).await
 }
 
 /// Makes the daemon of `run_dir` hand over to another binary. Returns when that instance serves.
@@ -79,23 +79,23 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
 /// # Errors
 /// As [`get`]. The former daemon then continues to serve, unless its error states otherwise.
 pub async fn hand_over(run_dir: &Path, upgrade: &Upgrade) -> Result<Installed, ControlError> {
-    let ask = async |stream| {
+    let query = async |stream| {
         let upgrade = serde_json::to_vec(upgrade).map_err(|error| error.to_string())?;
         let request = hyper::Request::post("/v1/handover").header("content-type", "application/json");
         let body = in_time(HANDOVER_DEADLINE, send(stream, "/v1/handover", request, upgrade)).await??;
         let body = in_time(ANSWER_DEADLINE, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
-        serde_json::from_slice(&body).map_err(not_understood)
+        serde_json::from_slice(&body).map_err(invalid_answer)
     };
-    with(run_dir, ask).await
+    with(run_dir, query).await
 }
 
 async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadline: Duration) -> Result<T, ControlError> {
-    let ask = async |stream| {
-        let body = in_time(deadline, ask(stream, resource)).await??;
+    let query = async |stream| {
+        let body = in_time(deadline, query(stream, resource)).await??;
         let body = in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
-        serde_json::from_slice(&body).map_err(not_understood)
+        serde_json::from_slice(&body).map_err(invalid_answer)
     };
-    with(run_dir, ask).await
+    with(run_dir, query).await
 }
 
 /// Reads the ledger of the daemon of `run_dir`, until the end or until `take` returns false.
@@ -104,19 +104,19 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
 /// # Errors
 /// As [`get`]; [`ControlError::Absent`] only before the first line was read.
 pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, ControlError> {
-    let mut has_told = false;
-    let ask = async |stream| {
-        let mut body = in_time(ANSWER_DEADLINE, ask(stream, "/v1/ledger")).await??;
+    let mut has_read = false;
+    let query = async |stream| {
+        let mut body = in_time(ANSWER_DEADLINE, query(stream, "/v1/ledger")).await??;
         let mut unread: Vec<u8> = Vec::new();
         while let Some(frame) = in_time(ANSWER_DEADLINE, body.frame()).await? {
             let frame = frame.map_err(|error| error.to_string())?.into_data().unwrap_or_default();
             unread.extend_from_slice(&frame);
             let whole = unread.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
             for line in unread[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-                match serde_json::from_slice(line).map_err(not_understood)? {
-                    Line::Told(told) => {
-                        has_told = true;
-                        if !take(told) {
+                match serde_json::from_slice(line).map_err(invalid_answer)? {
+                    Line::Part(part) => {
+                        has_read = true;
+                        if !take(part) {
                             return Ok(LedgerEnd::default());
                         }
                     }
@@ -125,16 +125,16 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> 
             }
             unread.drain(..whole);
         }
-        Err(CUT_SHORT.to_owned())
+        Err(INCOMPLETE.to_owned())
     };
-    with(run_dir, ask).await.map_err(|error| match error {
-        ControlError::Absent { path, .. } if has_told => ControlError::Failed { path, why: CUT_SHORT.to_owned() },
+    with(run_dir, query).await.map_err(|error| match error {
+        ControlError::Absent { path, .. } if has_read => ControlError::Failed { path, why: INCOMPLETE.to_owned() },
         error => error,
     })
 }
 
-/// Connects and runs `ask`. An error names the socket that could not answer.
-async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, String>) -> Result<T, ControlError> {
+/// Connects and runs `query`. An error names the socket that could not answer.
+async fn with<T>(run_dir: &Path, query: impl AsyncFnOnce(UnixStream) -> Result<T, String>) -> Result<T, ControlError> {
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
@@ -142,11 +142,11 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
         Err(error) => {
             return Err(ControlError::Failed {
                 path,
-                why: format!("{error}; only root and whoever runs the daemon may ask: try it with `sudo`"),
+                why: format!("{error}; only root and the user of the daemon have access, so use `sudo`"),
             });
         }
     };
-    match ask(stream).await {
+    match query(stream).await {
         Ok(answer) => Ok(answer),
         // The daemon may have died while it answered, and then no daemon is left.
         Err(why) => match UnixStream::connect(&path).await {
@@ -161,7 +161,7 @@ fn is_absence(error: &io::Error) -> bool {
 }
 
 /// Sends a GET request for a resource. Returns the body of the answer.
-async fn ask(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
+async fn query(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
     send(stream, resource, hyper::Request::get(resource), Vec::new()).await
 }
 
@@ -177,7 +177,10 @@ async fn send(stream: UnixStream, resource: &str, request: hyper::http::request:
     }
     let body = answer.into_body().collect().await.map_err(|e| e.to_string())?.to_bytes();
     if status == hyper::StatusCode::NOT_FOUND {
-        return Err(format!("it does not know `{resource}`: it is of another version than this `holdfast`"));
+        return Err(format!(
+            "it does not support `{resource}`; use a `holdfast` of the same version as the \
+             daemon"
+        ));
     }
     Err(String::from_utf8_lossy(&body).into_owned())
 }
@@ -187,8 +190,8 @@ async fn in_time<T>(deadline: Duration, answer: impl Future<Output = T>) -> Resu
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
-fn not_understood(error: serde_json::Error) -> String {
-    format!("its answer is not understood: {error}")
+fn invalid_answer(error: serde_json::Error) -> String {
+    format!("its answer is invalid: {error}")
 }
 
 #[cfg(test)]
@@ -198,30 +201,30 @@ mod tests {
     use tokio::net::UnixListener;
 
     /// The result of a request to a daemon that sends this answer and then dies.
-    async fn asked(says: &str) -> Result<LedgerEnd, ControlError> {
+    async fn answered(answer: &str) -> Result<LedgerEnd, ControlError> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket_path(dir.path())).unwrap();
         let daemon = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.read_exact(&mut [0; 16]).await.unwrap();
-            stream.write_all(says.as_bytes()).await.unwrap();
+            stream.write_all(answer.as_bytes()).await.unwrap();
             drop(listener);
         };
         tokio::join!(read_ledger(dir.path(), |_| true), daemon).0
     }
 
     #[tokio::test]
-    async fn a_daemon_that_dies_over_a_question_is_absent_unless_it_has_told_something() {
-        let error = asked("").await.unwrap_err();
+    async fn a_daemon_that_dies_before_its_first_line_is_absent() {
+        let error = answered("").await.unwrap_err();
         assert!(matches!(error, ControlError::Absent { .. }), "{error}");
-        let line = serde_json::to_string(&Line::Told(Told::Notes {
+        let line = serde_json::to_string(&Line::Part(Told::Notes {
             names: std::collections::BTreeMap::new(),
             listed: crate::domain::Listed::default(),
             owed: crate::domain::Owed::default(),
             verdicts: crate::domain::Verdicts::default(),
         }));
-        let told = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());
-        let error = asked(&told).await.unwrap_err();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());
+        let error = answered(&answer).await.unwrap_err();
         assert!(matches!(error, ControlError::Failed { .. }), "{error}");
     }
 }

@@ -1,15 +1,17 @@
-//! Runs the hooks after release: asked by what the ledger publishes as due, telling it what became of each run.
+//! Runs the hooks after release. The ledger publishes the due hooks, and gets the result of each
+//! run.
 //!
 //! ```text
 //!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (a thread)
-//!      ▲                              ▲  inventory: is the device there?    │
+//!      ▲                              ▲  inventory: is the device present?  │
 //!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
 //! ```
 //!
-//! What is owed is the ledger's, durable, and outlives everything here: a daemon that is killed between a release and its
-//! hook runs it at its next start, and one that is killed between a run and its record runs it twice. A hook of which the
-//! record cannot be written is run again too. Each device has one run at a time; a device that is not there waits for its
-//! return, since there is nothing to be reset or wiped, and it may come back as it was left.
+//! Due hooks are durable in the ledger. A daemon that is killed between a release and its hook runs
+//! the hook at its next start. A daemon that is killed between a run and its record runs the hook
+//! twice. If the record cannot be written, the hook runs again too. Each device has one run at a
+//! time. An absent device cannot be reset or wiped, and it may come back unchanged. So its hook
+//! waits for its return.
 
 mod schedule;
 
@@ -25,14 +27,15 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long the ledger may take to write down what became of a run, before that is said and it is told again.
+/// How long the ledger may take to record the result of a run, before that is logged and the result
+/// is sent again.
 const RECORD_DEADLINE: Duration = Duration::from_secs(10);
-/// Until a hook is tried again for which the system has no room.
-const ROOM_AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// When nothing is due, to look again all the same: nothing depends on it.
+/// The pause before a hook is tried again that could not start for lack of processes or memory.
+const RETRY_START_AFTER: Duration = Duration::from_secs(2);
+/// The wait when no hook is due. Every change causes an event, so nothing depends on its length.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Runs them.
+/// The runner of hooks.
 #[derive(Debug)]
 pub(super) struct Runner {
     pub(super) performer: Performer,
@@ -43,7 +46,7 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Runs until the daemon ends; then what runs is killed, and stays owed.
+    /// Runs until the daemon ends. Hooks that still run then are killed, and stay due.
     pub(super) async fn run(mut self) {
         let mut schedule = Schedule::default();
         let (mut runs, mut running) = (JoinSet::new(), BTreeMap::new());
@@ -60,7 +63,7 @@ impl Runner {
                 changed = self.due.changed() => if changed.is_err() { return },
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 Some(ended) = runs.join_next_with_id() => {
-                    // A panic has been logged, and is a failure that nobody has written down.
+                    // A panic was logged. It is a failure that the ledger did not record.
                     let task = ended.map_or_else(|error| error.id(), |(task, ())| task);
                     if let Some(key) = running.remove(&task) {
                         schedule.ended(&key, host::now().boot);
@@ -74,50 +77,52 @@ impl Runner {
 
 /// One run, and its record.
 async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
-    let Run { key, owed, hook, device } = run;
+    let Run { key, pending, hook, device } = run;
     let sharer = sharer(&grants.borrow(), &hook, &device);
-    let sharer = sharer.map(|alloc_id| format!("grant {alloc_id} has another part of its PCI function, which a reset would hit"));
-    // What was wiped for the next pod would be the host's.
+    let sharer = sharer.map(|alloc_id| format!("a reset would also reset another part of its PCI function, which grant {alloc_id} holds"));
+    // A hook would reset or wipe a device that the host uses.
     let used = || match hardware::used_for(performer.host_root(), &device) {
-        Ok(used) => used.map(|by| format!("the host uses it: {by}")),
-        Err(failure) => Some(format!("it is not known whether the host uses it: {failure}")),
+        Ok(used) => used.map(|by| format!("the host uses the device: {by}")),
+        Err(failure) => Some(format!("cannot check whether the host uses the device: {failure}")),
     };
     let result = match sharer.or_else(used) {
         Some(why) => Err(why),
-        None => perform(&performer, &hook, &owed, device).await,
+        None => perform(&performer, &hook, &pending, device).await,
     };
-    let message = HookEnded { hook: owed, result };
+    let message = HookEnded { hook: pending, result };
     loop {
         match ended.call(message.clone(), RECORD_DEADLINE).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => {
-                return tracing::warn!(device = %key.1, %error, "the end of a hook cannot be written down; it will be run again");
+                return tracing::warn!(device = %key.1, %error, "cannot record the end of a hook; the hook will run again");
             }
-            // It may be written down any moment, and somebody start with the device: nothing is run beside that.
-            Err(error @ CallError::TimedOut(..)) => tracing::warn!(device = %key.1, %error, "the end of a hook is not written down yet"),
-            Err(error @ CallError::GivenUp(_)) => return tracing::warn!(device = %key.1, %error, "the end of a hook is not written down"),
+            // The result may be recorded at any time, and then a pod may start with the device. So
+            // the hook does not run again here.
+            Err(error @ CallError::TimedOut(..)) => tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet"),
+            Err(error @ CallError::GivenUp(_)) => return tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded"),
         }
     }
 }
 
-/// One that the system has no room for has not failed: it waits, and is tried again.
-async fn perform(performer: &Performer, hook: &Hook, owed: &OwedHook, device: Arc<Device>) -> Result<(), String> {
-    let OwedHook { resource, alloc_id, pod, container, .. } = owed.clone();
+/// A hook that could not start for lack of processes or memory has not failed: it is tried again.
+async fn perform(performer: &Performer, hook: &Hook, pending: &OwedHook, device: Arc<Device>) -> Result<(), String> {
+    let OwedHook { resource, alloc_id, pod, container, .. } = pending.clone();
     let occasion = Occasion { phase: Phase::AfterRelease, resource, device, alloc_id: Some(alloc_id), pod, container };
     loop {
         match performer.perform(hook, &occasion).await {
-            Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(ROOM_AGAIN_AFTER).await,
+            Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(RETRY_START_AFTER).await,
             ended => return ended.map_err(|error| error.to_string()),
         }
     }
 }
 
-/// A grant that a reset would hit, although it does not have the device itself: whoever has that is held back.
+/// A grant of another part of the PCI function, which a reset of this device would also reset. The
+/// holder of the device itself cannot start before the hook has ended.
 fn sharer(grants: &[Arc<Grant>], hook: &Hook, device: &Device) -> Option<String> {
     let function = device.pci.as_ref().filter(|_| *hook == Hook::Reset)?.address.to_string();
     let has_it = |grant: &&Arc<Grant>| {
-        let is_hit = |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
-        grant.is_live() && grant.devices.iter().any(is_hit)
+        let is_reset = |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
+        grant.is_live() && grant.devices.iter().any(is_reset)
     };
     grants.iter().find(has_it).map(|grant| grant.alloc_id.to_string())
 }

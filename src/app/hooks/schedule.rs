@@ -1,45 +1,45 @@
-//! When a hook that is due is run: at once, and after a failure later and later, or on new evidence. Pure.
+//! When a due hook runs: at once, after a failure with growing pauses, or on new evidence. Pure.
 
 use crate::domain::{Device, DeviceId, Due, Health, Hook, Inventory, OwedHook, Reason, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The wait after the first failure. It doubles with each.
+/// The wait after the first failure. It doubles with each further one.
 const RETRY_MIN: Duration = Duration::from_secs(2);
 /// The longest wait.
 const RETRY_MAX: Duration = Duration::from_secs(600);
 
-/// Which device of which resource.
+/// A resource and one of its devices.
 pub(super) type Key = (ResourceName, DeviceId);
 
-/// A run that is to begin.
+/// A run to begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) key: Key,
-    pub(super) owed: OwedHook,
+    pub(super) pending: OwedHook,
     pub(super) hook: Hook,
     pub(super) device: Arc<Device>,
 }
 
-/// What is known of the runs of this process. A new process begins at once with everything: its start is new evidence.
+/// The runs of this process. A new process begins every due run at once: its start is new evidence.
 #[derive(Debug, Default)]
 pub(super) struct Schedule(BTreeMap<Key, Known>);
 
 #[derive(Debug)]
 struct Known {
-    /// The release that it is for.
-    owed: OwedHook,
+    /// The due hook, with its release.
+    pending: OwedHook,
     runs: u32,
     state: State,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// The device is not there.
+    /// The device is absent.
     Absent,
     Running,
-    /// The last run has ended then. That it is due still means that it has failed.
+    /// The last run ended at this time. If the hook is still due, the run failed.
     Ended(Duration),
 }
 
@@ -49,23 +49,23 @@ impl Schedule {
         let is_due = |(resource, device): &Key| due.get(resource, device).is_some();
         self.0.retain(|key, known| known.state == State::Running || is_due(key));
         let mut runs = Vec::new();
-        for owed in due.all() {
-            let key = (owed.resource.clone(), owed.device.clone());
-            let found = found(inventory, owed);
-            let known = self.0.get(&key).filter(|known| known.state == State::Running || known.owed.alloc_id == owed.alloc_id);
+        for pending in due.all() {
+            let key = (pending.resource.clone(), pending.device.clone());
+            let found = found(inventory, pending);
+            let known = self.0.get(&key).filter(|known| known.state == State::Running || known.pending.alloc_id == pending.alloc_id);
             let begins = match known.map(|known| (&known.state, known.runs)) {
                 Some((State::Running, _)) => continue,
                 Some((State::Ended(at), runs)) => now >= *at + wait(runs),
-                // Due for the first time, or its device is back.
+                // Due for the first time, or its device has returned.
                 Some((State::Absent, _)) | None => true,
             };
             let runs_before = known.map_or(0, |known| known.runs);
             match found {
-                None => drop(self.0.insert(key, Known { owed: owed.clone(), runs: runs_before, state: State::Absent })),
+                None => drop(self.0.insert(key, Known { pending: pending.clone(), runs: runs_before, state: State::Absent })),
                 Some((hook, device)) if begins => {
-                    let known = Known { owed: owed.clone(), runs: runs_before.saturating_add(1), state: State::Running };
+                    let known = Known { pending: pending.clone(), runs: runs_before.saturating_add(1), state: State::Running };
                     self.0.insert(key.clone(), known);
-                    runs.push(Run { key, owed: owed.clone(), hook, device });
+                    runs.push(Run { key, pending: pending.clone(), hook, device });
                 }
                 Some(_) => {}
             }
@@ -87,18 +87,18 @@ impl Schedule {
     }
 }
 
-/// The wait after so many runs.
+/// The wait after this number of runs.
 fn wait(runs: u32) -> Duration {
     RETRY_MIN.saturating_mul(2_u32.saturating_pow(runs.saturating_sub(1))).min(RETRY_MAX)
 }
 
-/// The hook and the device, where both are there.
-fn found(inventory: &Inventory, owed: &OwedHook) -> Option<(Hook, Arc<Device>)> {
-    let offering = inventory.resources.get(&owed.resource)?;
+/// The hook and the device, if both exist.
+fn found(inventory: &Inventory, pending: &OwedHook) -> Option<(Hook, Arc<Device>)> {
+    let offering = inventory.resources.get(&pending.resource)?;
     let hook = offering.spec.hooks.after_release.clone()?;
-    let is_there = |health: Health| health.reason() != Some(Reason::DeviceGone);
+    let is_present = |health: Health| health.reason() != Some(Reason::DeviceGone);
     let mut offered = offering.devices.values();
-    let found = offered.find(|offered| offered.device.id == owed.device && is_there(offered.health))?;
+    let found = offered.find(|offered| offered.device.id == pending.device && is_present(offered.health))?;
     Some((hook, Arc::clone(&found.device)))
 }
 
@@ -151,7 +151,7 @@ mod tests {
     }
 
     const PENDING: Health = Health::Unhealthy(Reason::HookPending);
-    const GONE: Health = Health::Unhealthy(Reason::DeviceGone);
+    const ABSENT: Health = Health::Unhealthy(Reason::DeviceGone);
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_run_at_once_and_after_a_failure_later_and_later() {
+    fn a_due_hook_runs_at_once_and_after_failures_with_growing_pauses() {
         let (mut schedule, due, inventory) =
             (Schedule::default(), due(&[("a", "1"), ("b", "2")]), inventory(&[("a", PENDING), ("b", PENDING)]));
         assert_eq!(started(&schedule.start(&due, &inventory, at(0))), ["a", "b"]);
@@ -183,43 +183,44 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_waits_for_its_return_which_ends_the_wait_of_a_failure_too() {
+    fn the_hook_of_an_absent_device_runs_at_its_return() {
         let (mut schedule, due) = (Schedule::default(), due(&[("a", "1")]));
         assert!(schedule.start(&due, &inventory(&[]), at(0)).is_empty());
-        assert!(schedule.start(&due, &inventory(&[("a", GONE)]), at(1)).is_empty());
-        assert_eq!(schedule.next_deadline(), None, "no time brings it back");
+        assert!(schedule.start(&due, &inventory(&[("a", ABSENT)]), at(1)).is_empty());
+        assert_eq!(schedule.next_deadline(), None, "an absent device has no deadline");
         assert_eq!(started(&schedule.start(&due, &inventory(&[("a", PENDING)]), at(2))), ["a"]);
         schedule.ended(&key("a"), at(3));
         assert!(schedule.start(&due, &inventory(&[("a", PENDING)]), at(4)).is_empty());
-        assert!(schedule.start(&due, &inventory(&[("a", GONE)]), at(4)).is_empty());
+        assert!(schedule.start(&due, &inventory(&[("a", ABSENT)]), at(4)).is_empty());
         assert_eq!(started(&schedule.start(&due, &inventory(&[("a", PENDING)]), at(4))), ["a"]);
     }
 
     #[test]
-    fn another_release_begins_anew_but_not_beside_a_run() {
+    fn another_release_starts_a_run_but_not_during_a_run() {
         let (mut schedule, inventory) = (Schedule::default(), inventory(&[("a", PENDING)]));
         assert_eq!(started(&schedule.start(&due(&[("a", "1")]), &inventory, at(0))), ["a"]);
         assert!(schedule.start(&due(&[("a", "2")]), &inventory, at(0)).is_empty());
         schedule.ended(&key("a"), at(1));
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(1))), ["a"]);
-        // What is due no more is forgotten.
+        // A hook that is no longer due is removed from the schedule.
         schedule.ended(&key("a"), at(2));
         assert!(schedule.start(&Due::default(), &inventory, at(2)).is_empty());
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(2))), ["a"]);
     }
 
     proptest! {
-        /// Whatever happens, a device has one run at a time, and one that is there and due gets a run within the longest wait.
+        /// In any history a device has one run at a time, and a present device with a due hook gets a
+        /// run within the longest wait.
         #[test]
-        fn every_device_that_is_there_gets_its_run_and_one_at_a_time(steps in prop::collection::vec((0..5_u8, 0..3_u8, 1..100_u64), 0..80)) {
+        fn every_present_device_gets_its_run_and_one_at_a_time(steps in prop::collection::vec((0..5_u8, 0..3_u8, 1..100_u64), 0..80)) {
             let (mut schedule, mut now, mut running) = (Schedule::default(), at(0), false);
-            let (mut alloc, mut is_due, mut is_there) = (0, true, true);
-            let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_there: bool, running: &mut bool| {
+            let (mut alloc, mut is_due, mut is_present) = (0, true, true);
+            let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_present: bool, running: &mut bool| {
                 let alloc = alloc.to_string();
                 let due = if is_due { due(&[("a", &alloc)]) } else { Due::default() };
-                let runs = schedule.start(&due, &inventory(&[("a", if is_there { PENDING } else { GONE })]), now);
+                let runs = schedule.start(&due, &inventory(&[("a", if is_present { PENDING } else { ABSENT })]), now);
                 if !runs.is_empty() {
-                    assert!(!*running && is_due && is_there && runs.len() == 1);
+                    assert!(!*running && is_due && is_present && runs.len() == 1);
                     *running = true;
                 }
             };
@@ -227,7 +228,7 @@ mod tests {
                 now += at(seconds);
                 match kind {
                     0 => is_due = flag > 0,
-                    1 => is_there = flag > 0,
+                    1 => is_present = flag > 0,
                     2 => alloc += u64::from(flag),
                     3 if running => {
                         schedule.ended(&key("a"), now);
@@ -235,7 +236,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                step(&mut schedule, now, alloc, is_due, is_there, &mut running);
+                step(&mut schedule, now, alloc, is_due, is_present, &mut running);
             }
             if running {
                 schedule.ended(&key("a"), now);

@@ -1,7 +1,7 @@
 //! The page as text: no scripts, no other files, and all input escaped.
 
 use super::kubelet_since;
-use crate::app::{DeviceReport, Problem, ResourceReport, Status, verdict};
+use crate::app::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
 use crate::domain::{Grant, Timestamp};
 use crate::picture::Holder;
 use crate::picture::markup::escape;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The style sheet.
-pub(super) const LOOKS: &str = include_str!("looks.css");
+pub(super) const STYLE: &str = include_str!("style.css");
 /// Rows of a table. A longer table is not readable on a page; the verbs print all rows.
 const ROWS_MAX: usize = 128;
 /// Events on the page.
@@ -29,34 +29,34 @@ pub(super) struct Facts<'a> {
 }
 
 /// Writes the page, which is also valid XML.
-pub(super) fn page(facts: &Facts<'_>, looks: &str) -> String {
+pub(super) fn page(facts: &Facts<'_>, style: &str) -> String {
     let Facts { status, devices, grants, picture, refresh, now, .. } = facts;
     let problems = status.problems();
-    let title = verdict(&problems);
+    let title = problem_summary(&problems);
     let again = refresh.map(|seconds| format!("<meta http-equiv=\"refresh\" content=\"{seconds}\"/>\n")).unwrap_or_default();
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n{again}\
-         <title>holdfast: {}</title>\n<style>\n{looks}</style>\n</head>\n<body>\n<header>\n<h1>holdfast</h1>\n",
+         <title>holdfast: {}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<header>\n<h1>holdfast</h1>\n",
         escape(&title)
     );
     let class = if problems.is_empty() { "good" } else { "bad" };
     let sign = if problems.is_empty() { "✓" } else { "✗" };
     add(&mut html, format_args!("<p class=\"verdict {class}\">{sign} {}</p>\n", escape(&title)));
-    html += &wrong(&problems);
-    html += &about(facts);
+    html += &problem_list(&problems);
+    html += &summary(facts);
     html += "</header>\n<main>\n";
     html += &section("Resources", &resources(&status.resources));
     html += &section("Devices", &all_devices(devices));
     html += &section("Holders", &holders(grants));
     html += &section("Events", &events(facts));
-    html += &section("Where they are", &format!("<div class=\"picture\">{picture}</div>\n"));
+    html += &section("Topology", &format!("<div class=\"picture\">{picture}</div>\n"));
     let every = [5, 30].map(|seconds| format!("<code>?refresh={seconds}</code>")).join(" or ");
     add(
         &mut html,
         format_args!(
-            "</main>\n<footer>As of {}. {every} loads it anew by itself. Beside it: <code>/metrics</code>, <code>/healthz</code>, \
-             <code>/readyz</code>; more by <code>holdfast status</code>, <code>who</code>, <code>history</code>.</footer>\n</body>\n</html>\n",
+            "</main>\n<footer>As of {}. Add {every} to reload it automatically. See also <code>/metrics</code>, <code>/healthz</code>, \
+             <code>/readyz</code>, and the verbs <code>holdfast status</code>, <code>who</code>, <code>history</code>.</footer>\n</body>\n</html>\n",
             now.to_seconds()
         ),
     );
@@ -78,7 +78,7 @@ fn prose(text: &str) -> String {
     parts.map(|(n, part)| if n % 2 == 1 { format!("<code>{}</code>", escape(part)) } else { escape(part) }).collect()
 }
 
-fn wrong(problems: &[Problem]) -> String {
+fn problem_list(problems: &[Problem]) -> String {
     if problems.is_empty() {
         return String::new();
     }
@@ -88,7 +88,7 @@ fn wrong(problems: &[Problem]) -> String {
     format!("<ul class=\"problems\">\n{}{more}</ul>\n", problems.iter().take(ROWS_MAX).map(item).collect::<String>())
 }
 
-fn about(facts: &Facts<'_>) -> String {
+fn summary(facts: &Facts<'_>) -> String {
     let Status { version, uptime_seconds, ready, ledger, resources, .. } = facts.status;
     let uptime = humantime::format_duration(Duration::from_secs(*uptime_seconds)).to_string();
     let registered = resources.iter().filter(|resource| resource.registered).count();
@@ -98,10 +98,10 @@ fn about(facts: &Facts<'_>) -> String {
         }
         format!("present since {}, {registered} of {} resources registered", since.to_seconds(), resources.len())
     });
-    let kept = match (ledger.journal, ledger.database) {
-        (true, true) => "both copies are kept".to_owned(),
-        (true, false) => "one copy of two is kept".to_owned(),
-        (false, _) if ledger.not_durable > 0 => format!("cannot be written; {} answers are in memory only", ledger.not_durable),
+    let written = match (ledger.journal, ledger.database) {
+        (true, true) => "both copies are written".to_owned(),
+        (true, false) => "only one of two copies is written".to_owned(),
+        (false, _) if ledger.not_durable > 0 => format!("cannot be written; {} grants exist only in memory", ledger.not_durable),
         (false, _) => "cannot be written".to_owned(),
     };
     let ready = if *ready { "ready" } else { "not ready yet" };
@@ -109,7 +109,7 @@ fn about(facts: &Facts<'_>) -> String {
         ("version", version.clone()),
         ("state", format!("{ready}, up {uptime}")),
         ("kubelet", kubelet),
-        ("ledger", kept),
+        ("ledger", written),
         ("configuration", facts.status.config.to_string()),
     ];
     let mut html = String::from("<dl>\n");
@@ -207,7 +207,7 @@ fn device_row(device: &DeviceReport) -> Vec<String> {
 fn holders(grants: &[Arc<Grant>]) -> String {
     let live: Vec<&Arc<Grant>> = grants.iter().filter(|grant| grant.is_live()).collect();
     if live.is_empty() {
-        return "<p class=\"soft\">Nobody holds a device.</p>\n".into();
+        return "<p class=\"soft\">No container holds a device.</p>\n".into();
     }
     let row = |grant: &&Arc<Grant>| {
         let devices = grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(", ");
@@ -230,7 +230,7 @@ fn holders(grants: &[Arc<Grant>]) -> String {
 fn events(facts: &Facts<'_>) -> String {
     let Facts { status, devices, grants, now, .. } = facts;
     let mut events = vec![(Timestamp(now.0.saturating_sub(status.uptime_seconds.saturating_mul(1000))), "holdfast has started".to_owned())];
-    events.extend(kubelet_since(status).map(|since| (since, "the kubelet has made its socket".to_owned())));
+    events.extend(kubelet_since(status).map(|since| (since, "the kubelet has created its socket".to_owned())));
     for device in *devices {
         for incident in &device.incidents {
             events.push((incident.at, format!("`{}` has failed: {incident}", device.id.replace('`', "'"))));

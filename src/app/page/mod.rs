@@ -7,7 +7,7 @@
 
 mod html;
 
-use self::html::{Facts, LOOKS};
+use self::html::{Facts, STYLE};
 use super::devices::reports;
 use super::{Status, Views};
 use crate::domain::{DeviceId, Timestamp};
@@ -65,7 +65,7 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
         refresh,
         now: host::now().wall,
     };
-    html::page(&facts, LOOKS)
+    html::page(&facts, STYLE)
 }
 
 /// The offered devices, each once, with the holders of its shares.
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_loaded_anew_as_often_as_is_sensible() {
+    fn the_refresh_interval_is_bounded() {
         let cases = [("refresh=5", Some(5)), ("a=b&refresh=60", Some(60)), ("refresh=0", None), ("refresh=1;url=//x", None), ("", None)];
         for (query, wanted) in cases {
             assert_eq!(refresh(query), wanted, "{query}");

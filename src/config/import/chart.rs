@@ -4,7 +4,7 @@
 use super::doc::{Doc, Is};
 use super::field::{Decoder, Field, join};
 use super::flags::{Flag, Flags};
-use super::source::{Candidate, Facts, Part, looks_right};
+use super::source::{Candidate, Facts, Part, may_be_file};
 use super::{ImportError, Peer};
 
 /// The kinds of objects that contain values, and the path of the values. Flux has them as a tree,
@@ -43,7 +43,7 @@ pub(super) fn values<'a>(objects: &[Field<'a>], texts: &'a [(String, Doc)]) -> V
 pub(super) fn texts(objects: &[Field<'_>]) -> Result<Vec<(String, Doc)>, ImportError> {
     let mut texts = Vec::new();
     for place in places(objects) {
-        if let Ok(text) = place.holding() {
+        if let Ok(text) = place.scalar_text() {
             let first = Doc::parse(&text.text, text.lines)?.into_iter().next();
             texts.extend(first.map(|doc| (place.path, doc)));
         }
@@ -67,21 +67,21 @@ fn places<'a>(objects: &[Field<'a>]) -> Vec<Field<'a>> {
 }
 
 /// Searches values for the plugin's file and its container, wherever the chart has them.
-pub(super) fn look<'a>(peer: Peer, facts: &Facts, values: &Field<'a>, found: &mut Found<'a>) {
-    look_in(peer, facts, &values.path, values.doc(), found);
+pub(super) fn search<'a>(peer: Peer, facts: &Facts, values: &Field<'a>, found: &mut Found<'a>) {
+    search_in(peer, facts, &values.path, values.doc(), found);
 }
 
-fn look_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut Found<'a>) {
+fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut Found<'a>) {
     let mut candidate = |part| {
         let (of, key) = path.rsplit_once('.').unwrap_or(("the values", path));
         found.candidates.push(Candidate { key: key.to_owned(), of: of.to_owned(), part });
     };
     match &doc.is {
         Is::Null => {}
-        Is::Scalar(text) if text.text.contains(':') && looks_right(peer, &Part::Text(text)) => candidate(Part::Text(text)),
+        Is::Scalar(text) if text.text.contains(':') && may_be_file(peer, &Part::Text(text)) => candidate(Part::Text(text)),
         Is::Scalar(_) => {}
         _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
-        Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| look_in(peer, facts, &format!("{path}[{index}]"), doc, found)),
+        Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| search_in(peer, facts, &format!("{path}[{index}]"), doc, found)),
         Is::Map(map) => {
             // This may still be a plugin's file, so nothing of it is marked as read here.
             let image = doc.value("image");
@@ -96,7 +96,7 @@ fn look_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut 
                 found.nvidia.get_or_insert_with(|| Field::at(doc, Decoder::Yaml, path));
             }
             for (key, doc) in map.iter().filter(|(key, _)| !WORDS.contains(&&**key)) {
-                look_in(peer, facts, &join(path, key), doc, found);
+                search_in(peer, facts, &join(path, key), doc, found);
             }
         }
     }
@@ -134,14 +134,14 @@ pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Fla
         ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
     ];
     let Some(values) = &found.nvidia else { return };
-    let said = values.get("config").and_then(|config| config.get("default")).and_then(|name| name.text().ok());
-    if let Some(name) = said.filter(|name| !name.is_empty()) {
+    let default = values.get("config").and_then(|config| config.get("default")).and_then(|name| name.text().ok());
+    if let Some(name) = default.filter(|name| !name.is_empty()) {
         name.clone_into(usual);
     }
     let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
-    let said = VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
-    for (value, variable) in said.chain(root) {
-        if let Ok(scalar) = value.holding() {
+    let variables = VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
+    for (value, variable) in variables.chain(root) {
+        if let Ok(scalar) = value.scalar_text() {
             let of = Doc::new(value.line(), Is::Scalar(scalar.clone()));
             flags.variables.push(Flag { name: variable.to_owned(), value: of, path: value.path });
         }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_found_in_the_values_of_a_chart() {
+    fn a_file_is_found_in_chart_values() {
         const NVIDIA: &str = "config:\n  default: two\n  map:\n    one: |-\n      version: v1\n    two: |-\n      version: v1\n      flags:\n        migStrategy: none\n      sharing:\n        timeSlicing:\n          resources:\n          - name: nvidia.com/gpu\n            replicas: 5\ncompatWithCPUManager: true\nruntimeClassName: nvidia\n";
         const LIST: &str =
             "image: { repository: x/smarter-device-manager }\nconfig:\n- devicematch: ^ttyACM[0-9]*$\n  nummaxdevices: 1\nresources: {}\n";
@@ -195,27 +195,30 @@ mod tests {
             for text in forms(values) {
                 let Imported { toml, warnings, wrong } = imported(peer, &text);
                 assert!(expected.iter().all(|wanted| toml.contains(wanted)) && wrong == 0, "{text}\n{toml}");
-                assert!(!warnings.join("\n").contains("is not known"), "{text}\n{warnings:?}");
+                assert!(!warnings.join("\n").contains("is not a setting"), "{text}\n{warnings:?}");
             }
         }
-        let told = imported(Peer::Nvidia, &forms(NVIDIA)[1]).warnings.join("\n");
-        assert!(told.contains("the entry `two` is taken") && told.contains("takes another: `one`"), "{told}");
+        let warnings_text = imported(Peer::Nvidia, &forms(NVIDIA)[1]).warnings.join("\n");
+        assert!(
+            warnings_text.contains("the entry `two` is used") && warnings_text.contains("select another with `--key`: `one`"),
+            "{warnings_text}"
+        );
     }
 
     #[test]
-    fn what_is_wrong_in_values_is_told_with_its_line_there() {
+    fn a_wrong_value_is_reported_with_its_line_in_the_values() {
         const WRONG: &str = "config:\n- devicematch: ^a$\n  nummaxdevices: lots\n- devicematch: ^b$\n  nummaxdevices: 1\n  surplus: 1\n";
         for (text, line) in forms(WRONG).iter().zip([3, 8, 10, 6, 8, 9]) {
             let Imported { warnings, wrong, .. } = imported(Peer::Smarter, text);
-            let told = warnings.join("\n");
+            let warnings_text = warnings.join("\n");
             assert_eq!(wrong, 1);
-            assert!(told.contains(&format!("line {line}: `[0].nummaxdevices` is `lots`")), "{text}\n{told}");
-            assert!(told.contains(&format!("`[1].surplus` (line {}) is not known", line + 3)), "{text}\n{told}");
+            assert!(warnings_text.contains(&format!("line {line}: `[0].nummaxdevices` is `lots`")), "{text}\n{warnings_text}");
+            assert!(warnings_text.contains(&format!("`[1].surplus` (line {}) is not a setting", line + 3)), "{text}\n{warnings_text}");
         }
         let broken = "kind: HelmChart\nspec:\n  valuesContent: |\n    a: b\n    c: [\n";
         let error = import(Peer::Smarter, broken, None, None).unwrap_err().to_string();
         assert!(error.contains("neither YAML nor JSON"), "{error}");
         let nothing = import(Peer::Generic, &forms("replicas: 3\n")[1], None, None).unwrap_err().to_string();
-        assert_eq!(nothing, "there is no file of this plugin in it, only HelmRelease");
+        assert_eq!(nothing, "the input has no file of this plugin, only HelmRelease");
     }
 }

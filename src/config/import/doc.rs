@@ -198,7 +198,7 @@ impl<'a> Builder<'a> {
             Event::MappingStart(_, anchor, _) => (Doc::new(line, Is::Map(self.map(depth)?)), anchor),
             Event::Alias(anchor) => {
                 let meant = self.anchors.get(&anchor);
-                let meant = meant.ok_or_else(|| ImportError::new(format!("line {line}: an alias of something that holds it")))?;
+                let meant = meant.ok_or_else(|| ImportError::new(format!("line {line}: an alias refers to a node that contains it")))?;
                 let (nodes, bytes) = meant.size();
                 self.nodes += nodes;
                 self.copied += bytes;
@@ -248,7 +248,7 @@ impl<'a> Builder<'a> {
                     let is_merge = &*key == "<<" && style == ScalarStyle::Plain;
                     (key.into_owned(), is_merge)
                 }
-                _ => return Err(ImportError::new(format!("line {line}: a key is a text"))),
+                _ => return Err(ImportError::new(format!("line {line}: a key must be a text"))),
             };
             let (event, value_line) = self.expect()?;
             let mut value = self.node(event, value_line, depth + 1)?;
@@ -258,8 +258,8 @@ impl<'a> Builder<'a> {
                 merged.push(value);
                 continue;
             }
-            if let Some((_, former)) = places.insert(key.clone(), map.len()).and_then(|place| map.get(place)) {
-                former.state.set(State::Overruled(line));
+            if let Some((_, earlier)) = places.insert(key.clone(), map.len()).and_then(|place| map.get(place)) {
+                earlier.state.set(State::Overruled(line));
             }
             map.push((key, value));
         }
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_and_json_are_read_alike_and_what_nobody_read_is_told() {
+    fn yaml_and_json_are_read_alike_and_unread_parts_are_reported() {
         let yaml = "# a comment\na: &it { b: [1, 'x'], c: ~ }\nd: *it\ne: |\n  text\n";
         let json = "{\n\t\"a\": {\"b\": [1, \"x\"], \"c\": null},\n\t\"d\": {\"b\": [1, \"x\"], \"c\": null},\n\t\"e\": \"text\\n\"\n}\n";
         for text in [yaml, json] {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_may_be_laid_under_another_one() {
+    fn a_map_may_be_merged_into_another_one() {
         let doc = read("a: &a { x: 1, y: 2 }\nb: &b { y: 3, <<: *a }\nc: { <<: [*b, { z: 4 }], x: 5 }\n\"<<\": { w: 6 }\n").unwrap();
         let root = Field::root(&doc, Decoder::JsonOfYaml);
         let number = |of: &str, key: &str| root.get(of).and_then(|of| of.get(key)).map(|value| value.number().unwrap());
@@ -323,13 +323,13 @@ mod tests {
     fn every_mistake_has_its_line() {
         for (text, expected) in [
             ("a: [1\nb: 2", "line 2: neither YAML nor JSON: "),
-            ("? [a]\n: 1", "line 1: a key is a text"),
-            ("a: &x [*x]", "line 1: an alias of something that holds it"),
+            ("? [a]\n: 1", "line 1: a key must be a text"),
+            ("a: &x [*x]", "line 1: an alias refers to a node that contains it"),
             (&["[".repeat(40), "]".repeat(40)].concat(), "line 1: larger or deeper"),
             ("a: &x 1\n---\nb: *x", "line 3: neither YAML nor JSON"),
         ] {
-            let said = read(text).unwrap_err();
-            assert!(said.contains(expected), "{said}");
+            let problem = read(text).unwrap_err();
+            assert!(problem.contains(expected), "{problem}");
         }
         let bomb: String = (0..9)
             .map(|n| format!("a{n}: &a{n} [{}]\n", if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }))
@@ -347,22 +347,22 @@ mod tests {
         let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
         assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();
-        let said = Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
-        assert_eq!(said, "line 1: `a` is a list, where a text is expected");
+        let problem = Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
+        assert_eq!(problem, "line 1: `a` is a list, where a text is expected");
         let doc = read("\"a\\n\\e\": |\n  b: 1\n  c: 2\n").unwrap();
         let Is::Map(entries) = &doc.is else { panic!("{doc:?}") };
-        let said = Field::root(&doc, Decoder::Json).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
-        assert_eq!(said, "line 1: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
+        let problem = Field::root(&doc, Decoder::Json).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
+        assert_eq!(problem, "line 1: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
     }
 
     #[test]
-    fn the_lines_of_a_text_in_a_file_are_those_of_the_file() {
+    fn a_text_in_a_file_has_the_lines_of_the_file() {
         let file =
             "data:\n  a: |-\n    x: 1\n\n    y: [\n      2 ]\n  b: \"x: 1\\ny: 2\"\n  c: >\n    x: 1\n\n    y: 2\n  d: |2\n\n    x: 1\n";
         let doc = read(file).unwrap();
         let data = Field::root(&doc, Decoder::Yaml).get("data").unwrap();
         let lines = |key: &str, of: &str| {
-            let text = data.get(key).unwrap().holding().unwrap();
+            let text = data.get(key).unwrap().scalar_text().unwrap();
             let inner = Doc::parse(&text.text, text.lines).unwrap();
             let field = Field::root(&inner[0], Decoder::Yaml).get(of).unwrap();
             field.items().map_or(field.line(), |items| items[0].line())
@@ -370,12 +370,12 @@ mod tests {
         assert_eq!((lines("a", "x"), lines("a", "y")), (3, 6));
         assert_eq!((lines("b", "x"), lines("b", "y")), (7, 7));
         assert_eq!(lines("d", "x"), 14);
-        let folded = data.get("c").unwrap().holding().unwrap();
+        let folded = data.get("c").unwrap().scalar_text().unwrap();
         assert!(matches!(folded.lines, Lines::In(8 | 9)), "{:?}", folded.lines);
     }
 
     #[test]
-    fn a_hundred_thousand_keys_are_too_many_and_fifty_thousand_are_read_at_once() {
+    fn a_hundred_thousand_keys_are_too_many_and_fifty_thousand_are_read_quickly() {
         let keys = |count: usize| (0..count).map(|n| format!("k{n}: &x{n} 1\n")).collect::<String>();
         assert!(read(&keys(100_000)).unwrap_err().contains("larger or deeper"));
         let doc = read(&keys(49_000)).unwrap();

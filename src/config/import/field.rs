@@ -86,20 +86,20 @@ impl<'a> Field<'a> {
     /// The field below a key; `None` if it is absent or null.
     pub(super) fn get(&self, key: &str) -> Option<Field<'a>> {
         #[cfg(test)]
-        super::tests::asked(&join(&self.path, key));
+        super::tests::record_lookup(&join(&self.path, key));
         let Is::Map(map) = &self.doc.is else { return None };
-        let is_meant = |name: &str| if self.folds() { name.eq_ignore_ascii_case(key) } else { name == key };
+        let is_plugin_container = |name: &str| if self.folds() { name.eq_ignore_ascii_case(key) } else { name == key };
         let mut found: Option<&'a (String, Doc)> = None;
-        for entry in map.iter().filter(|(name, doc)| is_meant(name) && !matches!(doc.state.get(), State::Overruled(_))) {
+        for entry in map.iter().filter(|(name, doc)| is_plugin_container(name) && !matches!(doc.state.get(), State::Overruled(_))) {
             entry.1.state.set(State::Read);
             // Null never overrides another value.
-            let counts = |former: &(String, Doc)| !matches!(entry.1.is, Is::Null) && (!self.sorts() || former.0 <= entry.0);
+            let counts = |earlier: &(String, Doc)| !matches!(entry.1.is, Is::Null) && (!self.sorts() || earlier.0 <= entry.0);
             match found {
-                Some(former) if matches!(former.1.is, Is::Null) || counts(former) => {
-                    former.1.state.set(State::Overruled(entry.1.line));
+                Some(earlier) if matches!(earlier.1.is, Is::Null) || counts(earlier) => {
+                    earlier.1.state.set(State::Overruled(entry.1.line));
                     found = Some(entry);
                 }
-                Some(former) => entry.1.state.set(State::Overruled(former.1.line)),
+                Some(earlier) => entry.1.state.set(State::Overruled(earlier.1.line)),
                 None => found = Some(entry),
             }
         }
@@ -130,7 +130,7 @@ impl<'a> Field<'a> {
 
     /// The keys of a map and their fields, without null values.
     pub(super) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, ImportError> {
-        let Is::Map(map) = &self.doc.is else { return Err(self.wrong("keys and values")) };
+        let Is::Map(map) = &self.doc.is else { return Err(self.wrong("a mapping")) };
         let mut entries = Vec::with_capacity(map.len());
         for (key, doc) in map.iter().filter(|(_, doc)| !matches!(doc.state.get(), State::Overruled(_))) {
             doc.state.set(State::Read);
@@ -170,7 +170,7 @@ impl<'a> Field<'a> {
     }
 
     /// A text that contains a file, with its lines.
-    pub(super) fn holding(&self) -> Result<&'a Scalar, ImportError> {
+    pub(super) fn scalar_text(&self) -> Result<&'a Scalar, ImportError> {
         self.scalar().ok_or_else(|| self.wrong("a text"))
     }
 
@@ -200,7 +200,7 @@ impl<'a> Field<'a> {
     }
 
     /// Whether the value has a meaning: it is not an empty text, list or map, and not `false`.
-    pub(super) fn says_something(&self) -> bool {
+    pub(super) fn has_effect(&self) -> bool {
         match &self.doc.is {
             Is::Null => false,
             Is::Scalar(scalar) => !(scalar.text.is_empty() || scalar.is_plain && matches!(self.kind(), Some(Kind::Truth(false)))),
@@ -217,14 +217,14 @@ impl<'a> Field<'a> {
     /// The first `most` parts that were not read, and the number of further ones. Nodes below an
     /// unread node are not counted.
     pub(super) fn unread(&self, most: usize) -> (Vec<Unread>, usize) {
-        fn walk(path: &str, doc: &Doc, told: &mut dyn FnMut(&str, &Doc)) {
+        fn walk(path: &str, doc: &Doc, report: &mut dyn FnMut(&str, &Doc)) {
             if doc.state.get() != State::Read {
-                return told(path, doc);
+                return report(path, doc);
             }
             match &doc.is {
                 Is::Null | Is::Scalar(_) => {}
-                Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, told)),
-                Is::Map(map) => map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, told)),
+                Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, report)),
+                Is::Map(map) => map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, report)),
             }
         }
         let (mut unread, mut more) = (Vec::new(), 0);
@@ -247,7 +247,7 @@ impl<'a> Field<'a> {
             Is::Scalar(Scalar { text, is_plain: true, .. }) => format!("`{text}`"),
             Is::Scalar(Scalar { text, is_plain: false, .. }) => format!("the text `{text}`"),
             Is::List(_) => "a list".to_owned(),
-            Is::Map(_) => "keys and values".to_owned(),
+            Is::Map(_) => "a mapping".to_owned(),
         };
         let path = if self.path.is_empty() { "the file" } else { &self.path };
         ImportError::new(format!("line {}: `{path}` is {found}, where {wanted} is expected", self.doc.line))
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_as_the_plugins_decoder_finds_it() {
+    fn a_key_is_found_by_the_rules_of_the_decoder() {
         use Decoder::{Json, JsonOfYaml, Viper, Yaml};
         for (text, decoder, expected) in [
             ("{\"IsRdma\": true}", Json, Some(true)),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_is_what_the_plugins_decoder_makes_of_it() {
+    fn a_scalar_is_converted_by_the_rules_of_the_decoder() {
         use Decoder::{Json, JsonOfYaml, Viper, Yaml};
         let truth = |text: &str, decoder| Field::root(&doc(text), decoder).truth().ok();
         for decoder in [Json, JsonOfYaml, Viper, Yaml] {
@@ -360,8 +360,8 @@ mod tests {
             (text("101e", Json), text("'8086'", Json), text("15b3", Viper)),
             (Ok("101e".into()), Ok("8086".into()), Ok("15b3".into()))
         );
-        let said = "line 1: `the file` is `8086`, where a text in quotes is expected";
-        assert_eq!((text("8086", Json), text("8086", Viper)), (Err(said.into()), Err(said.into())));
+        let problem = "line 1: `the file` is `8086`, where a text in quotes is expected";
+        assert_eq!((text("8086", Json), text("8086", Viper)), (Err(problem.into()), Err(problem.into())));
         let exact = doc("8086");
         assert!(Field::root(&exact, JsonOfYaml).exact().text().is_err());
     }

@@ -36,7 +36,7 @@ impl Flags {
         for (name, variable) in variables(container) {
             // In charts the value is directly below the name.
             let value = variable.get("value").or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
-            match value.and_then(|value| value.holding().ok().map(|scalar| (value, scalar))) {
+            match value.and_then(|value| value.scalar_text().ok().map(|scalar| (value, scalar))) {
                 Some((value, scalar)) => {
                     let value_of = Doc::new(value.line(), Is::Scalar(unquoted(scalar, &scalar.text)));
                     self.variables.push(Flag { name, value: value_of, path: value.path });
@@ -124,7 +124,7 @@ fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
 fn words<'a>(container: &Field<'a>) -> Vec<(Field<'a>, Scalar)> {
     let list = |key: &str| container.get(key).and_then(|list| list.items().ok()).unwrap_or_default();
     let command = list("command").into_iter().skip(1);
-    let word = |field: Field<'a>| field.holding().ok().cloned().map(|word| (field, word));
+    let word = |field: Field<'a>| field.scalar_text().ok().cloned().map(|word| (field, word));
     command.chain(list("args")).filter_map(word).collect()
 }
 

@@ -36,13 +36,14 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     let flag = source.flags.last(&["domain"], "DOMAIN").map(|flag| flag.field(Decoder::JsonOfYaml));
     let domain = draft.setting(flag, |domain| domain.text().map(str::to_owned));
     let in_file = draft.setting(root.as_ref().and_then(|root| root.get("domain")), |domain| domain.text().map(str::to_owned));
-    let said = prefix.map(str::to_owned).or(domain).or(in_file);
-    let domain = said.unwrap_or_else(|| match source.image.as_deref().and_then(minor_version) {
+    let given = prefix.map(str::to_owned).or(domain).or(in_file);
+    let domain = given.unwrap_or_else(|| match source.image.as_deref().and_then(minor_version) {
         Some(version) if version >= NEW_DOMAIN.0 => NEW_DOMAIN.1.to_owned(),
         Some(_) => DOMAIN.to_owned(),
         None => {
             draft.warn(format!(
-                "no domain is given: `{DOMAIN}` is that of versions before 0.2, and later ones have `{}`; `--prefix` says it",
+                "no domain is given: `{DOMAIN}` is the default before version 0.2, and `{}` since \
+                 then; set it with `--prefix`",
                 NEW_DOMAIN.1
             ));
             DOMAIN.to_owned()
@@ -50,9 +51,9 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     });
     for elsewhere in &source.flags.elsewhere {
         if matches!(&*elsewhere.name, "domain" | "DOMAIN") {
-            draft.warn(format!("`{}` at {} has no value in the manifest; `--prefix` gives one", elsewhere.name, elsewhere.place));
+            draft.warn(format!("`{}` at {} has no value in the manifest; set it with `--prefix`", elsewhere.name, elsewhere.place));
         } else if elsewhere.name == "device" {
-            draft.warn(format!("`--device` at {} is left out: what it says is not in the manifest", elsewhere.place));
+            draft.warn(format!("`--device` at {} is left out: its value is not in the manifest", elsewhere.place));
         }
     }
     let flags = flags(source, draft);
@@ -61,10 +62,18 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     let devices = match (flags.as_slice(), listed) {
         ([], Ok(Some(devices))) => devices,
         ([], Err(error)) => return Err(error),
-        ([], Ok(None)) => return Err(ImportError::new("the container has no `--device` flag, and its file is not here")),
+        ([], Ok(None)) => {
+            return Err(ImportError::new(
+                "the container has no `--device` flag, and the input has no file of the plugin; \
+                 add its ConfigMap",
+            ));
+        }
         (flags, listed) => {
             if listed.is_ok_and(|listed| listed.is_some_and(|listed| !listed.is_empty())) {
-                draft.warn("the file's `devices` are left out: the container has `--device` flags, and the plugin takes these");
+                draft.warn(
+                    "the file's `devices` are left out: the container has `--device` flags, which \
+                     override them",
+                );
             }
             root.iter().for_each(Field::read_all);
             flags.to_vec()
@@ -83,7 +92,10 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
             }
         }
     }
-    draft.warn("ids are others here: drain the node before the change, so that no running pod holds one that is gone");
+    draft.warn(
+        "device ids change: drain the node before the change, so that no running pod holds an old \
+         id",
+    );
     for read in root.iter().chain(&flags) {
         draft.unknown(read, KEYS);
     }
@@ -103,7 +115,7 @@ fn flags(source: &Source, draft: &mut Draft) -> Vec<(String, Doc)> {
     for (n, flag) in source.flags.flags.iter().filter(|flag| flag.name == "device").enumerate() {
         let path = format!("--device[{n}]");
         let field = flag.field(Decoder::JsonOfYaml);
-        let parsed = field.holding().and_then(|Scalar { text, lines, .. }| Doc::parse(text, *lines));
+        let parsed = field.scalar_text().and_then(|Scalar { text, lines, .. }| Doc::parse(text, *lines));
         match parsed.map(|documents| documents.into_iter().next()) {
             Ok(Some(doc)) => devices.push((path, doc)),
             Ok(None) => draft.wrong(&format!("`{path}`"), &field.wrong("a device with a `name` and `groups`")),
@@ -147,38 +159,44 @@ struct Group {
 fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
     let name = name_of(device, domain)?;
     let groups = device.get("groups").ok_or_else(|| device.wrong("a `name` and `groups`"))?;
-    let (mut told, mut left_out): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
+    let (mut offered_groups, mut left_out): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
     for group in groups.items()? {
         match group_of(&group, draft)? {
-            Ok(group) => told.push(group),
+            Ok(group) => offered_groups.push(group),
             Err(why) => {
                 group.read_all();
                 left_out.push(why);
             }
         }
     }
-    let Some(first) = told.first() else { return Ok(Err(left_out.into_iter().next().unwrap_or_else(|| "it has no groups".into()))) };
-    if told.iter().any(|group| group.count != first.count) {
+    let Some(first) = offered_groups.first() else {
+        return Ok(Err(left_out.into_iter().next().unwrap_or_else(|| "it has no groups".into())));
+    };
+    if offered_groups.iter().any(|group| group.count != first.count) {
         return Ok(Err("its groups go to different numbers of containers, and a resource has one `replicas`".into()));
     }
-    if told.iter().any(|group| written(&group.mounts) != written(&first.mounts)) {
+    if offered_groups.iter().any(|group| written(&group.mounts) != written(&first.mounts)) {
         return Ok(Err("its groups have different mounts, and those of a resource go to every container".into()));
     }
     // A group that is left out does not affect the others: each has its own devices.
     left_out.iter().for_each(|why| draft.warn(format!("a group of {name} is left out: {why}")));
     let mut offered = resource(&name, "char");
     let (count, mounts) = (first.count, first.mounts.clone());
-    let mut paths: Vec<&String> = told.iter().filter_map(|group| group.one_path.as_ref()).collect();
-    let is_one = told.iter().any(|group| group.one_path.is_some() && group.path.get("host").and_then(Value::as_text).is_some_and(is_glob));
+    let mut paths: Vec<&String> = offered_groups.iter().filter_map(|group| group.one_path.as_ref()).collect();
+    let is_one =
+        offered_groups.iter().any(|group| group.one_path.is_some() && group.path.get("host").and_then(Value::as_text).is_some_and(is_glob));
     paths.sort();
     let is_one = is_one || paths.windows(2).any(|pair| pair[0] == pair[1]);
     let list = |tables: Vec<Table>| Is::List(tables.into_iter().map(|table| Value { place: None, is: Is::Table(table) }).collect());
-    set_from(&mut offered, "paths", list(told.into_iter().map(|group| group.path).collect()), &groups);
+    set_from(&mut offered, "paths", list(offered_groups.into_iter().map(|group| group.path).collect()), &groups);
     if count > 1 {
         set_from(&mut offered, "replicas", plain(count), &groups);
     }
     if is_one {
-        draft.warn(format!("{name}: a container may have one of them here, since all are the same path in it"));
+        draft.warn(format!(
+            "{name}: a container can have only one of these devices here, since all have the same \
+             path in it"
+        ));
         offered.set("per_container", text("one"));
     }
     if !mounts.is_empty() {
@@ -192,7 +210,7 @@ fn written(mounts: &[Table]) -> String {
 }
 
 fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String>, ImportError> {
-    if let Some(usb) = group.get("usb").filter(Field::says_something) {
+    if let Some(usb) = group.get("usb").filter(Field::has_effect) {
         return Ok(Err(format!("{}: devices are not selected by their USB ids; give the node's path, or udev's link to it", usb.place())));
     }
     let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
@@ -206,7 +224,8 @@ fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String
             },
             "Device" | "" if node.is_some() => {
                 return Ok(Err(format!(
-                    "{}: the group is several nodes for each device, and a device is one node or one folder here",
+                    "{}: the group has several nodes for each device, and a device has one node \
+                     or one folder here",
                     item.place()
                 )));
             }
@@ -218,25 +237,28 @@ fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String
         }
     }
     let Some(Node { table, host, container, limit }) = node else {
-        return Ok(Err(format!("{} has mounts alone, and no device", paths.place())));
+        return Ok(Err(format!("{} has only mounts, and no device", paths.place())));
     };
     // If another path of the group has more matches, a match is used up to `limit` times. A mount
     // has one match.
     match mounts.iter().map(|(_, limit)| *limit).min() {
         Some(least) if is_glob(&host) && least == 1 => {
             return Ok(Err(format!(
-                "{}: a mount goes with the first match of `{host}` alone there, as its `limit` is 1, and that cannot be said here",
+                "{}: the plugin gives the mount only to the first match of `{host}`, as its \
+                 `limit` is 1; Holdfast has no equivalent",
                 paths.place()
             )));
         }
         Some(least) if is_glob(&host) => {
             draft.warn(format!(
-                "{}: the first {least} matches of `{host}` are offered there, as the `limit` of the mount is; here all are",
+                "{}: the plugin offers the first {least} matches of `{host}`, by the `limit` of \
+                 the mount; Holdfast offers all",
                 paths.place()
             ));
         }
         None if limit > 1 => draft.warn(format!(
-            "{}: `limit` changes nothing in a group of one path, there as here; `count` is how many containers",
+            "{}: `limit` has no effect in a group of one path; `count` is the number of \
+             containers",
             paths.place()
         )),
         _ => {}
@@ -281,7 +303,7 @@ fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
 fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), String>, ImportError> {
     let path = path_of(item)?;
     if is_glob(&path) {
-        return Ok(Err(format!("{}: a mount is one path here, and `{path}` may be several", item.place())));
+        return Ok(Err(format!("{}: a mount has one path here, and `{path}` may match several", item.place())));
     }
     // A folder: the file keeps its name.
     let container = match container_of(item)? {
@@ -293,7 +315,11 @@ fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), Str
     let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
     let _permissions = item.get("permissions").map(|permissions| permissions.text()).transpose()?;
     if !item.get("optional").map_or(Ok(false), |optional| optional.truth())? {
-        draft.warn(format!("{}: a node without `{path}` offers no device there, as it is not `optional`; here it does", item.place()));
+        draft.warn(format!(
+            "{}: without `{path}` on the node the plugin offers no device, as it is not \
+             `optional`; Holdfast does",
+            item.place()
+        ));
     }
     let mut mount = Table::default();
     mount.set("host", text(&path));
@@ -337,7 +363,7 @@ fn glob(pattern: &str) -> Result<String, &'static str> {
                 let (not, class) = class.strip_prefix('^').map_or(("", class), |class| ("!", class));
                 let is_simple = class.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
                 if class.is_empty() || !is_simple || class.starts_with('-') || class.ends_with('-') {
-                    return Err("is a pattern that has no equal");
+                    return Err("is a pattern without an equivalent");
                 }
                 ours.push_str(&format!("[{not}{class}]"));
                 rest = behind;
@@ -353,7 +379,7 @@ mod tests {
     use super::{glob, minor_version};
 
     #[test]
-    fn the_tag_of_an_image_tells_its_version() {
+    fn the_version_is_read_from_an_images_tag() {
         for (image, version) in [
             ("squat/generic-device-plugin:0.2.0", Some((0, 2))),
             ("reg.example.org:5000/generic-device-plugin:v0.1-rc1@sha256:0123", Some((0, 1))),
@@ -369,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_of_go_is_one_of_ours() {
+    fn a_pattern_of_go_becomes_one_of_ours() {
         for (theirs, ours) in [
             ("/dev/ttyUSB*", Ok("/dev/ttyUSB*")),
             ("/dev/tty**", Ok("/dev/tty*")),

@@ -127,10 +127,10 @@ impl Draft {
     }
 
     /// Warns of a setting that has an effect in the plugin and no equivalent here.
-    fn no_equal(&mut self, setting: Option<Field<'_>>, why: &str) {
+    fn no_equivalent(&mut self, setting: Option<Field<'_>>, why: &str) {
         let Some(setting) = setting else { return };
         setting.read_all();
-        if setting.says_something() {
+        if setting.has_effect() {
             self.warn(format!("{} is left out: {why}", setting.place()));
         }
     }
@@ -141,13 +141,13 @@ impl Draft {
         for unknown in &unread {
             let (path, line) = (&unknown.path, unknown.line);
             if let Some(by) = unknown.overruled_by {
-                self.warn(format!("`{path}` (line {line}) is left out: line {by} says it again, and the plugin takes that"));
+                self.warn(format!("`{path}` (line {line}) is left out: line {by} overrides it"));
                 continue;
             }
-            self.warn(format!("`{path}` (line {line}) is not known of this plugin, and is left out{}", hint(path, known)));
+            self.warn(format!("`{path}` (line {line}) is not a setting of this plugin, and is left out{}", hint(path, known)));
         }
         if more > 0 {
-            self.warn(format!("{more} more are not known of this plugin, and are left out"));
+            self.warn(format!("{more} more are not settings of this plugin, and are left out"));
         }
     }
 }
@@ -209,7 +209,7 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
     if resources.is_empty() {
         // An empty configuration would offer known hardware under its usual names, which the user
         // did not request.
-        return Err(ImportError { warnings, ..ImportError::new("no resource can be taken over") });
+        return Err(ImportError { warnings, ..ImportError::new("no resource can be imported") });
     }
     let mut table = Table::default();
     table.set("resource", Is::List(resources));
@@ -217,7 +217,9 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
     let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
     match Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config() {
         Ok(_) => Ok(Imported { toml, warnings, wrong }),
-        Err(error) => Err(ImportError { warnings, ..ImportError::new(format!("what comes of it is not valid: {}", error.problem())) }),
+        Err(error) => {
+            Err(ImportError { warnings, ..ImportError::new(format!("the result is not a valid configuration: {}", error.problem())) })
+        }
     }
 }
 

@@ -106,22 +106,24 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         Some(root) => draft.offer(gpu, root),
         None => draft.offers.push(super::Offer { table: gpu, place: "the container".to_owned() }),
     }
-    draft.no_equal(of_root("resources"), &format!("{IGNORED}; `name` and `select` of a [[resource]] do this here"));
-    draft
-        .no_equal(of_root("flags").and_then(|flags| flags.get("gfd")), "labels are gpu-feature-discovery's, which goes on beside Holdfast");
+    draft.no_equivalent(of_root("resources"), &format!("{IGNORED}; `name` and `select` of a [[resource]] do this here"));
+    draft.no_equivalent(
+        of_root("flags").and_then(|flags| flags.get("gfd")),
+        "labels are gpu-feature-discovery's; keep it running next to Holdfast",
+    );
     for (key, why) in [
-        ("flags.failOnInitError", "Holdfast waits for a driver, and `holdfast status` tells what is missing"),
+        ("flags.failOnInitError", "Holdfast waits for a driver, and `holdfast status` shows missing parts"),
         ("flags.useNodeFeatureAPI", "Holdfast sets no labels"),
     ] {
-        draft.no_equal(settings.get(key), why);
+        draft.no_equivalent(settings.get(key), why);
     }
     for (key, usual, why) in [
-        ("flags.nvidiaDriverRoot", "/", "the library is found by itself, or by `[nvidia] nvml`"),
-        ("flags.nvidiaDevRoot", "/", "the driver's nodes are looked for below /dev only"),
+        ("flags.nvidiaDriverRoot", "/", "the library is found automatically, or set by `[nvidia] nvml`"),
+        ("flags.nvidiaDevRoot", "/", "the driver's nodes are searched below /dev only"),
         ("flags.deviceDiscoveryStrategy", "auto", "GPUs are found in the driver's files; Tegra's integrated GPU is not among them"),
     ] {
         if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
-            draft.no_equal(settings.get(key), why);
+            draft.no_equivalent(settings.get(key), why);
         }
     }
     if let Some(root) = &root {
@@ -141,8 +143,8 @@ impl<'a> Settings<'a> {
     fn get(&self, path: &str) -> Option<Field<'a>> {
         let in_file = self.root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
         let (_, flags, variable) = SETTINGS.iter().find(|(setting, ..)| *setting == path)?;
-        let said = self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
-        said.or(in_file)
+        let value = self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
+        value.or(in_file)
     }
 
     /// Warns of flags and variables without a value in the manifest.
@@ -163,11 +165,11 @@ impl<'a> Settings<'a> {
 fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     const STRATEGIES: [&str; 4] = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"];
     let mut options = Table::default();
-    if let Some(field) = settings.get("flags.plugin.deviceListStrategy").filter(Field::says_something) {
+    if let Some(field) = settings.get("flags.plugin.deviceListStrategy").filter(Field::has_effect) {
         // A flag's text may contain several strategies.
         let strategies = draft.setting(Some(field.clone()), |field| {
-            let told = if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
-            let strategies: Vec<String> = told.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
+            let texts_given = if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
+            let strategies: Vec<String> = texts_given.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
             let is_known = |strategy: &String| STRATEGIES.contains(&strategy.as_str());
             if strategies.iter().all(is_known) {
                 Ok(strategies)
@@ -190,11 +192,11 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     ] {
         let Some(field) = settings.get(theirs) else { continue };
         let read = |field: &Field<'_>| match (field.text()?, known) {
-            (said, Some(known)) if !known.contains(&said) => Err(field.wrong("`uuid` or `index`")),
-            (said, _) => Ok(text(said)),
+            (value, Some(known)) if !known.contains(&value) => Err(field.wrong("`uuid` or `index`")),
+            (value, _) => Ok(text(value)),
         };
-        if let Some(said) = draft.setting(Some(field.clone()), read) {
-            set_from(&mut options, ours, said, &field);
+        if let Some(value) = draft.setting(Some(field.clone()), read) {
+            set_from(&mut options, ours, value, &field);
         }
     }
     for (theirs, ours) in [
@@ -208,22 +210,22 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
         }
     }
     let generated = "CDI files are `nvidia-ctk`'s here, and it is not called";
-    draft.no_equal(settings.get("flags.plugin.nvidiaCTKPath"), generated);
-    draft.no_equal(settings.get("flags.plugin.containerDriverRoot"), generated);
-    let channels = settings.get("imex.channelIDs").filter(Field::says_something);
+    draft.no_equivalent(settings.get("flags.plugin.nvidiaCTKPath"), generated);
+    draft.no_equivalent(settings.get("flags.plugin.containerDriverRoot"), generated);
+    let channels = settings.get("imex.channelIDs").filter(Field::has_effect);
     let numbers =
         |field: &Field<'_>| if field.is_list() { field.items()?.iter().map(Field::number).collect() } else { Ok(vec![field.number()?]) };
     if let Some(channels) = draft.setting(channels, numbers) {
         let channels = channels.into_iter().map(|channel| Value { place: None, is: plain(channel) });
         options.set("imex_channels", Is::List(channels.collect()));
     }
-    draft.no_equal(settings.get("imex.required"), "a channel whose node is missing fails the container that asks for it");
+    draft.no_equivalent(settings.get("imex.required"), "a channel whose node is missing fails the container that requests it");
     options
 }
 
 /// Selects the GPUs by their MIG state. Returns whether only whole GPUs are offered.
 fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
-    let drain = "ids of MIG instances are others here: drain nodes with MIG before the change";
+    let drain = "ids of MIG instances change: drain nodes with MIG before the change";
     let known = |field: &Field<'_>| match field.text()? {
         known @ ("none" | "single" | "mixed") => Ok(known.to_owned()),
         _ => Err(field.wrong("`none`, `single` or `mixed`")),
@@ -237,7 +239,7 @@ fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
             return false;
         }
         Some("mixed") => draft.warn(format!(
-            "`{path}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not know profiles; name the \
+            "`{path}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not support profiles; name the \
              instances by `uuid` or `id` in a [[resource]] for each profile, as `holdfast discover` shows them; {drain}"
         )),
         _ => {}
@@ -258,16 +260,16 @@ fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Dr
     if gpu.get("replicas").is_some() {
         gpu.set("placement", text(policy.unwrap_or("spread")));
     } else if let (Some(field), Some(_), false) = (&field, policy, is_none) {
-        draft.warn(format!("{} is left out: a resource has one `placement`, and whole GPUs want the usual one", field.place()));
+        draft.warn(format!("{} is left out: a resource has one `placement`, and whole GPUs need the default one", field.place()));
     }
 }
 
 fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options: &mut Table, draft: &mut Draft) {
     let mps = sharing.get("mps");
-    let time_slicing = sharing.get("timeSlicing").filter(Field::says_something);
+    let time_slicing = sharing.get("timeSlicing").filter(Field::has_effect);
     if let (Some(mps), Some(time_slicing)) = (&mps, &time_slicing) {
         time_slicing.read_all();
-        draft.warn(format!("{} is left out: `{}` is there, and the plugin takes that", time_slicing.place(), mps.path));
+        draft.warn(format!("{} is left out: `{}` overrides it", time_slicing.place(), mps.path));
     }
     let (way, is_mps) = match (mps, time_slicing) {
         (Some(mps), _) => (mps, true),
@@ -278,7 +280,7 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
     let way = way.exact();
     let renames = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
     let one = draft.setting(way.get("failRequestsGreaterThanOne"), Field::truth).unwrap_or(is_mps);
-    let Some(entries) = way.get("resources").filter(Field::says_something) else {
+    let Some(entries) = way.get("resources").filter(Field::has_effect) else {
         return draft.wrong(&format!("`{}`", way.path), &way.wrong("a list of `resources`"));
     };
     let Some(entries) = draft.setting(Some(entries), |list| list.items()) else { return };
@@ -290,7 +292,7 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
             }
             Ok(None) => {}
             Ok(Some(_)) if gpu.get("replicas").is_some() => {
-                draft.wrong(&format!("`{}`", entry.path), &entry.wrong("a resource that is not there a second time"));
+                draft.wrong(&format!("`{}`", entry.path), &entry.wrong("a resource that occurs once"));
             }
             Ok(Some(replicas)) => {
                 set_from(gpu, "replicas", plain(replicas), &entry);
@@ -310,7 +312,11 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
     if is_mps && gpu.get("replicas").is_some() {
         let root = draft.setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned)).filter(|root| !root.is_empty());
         options.set("mps_root", text(root.as_deref().unwrap_or("/run/nvidia/mps")));
-        draft.warn(format!("`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not look after it", way.path));
+        draft.warn(format!(
+            "`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not manage \
+             it",
+            way.path
+        ));
     }
 }
 
@@ -321,10 +327,10 @@ fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportErr
     let name = name.text()?;
     let field = entry.get("replicas").ok_or_else(need)?;
     let replicas = field.number()?;
-    draft.no_equal(entry.get("rename"), IGNORED);
-    draft.no_equal(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
+    draft.no_equivalent(entry.get("rename"), IGNORED);
+    draft.no_equivalent(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
     if !matches!(name, GPU | "gpu") {
-        draft.warn(format!("{} is left out: only {GPU} is taken over with its shares", entry.place()));
+        draft.warn(format!("{} is left out: only {GPU} is imported with its shares", entry.place()));
         return Ok(None);
     }
     if !(2..=SHARES_MAX).contains(&replicas) {

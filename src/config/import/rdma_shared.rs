@@ -24,7 +24,10 @@ const LISTS: [(&str, &str); 5] =
 
 pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
     let Some(file) = &source.file else {
-        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+        return Err(ImportError::new(
+            "the manifest has the plugin's container but not its file; add the ConfigMap after a \
+             line `---`",
+        ));
     };
     let root = Field::root(file, Decoder::Json);
     let cdi = source.flags.last(&["use-cdi"], "").map(|flag| flag.field(Decoder::JsonOfYaml));
@@ -44,20 +47,20 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
             }
         }
     }
-    draft.no_equal(root.get("periodicUpdateInterval"), "the kernel's events tell of adapters that come and go, at once");
+    draft.no_equivalent(root.get("periodicUpdateInterval"), "the kernel's events report added and removed adapters at once");
     draft.unknown(&root, KEYS);
     Ok(())
 }
 
 fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
     let name = entry.get("resourceName").ok_or_else(|| entry.wrong("a `resourceName`"))?.text()?;
-    let prefix = entry.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
+    let prefix = entry.get("resourcePrefix").filter(Field::has_effect).map_or(Ok(prefix), |prefix| prefix.text())?;
     let mut pool = resource(&format!("{prefix}/{name}"), "rdma");
     pool.set("contract", text("rdma-shared"));
-    let most = entry.get("rdmaHcaMax").ok_or_else(|| entry.wrong("`rdmaHcaMax`, how many containers there may be,"))?;
+    let most = entry.get("rdmaHcaMax").ok_or_else(|| entry.wrong("`rdmaHcaMax`, the number of containers,"))?;
     let containers = most.number()?;
     if containers == 0 {
-        return Err(most.wrong("a number of containers, with which something is offered,"));
+        return Err(most.wrong("a number of containers above 0"));
     }
     set_from(&mut pool, "pool", plain(containers), &most);
     let mut select = Table::default();
@@ -66,12 +69,12 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
         return Err(selectors.wrong("a mapping"));
     }
     for (theirs, ours) in LISTS {
-        let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::says_something);
+        let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::has_effect);
         if let Some(list) = list {
             set_from(&mut select, ours, texts(&list.texts()?), &list);
         }
     }
-    match (entry.get("devices").filter(Field::says_something), select.0.is_empty()) {
+    match (entry.get("devices").filter(Field::has_effect), select.0.is_empty()) {
         (Some(interfaces), true) => set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces),
         (Some(interfaces), false) => return Err(interfaces.wrong("one of `devices` and `selectors`")),
         // All adapters would be one pool. The plugin refuses to start in this case.

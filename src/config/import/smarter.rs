@@ -20,7 +20,10 @@ const FOLDERS: [&str; 7] = ["snd", "dri", "input", "infiniband", "vfio", "bus", 
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
     let Some(file) = &source.file else {
-        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+        return Err(ImportError::new(
+            "the manifest has the plugin's container but not its file; add the ConfigMap after a \
+             line `---`",
+        ));
     };
     let root = Field::root(file, Decoder::Yaml);
     let mut patterns: Vec<(String, Field<'_>)> = Vec::new();
@@ -36,7 +39,7 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         // Of two equal patterns the plugin registers the last one over the first.
         if let Some(same) = patterns.iter().position(|(of, _)| *of == pattern) {
             draft.warn(format!(
-                "{} is left out: {} has the same pattern, and the plugin takes the last one",
+                "{} is left out: {} has the same pattern, and the plugin uses the last one",
                 patterns[same].1.place(),
                 item.place()
             ));
@@ -49,19 +52,22 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     if !patterns.is_empty() {
         let named: Vec<String> = patterns.iter().map(|(pattern, _)| format!("`{pattern}`")).collect();
         draft.warn(format!(
-            "each node that one of these is found in is a resource, as there; here also one that comes after the start, and none whose node is \
-             gone: {}",
+            "each node that matches one of these patterns is a resource, as with the plugin; \
+             Holdfast also adds nodes that appear later, and drops nodes that disappear: {}",
             named.join(", ")
         ));
     }
     draft.unknown(&root, KEYS);
-    draft.warn("ids are others here: drain the node before the change, so that no running pod holds one that is gone");
+    draft.warn(
+        "device ids change: drain the node before the change, so that no running pod holds an old \
+         id",
+    );
     Ok(())
 }
 
 /// The pattern and its resource; `None` if it is left out.
 fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>, ImportError> {
-    let need = || item.wrong("a `devicematch` and `nummaxdevices`, in small letters,");
+    let need = || item.wrong("a `devicematch` and `nummaxdevices`, in lower case,");
     let field = item.get("devicematch").ok_or_else(need)?;
     let most = item.get("nummaxdevices").ok_or_else(need)?;
     let (pattern, number) = (field.text()?, most.number()?);
@@ -69,9 +75,9 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
         return Err(most.wrong(&format!("a number from 1 to {SHARES_MAX}")));
     }
     let why = match (pattern, regex_lite::Regex::new(pattern)) {
-        (TEGRA, _) => "it stands for Tegra's integrated GPU, which is not offered here".to_owned(),
+        (TEGRA, _) => "it means Tegra's integrated GPU, which is not offered here".to_owned(),
         ("", _) => "every node would be a resource".to_owned(),
-        (_, Err(error)) => format!("it is no regular expression here: {error}"),
+        (_, Err(error)) => format!("it is not a valid regular expression here: {error}"),
         (_, Ok(_)) => String::new(),
     };
     if !why.is_empty() {
@@ -79,7 +85,11 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
         return Ok(None);
     }
     if let Some(folder) = FOLDERS.iter().find(|folder| pattern.trim_start_matches('^').trim_end_matches('$') == **folder) {
-        draft.warn(format!("{}: /dev/{folder} is a folder, and one device with every node in it, there as here", item.place()));
+        draft.warn(format!(
+            "{}: /dev/{folder} is a folder, and one device with every node in it, as with the \
+             plugin",
+            item.place()
+        ));
     }
     let mut offered = resource(&format!("smarter-devices/{NODE}"), "char");
     let mut path = Table::default();

@@ -124,19 +124,20 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
         values.extend(documents.first().map(|values| Field::root(values, Decoder::Yaml)));
     }
     let mut found = chart::Found::default();
-    values.iter().for_each(|values| chart::look(peer, &facts, values, &mut found));
-    if objects.is_empty() && found.candidates.is_empty() && !found.containers.iter().any(|container| is_meant(&facts, container)) {
+    values.iter().for_each(|values| chart::search(peer, &facts, values, &mut found));
+    if objects.is_empty() && found.candidates.is_empty() && !found.containers.iter().any(|container| is_plugin_container(&facts, container))
+    {
         return plain(documents, key);
     }
     let mut usual = "default".to_owned();
     chart::read_nvidia(&found, &mut usual, &mut source.flags);
     let mut candidates = found.candidates;
     for object in &objects {
-        candidates.extend(held(&facts, object));
+        candidates.extend(candidates_of(&facts, object));
     }
     let mut containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
     containers.extend(found.containers);
-    let container = containers.iter().find(|container| is_meant(&facts, container));
+    let container = containers.iter().find(|container| is_plugin_container(&facts, container));
     // A user's own image may have any name.
     let only = || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
     let container = container.or_else(only);
@@ -159,7 +160,7 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
 /// The input as the plugin's file itself.
 fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     if let Some(key) = key {
-        return Err(ImportError::new(format!("the file is no ConfigMap, and has no entry `{key}`")));
+        return Err(ImportError::new(format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")));
     }
     let first = documents.first().ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
     let mut notes = Vec::new();
@@ -171,7 +172,10 @@ fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
 fn note_more(documents: &[Doc], notes: &mut Vec<String>) {
     if let Some(second) = documents.get(1) {
         let (more, line) = (documents.len() - 1, second.line);
-        notes.push(format!("the plugin reads the first document of its file; {more} from line {line} on are left out"));
+        notes.push(format!(
+            "the plugin reads only the first document of its file; {more} from line {line} on are \
+             left out"
+        ));
     }
 }
 
@@ -210,25 +214,25 @@ fn name(object: &Field<'_>) -> String {
 }
 
 /// The texts in an object that may be the file.
-fn held<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
+fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
     if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
         for (key, entry) in data.entries().unwrap_or_default() {
-            candidates.extend(entry.holding().map(|text| Candidate { key: key.to_owned(), of: name(object), part: Part::Text(text) }));
+            candidates.extend(entry.scalar_text().map(|text| Candidate { key: key.to_owned(), of: name(object), part: Part::Text(text) }));
         }
     }
     for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
         let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
         let key = path.join(".");
-        let text = field.and_then(|field| field.holding().ok());
+        let text = field.and_then(|field| field.scalar_text().ok());
         candidates.extend(text.map(|text| Candidate { key, of: name(object), part: Part::Text(text) }));
     }
     candidates
 }
 
 /// Whether this part may be the plugin's file.
-pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
+pub(super) fn may_be_file(peer: Peer, part: &Part<'_>) -> bool {
     let Ok(documents) = part.parse() else { return false };
     let keys = facts(peer).keys;
     let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
@@ -254,40 +258,41 @@ fn choose<'c, 'a>(
         let name = |candidate: &&Candidate<'_>| {
             if is_one { format!("`{}`", candidate.key) } else { format!("`{}` of {}", candidate.key, candidate.of) }
         };
-        let told = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
+        let listed = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
         match candidates.len().saturating_sub(NAMES_MAX) {
-            0 => told,
-            more => format!("{told} and {more} more"),
+            0 => listed,
+            more => format!("{listed} and {more} more"),
         }
     };
     let all: Vec<&Candidate<'_>> = candidates.iter().collect();
     let named: Vec<&Candidate<'_>> = all.iter().copied().filter(|candidate| key.is_none_or(|key| candidate.key == key)).collect();
     if let (Some(key), []) = (key, named.as_slice()) {
         return Err(ImportError::new(match all.as_slice() {
-            [] => format!("the file is no ConfigMap, and has no entry `{key}`"),
+            [] => format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`"),
             all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
         }));
     }
     if let (Some(_), [one]) = (key, named.as_slice()) {
         return Ok(Some(one));
     }
-    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| looks_right(peer, &candidate.part)).collect();
+    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| may_be_file(peer, &candidate.part)).collect();
     match (likely.as_slice(), named.as_slice()) {
         ([one], _) => Ok(Some(one)),
         ([], [one]) if !has_container => Ok(Some(one)),
         ([], []) => Ok(None),
         ([], _) if has_container => Ok(None),
-        ([], several) => Err(ImportError::new(format!("the ConfigMap has the entries {}; `--key` says which", names(several)))),
+        ([], several) => Err(ImportError::new(format!("the ConfigMap has the entries {}; select one with `--key`", names(several)))),
         (several, _) => {
             // NVIDIA's plugin falls back to this entry on a node without a label that names
             // another.
             let Some(found) = several.iter().copied().find(|candidate| peer == Peer::Nvidia && candidate.key == usual) else {
                 let several = names(several);
-                return Err(ImportError::new(format!("the ConfigMap has the entries {several}; `--key` says which")));
+                return Err(ImportError::new(format!("the ConfigMap has the entries {several}; select one with `--key`")));
             };
             let others: Vec<&Candidate<'_>> = several.iter().copied().filter(|candidate| candidate.key != usual).collect();
             notes.push(format!(
-                "the entry `{usual}` is taken, as on nodes without the label `nvidia.com/device-plugin.config`; `--key` takes another: {}",
+                "the entry `{usual}` is used, as on nodes without the label \
+                 `nvidia.com/device-plugin.config`; select another with `--key`: {}",
                 names(&others)
             ));
             Ok(Some(found))
@@ -303,7 +308,7 @@ fn containers<'a>(object: &Field<'a>) -> Vec<Field<'a>> {
 }
 
 /// Whether a container runs the plugin.
-fn is_meant(facts: &Facts, container: &Field<'_>) -> bool {
+fn is_plugin_container(facts: &Facts, container: &Field<'_>) -> bool {
     match program(container) {
         Some(program) => program == facts.program,
         None => image(container).contains(facts.image),
@@ -330,8 +335,12 @@ fn image(container: &Field<'_>) -> String {
 fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
     source.flags.read(container, facts.booleans);
     source.image = Some(image(container));
-    if container.get("envFrom").is_some_and(|from| from.says_something()) {
-        source.notes.push("the container's `envFrom` is not followed; what it says is missing here".to_owned());
+    if container.get("envFrom").is_some_and(|from| from.has_effect()) {
+        source.notes.push(
+            "the container's `envFrom` is not followed, and its variables are missing in the \
+             result"
+                .to_owned(),
+        );
     }
     let (flags, variable) = facts.file;
     let file = source
@@ -340,8 +349,8 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
         .and_then(|flag| if let Is::Scalar(path) = &flag.value.is { Some(path.text.clone()) } else { None });
     if let Some(path) = file.filter(|_| source.file.is_none()) {
         source.notes.push(format!(
-            "the plugin reads its file `{path}`, which is not in this manifest, and what it says is missing here: put its ConfigMap into the \
-             same file, behind a line `---`, and import both"
+            "the plugin's file `{path}` is not in this manifest, and its settings are missing in \
+             the result; add its ConfigMap to the same file after a line `---`, and import both"
         ));
     }
 }
@@ -353,11 +362,12 @@ fn nothing(facts: &Facts, objects: &[Field<'_>], containers: &[Field<'_>]) -> Im
     let kinds: Vec<&str> = objects.iter().filter_map(|object| object.get("kind")?.text().ok()).collect();
     ImportError::new(match (images.as_slice(), kinds.as_slice()) {
         ([], ["ConfigMap"]) => "the ConfigMap has no `data`".to_owned(),
-        ([], kinds) => format!("there is no file of this plugin in it, only {}", kinds.join(", ")),
+        ([], kinds) => format!("the input has no file of this plugin, only {}", kinds.join(", ")),
         (images, _) => {
-            let more = if shell { "; a shell's command line is not read: import the file, or what one flag says" } else { "" };
+            let more = if shell { "; a shell's command line is not read: import the file, or the value of one flag" } else { "" };
             format!(
-                "no container of it runs `{}` or has `{}` as its image; the images are {}{more}",
+                "no container of the input runs `{}` or has `{}` as its image; the images are \
+                 {}{more}",
                 facts.program,
                 facts.image,
                 images.join(", ")
@@ -379,20 +389,20 @@ mod tests {
         for wanted in toml {
             assert!(found.toml.contains(wanted), "{}\nshould contain {wanted}", found.toml);
         }
-        let told = found.warnings.join("\n");
+        let joined = found.warnings.join("\n");
         for wanted in warnings {
-            assert!(told.contains(wanted), "{told}\nshould contain {wanted}");
+            assert!(joined.contains(wanted), "{joined}\nshould contain {wanted}");
         }
         if warnings.is_empty() {
-            let usual = |warning: &String| warning.starts_with("ids are others here") || warning.starts_with("no domain is given");
-            assert!(found.warnings.iter().all(usual), "{told}");
+            let usual = |warning: &String| warning.starts_with("device ids change") || warning.starts_with("no domain is given");
+            assert!(found.warnings.iter().all(usual), "{joined}");
         }
     }
 
     const POOL: &str = r#"{"resourceList":[{"resourceName":"a","selectors":{"drivers":["vfio-pci"]}}]}"#;
 
     #[test]
-    fn a_file_is_found_in_what_kubectl_prints() {
+    fn a_file_is_found_in_the_output_of_kubectl() {
         let quoted = POOL.replace('"', "\\\"");
         let map = format!(
             "{{\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\", \"metadata\": {{\"name\": \"m\"}}, \"data\": {{\"config.json\": \"{quoted}\"}}}}"
@@ -418,30 +428,30 @@ mod tests {
     }
 
     #[test]
-    fn of_several_files_a_key_says_which() {
+    fn a_key_selects_one_of_several_files() {
         let two = format!(
             "kind: ConfigMap\nmetadata: {{ name: m }}\ndata:\n  node-1: |\n    {POOL}\n  node-2: |\n    {}\n",
             POOL.replace("\"a\"", "\"b\"")
         );
-        let said = import(Peer::Sriov, &two, None, None).unwrap_err().to_string();
-        assert_eq!(said, "the ConfigMap has the entries `node-1`, `node-2`; `--key` says which");
+        let problem = import(Peer::Sriov, &two, None, None).unwrap_err().to_string();
+        assert_eq!(problem, "the ConfigMap has the entries `node-1`, `node-2`; select one with `--key`");
         has(Peer::Sriov, &two, Some("node-2"), &["\"intel.com/b\""], &[]);
         let maps = format!("{two}---\n{}", two.replace("name: m", "name: n, namespace: s"));
-        let said = import(Peer::Sriov, &maps, Some("node-1"), None).unwrap_err().to_string();
-        assert_eq!(said, "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; `--key` says which");
+        let problem = import(Peer::Sriov, &maps, Some("node-1"), None).unwrap_err().to_string();
+        assert_eq!(problem, "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; select one with `--key`");
         let many: String = (0..1000).map(|n| format!("  node-{n}: |\n    {POOL}\n")).collect();
-        let said = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None).unwrap_err().to_string();
-        assert!(said.contains("`node-29` and 970 more; `--key` says which") && said.len() < 1000, "{said}");
+        let problem = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None).unwrap_err().to_string();
+        assert!(problem.contains("`node-29` and 970 more; select one with `--key`") && problem.len() < 1000, "{problem}");
     }
 
     #[test]
-    fn of_nvidias_named_configurations_the_default_one_is_taken() {
+    fn the_default_one_of_nvidias_named_configurations_is_used() {
         let map = "kind: ConfigMap\ndata:\n  default: |-\n    version: v1\n  shared: |-\n    version: v1\n    sharing: { timeSlicing: { resources: [{ name: nvidia.com/gpu, replicas: 4 }] } }\n";
-        has(Peer::Nvidia, map, None, &["nvidia.com/gpu"], &["the entry `default` is taken", "`--key` takes another: `shared`"]);
+        has(Peer::Nvidia, map, None, &["nvidia.com/gpu"], &["the entry `default` is used", "select another with `--key`: `shared`"]);
         has(Peer::Nvidia, map, Some("shared"), &["replicas = 4"], &[]);
         // The values of the chart.
         let values = "config:\n  default: shared\n  map:\n    shared: |-\n      sharing: { timeSlicing: { resources: [{ name: gpu, replicas: 4 }] } }\n    whole: |-\n      version: v1\nmigStrategy: null\ncompatWithCPUManager: true\nmps: { root: /run/x }\n";
-        has(Peer::Nvidia, values, None, &["replicas = 4", "pass_device_specs = true"], &["the entry `shared` is taken"]);
+        has(Peer::Nvidia, values, None, &["replicas = 4", "pass_device_specs = true"], &["the entry `shared` is used"]);
         has(Peer::Nvidia, values, Some("whole"), &["pass_device_specs = true"], &[]);
     }
 
@@ -487,17 +497,17 @@ mod tests {
         );
         let found = imported(Peer::Generic, &daemon_set(&wrong), None);
         assert_eq!(found.wrong, 2);
-        let told = found.warnings.join("\n");
-        assert!(told.contains("line 20: `--device[1].groups[0].count` is `many`"), "{told}");
-        assert!(told.contains("`--device[2]` is left out: line 23: neither YAML nor JSON"), "{told}");
+        let warnings = found.warnings.join("\n");
+        assert!(warnings.contains("line 20: `--device[1].groups[0].count` is `many`"), "{warnings}");
+        assert!(warnings.contains("`--device[2]` is left out: line 23: neither YAML nor JSON"), "{warnings}");
     }
 
     #[test]
-    fn a_manifest_without_the_plugins_file_says_where_it_is() {
+    fn a_manifest_without_the_plugins_file_names_its_path() {
         let of = |container: &str| import(Peer::Generic, &daemon_set(container), None, None).unwrap_err();
         let error = of("args: [--config, /etc/gdp/config.yaml]");
         assert!(error.to_string().contains("the container has no `--device` flag"), "{error}");
-        assert!(error.warnings[0].contains("reads its file `/etc/gdp/config.yaml`, which is not in this manifest"), "{:?}", error.warnings);
+        assert!(error.warnings[0].contains("the plugin's file `/etc/gdp/config.yaml` is not in this manifest"), "{:?}", error.warnings);
         let shell = "kind: Pod\nspec: { containers: [{ image: x/y, command: [sh, -c, 'generic-device-plugin --device a'] }] }";
         let error = import(Peer::Generic, shell, None, None).unwrap_err().to_string();
         assert!(error.contains("a shell's command line is not read") && error.contains("`x/y`"), "{error}");
@@ -518,15 +528,15 @@ mod tests {
         has(Peer::Generic, mine, None, &["\"squat.ai/b\""], &[]);
         for peer in [Peer::Sriov, Peer::RdmaShared, Peer::Smarter] {
             let error = import(peer, "kind: Pod\nspec: { containers: [{ image: mine }] }", None, None).unwrap_err().to_string();
-            assert!(error.contains("add the ConfigMap, behind a line `---`"), "{error}");
+            assert!(error.contains("add the ConfigMap after a line `---`"), "{error}");
         }
     }
 
     #[test]
-    fn flags_count_before_variables_and_these_before_the_file() {
+    fn flags_override_variables_and_these_override_the_file() {
         let set = "kind: DaemonSet\nspec:\n  template:\n    spec:\n      containers:\n      - name: sidecar\n        image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [config-manager]\n        env: [{ name: MIG_STRATEGY, value: mixed }]\n      - image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [nvidia-device-plugin]\n        args: [--pass-device-specs, '--device-id-strategy=index']\n        env:\n        - { name: DEVICE_ID_STRATEGY, value: uuid }\n        - { name: DEVICE_LIST_STRATEGY, value: 'envvar,volume-mounts' }\n        - { name: MIG_STRATEGY, value: single }\n        - { name: FAIL_ON_INIT_ERROR, value: 'false' }\n        - { name: GDS_ENABLED, valueFrom: { configMapKeyRef: { name: m, key: k } } }\n        - { name: NODE_NAME, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }\n        - { name: CONFIG_FILE, value: /config/config.yaml }\n";
         let toml = ["pass_device_specs = true", "device_id_strategy = \"index\"", "device_list_strategy = [\"envvar\", \"volume-mounts\"]"];
-        let warnings = ["`GDS_ENABLED` at", "reads its file `/config/config.yaml`", "is `single`"];
+        let warnings = ["`GDS_ENABLED` at", "the plugin's file `/config/config.yaml`", "is `single`"];
         has(Peer::Nvidia, set, None, &toml, &warnings);
         let map = "kind: ConfigMap\ndata:\n  any: |\n    flags: { migStrategy: mixed, gdsEnabled: true, plugin: { passDeviceSpecs: false } }\n    sharing: { mps: { resources: [{ name: gpu, replicas: 3 }] } }\n";
         let found = imported(Peer::Nvidia, &format!("{set}---\n{map}"), None);

@@ -18,10 +18,10 @@ const LISTS: [(&str, &str); 7] = [
     ("linkTypes", "link_type"),
 ];
 /// The plugin's selectors without an equivalent. Without them a pool would offer too many devices.
-const UNSAYABLE: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"];
+const UNSUPPORTED: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"];
 /// Drivers that give a function to a guest or a user-space program, so that it has no RDMA device.
 /// With any other driver it may have one.
-const HANDS_OVER: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+const PASS_THROUGH_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 /// A word in the SR-IOV operator's policies that means the default driver of a function.
 const NO_DRIVER: &str = "netdevice";
@@ -52,23 +52,27 @@ pub(super) const KEYS: &[&str] = &[
 
 /// Internal fields of the plugin's pool type, which have no JSON name of their own. The operator
 /// writes them, empty, and the plugin does not read them.
-const LEFT_OVERS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
+const INTERNAL_KEYS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
 
 pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
     let Some(file) = &source.file else {
-        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+        return Err(ImportError::new(
+            "the manifest has the plugin's container but not its file; add the ConfigMap after a \
+             line `---`",
+        ));
     };
     let root = Field::root(file, Decoder::Json);
     let flag = |names: &[&str]| source.flags.last(names, "").map(|flag| flag.field(Decoder::JsonOfYaml));
-    let said = draft.setting(flag(&["resource-prefix"]), |field| field.text().map(str::to_owned)).filter(|said| !said.is_empty());
-    let prefix = prefix.or(said.as_deref()).unwrap_or("intel.com");
+    let flag_prefix =
+        draft.setting(flag(&["resource-prefix"]), |field| field.text().map(str::to_owned)).filter(|flag_prefix| !flag_prefix.is_empty());
+    let prefix = prefix.or(flag_prefix.as_deref()).unwrap_or("intel.com");
     let cdi = draft.setting(flag(&["use-cdi"]), Field::truth).unwrap_or(false);
     for elsewhere in source.flags.elsewhere.iter().filter(|elsewhere| elsewhere.name == "resource-prefix") {
-        draft.warn(format!("`resource-prefix` at {} has no value in the manifest; `--prefix` gives one", elsewhere.place));
+        draft.warn(format!("`resource-prefix` at {} has no value in the manifest; set it with `--prefix`", elsewhere.place));
     }
     let list = root.get("resourceList").ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
     for pool in list.items()? {
-        for key in LEFT_OVERS {
+        for key in INTERNAL_KEYS {
             drop(pool.get(key).inspect(|field| field.read_all()));
         }
         match offer(&pool, prefix, draft) {
@@ -95,7 +99,7 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
 
 fn name_of(pool: &Field<'_>, prefix: &str) -> Result<String, ImportError> {
     let name = pool.get("resourceName").ok_or_else(|| pool.wrong("a `resourceName`"))?;
-    let prefix = pool.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
+    let prefix = pool.get("resourcePrefix").filter(Field::has_effect).map_or(Ok(prefix), |prefix| prefix.text())?;
     Ok(format!("{prefix}/{}", name.text()?))
 }
 
@@ -112,7 +116,7 @@ struct Selector<'a> {
 /// The resource, or the reason why it cannot be expressed here.
 fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
     let name = &name_of(pool, prefix)?;
-    let kind = pool.get("deviceType").filter(Field::says_something);
+    let kind = pool.get("deviceType").filter(Field::has_effect);
     let is_accelerator = match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
         "netDevice" => false,
         "accelerator" => true,
@@ -126,15 +130,16 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
     let has = |key: &str, is: &dyn Fn(&str) -> bool| selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)));
     if let Some(of) = selector.places.get("driver").filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER)) {
         draft.warn(format!(
-            "{}: `{NO_DRIVER}` is no driver, and no function has it, there as here; without `drivers` any driver is right",
+            "{}: `{NO_DRIVER}` is not a driver, and no function has it; leave out `drivers` to \
+             accept any driver",
             of.place()
         ));
     }
     let is_mellanox =
         has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3") || has("driver", &|driver| driver.starts_with("mlx"));
     let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
-    let handed_over = drivers.iter().filter(|driver| HANDS_OVER.contains(&driver.as_str())).count();
-    let class = match (is_accelerator, selector.rdma || (is_mellanox && handed_over == 0)) {
+    let passed_through = drivers.iter().filter(|driver| PASS_THROUGH_DRIVERS.contains(&driver.as_str())).count();
+    let class = match (is_accelerator, selector.rdma || (is_mellanox && passed_through == 0)) {
         (true, _) => "accelerator",
         (false, true) => "rdma",
         (false, false) => "nic",
@@ -147,10 +152,11 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
         draft.warn(format!(
             "{name}: functions of these adapters have RDMA devices and are of the class `rdma`; without RDMA on the node it is `nic`"
         ));
-    } else if class == "nic" && (drivers.is_empty() || handed_over < drivers.len()) {
+    } else if class == "nic" && (drivers.is_empty() || passed_through < drivers.len()) {
         draft.warn(format!(
-            "{name}: functions that have an RDMA device are of the class `rdma` here, and not offered by this resource; where all of them \
-             have one, class = \"rdma\" with sriov = {{ rdma = false }} is right"
+            "{name}: functions that have an RDMA device are of the class `rdma` here, and not \
+             offered by this resource; if all of them have one, use class = \"rdma\" with sriov = \
+             {{ rdma = false }}"
         ));
     } else if selector.rdma {
         options.set("rdma", plain(true));
@@ -161,12 +167,12 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
     if let Some(vdpa) = &selector.vdpa {
         options.set("vdpa", text(vdpa));
     }
-    if let Some(info) = pool.get("additionalInfo").filter(Field::says_something) {
+    if let Some(info) = pool.get("additionalInfo").filter(Field::has_effect) {
         let mut by_address = Table::default();
         for (address, fields) in info.entries()? {
             if address != "*" && address.to_ascii_lowercase().parse::<PciAddress>().is_err() {
                 fields.read_all();
-                draft.warn(format!("{} is left out: it is no PCI address, and no device has it", fields.place()));
+                draft.warn(format!("{} is left out: it is not a PCI address, and no device has it", fields.place()));
                 continue;
             }
             let mut table = Table::default();
@@ -177,7 +183,7 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
         }
         set_table(&mut options, "additional_info", by_address);
     }
-    draft.no_equal(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
+    draft.no_equivalent(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
     let mut select = Table::default();
     for (_, key) in LISTS {
         if let Some((list, from)) = selector.lists.get(key).zip(selector.places.get(key)) {
@@ -234,35 +240,44 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
     }
     // These keys have no meaning for an accelerator, so they stay unread.
     let of_net = |key: &str| if is_accelerator { None } else { field.get(key) };
-    for key in UNSAYABLE {
-        if of_net(key).is_some_and(|list| list.says_something()) {
-            return Ok(Err(format!("`{}.{key}` has no equal, and without it more would be offered than is meant", field.path)));
+    for key in UNSUPPORTED {
+        if of_net(key).is_some_and(|list| list.has_effect()) {
+            return Ok(Err(format!(
+                "`{}.{key}` has no equivalent, and without it more devices would be offered than \
+                 intended",
+                field.path
+            )));
         }
     }
     let truth = |key: &str| of_net(key).map_or(Ok(false), |value| value.truth());
-    let vdpa = of_net("vdpaType").filter(Field::says_something);
+    let vdpa = of_net("vdpaType").filter(Field::has_effect);
     let vdpa = vdpa.map(|kind| match kind.text()? {
         known @ ("virtio" | "vhost") => Ok(known.to_owned()),
         _ => Err(kind.wrong("`virtio` or `vhost`")),
     });
-    let mut told = Selector { rdma: truth("isRdma")?, vhost_net: truth("needVhostNet")?, vdpa: vdpa.transpose()?, ..Selector::default() };
-    if told.rdma && told.vdpa.is_some() {
+    let mut selector =
+        Selector { rdma: truth("isRdma")?, vhost_net: truth("needVhostNet")?, vdpa: vdpa.transpose()?, ..Selector::default() };
+    if selector.rdma && selector.vdpa.is_some() {
         return Err(field.wrong("one of `isRdma` and `vdpaType`"));
     }
     for (theirs, ours) in LISTS {
         let is_common = matches!(ours, "vendor" | "device" | "driver" | "address");
         let list = if is_common { field.get(theirs) } else { of_net(theirs) };
-        let Some(list) = list.filter(Field::says_something) else { continue };
+        let Some(list) = list.filter(Field::has_effect) else { continue };
         let mut texts = list.texts()?;
         if ours == "pf" {
             // The plugin reads only the first entry for a port.
             let mut ports = BTreeSet::new();
             texts.retain(|text| ports.insert(text.split('#').next().unwrap_or(text).to_ascii_lowercase()));
         }
-        told.places.insert(ours, list.clone());
-        if told.lists.insert(ours, texts).is_some() {
-            return Ok(Err(format!("{} has `pfNames` and `rootDevices`: there both must match, here one of them", field.place())));
+        selector.places.insert(ours, list.clone());
+        if selector.lists.insert(ours, texts).is_some() {
+            return Ok(Err(format!(
+                "{} has `pfNames` and `rootDevices`: in the plugin both must match, in Holdfast \
+                 one of them",
+                field.place()
+            )));
         }
     }
-    Ok(Ok(told))
+    Ok(Ok(selector))
 }

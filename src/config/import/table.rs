@@ -2,7 +2,7 @@
 //!
 //! A setting that is in no table, or that has another effect, fails the test.
 
-use super::tests::take_asked;
+use super::tests::take_lookups;
 use super::{Imported, Peer, generic, import, nvidia, rdma_shared, smarter, sriov};
 use std::collections::BTreeSet;
 
@@ -59,19 +59,19 @@ fn plain(path: &str) -> String {
 }
 
 /// Warnings that docs/importers.md lists for every file of a plugin.
-const OF_EVERY_FILE: [&str; 2] = ["ids are others here", "no domain is given"];
+const OF_EVERY_FILE: [&str; 2] = ["device ids change", "no domain is given"];
 
-fn hold(peer: Peer, word: &str, keys: &[&str]) {
-    let rows = rows(word);
+fn check_table(peer: Peer, name: &str, keys: &[&str]) {
+    let rows = rows(name);
     let listed: BTreeSet<&str> = rows.iter().map(|row| row.setting).collect();
-    assert_eq!(listed, keys.iter().copied().collect(), "{word}: the table and what is read");
+    assert_eq!(listed, keys.iter().copied().collect(), "{name}: the table and the keys that are read");
     let (mut all, mut read) = (BTreeSet::new(), BTreeSet::new());
     for Row { setting, source, outcome } in &rows {
-        take_asked();
+        take_lookups();
         let imported = import(peer, source, None, None);
-        let asked: BTreeSet<String> = take_asked().iter().map(|path| plain(path)).collect();
-        read.extend(asked.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting));
-        all.extend(asked);
+        let looked_up: BTreeSet<String> = take_lookups().iter().map(|path| plain(path)).collect();
+        read.extend(looked_up.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting));
+        all.extend(looked_up);
         let (toml, warnings, wrong) = match &imported {
             Ok(Imported { toml, warnings, wrong }) => (toml.as_str(), warnings.clone(), *wrong > 0),
             Err(error) => (
@@ -80,59 +80,59 @@ fn hold(peer: Peer, word: &str, keys: &[&str]) {
                 error.warnings.iter().any(|warning| warning.contains(" is expected") || warning.contains("unknown value")),
             ),
         };
-        let told = || format!("{word}: {source}\n{toml}\n{warnings:#?}\n{outcome}");
+        let details = || format!("{name}: {source}\n{toml}\n{warnings:#?}\n{outcome}");
         let (wanted, rest) = self::warnings(outcome);
         for no in rest.split("no `").skip(1).filter_map(|no| no.split('`').next()) {
-            assert!(!toml.contains(no), "{}", told());
+            assert!(!toml.contains(no), "{}", details());
         }
         // Required text: code that does not follow a `no`.
         let mut before = "";
         for (n, part) in rest.split('`').enumerate() {
             let is_wanted = n % 2 == 1 && !before.ends_with("no ");
-            assert!(!is_wanted || toml.contains(part), "{}", told());
+            assert!(!is_wanted || toml.contains(part), "{}", details());
             before = part;
         }
         for wanted in &wanted {
-            assert!(warnings.iter().any(|warning| warning.contains(wanted)), "{}", told());
+            assert!(warnings.iter().any(|warning| warning.contains(wanted)), "{}", details());
         }
-        let others = warnings.iter().filter(|warning| !wanted.iter().any(|wanted| warning.contains(wanted)));
+        let unexpected = warnings.iter().filter(|warning| !wanted.iter().any(|wanted| warning.contains(wanted)));
         let is_usual = |warning: &str| OF_EVERY_FILE.iter().any(|usual| warning.starts_with(usual));
-        let others: Vec<&String> = others.filter(|warning| !is_usual(warning)).collect();
-        assert!(others.is_empty(), "{others:?}\n{}", told());
-        assert_eq!(outcome.contains("not offered"), imported.is_err(), "{}", told());
-        assert_eq!(outcome.contains("wrong value"), wrong, "{}", told());
+        let unexpected: Vec<&String> = unexpected.filter(|warning| !is_usual(warning)).collect();
+        assert!(unexpected.is_empty(), "{unexpected:?}\n{}", details());
+        assert_eq!(outcome.contains("not offered"), imported.is_err(), "{}", details());
+        assert_eq!(outcome.contains("wrong value"), wrong, "{}", details());
     }
-    assert_eq!(read, listed, "{word}: what an example of its own has, and the table");
+    assert_eq!(read, listed, "{name}: the keys with an example of their own, and the table");
     let is_above = |path: &str, key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
     let is_listed = |path: &str| {
         keys.iter().any(|key| path.eq_ignore_ascii_case(key) || is_above(&path.to_ascii_lowercase(), &key.to_ascii_lowercase()))
     };
     let is_of_any = |path: &str| OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")));
     let unlisted: Vec<&String> = all.iter().filter(|path| !is_listed(path) && !is_of_any(path)).collect();
-    assert!(unlisted.is_empty(), "{word}: read, and in no table: {unlisted:?}");
+    assert!(unlisted.is_empty(), "{name}: read, and in no table: {unlisted:?}");
 }
 
 #[test]
-fn every_setting_of_nvidias_plugin_is_in_the_table_and_comes_out_so() {
-    hold(Peer::Nvidia, "nvidia", nvidia::KEYS);
+fn the_table_of_nvidias_plugin_is_complete_and_correct() {
+    check_table(Peer::Nvidia, "nvidia", nvidia::KEYS);
 }
 
 #[test]
-fn every_setting_of_the_sriov_plugin_is_in_the_table_and_comes_out_so() {
-    hold(Peer::Sriov, "sriov", sriov::KEYS);
+fn the_table_of_the_sriov_plugin_is_complete_and_correct() {
+    check_table(Peer::Sriov, "sriov", sriov::KEYS);
 }
 
 #[test]
-fn every_setting_of_mellanox_plugin_is_in_the_table_and_comes_out_so() {
-    hold(Peer::RdmaShared, "rdma-shared", rdma_shared::KEYS);
+fn the_table_of_mellanox_plugin_is_complete_and_correct() {
+    check_table(Peer::RdmaShared, "rdma-shared", rdma_shared::KEYS);
 }
 
 #[test]
-fn every_setting_of_squats_plugin_is_in_the_table_and_comes_out_so() {
-    hold(Peer::Generic, "generic", generic::KEYS);
+fn the_table_of_squats_plugin_is_complete_and_correct() {
+    check_table(Peer::Generic, "generic", generic::KEYS);
 }
 
 #[test]
-fn every_setting_of_smarters_plugin_is_in_the_table_and_comes_out_so() {
-    hold(Peer::Smarter, "smarter", smarter::KEYS);
+fn the_table_of_smarters_plugin_is_complete_and_correct() {
+    check_table(Peer::Smarter, "smarter", smarter::KEYS);
 }

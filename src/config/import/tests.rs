@@ -13,17 +13,17 @@ use std::path::{Path, PathBuf};
 
 thread_local! {
     /// Every key that was looked up, by its path.
-    static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+    static LOOKUPS: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 /// Records a key that a reader looked up.
-pub(super) fn asked(path: &str) {
-    ASKED.with_borrow_mut(|asked| asked.insert(path.to_owned()));
+pub(super) fn record_lookup(path: &str) {
+    LOOKUPS.with_borrow_mut(|lookups| lookups.insert(path.to_owned()));
 }
 
 /// The keys that were looked up since the last call.
-pub(super) fn take_asked() -> BTreeSet<String> {
-    ASKED.take()
+pub(super) fn take_lookups() -> BTreeSet<String> {
+    LOOKUPS.take()
 }
 
 fn golden(name: &str) -> PathBuf {
@@ -68,7 +68,7 @@ fn the_sriov_plugins() {
 }
 
 #[test]
-fn a_pool_without_the_functions_that_have_rdma_is_never_made_without_a_word() {
+fn a_pool_without_its_rdma_functions_causes_a_warning() {
     const SOME: &str = "functions that have an RDMA device are of the class `rdma` here, and not offered by this resource";
     const ALL: &str = "functions of these adapters have RDMA devices and are of the class `rdma`";
     for (selectors, class, warning) in [
@@ -85,14 +85,17 @@ fn a_pool_without_the_functions_that_have_rdma_is_never_made_without_a_word() {
         let source = format!("{{'resourceList': [{{'resourceName': 'a', 'selectors': {{{selectors}}}}}]}}").replace('\'', "\"");
         let imported = import(Peer::Sriov, &source, None, None).unwrap();
         assert!(imported.toml.contains(&format!("class = \"{class}\"")), "{selectors}: {}", imported.toml);
-        let said =
-            imported.warnings.iter().find(|said| said.starts_with("intel.com/a: ")).map_or("", |said| &said["intel.com/a: ".len()..]);
-        assert!(said.starts_with(warning) && said.is_empty() == warning.is_empty(), "{selectors}: {said}");
+        let message = imported
+            .warnings
+            .iter()
+            .find(|message| message.starts_with("intel.com/a: "))
+            .map_or("", |message| &message["intel.com/a: ".len()..]);
+        assert!(message.starts_with(warning) && message.is_empty() == warning.is_empty(), "{selectors}: {message}");
     }
 }
 
 #[test]
-fn what_holds_other_settings_and_is_of_another_kind_is_a_wrong_value() {
+fn a_mapping_of_another_type_is_a_wrong_value() {
     let read = |peer, text: &str| import(peer, text, None, None).unwrap();
     for (text, path) in [
         ("flags: none", "flags"),
@@ -146,14 +149,14 @@ fn smarters() {
 }
 
 #[test]
-fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
-    const NONE: &str = "no resource can be taken over";
+fn a_failed_import_has_a_reason_with_its_place() {
+    const NONE: &str = "no resource can be imported";
     for (peer, source, expected, warning) in [
         (Peer::Nvidia, "version: v2", "line 1: `version` is `v2`, where `v1` is expected", ""),
         (Peer::Nvidia, "[]", "`the file` is a list, where a configuration of NVIDIA's plugin", ""),
         (Peer::Sriov, "{}", "a configuration with `resourceList`", ""),
         (Peer::Sriov, "{\"resourceList\": []}", NONE, ""),
-        (Peer::Sriov, "{\"resourceList\": [{}]}", NONE, "`resourceList[0]` is keys and values, where a `resourceName` is expected"),
+        (Peer::Sriov, "{\"resourceList\": [{}]}", NONE, "`resourceList[0]` is a mapping, where a `resourceName` is expected"),
         (
             Peer::Sriov,
             "{\"resourceList\": [{\"resourceName\": \"A B\", \"selectors\": {}}]}",
@@ -167,22 +170,17 @@ fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
             "line 3: `configList[0].rdmaHcaMax` is `lots`, where a whole number",
         ),
         (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected", ""),
-        (
-            Peer::Smarter,
-            "- devicematch: x",
-            NONE,
-            "`[0]` (line 1) is left out: line 1: `[0]` is keys and values, where a `devicematch` and",
-        ),
+        (Peer::Smarter, "- devicematch: x", NONE, "`[0]` (line 1) is left out: line 1: `[0]` is a mapping, where a `devicematch` and"),
         (Peer::Smarter, "a: [", "neither YAML nor JSON", ""),
         (Peer::Smarter, "", "the file has 0 documents", ""),
-        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; `--key` says which", ""),
+        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; select one with `--key`", ""),
         (Peer::Nvidia, "kind: ConfigMap", "the ConfigMap has no `data`", ""),
-        (Peer::Sriov, "kind: Service\nspec: {}", "there is no file of this plugin in it, only Service", ""),
+        (Peer::Sriov, "kind: Service\nspec: {}", "the input has no file of this plugin, only Service", ""),
     ] {
         let error = import(peer, source, None, None).unwrap_err();
-        let (said, warnings) = (error.to_string(), error.warnings.join("\n"));
-        assert!(said.contains(expected) && warnings.contains(warning), "{said}\n{warnings}\nshould contain: {expected} {warning}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        let (message, warnings) = (error.to_string(), error.warnings.join("\n"));
+        assert!(message.contains(expected) && warnings.contains(warning), "{message}\n{warnings}\nshould contain: {expected} {warning}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
     let source = "kind: ConfigMap\ndata: { a: x, b: y }";
     assert_eq!(import(Peer::Nvidia, source, Some("c"), None).unwrap_err().to_string(), "the ConfigMap has no entry `c`; it has `a`, `b`");
@@ -190,7 +188,7 @@ fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
 }
 
 #[test]
-fn a_flag_of_the_plugin_tells_the_domain() {
+fn a_flag_sets_the_domain() {
     let source = "{\"resourceList\": [{\"resourceName\": \"a\", \"selectors\": {\"drivers\": [\"vfio-pci\"]}}]}";
     assert!(import(Peer::Sriov, source, None, Some("example.org")).unwrap().toml.contains("\"example.org/a\""));
     assert!(
@@ -298,13 +296,17 @@ fn document() -> impl Strategy<Value = serde_json::Value> {
 const PEERS: [Peer; 5] = [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
 
 /// Checks that the result is a reason in one line or a valid file.
-fn holds_its_promise(peer: Peer, source: &str) {
+fn is_a_reason_or_a_valid_file(peer: Peer, source: &str) {
     match import(peer, source, None, None) {
         Ok(imported) => drop(config(&imported.toml)),
         Err(error) => {
-            let said =
-                error.warnings.iter().map(String::as_str).chain([&*error.to_string()]).all(|said| !said.is_empty() && !said.contains('\n'));
-            assert!(said, "{error}: {:?}", error.warnings);
+            let message = error
+                .warnings
+                .iter()
+                .map(String::as_str)
+                .chain([&*error.to_string()])
+                .all(|message| !message.is_empty() && !message.contains('\n'));
+            assert!(message, "{error}: {:?}", error.warnings);
         }
     }
 }
@@ -314,7 +316,7 @@ fn a_random_document_gives_a_reason_or_a_valid_file() {
     let runs = Runs { cases: crate::config::tests::variants(1000), failure_persistence: None, ..Runs::default() };
     TestRunner::new(runs)
         .run(&(prop::sample::select(&PEERS[..]), document()), |(peer, document)| {
-            holds_its_promise(peer, &document.to_string());
+            is_a_reason_or_a_valid_file(peer, &document.to_string());
             Ok(())
         })
         .unwrap();
@@ -336,7 +338,7 @@ fn a_damaged_source_gives_a_reason_or_a_valid_file() {
         .run(&(0..sources.len(), crate::config::tests::damage()), |(which, damage)| {
             let (peer, source) = &sources[which];
             let damaged = damage.iter().fold(source.clone().into_bytes(), |bytes, damage| damage.to(bytes));
-            holds_its_promise(*peer, &String::from_utf8_lossy(&damaged));
+            is_a_reason_or_a_valid_file(*peer, &String::from_utf8_lossy(&damaged));
             Ok(())
         })
         .unwrap();

@@ -1,12 +1,12 @@
 //! The versions of the device-plugin API, and the only module that knows their differences.
 //!
-//! A [`Dialect`] is one package of the API on the wire, with one or more versions that Register
-//! names. Each dialect has a file of its own that registers, serves and translates, and nothing
-//! else. Every dialect is served on every socket, and [`negotiation`] decides which one is used
+//! An [`ApiPackage`] is one package of the API on the wire, with one or more versions that Register
+//! names. Each package has a file of its own that registers, serves and translates, and nothing
+//! else. Every package is served on every socket, and [`negotiation`] decides which one is used
 //! with a kubelet. The service behind a socket is a [`Plugin`]. It uses the domain's types. Of the
 //! version that called it, a plugin knows only which fields an answer can carry ([`Wire`]).
 //!
-//! Another version of the API needs one more file here and one more line in [`DIALECTS`].
+//! Another version of the API needs one more file here and one more line in [`API_PACKAGES`].
 
 pub mod negotiation;
 pub mod v1alpha;
@@ -28,8 +28,8 @@ use tokio::sync::oneshot;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
-/// Every supported dialect, the preferred one first.
-pub const DIALECTS: &[&dyn Dialect] = &[&v1beta1::V1Beta1, &v1alpha::V1Alpha];
+/// Every supported package, the preferred one first.
+pub const API_PACKAGES: &[&dyn ApiPackage] = &[&v1beta1::V1Beta1, &v1alpha::V1Alpha];
 
 /// The limit of a request. It has each id of a list at most twice: as available, and as one that
 /// must be included.
@@ -47,29 +47,29 @@ const LIST_BYTES_MAX: usize = 3_500_000;
 
 /// One package of the API on the wire.
 #[tonic::async_trait]
-pub trait Dialect: fmt::Debug + Send + Sync {
+pub trait ApiPackage: fmt::Debug + Send + Sync {
     /// The versions that Register names, the newest first. They share this package's messages.
     fn versions(&self) -> &'static [&'static str];
 
     /// Whether its kubelets close the former connection before a new registration, and identify
     /// each connection. Then the end of an older stream is no loss, and another Register would only
     /// close the newer stream.
-    fn closes_the_former(&self) -> bool;
+    fn replaces_connection_on_register(&self) -> bool;
 
     /// Whether its kubelets keep the annotations of an answer in their checkpoint. Then an answer
     /// without an alloc-id is not ours.
     fn keeps_annotations(&self) -> bool;
 
     /// Registers with the kubelet behind `channel`. The kubelet must give up after `time`.
-    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
+    async fn register(&self, channel: Channel, request: RegisterRequest, time: Duration) -> Result<(), Status>;
 
-    /// Adds the service that answers this dialect's calls with `plugin`.
+    /// Adds the service that answers this package's calls with `plugin`.
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services;
 }
 
 /// The content of a Register call.
 #[derive(Debug, Clone)]
-pub struct Announcement {
+pub struct RegisterRequest {
     /// The version of the API.
     pub version: Version,
     /// The resource.
@@ -84,7 +84,7 @@ pub struct Announcement {
 #[derive(Clone, Copy)]
 pub struct Version {
     name: &'static str,
-    dialect: &'static dyn Dialect,
+    package: &'static dyn ApiPackage,
 }
 
 impl Version {
@@ -94,16 +94,16 @@ impl Version {
         self.name
     }
 
-    /// The dialect of this version.
+    /// The package of this version.
     #[must_use]
-    pub fn dialect(self) -> &'static dyn Dialect {
-        self.dialect
+    pub fn package(self) -> &'static dyn ApiPackage {
+        self.package
     }
 
     /// Whether both versions use the same messages and the same service.
     #[must_use]
-    pub fn shares_dialect(self, other: Version) -> bool {
-        self.dialect.versions() == other.dialect.versions()
+    pub fn shares_package(self, other: Version) -> bool {
+        self.package.versions() == other.package.versions()
     }
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for Version {
 
 /// Every version, the preferred one first.
 pub fn versions() -> impl Iterator<Item = Version> {
-    DIALECTS.iter().flat_map(|dialect| dialect.versions().iter().map(|name| Version { name, dialect: *dialect }))
+    API_PACKAGES.iter().flat_map(|package| package.versions().iter().map(|name| Version { name, package: *package }))
 }
 
 /// The service behind a socket, for every version of the API.
@@ -155,20 +155,20 @@ pub fn server() -> Server {
     Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
 
-/// The services of all dialects with one plugin, for one socket.
+/// The services of all packages with one plugin, for one socket.
 pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
-    DIALECTS.iter().fold(Services::default(), |services, dialect| dialect.serve(Arc::clone(plugin), services))
+    API_PACKAGES.iter().fold(Services::default(), |services, package| package.serve(Arc::clone(plugin), services))
 }
 
 /// A socket without services, until this is dropped. Then its connections are closed.
 #[derive(Debug)]
-pub struct Mute(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
+pub struct DummyEndpoint(#[expect(dead_code, reason = "dropping it closes the endpoint")] oneshot::Sender<()>);
 
 /// Serves a socket without services.
 ///
 /// # Errors
 /// When the socket cannot be created.
-pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
+pub fn serve_dummy(path: &Path) -> io::Result<DummyEndpoint> {
     let listener = Arc::new(TrustedListener::bind(path, || {})?);
     let (close, closed) = oneshot::channel();
     let closed = async { drop(closed.await) };
@@ -176,35 +176,40 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
     let server = Server::builder().serve_with_incoming_shutdown(Services::default(), incoming, closed);
     tokio::spawn(async move {
         if let Err(error) = server.await {
-            tracing::warn!(%error, "a socket that serves nothing failed");
+            tracing::warn!(%error, "the dummy endpoint failed");
         }
     });
-    Ok(Mute(close))
+    Ok(DummyEndpoint(close))
 }
 
-/// The stream of one ListAndWatch, in one dialect's messages.
-type Listing<M> = BoxStream<'static, Result<M, Status>>;
+/// The stream of one ListAndWatch, in one package's messages.
+type ListStream<M> = BoxStream<'static, Result<M, Status>>;
 
 /// A plugin's lists as messages, for this request. A list that is too large for the kubelet is left
 /// out, so the last list that was sent stays in force.
-fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
+fn list_stream<T, M: Message + 'static>(
+    plugin: &dyn Plugin,
+    request: &Request<T>,
+    message: fn(&Offering) -> M,
+) -> Result<ListStream<M>, Status> {
     let lists = plugin.lists()?;
     // While the stream is open, the connection is not evicted.
     let stream = request.extensions().get::<Conversation>().map(Conversation::list_stream);
-    let fitting = move |offering: Arc<Offering>| {
+    let within_size_limit = move |offering: Arc<Offering>| {
         let _open = &stream;
-        std::future::ready(fitting(&offering, message))
+        std::future::ready(within_size_limit(&offering, message))
     };
-    Ok(lists.filter_map(fitting).boxed())
+    Ok(lists.filter_map(within_size_limit).boxed())
 }
 
 /// A list as a message, if the kubelet accepts its size.
-fn fitting<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Option<Result<M, Status>> {
+fn within_size_limit<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Option<Result<M, Status>> {
     let list = message(offering);
     if list.encoded_len() > LIST_BYTES_MAX {
         tracing::error!(
             resource = %offering.spec.name, devices = offering.devices.len(),
-            "the list is larger than the kubelet takes in one message; offer fewer replicas, or split the resource"
+            "the list is larger than the kubelet accepts in one message; offer fewer replicas, or \
+             split the resource"
         );
         return None;
     }
@@ -212,7 +217,7 @@ fn fitting<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Opti
 }
 
 /// A request with its deadline in the header grpc-timeout.
-fn within<T>(time: Duration, message: T) -> Request<T> {
+fn with_timeout<T>(time: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(time);
     request
@@ -224,7 +229,7 @@ fn ids(texts: Vec<String>) -> Vec<DeviceId> {
 }
 
 /// An error for a pod's events: the message is on one line, even if an id contains line breaks.
-fn legible(status: Status) -> Status {
+fn on_one_line(status: Status) -> Status {
     Status::new(status.code(), printable(status.message()))
 }
 

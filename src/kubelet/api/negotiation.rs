@@ -12,14 +12,14 @@ use tonic::{Code, Status};
 
 /// A version that worked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spoken {
+pub struct NegotiatedVersion {
     /// The version.
     pub version: Version,
     /// The kubelet that accepted it.
     pub kubelet: Option<KubeletGeneration>,
 }
 
-impl Spoken {
+impl NegotiatedVersion {
     /// The version to try first with a kubelet. Another kubelet than before may have been upgraded,
     /// so it gets the preferred version.
     #[must_use]
@@ -31,30 +31,30 @@ impl Spoken {
 /// The versions that are still to be tried.
 #[derive(Debug)]
 pub struct Negotiation {
-    left: Vec<Version>,
+    remaining: Vec<Version>,
 }
 
 impl Negotiation {
     /// Begins with the version that worked last, if there is one, then the preferred one.
     #[must_use]
     pub fn new(worked: Option<Version>) -> Self {
-        let others = versions().filter(|version| Some(*version) != worked);
-        Negotiation { left: worked.into_iter().chain(others).collect() }
+        let rest = versions().filter(|version| Some(*version) != worked);
+        Negotiation { remaining: worked.into_iter().chain(rest).collect() }
     }
 
     /// The next version to try; `None` when the kubelet speaks none of the remaining ones.
-    #[expect(clippy::should_implement_trait, reason = "what is next depends on what the kubelet says in between")]
+    #[expect(clippy::should_implement_trait, reason = "the next version depends on the kubelet's answers in between")]
     pub fn next(&mut self) -> Option<Version> {
-        (!self.left.is_empty()).then(|| self.left.remove(0))
+        (!self.remaining.is_empty()).then(|| self.remaining.remove(0))
     }
 
     /// Processes the kubelet's answer to a try. Returns whether it is about the version, so that
     /// another one may be accepted.
     pub fn refused(&mut self, tried: Version, status: &Status) -> bool {
         match Answer::of(status) {
-            Answer::NoService => self.left.retain(|version| !version.shares_dialect(tried)),
+            Answer::NoService => self.remaining.retain(|version| !version.shares_package(tried)),
             Answer::NoVersion { known } if known.is_empty() => {}
-            Answer::NoVersion { known } => self.left.retain(|version| known.contains(&version.name())),
+            Answer::NoVersion { known } => self.remaining.retain(|version| known.contains(&version.name())),
             Answer::Other => return false,
         }
         true
@@ -121,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn what_worked_is_kept_for_as_long_as_the_kubelet_lives() {
+    fn the_negotiated_version_is_used_until_the_kubelet_restarts() {
         let kubelet = |inode| Some(KubeletGeneration { inode, made_ns: 0 });
         let version = versions().last().unwrap();
-        let spoken = Spoken { version, kubelet: kubelet(1) };
+        let spoken = NegotiatedVersion { version, kubelet: kubelet(1) };
         assert_eq!((spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)), (Some(version), None, None));
         // If its socket cannot be seen, each Register shows whether the version still works.
-        assert_eq!(Spoken { version, kubelet: None }.with(None), Some(version));
+        assert_eq!(NegotiatedVersion { version, kubelet: None }.with(None), Some(version));
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(tried(None, kubelet(r#""v1alpha2""#, "v1alpha2")), ["v1beta1", "v1alpha2"]);
         assert_eq!(tried(None, kubelet(r#""v1alpha1""#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
         assert_eq!(tried(None, kubelet(r#"["v1alpha1" "v1alpha0"]"#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
-        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "nothing that both know is left");
+        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "no common version remains");
         assert_eq!(
             tried(Some("v1alpha2"), |name| (name != "v1beta1").then(|| no_version(name, r#"["v1beta1"]"#))),
             ["v1alpha2", "v1beta1"]
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_that_only_says_no_to_the_version_is_asked_for_every_one() {
+    fn a_refusal_without_known_versions_leaves_every_version_to_try() {
         let answer = |name: &str| match name {
             "v1beta1" => Some(no_service()),
             "v1alpha1" => None,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_another_reason_ends_it() {
+    fn a_refusal_for_another_reason_ends_the_negotiation() {
         for status in [
             Status::unknown("the ResourceName \"gpu\" is invalid"),
             Status::unknown("failed to dial device plugin: context deadline exceeded"),

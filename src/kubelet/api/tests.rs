@@ -1,4 +1,4 @@
-//! Every dialect with one plugin, on one socket: the same answers in different bytes.
+//! Every package with one plugin, on one socket: the same answers in different bytes.
 
 use super::*;
 use crate::domain::{Attributes, Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
@@ -35,9 +35,9 @@ pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
 }
 
 /// A plugin that sends its lists and then waits. It grants every request with a variable that names
-/// the ids, and records the dialect of each request.
+/// the ids, and records the package of each request.
 #[derive(Debug, Default)]
-struct Told {
+struct FakePlugin {
     lists: Vec<Arc<Offering>>,
     wires: Mutex<BTreeSet<&'static str>>,
     /// The ids of PreStartContainer calls; `None` for a resource without such a hook.
@@ -45,7 +45,7 @@ struct Told {
 }
 
 #[tonic::async_trait]
-impl Plugin for Told {
+impl Plugin for FakePlugin {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
         Ok(futures_util::stream::iter(self.lists.clone()).chain(futures_util::stream::pending()).boxed())
     }
@@ -69,13 +69,13 @@ impl Plugin for Told {
     }
 
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
-        self.pre_start.iter().for_each(|asked| asked.lock().unwrap().extend(ids.clone()));
+        self.pre_start.iter().for_each(|prepared| prepared.lock().unwrap().extend(ids.clone()));
         Ok(())
     }
 }
 
 /// Serves a plugin on a socket of its own.
-async fn served(plugin: &Arc<Told>) -> (tempfile::TempDir, Channel) {
+async fn served(plugin: &Arc<FakePlugin>) -> (tempfile::TempDir, Channel) {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("plugin.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
@@ -85,15 +85,15 @@ async fn served(plugin: &Arc<Told>) -> (tempfile::TempDir, Channel) {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_asks_for_the_options_and_hangs_up_before_the_lists_is_told_of() {
-    for (asks_for_options, asks_for_lists, is_told) in
+async fn a_connection_that_closes_after_the_options_and_before_the_lists_is_reported() {
+    for (asks_for_options, asks_for_lists, is_reported) in
         [(true, false, true), (true, true, false), (false, true, false), (false, false, false)]
     {
-        let plugin: Arc<dyn Plugin> = Arc::new(Told { lists: vec![Arc::new(offering(&["a"], &[]))], ..Told::default() });
+        let plugin: Arc<dyn Plugin> = Arc::new(FakePlugin { lists: vec![Arc::new(offering(&["a"], &[]))], ..FakePlugin::default() });
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("plugin.sock");
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
-        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap_or_default());
+        let (closed_early, mut reports) = tokio::sync::mpsc::unbounded_channel();
+        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || closed_early.send(()).unwrap_or_default());
         // One connection only: after its end no other can report.
         let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap()).take(1);
         let incoming = incoming.map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
@@ -107,8 +107,8 @@ async fn a_kubelet_that_asks_for_the_options_and_hangs_up_before_the_lists_is_to
             kubelet.list_and_watch(beta::Empty {}).await.unwrap().into_inner().message().await.unwrap();
         }
         drop(kubelet);
-        assert_eq!(told.recv().await.is_some(), is_told, "options {asks_for_options}, lists {asks_for_lists}");
-        assert_eq!(told.recv().await, None, "once");
+        assert_eq!(reports.recv().await.is_some(), is_reported, "options {asks_for_options}, lists {asks_for_lists}");
+        assert_eq!(reports.recv().await, None, "once");
     }
 }
 
@@ -119,18 +119,18 @@ fn every_version_has_a_name_of_its_own_and_v1beta1_comes_first() {
 }
 
 #[tokio::test]
-async fn one_socket_answers_every_dialect_out_of_one_plugin() {
-    let plugin = Arc::new(Told { lists: vec![Arc::new(offering(&["a", "b"], &["b"]))], ..Told::default() });
+async fn one_socket_answers_every_package_from_one_plugin() {
+    let plugin = Arc::new(FakePlugin { lists: vec![Arc::new(offering(&["a", "b"], &["b"]))], ..FakePlugin::default() });
     let (_dir, channel) = served(&plugin).await;
     let mut beta = beta::device_plugin_client::DevicePluginClient::new(channel.clone());
     let mut alpha = alpha::device_plugin_client::DevicePluginClient::new(channel);
 
     let list = beta.list_and_watch(beta::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
-    let told: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
-    assert_eq!(told, [("a", "Healthy"), ("b", "Unhealthy")]);
+    let beta_list: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(beta_list, [("a", "Healthy"), ("b", "Unhealthy")]);
     let list = alpha.list_and_watch(alpha::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
-    let told_alpha: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
-    assert_eq!(told_alpha, told);
+    let alpha_list: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(alpha_list, beta_list);
 
     let ids = || vec!["a".to_owned(), "b".to_owned()];
     let containers = vec![beta::ContainerAllocateRequest { devices_ids: ids() }, beta::ContainerAllocateRequest::default()];
@@ -142,25 +142,25 @@ async fn one_socket_answers_every_dialect_out_of_one_plugin() {
 }
 
 #[tokio::test]
-async fn a_call_before_the_start_is_asked_for_where_there_is_something_to_be_done() {
+async fn pre_start_is_requested_only_if_the_plugin_needs_it() {
     for pre_start in [None, Some(Mutex::default())] {
         let is_wanted = pre_start.is_some();
-        let plugin = Arc::new(Told { pre_start, ..Told::default() });
+        let plugin = Arc::new(FakePlugin { pre_start, ..FakePlugin::default() });
         let (_dir, channel) = served(&plugin).await;
         let mut beta = beta::device_plugin_client::DevicePluginClient::new(channel);
         let options = beta.get_device_plugin_options(beta::Empty {}).await.unwrap().into_inner();
         assert_eq!((options.pre_start_required, options.get_preferred_allocation_available), (is_wanted, true));
         beta.pre_start_container(beta::PreStartContainerRequest { devices_ids: vec!["a".into()] }).await.unwrap();
-        let asked = plugin.pre_start.as_ref().map(|asked| asked.lock().unwrap().clone());
-        assert_eq!(asked, is_wanted.then(|| vec![DeviceId::new("a")]));
+        let prepared = plugin.pre_start.as_ref().map(|prepared| prepared.lock().unwrap().clone());
+        assert_eq!(prepared, is_wanted.then(|| vec![DeviceId::new("a")]));
     }
 }
 
 #[tokio::test]
-async fn a_list_that_the_kubelet_would_not_take_is_left_out() {
+async fn a_list_above_the_size_limit_is_left_out() {
     let ids: Vec<String> = (0..40_000).map(|number| format!("{number:0>100}")).collect();
     let huge = offering(&ids.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
-    let plugin = Arc::new(Told { lists: vec![Arc::new(huge), Arc::new(offering(&["a"], &[]))], ..Told::default() });
+    let plugin = Arc::new(FakePlugin { lists: vec![Arc::new(huge), Arc::new(offering(&["a"], &[]))], ..FakePlugin::default() });
     let (_dir, channel) = served(&plugin).await;
     let mut alpha = alpha::device_plugin_client::DevicePluginClient::new(channel);
     let list = alpha.list_and_watch(alpha::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
@@ -168,8 +168,8 @@ async fn a_list_that_the_kubelet_would_not_take_is_left_out() {
 }
 
 #[tokio::test]
-async fn a_dialect_that_is_not_spoken_is_unimplemented() {
-    let (_dir, channel) = served(&Arc::new(Told::default())).await;
+async fn an_unknown_package_is_unimplemented() {
+    let (_dir, channel) = served(&Arc::new(FakePlugin::default())).await;
     let mut client = crate::kubelet::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient::new(channel);
     let error = client.list(crate::kubelet::proto::podresources_v1::ListPodResourcesRequest {}).await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented);

@@ -4,7 +4,7 @@
 //! no CDI names. A resource that needs one of the last two is refused ([`Wire`]), because its
 //! container would lack something. The other three are features that such a kubelet does not have.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, legible, listing, within};
+use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1alpha as api;
 use crate::kubelet::proto::v1alpha::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -17,17 +17,17 @@ use tonic::{Request, Response, Status};
 
 const WIRE: Wire = Wire { api: "v1alpha", has_cdi: false, has_pre_start: false };
 
-/// The dialect.
+/// The package.
 #[derive(Debug)]
 pub struct V1Alpha;
 
 #[tonic::async_trait]
-impl Dialect for V1Alpha {
+impl ApiPackage for V1Alpha {
     fn versions(&self) -> &'static [&'static str] {
         &["v1alpha2", "v1alpha1"]
     }
 
-    fn closes_the_former(&self) -> bool {
+    fn replaces_connection_on_register(&self) -> bool {
         true
     }
 
@@ -35,10 +35,10 @@ impl Dialect for V1Alpha {
         false
     }
 
-    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint, pre_start: _ } = announcement;
+    async fn register(&self, channel: Channel, request: RegisterRequest, time: Duration) -> Result<(), Status> {
+        let RegisterRequest { version, resource, endpoint, pre_start: _ } = request;
         let request = api::RegisterRequest { version: version.name().to_owned(), endpoint, resource_name: resource.to_string() };
-        RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
+        RegistrationClient::new(channel).register(with_timeout(time, request)).await.map(drop)
     }
 
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services {
@@ -50,14 +50,14 @@ struct Service(Arc<dyn Plugin>);
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
-    type ListAndWatchStream = Listing<api::ListAndWatchResponse>;
+    type ListAndWatchStream = ListStream<api::ListAndWatchResponse>;
 
     async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Ok(Response::new(listing(self.0.as_ref(), &request, list)?))
+        Ok(Response::new(list_stream(self.0.as_ref(), &request, list)?))
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        let answers = self.0.allocate(vec![ids(request.into_inner().devices_i_ds)], WIRE).await.map_err(legible)?;
+        let answers = self.0.allocate(vec![ids(request.into_inner().devices_i_ds)], WIRE).await.map_err(on_one_line)?;
         // A request is for one container, so there is one answer.
         Ok(Response::new(answers.into_iter().next().map(response).unwrap_or_default()))
     }
@@ -132,7 +132,7 @@ mod tests {
                       221a 0a15686f6c64666173742e6465762f616c6c6f632d6964 120137";
         assert_eq!(hex(&answer), wanted.replace(' ', ""));
         // The checkpoint's reader decodes the stored answer of every kubelet as this one message.
-        let kept = v1beta1::ContainerAllocateResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
-        assert_eq!(kept, super::super::v1beta1::response(edits));
+        let stored = v1beta1::ContainerAllocateResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
+        assert_eq!(stored, super::super::v1beta1::response(edits));
     }
 }

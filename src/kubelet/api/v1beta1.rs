@@ -1,6 +1,6 @@
 //! `v1beta1`: the API of kubelet 1.10 and newer.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, legible, listing, within};
+use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -15,19 +15,19 @@ use tonic::{Request, Response, Status};
 /// not show a kubelet's version.
 const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
 
-/// The dialect.
+/// The package.
 #[derive(Debug)]
 pub struct V1Beta1;
 
 #[tonic::async_trait]
-impl Dialect for V1Beta1 {
+impl ApiPackage for V1Beta1 {
     fn versions(&self) -> &'static [&'static str] {
         &["v1beta1"]
     }
 
     /// Kubelets up to 1.24 leave the former connection open. Up to 1.36 the end of an older stream
     /// disconnects the newer client.
-    fn closes_the_former(&self) -> bool {
+    fn replaces_connection_on_register(&self) -> bool {
         false
     }
 
@@ -35,11 +35,11 @@ impl Dialect for V1Beta1 {
         true
     }
 
-    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint, pre_start } = announcement;
+    async fn register(&self, channel: Channel, request: RegisterRequest, time: Duration) -> Result<(), Status> {
+        let RegisterRequest { version, resource, endpoint, pre_start } = request;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());
         let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options(pre_start)) };
-        RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
+        RegistrationClient::new(channel).register(with_timeout(time, request)).await.map(drop)
     }
 
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services {
@@ -56,7 +56,7 @@ struct Service(Arc<dyn Plugin>);
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
-    type ListAndWatchStream = Listing<api::ListAndWatchResponse>;
+    type ListAndWatchStream = ListStream<api::ListAndWatchResponse>;
 
     /// Answered without waiting for an actor: the kubelet calls this while our own Register call is
     /// open.
@@ -65,12 +65,12 @@ impl DevicePlugin for Service {
     }
 
     async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Ok(Response::new(listing(self.0.as_ref(), &request, list)?))
+        Ok(Response::new(list_stream(self.0.as_ref(), &request, list)?))
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
         let containers = request.into_inner().container_requests.into_iter().map(|container| ids(container.devices_ids)).collect();
-        let answers = self.0.allocate(containers, WIRE).await.map_err(legible)?;
+        let answers = self.0.allocate(containers, WIRE).await.map_err(on_one_line)?;
         Ok(Response::new(api::AllocateResponse { container_responses: answers.into_iter().map(response).collect() }))
     }
 
@@ -84,7 +84,7 @@ impl DevicePlugin for Service {
             Ok(api::ContainerPreferredAllocationResponse { device_i_ds: chosen.iter().map(ToString::to_string).collect() })
         };
         let container_responses =
-            request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>().map_err(legible)?;
+            request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>().map_err(on_one_line)?;
         Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
     }
 
@@ -93,7 +93,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        self.0.pre_start(ids(request.into_inner().devices_ids)).await.map_err(legible)?;
+        self.0.pre_start(ids(request.into_inner().devices_ids)).await.map_err(on_one_line)?;
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_numa_node_is_no_topology_and_several_are_all_told() {
+    fn the_topology_has_every_numa_node_and_is_absent_without_one() {
         assert_eq!(topology(&[]), None);
         assert_eq!(topology(&[64, 250]), None);
         let nodes: Vec<i64> = topology(&[0, 8, 64]).unwrap().nodes.iter().map(|node| node.id).collect();

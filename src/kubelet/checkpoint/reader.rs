@@ -139,7 +139,8 @@ impl CheckpointReader {
             Some(before) if before.missing == missing => before.since,
             _ if missing => host::now().wall,
             _ => {
-                tracing::warn!(%error, "no grant is bound to its pod before the kubelet's checkpoint can be read");
+                tracing::warn!(%error, "cannot read the kubelet's checkpoint; new grants are not bound to their \
+                     pods");
                 host::now().wall
             }
         };
@@ -157,7 +158,7 @@ mod tests {
     const NULL: &str = r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
 
     #[test]
-    fn whatever_stands_in_its_place_is_told_until_it_can_be_read() {
+    fn an_unreadable_checkpoint_is_reported_until_it_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         let put = |what: &str| match what {
@@ -200,7 +201,7 @@ mod tests {
             _ => false,
         };
         put(NULL);
-        assert!(!is_same(&reader.find(young), &reader.find(young)), "the next one could look the same");
+        assert!(!is_same(&reader.find(young), &reader.find(young)), "the next one could have the same times");
         let first = reader.find(old);
         assert!(first.is_ok() && is_same(&first, &reader.find(old)));
         // As the kubelet does it, with the same size.
@@ -210,7 +211,7 @@ mod tests {
         assert!(second.is_ok() && !is_same(&first, &second) && is_same(&second, &reader.find(old)));
         put("[");
         let broken = reader.find(old);
-        assert!(broken.is_err() && is_same(&broken, &reader.find(old)), "what is no checkpoint is not parsed again either");
+        assert!(broken.is_err() && is_same(&broken, &reader.find(old)), "an invalid checkpoint is not parsed again either");
         put(NULL);
         assert!(reader.find(old).is_ok());
     }

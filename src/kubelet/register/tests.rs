@@ -18,13 +18,13 @@ type Answers = fn(&str) -> Result<(), Status>;
 #[derive(Clone)]
 struct Kubelet {
     answers: Answers,
-    asked: Arc<Mutex<Vec<String>>>,
+    tried: Arc<Mutex<Vec<String>>>,
 }
 
 impl Kubelet {
     fn answer(&self, version: String) -> Result<(), Status> {
         let answer = (self.answers)(&version);
-        self.asked.lock().unwrap().push(version);
+        self.tried.lock().unwrap().push(version);
         answer
     }
 }
@@ -56,7 +56,7 @@ enum Serves {
 /// Registers once with such a kubelet. Returns the result, and the versions that the kubelet
 /// received.
 async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Result<&'static str, String>, Vec<String>) {
-    let kubelet = Kubelet { answers, asked: Arc::default() };
+    let kubelet = Kubelet { answers, tried: Arc::default() };
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
@@ -69,38 +69,38 @@ async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Re
     let worked = versions().find(|version| Some(version.name()) == worked);
     let registrar = Registrar::connect(&socket).await.unwrap();
     let result = registrar.register(&"example.com/gpu".parse().unwrap(), ".holdfast/x.sock", false, worked).await;
-    let asked = kubelet.asked.lock().unwrap().clone();
-    (result.map(Version::name).map_err(|error| error.to_string()), asked)
+    let tried = kubelet.tried.lock().unwrap().clone();
+    (result.map(Version::name).map_err(|error| error.to_string()), tried)
 }
 
-fn takes(version: &str, taken: &str, refusal: &str) -> Result<(), Status> {
-    if version == taken { Ok(()) } else { Err(Status::unknown(refusal)) }
+fn accepts(version: &str, accepted: &str, refusal: &str) -> Result<(), Status> {
+    if version == accepted { Ok(()) } else { Err(Status::unknown(refusal)) }
 }
 
 fn of_1_36(version: &str) -> Result<(), Status> {
-    takes(version, "v1beta1", "requested API version \"v1alpha2\" is not supported by kubelet. Supported version is [\"v1beta1\"]")
+    accepts(version, "v1beta1", "requested API version \"v1alpha2\" is not supported by kubelet. Supported version is [\"v1beta1\"]")
 }
 
 fn of_1_9(version: &str) -> Result<(), Status> {
-    takes(version, "v1alpha2", "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is \"v1alpha2\"")
+    accepts(version, "v1alpha2", "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is \"v1alpha2\"")
 }
 
 fn of_1_8(version: &str) -> Result<(), Status> {
-    takes(version, "v1alpha1", "unsupported API version by the Kubelet registry")
+    accepts(version, "v1alpha1", "unsupported API version by the Kubelet registry")
 }
 
 #[tokio::test]
-async fn every_kubelet_is_spoken_to_in_its_version_within_one_attempt() {
+async fn one_attempt_finds_the_version_of_every_kubelet() {
     assert_eq!(register(Serves::Beta, of_1_36, None).await, (Ok("v1beta1"), vec!["v1beta1".to_owned()]));
     assert_eq!(register(Serves::Alpha, of_1_9, None).await, (Ok("v1alpha2"), vec!["v1alpha2".to_owned()]));
-    let (version, asked) = register(Serves::Alpha, of_1_8, None).await;
-    assert_eq!((version, asked.len()), (Ok("v1alpha1"), 2));
+    let (version, tried) = register(Serves::Alpha, of_1_8, None).await;
+    assert_eq!((version, tried.len()), (Ok("v1alpha1"), 2));
 }
 
 #[tokio::test]
-async fn what_worked_last_is_tried_first_and_does_not_bind() {
-    let (version, asked) = register(Serves::Alpha, of_1_9, Some("v1alpha1")).await;
-    assert_eq!((version, asked), (Ok("v1alpha2"), vec!["v1alpha1".to_owned(), "v1alpha2".to_owned()]));
+async fn the_last_working_version_is_tried_first_then_the_others() {
+    let (version, tried) = register(Serves::Alpha, of_1_9, Some("v1alpha1")).await;
+    assert_eq!((version, tried), (Ok("v1alpha2"), vec!["v1alpha1".to_owned(), "v1alpha2".to_owned()]));
     // The kubelet was upgraded: it serves the new package in place of the old one.
     assert_eq!(register(Serves::Beta, of_1_36, Some("v1alpha2")).await, (Ok("v1beta1"), vec!["v1beta1".to_owned()]));
     // The kubelet was downgraded.
@@ -109,19 +109,19 @@ async fn what_worked_last_is_tried_first_and_does_not_bind() {
 
 #[tokio::test]
 async fn a_kubelet_without_a_common_version_is_quoted() {
-    let (error, asked) = register(Serves::Neither, of_1_36, None).await;
+    let (error, tried) = register(Serves::Neither, of_1_36, None).await;
     let error = error.unwrap_err();
-    assert!(asked.is_empty() && error.contains("v1beta1: ") && error.contains("v1alpha2: "), "{error}");
+    assert!(tried.is_empty() && error.contains("v1beta1: ") && error.contains("v1alpha2: "), "{error}");
     let only_v2 = |_: &str| Err(Status::unknown("requested API version is not supported by kubelet. Supported version is [\"v2\"]"));
-    let (error, asked) = register(Serves::Beta, only_v2, None).await;
+    let (error, tried) = register(Serves::Beta, only_v2, None).await;
     let error = error.unwrap_err();
-    assert!(asked == ["v1beta1"] && error.contains("Supported version is [\"v2\"]"), "{error}");
+    assert!(tried == ["v1beta1"] && error.contains("Supported version is [\"v2\"]"), "{error}");
 }
 
 #[tokio::test]
-async fn a_refusal_that_is_not_about_the_version_is_the_answer() {
+async fn a_refusal_for_another_reason_ends_the_attempt() {
     let invalid = |_: &str| Err(Status::unknown("the ResourceName \"gpu\" is invalid"));
-    let (error, asked) = register(Serves::Beta, invalid, None).await;
+    let (error, tried) = register(Serves::Beta, invalid, None).await;
     assert!(error.unwrap_err().ends_with("the ResourceName \"gpu\" is invalid"));
-    assert_eq!(asked, ["v1beta1"]);
+    assert_eq!(tried, ["v1beta1"]);
 }

@@ -20,7 +20,7 @@ fn found_by_doctor(node: &Node) -> Vec<String> {
 fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
     type Put = fn(&Path);
     let kinds: [(&str, Put); 3] = [
-        ("it ends too soon", |path| fs::write(path, "{\"Data\":{\"PodDeviceEntries\":[").unwrap()),
+        ("it is truncated", |path| fs::write(path, "{\"Data\":{\"PodDeviceEntries\":[").unwrap()),
         ("it is a FIFO", |path| mkfifo(path, Mode::S_IRUSR).unwrap()),
         ("it is a directory", |path| fs::create_dir(path).unwrap()),
     ];

@@ -106,7 +106,7 @@ fn a_kernel_log_that_cannot_be_read() {
                 if let Some(daemon) = &daemon {
                     daemon.logged("ready").await;
                     if words.is_some() {
-                        daemon.logged("the kernel's log cannot be read").await;
+                        daemon.logged("cannot read the kernel log").await;
                     }
                 }
                 let said = asked(behind(if has_daemon { &["setpriv"] } else { prefix }, &node.command(&["doctor", "-o", "json"]))).await;

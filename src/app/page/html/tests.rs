@@ -23,7 +23,7 @@ fn device(id: &str, health: &str) -> DeviceReport {
         healthy_in_seconds: None,
         cordoned: None,
         cordoned_at: None,
-        said: Vec::new(),
+        outputs: Vec::new(),
         flaps: 0,
         incidents: if is_sick { vec![failed] } else { Vec::new() },
         class: None,
@@ -95,7 +95,7 @@ fn made(devices: &[DeviceReport], grants: &[Arc<Grant>]) -> String {
     let status = status(devices);
     let picture = "<svg></svg>".to_owned();
     let facts = Facts { status: &status, devices, grants, picture, refresh: Some(5), now: Timestamp(START + 120_000) };
-    page(&facts, "LOOKS\n")
+    page(&facts, "STYLE\n")
 }
 
 /// Counts the elements of the page, which is valid XML after its first line.
@@ -105,7 +105,7 @@ fn elements(html: &str) -> usize {
 
 /// People read the page, so a person must review each change of it in a browser.
 #[test]
-fn the_page_is_as_it_was_looked_at() {
+fn the_page_matches_the_golden_file() {
     let html = made(&[device("GPU-aa", "Healthy"), device("GPU-ab", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")]);
     elements(&html);
     let golden = include_str!("golden.html");
@@ -113,20 +113,20 @@ fn the_page_is_as_it_was_looked_at() {
 }
 
 #[test]
-fn a_hostile_name_is_a_text_and_no_secret_is_told() {
+fn a_hostile_name_is_escaped_and_no_secret_is_shown() {
     let evil = "\"/></td><script src=//evil>alert(1)</script><!-- '&amp; \u{202e}\u{0}";
     let mut sick = device(evil, "Unhealthy");
     (sick.detail, sick.reason) = (Some(evil.into()), Some(evil.into()));
     sick.resources = [evil.to_owned()].into();
     let html = made(&[sick], &[grant(evil, evil, evil)]);
     let harmless = made(&[device("GPU-aa", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")]);
-    assert_eq!(elements(&html), elements(&harmless), "a name is one text, whatever is in it");
+    assert_eq!(elements(&html), elements(&harmless), "a name is one text node");
     assert!(!html.contains("<script") && !html.contains("<!--") && !html.contains('\u{202e}') && !html.contains('\u{0}'), "{html}");
     assert!(!html.contains("secret-of-the-container") && !html.contains("TOKEN"), "what a container was given is its own");
 }
 
 #[test]
-fn many_devices_and_long_names_make_a_page_of_bounded_size() {
+fn the_size_of_the_page_is_bounded() {
     let long = "x".repeat(100_000);
     let devices: Vec<_> = (0..2000).map(|n| device(&format!("{n}{long}"), if n % 2 == 0 { "Healthy" } else { "Unhealthy" })).collect();
     let grants: Vec<_> = (0..2000).map(|n| grant(&format!("{n}{long}"), &long, &long)).collect();
@@ -138,14 +138,14 @@ fn many_devices_and_long_names_make_a_page_of_bounded_size() {
 }
 
 #[test]
-fn a_kubelet_that_is_absent_is_what_is_wrong() {
+fn an_absent_kubelet_is_a_problem() {
     let mut status = status(&[]);
     status.kubelet = None;
     assert_eq!(kubelet_since(&status), None);
     let facts = Facts { status: &status, devices: &[], grants: &[], picture: String::new(), refresh: None, now: Timestamp(START) };
     let html = page(&facts, "");
     elements(&html);
-    for text in ["one thing is wrong", "there is no kubelet", "<dt>kubelet</dt><dd>absent</dd>", "Nobody holds a device"] {
+    for text in ["one problem", "the kubelet's socket is missing", "<dt>kubelet</dt><dd>absent</dd>", "No container holds a device"] {
         assert!(html.contains(text), "{text}");
     }
     assert!(!html.contains("http-equiv"));

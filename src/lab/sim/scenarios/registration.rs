@@ -4,7 +4,7 @@
 use super::daemon::Inner;
 use super::service::Service;
 use crate::domain::{ResourceName, Safeguard};
-use crate::kubelet::api::negotiation::{Negotiation, Spoken};
+use crate::kubelet::api::negotiation::{NegotiatedVersion, Negotiation};
 use crate::kubelet::register::REGISTER_DEADLINE;
 use crate::lab::sim::executor::Task;
 use crate::lab::sim::memory::{Bound, RegisterError, RegisterRequest};
@@ -27,7 +27,7 @@ pub(super) struct RegistrationState {
     pub(super) machine: Machine,
     sockets: BTreeMap<u64, Socket>,
     /// The version of the API that worked last.
-    spoken: Option<Spoken>,
+    spoken: Option<NegotiatedVersion>,
 }
 
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Registration {
 impl RegistrationState {
     /// Whether the kubelet ended this registration's stream only to replace it by a newer one.
     fn has_superseded(&self, number: u64) -> bool {
-        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
+        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.package().replaces_connection_on_register())
     }
 
     fn retire(&mut self, newest: u64) {
@@ -179,7 +179,7 @@ impl Inner {
             };
             match self.node.register(request).await {
                 Ok(()) => {
-                    self.registration(resource).lock().spoken = Some(Spoken { version, kubelet });
+                    self.registration(resource).lock().spoken = Some(NegotiatedVersion { version, kubelet });
                     return Ok(());
                 }
                 Err(RegisterError::Refused(status)) if negotiation.refused(version, &status) => last = Some(RegisterError::Refused(status)),
