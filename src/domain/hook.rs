@@ -210,8 +210,8 @@ impl fmt::Display for Former {
 pub enum Barred {
     /// Processes of the former pod run, or may run.
     #[error(
-        "{former} had it before, and {}; its hook after_release comes first. The kubelet tries again by itself; if that pod does not end, \
-         delete it or end its processes on the node", seen(*cgroup)
+        "{former} had the device before, and {}; its hook after_release must run first. The kubelet retries; \
+         if that pod does not end, delete it or end its processes on the node", seen(*cgroup)
     )]
     Runs {
         /// The former holder.
@@ -221,8 +221,8 @@ pub enum Barred {
     },
     /// The kubelet's checkpoint does not show which of two pods has the device now.
     #[error(
-        "{former} had it before, and the kubelet's checkpoint does not tell that it has it no more. The kubelet tries again by itself; if \
-         that pod is over and this lasts, restart the kubelet, which writes the checkpoint anew"
+        "{former} had the device before, and the kubelet's checkpoint does not show that the pod no longer has it. \
+         The kubelet retries; if that pod is finished and this persists, restart the kubelet, which rewrites the checkpoint"
     )]
     Remembered {
         /// The former holder.
@@ -230,23 +230,23 @@ pub enum Barred {
     },
     /// A grant of the device is not matched to any container yet.
     #[error(
-        "grant {alloc_id} of it, made before, is not known to be of any pod. That none got it is proven about a minute after it was made; \
-         the kubelet tries again by itself"
+        "grant {alloc_id} of the device, made before, is not matched to a pod yet. It is released after about a minute \
+         if no pod claims it; the kubelet retries"
     )]
     Unknown {
         /// The grant.
         alloc_id: AllocId,
     },
     /// The hook is about to be run, or is running.
-    #[error("the hook after_release of {former}, which had it before, has not ended yet; the kubelet tries again by itself")]
+    #[error("the hook after_release of {former}, which had the device before, has not ended yet; the kubelet retries")]
     Due {
         /// The former holder: a pod, or the id of a grant that was never bound.
         former: String,
     },
     /// The hook has failed.
     #[error(
-        "the hook after_release of {former}, which had it before, has failed {}: {why}. It is run again by itself, and so does \
-         the kubelet try again; mend what it says, or take the hook out of the configuration and have Holdfast read that (`systemctl reload \
+        "the hook after_release of {former}, which had the device before, has failed {}: {why}. Holdfast retries the hook, and the \
+         kubelet retries the pod; fix the cause, or remove the hook from the configuration and reload it (`systemctl reload \
          holdfast`, or SIGHUP)", times(u64::from(*tries))
     )]
     Failed {
@@ -276,9 +276,9 @@ pub fn times(count: u64) -> String {
 
 fn seen(cgroup: CgroupState) -> &'static str {
     match cgroup {
-        CgroupState::Populated => "processes of it still run (its cgroup is populated)",
-        CgroupState::Unknown => "whether anything of it runs cannot be seen, since the kubelet's cgroups are not found on this host",
-        CgroupState::Empty | CgroupState::Gone => "it has just ended",
+        CgroupState::Populated => "processes of that pod still run (its cgroup is populated)",
+        CgroupState::Unknown => "it is unknown whether its processes run, because the kubelet's cgroups were not found on this host",
+        CgroupState::Empty | CgroupState::Gone => "the pod has just ended",
     }
 }
 

@@ -172,7 +172,7 @@ mod tests {
             [(gpus[0], links(gpus[1])), (gpus[1], links(gpus[0]))].map(|(gpu, links)| (gpu, NvmlGpu { links, ..NvmlGpu::default() }));
         let (known, question) = (NvmlSnapshot { gpus: told.into() }, NvmlQuestion::from(gpus.map(|gpu| (gpu, asked(true)))));
         assert_eq!(known.hives().into_values().collect::<Vec<_>>(), ["nvlink:0000:08:00.0"; 2]);
-        assert_eq!(known.renewed(NvmlSnapshot::default(), &question), known, "an answer that says nothing of them");
+        assert_eq!(known.renewed(NvmlSnapshot::default(), &question), known, "an answer without links");
         assert!(!asks_for_names(&question) && !known.leaves_open(&question) && NvmlSnapshot::default().leaves_open(&question));
         let cut = NvmlQuestion::from([(gpus[0], asked(true)), (gpus[1], NvmlAsked::names([(1, 0)]))]);
         let nothing = NvmlSnapshot::default();

@@ -141,9 +141,9 @@ pub(super) mod tests {
         for (per_container, request, refused) in [
             (PerContainer::Any, vec!["a::0", "a::1"], None),
             (PerContainer::One, vec!["a::1"], None),
-            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but 2 are asked for")),
+            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but requests 2")),
             (PerContainer::Distinct, vec!["a::1", "b::0"], None),
-            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are of one")),
+            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are shares of the same device")),
         ] {
             let mut offering = offering(&shares);
             offering.spec = Arc::new(ResourceSpec { per_container, ..(*offering.spec).clone() });
