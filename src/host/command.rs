@@ -38,10 +38,10 @@ pub enum CommandError {
     #[error("{0}")]
     Failed(ExitStatus),
     /// It exceeded its time limit.
-    #[error("it was killed: it has not ended within {}", humantime::format_duration(*.0))]
+    #[error("it was killed: it did not end within {}", humantime::format_duration(*.0))]
     TooLong(Duration),
     /// Its result is no longer needed.
-    #[error("it was killed: its result is not wanted any more")]
+    #[error("it was killed: its result is no longer needed")]
     Cancelled,
 }
 
@@ -249,7 +249,7 @@ mod tests {
                 .and_then(|stat| stat.rsplit_once(") ").map(|(_, rest)| rest.to_owned()))
         };
         while state().is_some_and(|state| !state.starts_with('Z')) {
-            assert!(began.elapsed() < LONG, "process {pid} lives on");
+            assert!(began.elapsed() < LONG, "process {pid} still runs");
             thread::yield_now();
         }
     }
@@ -291,7 +291,7 @@ mod tests {
         let pid = dir.path().join("pid");
         let script = format!("trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait", pid.display());
         let error = run_for(&script, Duration::from_secs(1)).unwrap_err();
-        assert_eq!(error, "it was killed: it has not ended within 1s; it wrote: waiting");
+        assert_eq!(error, "it was killed: it did not end within 1s; it wrote: waiting");
         is_gone(std::fs::read_to_string(pid).unwrap().trim());
     }
 

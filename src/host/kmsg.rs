@@ -78,12 +78,12 @@ impl KernelLog {
         let (major, minor) = (major(about.rdev()), minor(about.rdev()));
         if !is_device || ((major, minor) != NUMBER && !PLAYED_MAJORS.contains(&major)) {
             // Containers without access get `/dev/null` or the console there.
-            let is = if is_device { "another device than the kernel's log" } else { "no character device" };
+            let is = if is_device { "not the kernel's log device" } else { "not a character device" };
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
         }
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-        #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
+        #[expect(deprecated, reason = "its replacement is unsafe; its requirement, an owned descriptor, is met")]
         let log = AsyncFd::with_interest(file, Interest::READABLE)?;
         Ok(KernelLog(log))
     }
@@ -169,7 +169,7 @@ mod tests {
         let errno = |number| answer(Err(io::Error::from_raw_os_error(number)), &buffer);
         assert!(errno(nix::libc::EPIPE).is_none() && errno(nix::libc::EINTR).is_none());
         assert!(errno(nix::libc::EIO).unwrap().is_err() && answer(Ok(0), &buffer).unwrap().is_err());
-        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "what the buffer had before is not read again");
+        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "earlier bytes of the buffer are not read again");
     }
 
     #[test]
@@ -216,11 +216,11 @@ mod tests {
             }
         }
         if !all.iter().any(|record| String::from_utf8_lossy(record).contains(&forged)) {
-            let _printed = writeln!(io::stderr(), "SKIPPED: no forged line could be tried: this kernel lets nobody write (printk.devkmsg)");
+            let _printed = writeln!(io::stderr(), "SKIPPED: the forged line was not tested: this kernel forbids writes (printk.devkmsg)");
             return;
         }
         let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
-        assert!(!expected.is_empty(), "the kernel has said something since it was started");
+        assert!(!expected.is_empty(), "the kernel has logged something since its start");
         let read = runtime.block_on(async {
             let mut read = vec![log.next().await.unwrap()];
             while read.last().unwrap().sequence < expected.last().unwrap().sequence {

@@ -95,7 +95,7 @@ mod tests {
         let expected = ["/dev/snd/by-path/deep", "/dev/snd/controlC0", "/dev/snd/timer"].map(str::to_owned).to_vec();
         assert_eq!(nodes("/dev/snd"), Some(("/dev/snd".into(), expected.clone())));
         assert_eq!(nodes("/dev/sound"), Some(("/dev/snd".into(), expected)), "a link leads to the folder");
-        assert_eq!(nodes("/dev/snd/pts"), Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])), "it was asked for");
+        assert_eq!(nodes("/dev/snd/pts"), Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])), "it was requested");
         for path in ["/dev/other", "/dev/none", "/dev/outside", "/etc", "/dev"] {
             assert_eq!(nodes(path), None, "{path}");
         }

@@ -74,7 +74,7 @@ pub fn ask_nvml(
         super::step_back();
         // A library without the shutdown function panics when it is dropped.
         let answer = catch_unwind(AssertUnwindSafe(|| ask_first(&libraries, &question)));
-        tell(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is not complete"))));
+        tell(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is incomplete"))));
     };
     std::thread::Builder::new().name("nvml".into()).spawn(work).map(drop)
 }
@@ -103,14 +103,14 @@ fn ask_first(libraries: &[PathBuf], question: &NvmlQuestion) -> NvmlAnswer {
         }
     }
     if why.is_empty() {
-        why.push(format!("{NAME} is in none of the folders where drivers put it; `[nvidia] nvml` has room for its path"));
+        why.push(format!("{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`"));
     }
     NvmlAnswer::failed(why.join("; "))
 }
 
 #[cfg(not(feature = "nvml"))]
 fn library_says(_: &std::path::Path, _: &NvmlQuestion) -> Result<NvmlAnswer, &'static str> {
-    Err("this build of Holdfast has no part that asks NVML (cargo feature `nvml`)")
+    Err("this build of Holdfast does not support NVML (cargo feature `nvml`)")
 }
 
 #[cfg(feature = "nvml")]

@@ -126,7 +126,7 @@ impl PodCgroups {
             // On v1 every controller has all of them.
             most = most.max(running);
         }
-        if self.is_incomplete && most == 0 { Err(io::Error::other("not every folder of cgroups could be read")) } else { Ok(most) }
+        if self.is_incomplete && most == 0 { Err(io::Error::other("not all cgroup folders could be read")) } else { Ok(most) }
     }
 
     /// Whether a folder could not be read during the search for the hierarchies. Then the search

@@ -14,13 +14,13 @@ use std::io::{self, Write};
 #[derive(Debug, thiserror::Error)]
 pub enum ResetError {
     /// It does not exist.
-    #[error("PCI function {0} is gone")]
+    #[error("PCI function {0} no longer exists")]
     Gone(PciAddress),
     /// The kernel has no reset method for it.
-    #[error("PCI function {0} cannot be reset: the kernel knows no way for it, since sysfs has no file `reset` there")]
+    #[error("PCI function {0} cannot be reset: the kernel has no reset method for it (its sysfs folder has no file `reset`)")]
     NoWay(PciAddress),
     /// Other functions would be reset with it.
-    #[error("PCI function {address} is not reset: its {vfs} virtual functions would be reset with it")]
+    #[error("PCI function {address} is not reset, because its {vfs} virtual functions would be reset too")]
     HasVirtualFunctions {
         /// The function.
         address: PciAddress,
@@ -40,7 +40,7 @@ pub enum ResetError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; it takes root, and a container needs the host's /sys mounted writable"
+            "; a reset needs root, and in a container a writable mount of the host's /sys"
         }
         _ => "",
     }
@@ -78,7 +78,7 @@ mod tests {
         let address: PciAddress = "0000:18:00.0".parse().unwrap();
         let folder = dir.path().join("sys/bus/pci/devices/0000:18:00.0");
         let error = || reset_function(&root, address).unwrap_err().to_string();
-        assert_eq!(error(), "PCI function 0000:18:00.0 is gone");
+        assert_eq!(error(), "PCI function 0000:18:00.0 no longer exists");
         std::fs::create_dir_all(&folder).unwrap();
         assert!(error().contains("no file `reset`"), "{}", error());
         assert!(!folder.join("reset").exists(), "nothing is made in a tree");

@@ -54,19 +54,20 @@ pub fn limit_in_the_way(resources: usize) -> Option<String> {
     let wanted = FILES_MIN + FILES_OF_A_RESOURCE * resources as u64;
     if let Some(limit) = open_files().filter(|limit| *limit < wanted) {
         return Some(format!(
-            "RLIMIT_NOFILE is {limit}, and holdfast needs at least {wanted} descriptors (resources: {resources}): raise it (`LimitNOFILE` of the \
-             unit, `ulimit -n`)"
+            "RLIMIT_NOFILE is {limit}, but holdfast needs at least {wanted} descriptors (resources: {resources}); \
+             raise it (`LimitNOFILE` of the unit, `ulimit -n`)"
         ));
     }
     if let Some(limit) = file_size_limit().filter(|limit| *limit < FILE_BYTES_MIN) {
         return Some(format!(
-            "RLIMIT_FSIZE is {limit}, and the ledger needs files of at least {FILE_BYTES_MIN} bytes: raise it (`LimitFSIZE` of the unit)"
+            "RLIMIT_FSIZE is {limit}, but the ledger needs files of at least {FILE_BYTES_MIN} bytes; \
+             raise it (`LimitFSIZE` of the unit)"
         ));
     }
     if let Err(error) = room_for_tasks(TASKS_MIN) {
         return Some(format!(
-            "this process cannot have {TASKS_MIN} threads more, which holdfast needs: {error}: raise the limit of tasks (`TasksMax` of the unit, the pod's \
-             limit of PIDs, `pids.max` of a cgroup above, RLIMIT_NPROC) or of memory (RLIMIT_AS)"
+            "this process cannot create {TASKS_MIN} more threads, which holdfast needs: {error}; raise the limit of tasks \
+             (`TasksMax` of the unit, the pod's limit of PIDs, `pids.max` of a cgroup above, RLIMIT_NPROC) or of memory (RLIMIT_AS)"
         ));
     }
     None
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn where_there_is_room_nothing_is_in_the_way() {
         assert_eq!(limit_in_the_way(1), None);
-        let told = limit_in_the_way(1_000_000_000).unwrap();
-        assert!(told.contains("RLIMIT_NOFILE is ") && told.contains("LimitNOFILE"), "{told}");
+        let why = limit_in_the_way(1_000_000_000).unwrap();
+        assert!(why.contains("RLIMIT_NOFILE is ") && why.contains("LimitNOFILE"), "{why}");
     }
 }

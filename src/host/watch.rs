@@ -114,7 +114,7 @@ impl DirWatch {
                 Err(error) => {
                     if self.refused.insert(path.clone()) {
                         let path = path.display();
-                        tracing::warn!(%path, %error, "the directory cannot be watched (see fs.inotify.max_user_watches); it is looked at");
+                        tracing::warn!(%path, %error, "cannot watch directory (see fs.inotify.max_user_watches); falling back to polling");
                     }
                 }
             }

@@ -258,7 +258,7 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
-        for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
+        for (config, why) in [("", "was not found in the usual driver folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
             let (node, ..) = node(config);
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
