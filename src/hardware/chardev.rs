@@ -368,7 +368,7 @@ mod tests {
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
         let expected = [
-            "example.com/second: what /dev/ttyACM0 leads to is in example.com/first already, the first resource that names it",
+            "example.com/second: the nodes of /dev/ttyACM0 already belong to example.com/first, the first resource that matches them",
             "example.com/second: no device node matches /dev/none*",
         ];
         assert_eq!(found.warnings, expected);
@@ -475,10 +475,10 @@ mod tests {
         assert_eq!(nodes(&found, &specs[2]), adapters);
         assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
         let expected = [
-            "example.com/late: what /dev/snd/pcm* leads to is in example.com/audio already, the first resource that names it",
-            "example.com/late: what /dev/snd leads to is in example.com/audio already, the first resource that names it",
-            "example.com/none: no device node matches /dev/empty, which is a folder without one",
-            "example.com/none: /dev/mapper is a folder with the disk sda in it; name disks by their paths",
+            "example.com/late: the nodes of /dev/snd/pcm* already belong to example.com/audio, the first resource that matches them",
+            "example.com/late: the nodes of /dev/snd already belong to example.com/audio, the first resource that matches them",
+            "example.com/none: no device node matches /dev/empty, which is a folder without device nodes",
+            "example.com/none: /dev/mapper is a folder that contains the disk sda; configure disks by their own paths",
         ];
         assert_eq!(found.warnings, expected);
     }

@@ -60,7 +60,7 @@ impl Uses {
             Err(_) => {}
         }
         let btrfs = root.entries("sys/fs/btrfs").into_iter().map(|uuid| format!("sys/fs/btrfs/{uuid}/devices"));
-        uses.of.extend(btrfs.flat_map(|devices| root.entries(&devices)).map(|disk| (disk, "part of a btrfs that is mounted".to_owned())));
+        uses.of.extend(btrfs.flat_map(|devices| root.entries(&devices)).map(|disk| (disk, "part of a mounted btrfs".to_owned())));
         let swaps = root.read("proc/swaps").unwrap_or_default();
         let swaps = swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
@@ -68,7 +68,7 @@ impl Uses {
         uses.of.extend(loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))));
         // Only udev knows whether a disk is in a pool.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
-            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it is not there, and ZFS is loaded".into() });
+            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it does not exist, but ZFS is loaded".into() });
         }
         uses.failures.extend(root.take_failures());
         uses
@@ -127,7 +127,7 @@ impl<'a> Disks<'a> {
             }
             if self.root.is_live() {
                 // Then it is unknown whether the host uses it.
-                let error = format!("no disk there has the number {number}");
+                let error = format!("no disk has the number {number}");
                 self.root.repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
                 return Vec::new();
             }
@@ -363,7 +363,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();
         assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 32)), Vec::<String>::new());
-        assert!(root.take_failures()[0].to_string().contains("no disk there has the number 8:32"));
+        assert!(root.take_failures()[0].to_string().contains("no disk has the number 8:32"));
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
             write(dir.path(), &format!("sys/fs/btrfs/6f0c/devices/{disk}/dev"), "");
         }
         let used = used(&HostRoot::new(dir.path()), &["nvme1n1", "nvme2n1", "nvme3n1"]);
-        assert_eq!(used, [Some("mounted at /srv".to_owned()), Some("part of a btrfs that is mounted".to_owned()), None]);
+        assert_eq!(used, [Some("mounted at /srv".to_owned()), Some("part of a mounted btrfs".to_owned()), None]);
     }
 
     #[test]

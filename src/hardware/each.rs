@@ -114,7 +114,7 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, Read
                 match named.get(&name) {
                     Some(other) if *other == node => continue,
                     Some(other) => {
-                        found.warnings.push(format!("{}: {node} is not offered, because {other} has the name {name} already", spec.name));
+                        found.warnings.push(format!("{}: {node} is not offered, because {other} already uses the name {name}", spec.name));
                         continue;
                     }
                     None if made == EACH_MAX => left += 1,
@@ -129,7 +129,7 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, Read
     }
     if left > 0 {
         found.warnings.push(format!(
-            "{left} nodes more than {EACH_MAX} would each be a resource, and are not offered: patterns that match less are wanted"
+            "{left} nodes beyond the limit of {EACH_MAX} resources are not offered; use narrower patterns"
         ));
     }
     Ok(found)
@@ -214,9 +214,9 @@ mod tests {
         let told = found.warnings.join("\n");
         for expected in [
             "d/{node}: no device node matches ^none$",
-            "d/{node}: /dev/video0 is not offered, because the configuration has the name d/video0 already",
+            "d/{node}: /dev/video0 is not offered, because the configuration already uses the name d/video0",
             "d/{node}: /dev/_odd is not offered, because `d/_odd` is not a resource name",
-            "d/{node}: /dev/a_b is not offered, because /dev/a.b has the name d/a_b already",
+            "d/{node}: /dev/a_b is not offered, because /dev/a.b already uses the name d/a_b",
         ] {
             assert!(told.contains(expected), "{told}\nshould contain {expected}");
         }
@@ -235,7 +235,7 @@ mod tests {
         spec.paths = char_spec("a.b/c", &["/dev/ttyS*"]).paths.clone();
         let found = each(&root, &[Arc::new(spec)]).unwrap();
         assert_eq!((found.specs.len(), found.warnings.len()), (EACH_MAX, 1));
-        assert!(found.warnings[0].starts_with("44 nodes more than 256"), "{:?}", found.warnings);
+        assert!(found.warnings[0].starts_with("44 nodes beyond the limit of 256"), "{:?}", found.warnings);
     }
 
     #[test]
@@ -248,6 +248,6 @@ mod tests {
         let unreadable = |specs: &[_]| with_faults(|_| Some(24), || each(&root, specs)).0;
         assert!(unreadable(&specs).unwrap_err().to_string().contains("/dev"));
         let plain = [char_spec("a.b/c", &["/dev/fuse"])];
-        assert_eq!(unreadable(&plain).unwrap().specs, plain, "where no resource asks for it, it is not read");
+        assert_eq!(unreadable(&plain).unwrap().specs, plain, "without a resource that needs it, /dev is not read");
     }
 }

@@ -47,13 +47,13 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
             let things = match things {
                 Err(error) => {
                     // Nodes that the former scan found may still exist.
-                    warn(format!("{} is not looked at, because {error}", path.host));
+                    warn(format!("{} is not scanned, because {error}", path.host));
                     found.unread.entry(spec.name.clone()).or_insert_with(|| error.to_string());
                     continue;
                 }
                 Ok(things) if things.is_empty() && failures.is_empty() => {
                     let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path));
-                    let why = if is_folder { ", which is a folder without one" } else { "" };
+                    let why = if is_folder { ", which is a folder without device nodes" } else { "" };
                     warn(format!("no device node matches {}{why}", path.host));
                     continue;
                 }
@@ -66,14 +66,14 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
                 thing.nodes.retain(|node| !taken.contains_key(&node.path));
                 let disk = thing.nodes.iter().map(|node| base_name(&node.path)).find(|name| thing.folder.is_some() && disks.has(name));
                 if let Some(disk) = disk {
-                    warn(format!("{} is a folder with the disk {disk} in it; name disks by their paths", path.host));
+                    warn(format!("{} is a folder that contains the disk {disk}; configure disks by their own paths", path.host));
                 } else if !thing.nodes.is_empty() {
                     taken.extend(thing.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
                     matches.push(thing);
                 }
             }
             if let Some(other) = of_other.filter(|_| matches.len() == before) {
-                warn(format!("what {} leads to is in {other} already, the first resource that names it", path.host));
+                warn(format!("the nodes of {} already belong to {other}, the first resource that matches them", path.host));
             }
         }
     }

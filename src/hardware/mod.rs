@@ -145,7 +145,7 @@ pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], rem
 pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &Known<'_>) -> Discovery {
     let Each { specs, mut warnings } = each(root, specs).unwrap_or_else(|failure| {
         let specs = specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
-        Each { specs, warnings: vec![format!("nothing is known of resources for each node: {failure}")] }
+        Each { specs, warnings: vec![format!("resources with `{{node}}` in their names cannot be determined: {failure}")] }
     });
     let root = &root.recording();
     let disks = disks::Disks::of(root);
@@ -173,7 +173,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
-    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; what it would show is taken to be as before")));
+    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; its last known state is kept")));
     // Only ids of selected devices are remembered: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
@@ -285,7 +285,7 @@ mod tests {
         let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
         assert_eq!(found.missing_nodes, ["/dev/accel/accel1".to_owned()].into(), "the control node is not needed");
         let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
-        assert_eq!(nodes, [2, 1], "what is needed stays, what is not and is not there is left out");
+        assert_eq!(nodes, [2, 1], "a required node stays; an absent optional node is left out");
         assert_eq!(found.unread, Unread::default());
     }
 

@@ -123,7 +123,7 @@ mod tests {
     fn a_link_that_moves_does_not_take_the_id_from_a_held_node() {
         let twins = [node("/dev/ttyUSB0", &["by-path/1"]), node("/dev/ttyUSB1", &["by-id/usb-a", "by-path/2"])];
         let own = [name("1", "serial/by-path/1"), name("usb-a", "serial/by-id/usb-a")];
-        assert_eq!(names(&twins, &[]), own, "nobody holds one");
+        assert_eq!(names(&twins, &[]), own, "no node is held");
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB0")]), [name("usb-a", "serial/by-id/usb-a"), name("2", "serial/by-path/2")]);
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB1")]), own, "the link leads to the held one");
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB7")]), own, "it was plugged in again, and has another number");

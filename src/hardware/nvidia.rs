@@ -88,7 +88,7 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
     let empty = devices.iter().filter(|device| of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu)));
     let why =
-        "it is in MIG mode without an instance: `nvidia-smi mig -cgi` with profiles and `-C` makes some, `nvidia-smi -mig 0` ends the mode";
+        "it is in MIG mode without an instance; create instances with `nvidia-smi mig -cgi <profiles> -C`, or end the mode with `nvidia-smi -mig 0`";
     empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
 }
 
@@ -364,7 +364,7 @@ mod tests {
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
         let uuid =
             || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").map(str::to_owned);
-        assert_eq!(uuid(), None, "of a driver that says nothing, nothing is known");
+        assert_eq!(uuid(), None, "a driver without a version line has an unknown release");
         for (version, expected) in [
             ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
             ("NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021", None),
@@ -401,7 +401,7 @@ mod tests {
         let cut = facts(&root, &gpu(), &told);
         let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
         assert_eq!(uuids, [None, None, Some("MIG-a")]);
-        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, whatever NVML says and when");
+        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, independent of NVML's answer");
         let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
         assert_eq!((unused.identity.as_deref(), &unused.attributes["uuid"]), (Some("GPU-2"), "GPU-2"));
 
@@ -476,6 +476,6 @@ mod tests {
             question.into_keys().map(|gpu| gpu.to_string()).collect()
         };
         assert_eq!(asked(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]), ["0000:01:00.0", "0000:02:00.0"]);
-        assert!(asked(vec![gpu(1)]).is_empty(), "one alone has nobody to be joined with");
+        assert!(asked(vec![gpu(1)]).is_empty(), "a single GPU has no peer");
     }
 }

@@ -446,7 +446,7 @@ mod tests {
         assert_eq!((pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns), (Some(16), Some(1), &vec![vf.address]));
         assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
         assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
-        assert!(bare.net.is_empty(), "nobody drives an interface: the folder is not listed");
+        assert!(bare.net.is_empty(), "without a driver there is no interface: the folder is not listed");
     }
 
     #[test]

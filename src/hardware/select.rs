@@ -55,7 +55,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
             blocked.map(|(by, group)| {
-                format!("{}: {} is unhealthy, because {by} keeps IOMMU group {group} from guests", spec.name, device.id)
+                format!("{}: {} is unhealthy, because {by} blocks IOMMU group {group} for guests", spec.name, device.id)
             }),
         );
     }
@@ -116,7 +116,7 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
         };
         if let Some(spec) = specs.iter().find(asks) {
             warnings.push(format!(
-                "{}: {} is not offered, because it is cut into parts ({parts}), and no resource offers these: `part = false` asks for wholes",
+                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; `part = false` selects whole devices only",
                 spec.name, device.id,
             ));
         }
@@ -150,23 +150,23 @@ fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
         return Some(host(format!("the host uses it: {by}"), by));
     }
     if device.attribute("excluded").is_some() {
-        let why = "its driver was told to exclude it".to_owned();
-        return Some(Kept { why, criterion: "driver", wanted: "not told to exclude it", found: "excluded".into() });
+        let why = "its driver is configured to exclude it".to_owned();
+        return Some(Kept { why, criterion: "driver", wanted: "not excluded by its driver", found: "excluded".into() });
     }
     if lacks_node(device) {
-        let why = "no node of `/dev` is known for it; the class `char` offers one by its path".to_owned();
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path".to_owned();
         let found = device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
-        return Some(Kept { why, criterion: "driver", wanted: "one that makes a node in /dev", found });
+        return Some(Kept { why, criterion: "driver", wanted: "a driver that creates a node in /dev", found });
     }
     if names(spec, device) {
         return None;
     }
     if let Some(pool) = device.attribute("member_of") {
-        let why = format!("it is part of {pool}, which the host may use: name its address or id to offer it all the same");
+        let why = format!("it is part of {pool}, which the host may use; to offer it anyway, select it by address or id");
         return Some(host(why, &format!("part of {pool}")));
     }
     let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
-    let why = format!("the host's default route leads through {way}: name its address or id to offer it all the same");
+    let why = format!("the host's default route uses {way}; to offer it anyway, select it by address or id");
     Some(host(why, &format!("default route through {way}")))
 }
 
@@ -220,8 +220,8 @@ fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnin
             is_node && !(spec.is_exclusive() && other.is_some_and(|other| other.is_exclusive()))
         };
         if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
-            let thing = common(&objects, first);
-            warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
+            let object = common(&objects, first);
+            warnings.push(format!("{}: {} is not offered separately, because {object} is already offered with {}", spec.name, device.id, first.id));
             chosen.remove(device.key.as_str());
         } else {
             given.hold(&index, objects);
@@ -262,9 +262,9 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
             continue;
         }
         let why = if parents.contains(&function.address) {
-            "its virtual functions are"
+            "its virtual functions are offered"
         } else if moves_interfaces(spec) && !function.virtfns.is_empty() {
-            "it has virtual functions: name its address or id to offer it all the same"
+            "it has virtual functions; to offer it anyway, select it by address or id"
         } else {
             continue;
         };
@@ -408,7 +408,7 @@ mod tests {
         let any = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), &[any]);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec!["0000:01:00.4".into()])]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are"]);
+        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are offered"]);
 
         let whole = spec("a.com/gpu", DeviceClass::Gpu, Select { vf: Some(false), ..Select::default() });
         let selection = select(&devices, &BTreeMap::new(), &[whole]);
@@ -550,8 +550,8 @@ mod tests {
         let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/gpu", DeviceClass::Gpu, Select::default())]);
         assert_eq!(chosen(&selection)[0].1, ["0000:01:00.0"]);
         let warnings = [
-            "a.com/gpu: 0000:01:00.1 is not offered on its own, because IOMMU group 33 comes with 0000:01:00.0",
-            "a.com/gpu: 0000:01:00.0 is unhealthy, because 0000:01:00.2 (xhci_hcd) keeps IOMMU group 33 from guests",
+            "a.com/gpu: 0000:01:00.1 is not offered separately, because IOMMU group 33 is already offered with 0000:01:00.0",
+            "a.com/gpu: 0000:01:00.0 is unhealthy, because 0000:01:00.2 (xhci_hcd) blocks IOMMU group 33 for guests",
         ];
         assert_eq!(selection.warnings, warnings);
     }
@@ -574,7 +574,7 @@ mod tests {
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
         let warnings = [
             "a.com/disk: 0000:01:00.0 is not offered, because the host uses it: mounted at /",
-            "a.com/disk: 0000:03:00.0 is not offered on its own, because /dev/nvme1n1 comes with 0000:02:00.0",
+            "a.com/disk: 0000:03:00.0 is not offered separately, because /dev/nvme1n1 is already offered with 0000:02:00.0",
         ];
         assert_eq!(selection.warnings, warnings);
     }
@@ -603,7 +603,7 @@ mod tests {
         let (none, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
         assert!(none.is_empty() && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"), "{why}");
         let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
-        assert!(none.is_empty() && why.contains("because the host's default route leads through ens1f0"), "{why}");
+        assert!(none.is_empty() && why.contains("because the host's default route uses ens1f0"), "{why}");
         // A device that is selected by address is offered. Without a CNI plugin that moves the
         // interface, the host keeps its route.
         let disk = "0000:01:00.0";
@@ -657,7 +657,7 @@ mod tests {
         assert_eq!(ids, ["/dev/fuse", "/dev/kfd"]);
         assert_eq!(
             warnings,
-            ["a.com/path: /dev/dri/renderD129 is not offered on its own, because /dev/dri/renderD129 comes with 0000:02:00.0"]
+            ["a.com/path: /dev/dri/renderD129 is not offered separately, because /dev/dri/renderD129 is already offered with 0000:02:00.0"]
         );
         path.sharing = Sharing::Replicas(4);
         assert_eq!(offered(&path).0.len(), 3);
@@ -672,7 +672,7 @@ mod tests {
         let spec = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver was told to exclude it"]);
+        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver is configured to exclude it"]);
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
@@ -696,7 +696,7 @@ mod tests {
         let spec = spec("a.com/x", DeviceClass::Accelerator, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
-        let why = "no node of `/dev` is known for it; the class `char` offers one by its path";
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path";
         assert_eq!(selection.warnings, [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]);
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
@@ -710,11 +710,11 @@ mod tests {
         let specs = [Arc::new(excluding), char_spec("a.com/tty", &["/dev/ttyS*"])];
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &specs);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]);
-        let near = "0000:01:00.0 would be offered but for `exclude`: wanted is not excluded, and it is excluded";
+        let near = "0000:01:00.0 would be offered if not for `exclude`: wanted not excluded, found excluded";
         assert_eq!(selection.warnings, [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]);
         let other = spec("a.com/other", DeviceClass::Gpu, Select { vendor: vec![1], device: vec![1], ..Select::default() });
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &[other]);
-        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two things keep it out");
+        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two criteria exclude it");
     }
 
     #[test]
@@ -731,8 +731,8 @@ mod tests {
         let wholes = spec("a.com/whole", DeviceClass::Nvme, Select { part: Some(false), ..Select::default() });
         let parts = spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
         let warnings = |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
-        let cut = "it is cut into parts (namespaces), and no resource offers these: `part = false` asks for wholes";
+        let cut = "it is split into parts (namespaces) and no resource offers them; `part = false` selects whole devices only";
         assert_eq!(warnings(std::slice::from_ref(&wholes))[0], format!("a.com/whole: nvme0 is not offered, because {cut}"));
-        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is cut into parts (")));
+        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is split into parts (")));
     }
 }

@@ -319,12 +319,12 @@ fn a_near_miss_is_told_with_its_criterion() {
     let mut facts = healthy();
     empty(&mut facts).near = near("driver", "vfio-pci", Some("nvidia"));
     let finding = examine(&facts).findings.remove(0);
-    let wanted = "0000:01:00.0, 0000:02:00.0 would be offered but for `driver`: wanted is vfio-pci, and it is nvidia";
+    let wanted = "0000:01:00.0, 0000:02:00.0 would be offered if not for `driver`: wanted vfio-pci, found nvidia";
     assert_eq!((finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")), (wanted, true));
     let misses = &mut empty(&mut facts).near;
     (misses[0].found, misses[1].found) = (None, Some("mlx5_core".into()));
     let finding = examine(&facts).findings.remove(0);
-    assert!(finding.found.ends_with("wanted is vfio-pci, and it is mlx5_core or not known"), "{}", finding.found);
+    assert!(finding.found.ends_with("wanted vfio-pci, found mlx5_core or not known"), "{}", finding.found);
     empty(&mut facts).near = near("driver", "netdevice", Some("mlx5_core"));
     let finding = examine(&facts).findings.remove(0);
     assert_eq!(finding.todo, "`netdevice` is no driver: take `driver` out of the resource's `select`");

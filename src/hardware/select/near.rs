@@ -59,7 +59,7 @@ impl Display for Nearest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unbound {
             let them = if self.misses.len() == 1 { "it" } else { "them" };
-            return write!(f, "{} would be offered, but no driver has taken {them}", named(self.misses.iter()));
+            return write!(f, "{} would be offered, but no driver is bound to {them}", named(self.misses.iter()));
         }
         let mut criteria: Vec<&str> = vec![self.first.criterion];
         for miss in self.misses {
@@ -74,7 +74,7 @@ impl Display for Nearest<'_> {
             let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
             let wanted = misses().next().map(|miss| miss.wanted.as_str()).unwrap_or_default();
             let between = if index == 0 { "" } else { "; " };
-            write!(f, "{between}{} would be offered but for `{criterion}`: wanted is {wanted}, and it is {is}", named(misses()))?;
+            write!(f, "{between}{} would be offered if not for `{criterion}`: wanted {wanted}, found {is}", named(misses()))?;
         }
         Ok(())
     }
@@ -214,13 +214,13 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     match (is_selected, is_excluded, is_usable(device) && means_it(&spec.select, device)) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
-            Some(other) => miss("name", "not offered by a resource before this one", Some(other.to_string())),
+            Some(other) => miss("name", "not offered by an earlier resource", Some(other.to_string())),
             None => kept(spec, device).and_then(|kept| miss(kept.criterion, kept.wanted, Some(kept.found))),
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
         (true, false, false) if !has_driver => miss("driver", "any", None),
         (true, false, false) => {
-            let parts = device.attribute("parts").map(|parts| format!("cut into parts: {parts}"));
+            let parts = device.attribute("parts").map(|parts| format!("split into parts: {parts}"));
             parts.and_then(|parts| miss("part", "whole", Some(parts)))
         }
         (false, false, _) => CRITERIA.iter().find_map(|criterion| {
@@ -316,7 +316,7 @@ mod tests {
         ] {
             assert_eq!(of(wanted), [expected]);
         }
-        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two things keep it out");
+        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two criteria exclude it");
     }
 
     #[test]

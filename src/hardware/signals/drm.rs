@@ -13,7 +13,7 @@ const SURVIVABILITY: &str = "survivability_mode";
 
 pub(super) fn look(look: &mut Look<'_>) {
     if look.root.exists(&format!("{}/{SURVIVABILITY}", look.dir)) {
-        look.complain(Reason::NotReady, format!("{SURVIVABILITY} is there: its firmware is to be flashed"));
+        look.complain(Reason::NotReady, format!("{SURVIVABILITY} exists: the firmware must be flashed"));
     }
 }
 
@@ -27,7 +27,7 @@ mod tests {
         let host = Host::new("0000:03:00.0");
         assert_eq!(host.complaints(), []);
         host.write(SURVIVABILITY, "Survivability mode type: Boot\n");
-        assert_eq!(host.complaints(), [(Reason::NotReady, "survivability_mode is there: its firmware is to be flashed".into())]);
+        assert_eq!(host.complaints(), [(Reason::NotReady, "survivability_mode exists: the firmware must be flashed".into())]);
     }
 
     #[test]

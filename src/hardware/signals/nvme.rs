@@ -26,7 +26,7 @@ pub(super) fn look(look: &mut Look<'_>) {
     // Discovery saw a controller, or would have seen one: not every capture has the class.
     let has_seen = !look.function.nvme.is_empty() || look.root.is_dir("sys/class/nvme");
     if controllers.is_empty() && has_seen && look.function.driver.as_deref() == Some(DRIVER) && look.keeps_driver() {
-        look.complain(Reason::NvmeDead, "its driver has it, and there is no controller");
+        look.complain(Reason::NvmeDead, "its driver is bound, but it has no controller");
     }
 }
 
@@ -67,14 +67,14 @@ mod tests {
     #[test]
     fn a_controller_that_its_driver_took_away_is_dead() {
         let mut host = disk();
-        let dead = vec![(Reason::NvmeDead, "its driver has it, and there is no controller".to_owned())];
+        let dead = vec![(Reason::NvmeDead, "its driver is bound, but it has no controller".to_owned())];
         assert_eq!(host.complaints(), dead);
         host.function().nvme.clear();
         assert_eq!(host.complaints(), [], "a capture without such a class");
         host.write_at("sys/class/nvme/keep", "");
         assert_eq!(host.complaints(), dead, "discovery did not see it any more either");
         host.write("uevent", "PCI_CLASS=10802\n");
-        assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+        assert_eq!(host.complaints(), [], "an unbound driver is another reason");
         host.write("uevent", "DRIVER=nvme\n");
         host.write("nvme/nvme3/state", "live");
         assert_eq!(host.complaints(), [], "it has another number by now");

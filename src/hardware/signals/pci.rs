@@ -62,10 +62,10 @@ fn link(look: &mut Look<'_>, class: DeviceClass) {
     let width = now("width").and_then(|text| lanes(&text)).zip(best("width").and_then(|(own, port)| Some(lanes(&own)?.min(lanes(&port)?))));
     let speed = now("speed").and_then(|text| rate(&text)).zip(best("speed").and_then(|(own, port)| Some(rate(&own)?.min(rate(&port)?))));
     if let Some((now, best)) = width.filter(|(now, best)| now < best) {
-        look.remark(format!("its link has {now} lanes, and both ends could have {best}"));
+        look.remark(format!("its link has {now} lanes, but both ends support {best}"));
     }
     if let Some((now, best)) = speed.filter(|(now, best)| now < best && class != DeviceClass::Gpu) {
-        look.remark(format!("its link runs at {now} GT/s, and both ends could do {best}"));
+        look.remark(format!("its link runs at {now} GT/s, but both ends support {best}"));
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(host.complaints(), [(Reason::OffTheBus, "the configuration space reads ffffffff".into())]);
         for too_short in [&b""[..], b"\xff\xff\xff"] {
             host.write_at(config, too_short);
-            assert_eq!(host.complaints(), [], "unknown, as captured of a tree by somebody without the right");
+            assert_eq!(host.complaints(), [], "unknown, as in a tree captured without the privilege");
         }
     }
 
@@ -168,10 +168,10 @@ mod tests {
         let (disk, gpu) = (DeviceClass::Nvme, DeviceClass::Gpu);
         let quick = "16.0 GT/s PCIe";
         assert_eq!(link(["4", quick, "4", quick], ["16", "32.0 GT/s PCIe"], disk), [""; 0]);
-        assert_eq!(link(["4", quick, "16", quick], ["4", quick], disk), [""; 0], "the slot has no more");
-        assert_eq!(link(["4", quick, "16", quick], ["16", quick], gpu), ["its link has 4 lanes, and both ends could have 16"]);
+        assert_eq!(link(["4", quick, "16", quick], ["4", quick], disk), [""; 0], "the slot has only 4 lanes");
+        assert_eq!(link(["4", quick, "16", quick], ["16", quick], gpu), ["its link has 4 lanes, but both ends support 16"]);
         assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], gpu), [""; 0], "it is idle");
-        let slow = ["its link runs at 2.5 GT/s, and both ends could do 8"];
+        let slow = ["its link runs at 2.5 GT/s, but both ends support 8"];
         assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], disk), slow);
         assert_eq!(link(["0", "Unknown", "255", "Unknown speed"], ["16", quick], disk), [""; 0]);
         assert_eq!(link(["4", quick, "16", quick], ["16", quick], DeviceClass::Other), [""; 0], "a bridge");

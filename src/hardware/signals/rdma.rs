@@ -2,7 +2,7 @@
 //!
 //! A healthy port is `4: ACTIVE` and `5: LinkUp`. Other states that are no failure:
 //!
-//! - A port of an adapter in Ethernet mode is down while its interface is switched off.
+//! - A port of an adapter in Ethernet mode is down while its interface is down.
 //! - A virtual function's port may be down until its pod gets it: then its GUID and its link are
 //!   set.
 //! - No cable is plugged into the second port of an adapter with two.
@@ -47,12 +47,12 @@ pub(super) fn look(look: &mut Look<'_>) {
         let text = format!("{} is {}", port.name, port.says);
         let excuse = match port {
             Port { is_down: false, .. } => None,
-            _ if has_good => Some("another one of the adapter is up"),
+            _ if has_good => Some("another port of the adapter is up"),
             Port { is_ethernet: true, .. } if !links.is_empty() && links.iter().all(|link| *link == Link::Off) => {
-                Some("its interface is switched off")
+                Some("its interface is down")
             }
             // Its interface is in a pod, or its link is not set up before a pod gets it.
-            Port { is_ethernet, .. } if look.function.is_vf() && (!is_ethernet || links.is_empty()) => Some("it is a virtual function's"),
+            Port { is_ethernet, .. } if look.function.is_vf() && (!is_ethernet || links.is_empty()) => Some("it belongs to a virtual function"),
             _ => None,
         };
         match excuse {
@@ -81,9 +81,9 @@ fn lost(look: &mut Look<'_>) {
         return;
     }
     if look.root.read("sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
-        look.remark(format!("{names} is not to be seen; it may be in a pod"));
+        look.remark(format!("{names} is not visible; it may be in a pod"));
     } else {
-        look.complain(Reason::RdmaLost, format!("{names} is gone, and its function still has its driver"));
+        look.complain(Reason::RdmaLost, format!("{names} has disappeared, but its function still has its driver"));
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
         port(&host, 1, "InfiniBand", "4: ACTIVE", "5: LinkUp");
         port(&host, 2, "InfiniBand", "1: DOWN", "2: Polling");
         assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another one of the adapter is up"]);
+        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another port of the adapter is up"]);
         // The link is up, but the port never becomes active.
         port(&host, 2, "InfiniBand", "2: INIT", "5: LinkUp");
         assert_eq!(host.complaints(), down("port 2 is 2: INIT, 5: LinkUp"));
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(host.complaints().len(), 1, "no interface excuses it");
         host.write("net/ens1/flags", "0x1002");
         assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["port 1 is 1: DOWN, 3: Disabled; its interface is switched off"]);
+        assert_eq!(host.remarks(), ["port 1 is 1: DOWN, 3: Disabled; its interface is down"]);
         host.write("net/ens1/flags", "0x1003");
         host.write("net/ens1/carrier", "0");
         assert_eq!(host.complaints(), down("port 1 is 1: DOWN, 3: Disabled"));
@@ -168,7 +168,7 @@ mod tests {
             assert_eq!(host.complaints(), [], "{layer}");
         }
         port(&host, 1, "InfiniBand", "2: INIT", "5: LinkUp");
-        assert_eq!(host.complaints().len(), 1, "its link is up, and nobody manages it");
+        assert_eq!(host.complaints().len(), 1, "its link is up, but no subnet manager is active");
         port(&host, 1, "Ethernet", "1: DOWN", "3: Disabled");
         host.write("net/ens1v0/flags", "0x1003");
         host.write("net/ens1v0/carrier", "0");
@@ -178,17 +178,17 @@ mod tests {
     #[test]
     fn an_rdma_device_that_its_driver_took_down_is_lost() {
         let host = adapter();
-        let lost = vec![(Reason::RdmaLost, "mlx5_0 is gone, and its function still has its driver".to_owned())];
+        let lost = vec![(Reason::RdmaLost, "mlx5_0 has disappeared, but its function still has its driver".to_owned())];
         assert_eq!(host.complaints(), lost);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
         assert_eq!(host.complaints(), lost);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "N\n");
         assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["mlx5_0 is not to be seen; it may be in a pod"]);
+        assert_eq!(host.remarks(), ["mlx5_0 is not visible; it may be in a pod"]);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
         for uevent in ["DRIVER=vfio-pci\n", "PCI_CLASS=20000\n"] {
             host.write("uevent", uevent);
-            assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+            assert_eq!(host.complaints(), [], "an unbound driver is another reason");
         }
         host.write("uevent", "DRIVER=mlx5_core\n");
         // It came back under another name.

@@ -44,6 +44,6 @@ mod tests {
         let critical = ["temp1 is critical", "temp2 (junction) is critical"].map(|text| (Reason::TooHot, text.to_owned()));
         assert_eq!(host.complaints(), critical);
         host.write("power/runtime_status", "suspended\n");
-        assert_eq!(host.complaints(), [], "a sensor may not answer while the device sleeps");
+        assert_eq!(host.complaints(), [], "a sensor may not answer while the device is suspended");
     }
 }
