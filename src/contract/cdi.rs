@@ -310,7 +310,7 @@ mod tests {
             assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c)), "{id}: {name}");
             assert!(found.insert(file_name(&format!("{}={name}", kind(&spec)))), "{id}: {name}");
         }
-        assert!(found.contains("holdfast-holdfast.dev+other@misc:fuse.json"), "what is allowed stays as it is");
+        assert!(found.contains("holdfast-holdfast.dev+other@misc:fuse.json"), "allowed characters stay");
     }
 
     #[test]

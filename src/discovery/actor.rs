@@ -272,7 +272,7 @@ async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, De
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = recorded {
-            tracing::error!(%error, devices = named.len(), "the ids of new devices cannot be recorded; these devices are not offered");
+            tracing::error!(%error, devices = named.len(), "failed to record the ids of new devices; these devices are not offered");
             for (_, id) in &named {
                 evidence.devices.remove(id);
                 evidence.selected.values_mut().for_each(|selected| {
@@ -284,14 +284,14 @@ async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, De
     let evidence = Arc::new(evidence);
     found.tell(Found(Arc::clone(&evidence)));
     if let Err(error) = discovered.call(Discovered { evidence, plan }, HAND_ON_DEADLINE).await {
-        tracing::warn!(%error, "what a scan found was not judged");
+        tracing::warn!(%error, "health evaluation of a scan failed; the next scan retries");
     }
 }
 
 impl Handler<Crash> for DiscoveryActor {
     type Result = ();
 
-    #[expect(clippy::panic, reason = "the message asks for it")]
+    #[expect(clippy::panic, reason = "the message requests it")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
     }
@@ -353,7 +353,7 @@ mod tests {
         let mut found = [device("same", "/dev/a"), device("moved", "/dev/z"), device("shared", "/dev/c"), device("new", "/dev/n")];
         let before = found.clone();
         keep_known(&mut found, &inventory);
-        assert_eq!(found, before, "what is found is what is found");
+        assert_eq!(found, before, "the known devices do not change the result");
         let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
     }

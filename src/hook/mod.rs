@@ -51,16 +51,16 @@ pub enum HookError {
     #[error(transparent)]
     Reset(#[from] ResetError),
     /// There is no function to reset.
-    #[error("it has no PCI function that could be reset")]
+    #[error("the device has no PCI function to reset")]
     NoFunction,
     /// The reset would affect other devices.
-    #[error("it is a part of PCI function {0}, whose other parts a reset would hit")]
+    #[error("the device is a part of PCI function {0}; a reset would affect the other parts")]
     Part(PciAddress),
     /// The system lacks the resources to run it.
     #[error("it cannot be run: {0}")]
     NotRun(#[from] io::Error),
     /// A check failed, but the system may have refused a process that it wanted to start.
-    #[error("it has failed, but this process can have no more threads and processes, nor could the check")]
+    #[error("the check failed, but possibly only because no more threads or processes can be created; raise the limit of tasks")]
     NoRoom,
 }
 
@@ -187,16 +187,16 @@ impl Performer {
             Err(error) if error.is_no_result(*phase) => {
                 metrics::hook_not_run(resource.as_str(), phase.as_str());
                 if self.shortages.begun(occasion, now, error.to_string()) {
-                    tracing::warn!(%resource, device = %device.id, %phase, %error, "a hook cannot be run");
+                    tracing::warn!(%resource, device = %device.id, %phase, %error, "hook cannot be run; it is retried");
                 }
             }
             _ => {
                 metrics::hook_ended(resource.as_str(), phase.as_str(), ended.is_ok());
                 self.outputs.ended(occasion, now, ended.as_ref().err().map(ToString::to_string), said);
                 if self.shortages.over(occasion) {
-                    tracing::info!(%resource, %phase, "hooks can be run again");
+                    tracing::info!(%resource, %phase, "hooks can run again");
                 }
-                tracing::debug!(%resource, device = %device.id, %phase, wrote, took = ?began.elapsed(), "a hook has run");
+                tracing::debug!(%resource, device = %device.id, %phase, wrote, took = ?began.elapsed(), "hook finished");
             }
         }
         ended

@@ -121,13 +121,13 @@ mod tests {
         outputs.ended(&occasion, Timestamp(1), Some("exit status: 1".into()), "no key".into());
         assert_eq!(outputs.of(&device)[0].said, "no key");
         outputs.ended(&occasion, Timestamp(2), None, "fine".into());
-        assert_eq!(outputs.of(&device), [], "what ends well has nothing to be explained");
+        assert_eq!(outputs.of(&device), [], "a successful run has no output to explain");
         for n in 0..SAID_MAX as u64 + 10 {
             Arc::make_mut(&mut occasion.device).id = DeviceId::new(format!("GPU-{n}"));
             outputs.ended(&occasion, Timestamp(n), Some("exit status: 1".into()), n.to_string());
         }
         assert_eq!(lock(&outputs.0).len(), SAID_MAX);
-        assert_eq!(outputs.of(&DeviceId::new("GPU-9")), [], "the oldest has gone");
+        assert_eq!(outputs.of(&DeviceId::new("GPU-9")), [], "the oldest was removed");
     }
 
     #[test]

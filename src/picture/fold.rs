@@ -114,7 +114,7 @@ fn title(part: &Part) -> String {
     let what = part.kind.in_words();
     let named = match (&part.name, part.kind) {
         (Some(name), _) => format!("{what} {name}"),
-        (None, Kind::NumaNode) => format!("{what} not told"),
+        (None, Kind::NumaNode) => format!("{what} unknown"),
         (None, _) => what.to_owned(),
     };
     part.cpus.as_ref().map_or(named.clone(), |cpus| format!("{named}, processors {cpus}"))
