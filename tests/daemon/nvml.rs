@@ -179,7 +179,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
         let gpu = name("nvidia.com/gpu");
         let daemon = node.start_daemon();
         offered(&kubelet, &gpu, GPUS - 1).await;
-        let refused = daemon.logged("told by NVML only").await;
+        let refused = daemon.logged("comes from NVML only").await;
         assert!(refused.contains("gi1-ci0 is not offered"), "{refused}");
 
         fs::remove_file(node.path("script.hang")).unwrap();
@@ -226,7 +226,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
         let mut api = dial(&kubelet, &node, &gpu).await;
         let id = format!("{whole}-gi1-ci0");
         let refused = allocate(&mut api, &[&id]).await.unwrap_err();
-        assert!(refused.message().contains("told by NVML only"), "{refused}");
+        assert!(refused.message().contains("comes from NVML only"), "{refused}");
         fs::remove_file(node.path("script.hang")).unwrap();
         soon("the name", async { while allocate(&mut api, &[&id]).await.is_err() {} }).await;
         assert_eq!(visible(&node.grants().last().unwrap().edits), FIRST);
