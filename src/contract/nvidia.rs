@@ -79,8 +79,7 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
         );
     };
     let by_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
-    (by_cdi && uuid.contains('/'))
-        .then(|| format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`"))
+    (by_cdi && uuid.contains('/')).then(|| format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`"))
 }
 
 /// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
