@@ -20,9 +20,9 @@
 //! only NVML reports that.
 
 use super::{Actors, Settings};
-use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};
+use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot, Source, requests_names};
 use crate::health::Judgement;
-use crate::host::{self, HostRoot, NvmlAnswer, ask_nvml};
+use crate::host::{self, HostRoot, NvmlAnswer, query_nvml};
 use crate::messages::{Mailbox, Rescan};
 use std::io;
 use std::sync::Arc;
@@ -65,13 +65,13 @@ impl Default for Pace {
 /// Delivers the answer of a call, once.
 type Tell = Box<dyn FnOnce(NvmlAnswer) + Send>;
 /// Makes a call on a thread of its own.
-type Ask = Box<dyn Fn(NvmlQuestion, Tell) -> io::Result<()> + Send>;
+type Ask = Box<dyn Fn(NvmlQuery, Tell) -> io::Result<()> + Send>;
 
 /// The task that queries NVML.
 pub(super) struct Asker {
     /// `None` when the configuration switches NVML off.
     call: Option<Ask>,
-    question: watch::Receiver<NvmlQuestion>,
+    question: watch::Receiver<NvmlQuery>,
     snapshot: watch::Sender<Arc<NvmlSnapshot>>,
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
@@ -84,7 +84,7 @@ pub(super) struct Asker {
 struct Told {
     /// The number of the call.
     number: u64,
-    question: NvmlQuestion,
+    question: NvmlQuery,
     answer: NvmlAnswer,
 }
 
@@ -94,11 +94,11 @@ impl Asker {
         settings: &Settings,
         actors: &Actors,
         judgement: &Arc<watch::Sender<Judgement>>,
-    ) -> (Asker, Arc<watch::Sender<NvmlQuestion>>, watch::Receiver<Arc<NvmlSnapshot>>) {
+    ) -> (Asker, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
         let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
         let is_on = library != NvmlLibrary::Off;
-        let call = is_on.then(|| -> Ask { Box::new(move |question, tell| ask_nvml(&root, &library, question, tell)) });
-        let (question, asked) = watch::channel(NvmlQuestion::new());
+        let call = is_on.then(|| -> Ask { Box::new(move |question, tell| query_nvml(&root, &library, question, tell)) });
+        let (question, asked) = watch::channel(NvmlQuery::new());
         let (snapshot, told) = watch::channel(Arc::default());
         let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
         (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None }, Arc::new(question), told)
@@ -163,20 +163,20 @@ impl Asker {
 
     /// Publishes an answer. Returns whether it was complete.
     fn take(&mut self, answer: NvmlAnswer) -> bool {
-        let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
+        let renewed = self.snapshot.borrow().merged(answer.facts, &self.question.borrow());
         self.publish(renewed);
         match &answer.failed {
             Some(why) => self.off(&format!("NVML does not tell everything: {why}")),
             None => self.on(),
         }
-        if let Some(why) = &answer.untold {
+        if let Some(why) = &answer.incomplete {
             self.without_the_rest(why);
         }
         answer.failed.is_none()
     }
 
     /// When to query again after an answer.
-    fn after(&self, question: &NvmlQuestion, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
+    fn after(&self, question: &NvmlQuery, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
         if *self.question.borrow() != *question {
             return Some(Instant::now());
         }
@@ -187,10 +187,10 @@ impl Asker {
             *pause = self.pace.retry;
             return Some(self.at_tick(self.pace.renew));
         }
-        if self.snapshot.borrow().keeps_whole_back(question) {
+        if self.snapshot.borrow().withholds_whole(question) {
             return Some(self.after_pause(pause));
         }
-        let is_open = self.snapshot.borrow().leaves_open(question);
+        let is_open = self.snapshot.borrow().is_incomplete_for(question);
         if is_open { self.for_some_minutes(pause) } else { None }
     }
 
@@ -208,7 +208,7 @@ impl Asker {
 
     /// Records and logs each reason once. Where no names are asked for, it only logs.
     fn off(&mut self, why: &str) {
-        if !asks_for_names(&self.question.borrow()) {
+        if !requests_names(&self.question.borrow()) {
             self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
             return self.without_the_rest(why);
         }
@@ -239,7 +239,7 @@ impl Asker {
     }
 
     fn after_failure(&self, pause: &mut Duration) -> Option<Instant> {
-        if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.for_some_minutes(pause) }
+        if requests_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.for_some_minutes(pause) }
     }
 
     /// Retries until the pause has reached its maximum.
@@ -263,7 +263,7 @@ impl Asker {
     }
 }
 
-fn ask(call: &Ask, number: u64, question: NvmlQuestion, tell: mpsc::Sender<Told>) -> io::Result<()> {
+fn ask(call: &Ask, number: u64, question: NvmlQuery, tell: mpsc::Sender<Told>) -> io::Result<()> {
     let asked = question.clone();
     // The send fails only when the daemon ends.
     call(asked, Box::new(move |answer| drop(tell.blocking_send(Told { number, question, answer }))))
@@ -279,7 +279,7 @@ async fn at(time: Option<Instant>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{NvLinks, NvmlAsked, NvmlGpu, PciAddress};
+    use crate::domain::{NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
     use crate::messages::{CallError, Door};
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
@@ -299,7 +299,7 @@ mod tests {
     struct Stage {
         calls: Arc<Mutex<Vec<Option<Tell>>>>,
         made: watch::Receiver<usize>,
-        question: watch::Sender<NvmlQuestion>,
+        question: watch::Sender<NvmlQuery>,
         snapshot: watch::Receiver<Arc<NvmlSnapshot>>,
         judgement: watch::Receiver<Judgement>,
     }
@@ -312,15 +312,15 @@ mod tests {
 
     fn told(name: &str) -> NvmlAnswer {
         let gpus = [(gpu(), NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() })].into();
-        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+        NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
     impl Stage {
         fn begin(pace: Pace) -> Stage {
-            Stage::asking(NvmlAsked::names([(1, 0)]), pace)
+            Stage::asking(NvmlGpuQuery::names([(1, 0)]), pace)
         }
 
-        fn asking(asked: NvmlAsked, pace: Pace) -> Stage {
+        fn asking(asked: NvmlGpuQuery, pace: Pace) -> Stage {
             let calls: Arc<Mutex<Vec<Option<Tell>>>> = Arc::default();
             let (made, made_view) = watch::channel(0);
             let log = Arc::clone(&calls);
@@ -413,7 +413,7 @@ mod tests {
         stage.end(2, told("MIG-1")).await;
         assert_eq!(stage.off(), None);
         // The instance was removed; then the driver's files contain everything.
-        stage.question.send_replace(NvmlQuestion::new());
+        stage.question.send_replace(NvmlQuery::new());
         tokio::time::timeout(HANG, stage.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
         assert_eq!((stage.off(), *stage.made.borrow()), (None, 3));
     }
@@ -422,7 +422,7 @@ mod tests {
     async fn a_question_that_changes_meanwhile_is_asked_when_the_call_has_ended() {
         let mut stage = Stage::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..HASTY });
         stage.made(1).await;
-        stage.question.send_replace([(gpu(), NvmlAsked::names([(1, 0), (2, 0)]))].into());
+        stage.question.send_replace([(gpu(), NvmlGpuQuery::names([(1, 0), (2, 0)]))].into());
         stage.settle().await;
         assert_eq!(*stage.made.borrow(), 1, "one call at a time");
         stage.end(0, told("MIG-1")).await;
@@ -433,7 +433,7 @@ mod tests {
     fn links(down: u32) -> NvmlAnswer {
         let links = Some(NvLinks { down, ..NvLinks::default() });
         let gpus = [(gpu(), NvmlGpu { links, ..NvmlGpu::default() })].into();
-        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+        NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
     /// Tries after 1 ms, 2 ms and 4 ms, and then none.
@@ -441,7 +441,7 @@ mod tests {
 
     #[tokio::test]
     async fn links_that_are_not_active_are_looked_at_again_for_some_minutes_and_others_never() {
-        let asked = || NvmlAsked { links: true, ..NvmlAsked::default() };
+        let asked = || NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() };
         let mut stage = Stage::asking(asked(), FOR_LINKS);
         for call in 0..2 {
             stage.made(call + 1).await;
@@ -449,7 +449,7 @@ mod tests {
         }
         stage.made(3).await;
         stage.end(2, links(0)).await;
-        assert!(!stage.snapshot.borrow().leaves_open(&[(gpu(), asked())].into()));
+        assert!(!stage.snapshot.borrow().is_incomplete_for(&[(gpu(), asked())].into()));
         assert_eq!((*stage.made.borrow(), stage.off()), (3, None));
 
         let mut stage = Stage::asking(asked(), FOR_LINKS);
@@ -459,7 +459,7 @@ mod tests {
             stage.end(call, if call % 2 == 0 { failed } else { links(4) }).await;
             assert_eq!(stage.off(), None, "a preference that is not known is no signal that is off");
         }
-        stage.question.send_replace([(gpu(), NvmlAsked { uuid: true, ..asked() })].into());
+        stage.question.send_replace([(gpu(), NvmlGpuQuery { uuid: true, ..asked() })].into());
         stage.made(5).await;
         stage.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
         assert!(stage.off().unwrap().contains("no driver"), "a name that is not known is");
@@ -469,9 +469,9 @@ mod tests {
     async fn a_gpu_in_mig_mode_without_an_instance_is_asked_for_until_it_has_left_the_mode() {
         let told = |mig_mode| {
             let gpus = [(gpu(), NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into();
-            NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+            NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
         };
-        let mut stage = Stage::asking(NvmlAsked { mig_mode: true, ..NvmlAsked::default() }, FOR_LINKS);
+        let mut stage = Stage::asking(NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() }, FOR_LINKS);
         // More often than links.
         for call in 0..8 {
             stage.made(call + 1).await;
@@ -487,19 +487,19 @@ mod tests {
 
     #[test]
     fn links_are_asked_for_some_minutes_and_names_for_as_long_as_they_are_wanted() {
-        let (question, asked) = watch::channel([(gpu(), NvmlAsked { links: true, ..NvmlAsked::default() })].into());
+        let (question, asked) = watch::channel([(gpu(), NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() })].into());
         let (rescan, judgement) = (Mailbox::new(Looks), Arc::new(watch::channel(Judgement::default()).0));
         let snapshot = watch::channel(Arc::default()).0;
         let asker = Asker { call: None, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None };
         let tries = |pause: &mut Duration| (0..20).take_while(|_| asker.after_failure(pause).is_some()).count();
         assert_eq!(tries(&mut Duration::from_secs(10)), 6, "after 10, 20, 40, 80, 160 and 320 seconds");
-        question.send_replace([(gpu(), NvmlAsked::names([]))].into());
+        question.send_replace([(gpu(), NvmlGpuQuery::names([]))].into());
         assert_eq!(tries(&mut Duration::from_secs(10)), 20);
     }
 
     #[test]
     fn retries_and_renewals_come_at_the_moments_of_polls() {
-        let (_, question) = watch::channel(NvmlQuestion::new());
+        let (_, question) = watch::channel(NvmlQuery::new());
         let asker = Asker {
             call: None,
             question,

@@ -9,8 +9,8 @@ use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, show};
-use crate::domain::{AllocId, DeviceId, Instruction};
-use crate::hook::Said;
+use crate::domain::{AllocId, DeviceId, OperatorRequest};
+use crate::hook::HookOutput;
 use crate::store::Told;
 use clap::Subcommand;
 use serde::Serialize;
@@ -52,10 +52,10 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Show { device } => show_devices(global, device.as_deref()),
         Verb::Cordon { device, reason } => {
-            order(global, device, Instruction::Cordon { reason: reason.clone() }, "is given to nobody new until it is given back")
+            order(global, device, OperatorRequest::Cordon { reason: reason.clone() }, "is given to nobody new until it is given back")
         }
         Verb::Uncordon { device } => {
-            order(global, device, Instruction::Uncordon, "is given out again as soon as nothing speaks against it")
+            order(global, device, OperatorRequest::Uncordon, "is given out again as soon as nothing speaks against it")
         }
     }
 }
@@ -103,7 +103,7 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
     holders
 }
 
-fn order(global: &Global, device: &str, instruction: Instruction, done: &str) -> Result<(), Failed> {
+fn order(global: &Global, device: &str, instruction: OperatorRequest, done: &str) -> Result<(), Failed> {
     let devices = ask(global)?;
     let id = one(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
@@ -215,9 +215,9 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     if device.flaps > 1 {
         line("failed", &format!("{} times, each soon after the other", device.flaps));
     }
-    for Said { at, resource, phase, ended, said } in &device.said {
+    for HookOutput { at, resource, phase, ended, output } in &device.said {
         line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
-        line("", &format!("wrote last: {said}"));
+        line("", &format!("wrote last: {output}"));
     }
     if device.incidents.is_empty() {
         return text;
@@ -292,12 +292,12 @@ mod tests {
 
     #[test]
     fn what_a_hook_wrote_is_shown_with_how_it_ended() {
-        let said = |phase: &str, said: &str| Said {
+        let said = |phase: &str, output: &str| HookOutput {
             at: Timestamp(1_700_000_000_000),
             resource: "nvidia.com/gpu".into(),
             phase: phase.into(),
             ended: "exit status: 3".into(),
-            said: said.into(),
+            output: output.into(),
         };
         let device = DeviceReport { said: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
         let wanted =

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The shortest poll interval. Anything that must be known faster arrives as an event.
 const POLL_MIN: Duration = Duration::from_secs(1);
-/// The longest poll interval. The patience of a soft failure is at most 60 s (`Reason::weight`).
+/// The longest poll interval. The patience of a soft failure is at most 60 s (`Reason::timings`).
 /// Rarer polls could not show that the failure lasted.
 const POLL_MAX: Duration = Duration::from_secs(60);
 
@@ -19,7 +19,7 @@ pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigE
         humantime::parse_duration(text).ok().filter(|poll| (POLL_MIN..=POLL_MAX).contains(poll)).ok_or_else(problem)
     };
     let ignored = health.ignore.clone().unwrap_or_default();
-    if let Some(reason) = ignored.iter().find(|reason| reason.weight().is_presence()) {
+    if let Some(reason) = ignored.iter().find(|reason| reason.timings().is_presence()) {
         return Err(ConfigError::new(format!(
             "`health.ignore` has `{reason}`, but without it no container could use the device; only what a device can be used in spite of can be ignored"
         )));

@@ -1,4 +1,4 @@
-//! Health, its reasons as shown to an operator, and the weight of each reason.
+//! Health, its reasons as shown to an operator, and the timings of each reason.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum Reason {
     DriverLost,
     /// The configuration no longer selects the device; a container still holds it.
     Deselected,
-    /// A container may hold the same object under another id or of another resource. The object had
+    /// A container may recover_after the same object under another id or of another resource. The object had
     /// another id before udev gave it a better name, or there is another way to it. Or another
     /// resource offered the device until now, and may still have granted it.
     HeldAsOther,
@@ -76,36 +76,36 @@ pub enum Reason {
 
 /// How long a reason must last to count, and how long it must be absent to be cleared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Weight {
-    /// How long a complaint must last until the device is unhealthy. Zero: a hard complaint, which
+pub struct HealthTimings {
+    /// How long a symptom must last until the device is unhealthy. Zero: a hard symptom, which
     /// counts at once.
-    pub patience: Duration,
-    /// How long a device must be without complaints until it is healthy again, at the first
+    pub fail_after: Duration,
+    /// How long a device must be without symptoms until it is healthy again, at the first
     /// failure.
-    pub hold: Duration,
-    /// Whether the reason stays without further complaints, until there is evidence of a reset.
+    pub recover_after: Duration,
+    /// Whether the reason stays without further symptoms, until there is evidence of a reset.
     pub is_sticky: bool,
 }
 
-/// The hold of presence: a node or a driver is present or absent, with no state between. Long
+/// The recover_after of presence: a node or a driver is present or absent, with no state between. Long
 /// enough for udev's rules.
-const HOLD_OF_PRESENCE: Duration = Duration::from_secs(1);
-/// The hold of everything else.
-const HOLD: Duration = Duration::from_secs(30);
+const RECOVER_AFTER_PRESENCE: Duration = Duration::from_secs(1);
+/// The recover_after of everything else.
+const RECOVER_AFTER: Duration = Duration::from_secs(30);
 
-impl Weight {
-    const PRESENCE: Weight = Weight { patience: Duration::ZERO, hold: HOLD_OF_PRESENCE, is_sticky: false };
-    const HARD: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: false };
-    const STICKY: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: true };
+impl HealthTimings {
+    const PRESENCE: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER_PRESENCE, is_sticky: false };
+    const HARD: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: false };
+    const STICKY: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: true };
 
     /// Whether it is about presence: a device is plugged in or out, a driver is bound or unbound.
     #[must_use]
     pub fn is_presence(self) -> bool {
-        self == Weight::PRESENCE
+        self == HealthTimings::PRESENCE
     }
 
-    const fn soft(seconds: u64) -> Weight {
-        Weight { patience: Duration::from_secs(seconds), hold: HOLD, is_sticky: false }
+    const fn soft(seconds: u64) -> HealthTimings {
+        HealthTimings { fail_after: Duration::from_secs(seconds), recover_after: RECOVER_AFTER, is_sticky: false }
     }
 }
 
@@ -161,10 +161,10 @@ impl Reason {
         }
     }
 
-    /// The weight of the reason. A reason is soft if a healthy device can also show it for a time:
+    /// The timings of the reason. A reason is soft if a healthy device can also show it for a time:
     /// a port that waits for its subnet manager, a controller during a reset.
     #[must_use]
-    pub fn weight(self) -> Weight {
+    pub fn timings(self) -> HealthTimings {
         match self {
             Reason::DeviceGone
             | Reason::Unread
@@ -176,10 +176,10 @@ impl Reason {
             | Reason::Cordoned
             | Reason::Flapping
             | Reason::HookPending
-            | Reason::HookFailed => Weight::PRESENCE,
+            | Reason::HookFailed => HealthTimings::PRESENCE,
             // A dead controller recovers only by a reset.
-            Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => Weight::HARD,
-            Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => Weight::STICKY,
+            Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => HealthTimings::HARD,
+            Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => HealthTimings::STICKY,
             Reason::PowerError
             | Reason::AerNonfatal
             | Reason::PortDown
@@ -187,9 +187,9 @@ impl Reason {
             | Reason::NoCarrier
             | Reason::NotReady
             | Reason::TooHot
-            | Reason::ProbeStuck => Weight::soft(30),
+            | Reason::ProbeStuck => HealthTimings::soft(30),
             // A controller may need a minute by its own specification.
-            Reason::NvmeNotLive => Weight::soft(60),
+            Reason::NvmeNotLive => HealthTimings::soft(60),
         }
     }
 }
@@ -206,7 +206,7 @@ impl fmt::Display for Reason {
 pub enum Health {
     /// The kubelet may give it to a container.
     Healthy,
-    /// The kubelet gives it to no new container. Containers that hold it continue to run.
+    /// The kubelet gives it to no new container. Containers that recover_after it continue to run.
     Unhealthy(Reason),
 }
 
@@ -254,20 +254,20 @@ mod tests {
     }
 
     #[test]
-    fn the_operators_page_has_a_row_for_every_reason_with_its_weight() {
+    fn health_md_has_a_row_for_every_reason_with_its_timings() {
         let page = include_str!("../../docs/health.md");
         for reason in all() {
-            let Weight { patience, hold, is_sticky } = reason.weight();
+            let HealthTimings { fail_after, recover_after, is_sticky } = reason.timings();
             let seconds = |time: Duration| format!("{} s", time.as_secs());
             let (kind, heals) = match reason {
                 Reason::Cordoned | Reason::Flapping => ("operator", "uncordon".to_owned()),
                 _ if reason.is_of_hook() => ("hook", "its hook".to_owned()),
-                _ if is_sticky => ("sticky", seconds(hold)),
-                _ if reason.weight().is_presence() => ("presence", seconds(hold)),
-                _ if patience.is_zero() => ("hard", seconds(hold)),
-                _ => ("soft", seconds(hold)),
+                _ if is_sticky => ("sticky", seconds(recover_after)),
+                _ if reason.timings().is_presence() => ("presence", seconds(recover_after)),
+                _ if fail_after.is_zero() => ("hard", seconds(recover_after)),
+                _ => ("soft", seconds(recover_after)),
             };
-            let after = if patience.is_zero() { "at once".to_owned() } else { seconds(patience) };
+            let after = if fail_after.is_zero() { "at once".to_owned() } else { seconds(fail_after) };
             let row = format!("\n| `{reason}` | {kind} | {after} | {heals} | ");
             assert_eq!(page.matches(&row).count(), 1, "docs/health.md has no row `{}`", row.trim());
         }

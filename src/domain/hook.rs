@@ -11,7 +11,7 @@
 //!                             └────────────▶ Done ◀───────────┘
 //! ```
 //!
-//! While a container of another pod waits at the gate ([`Barred`]), the hook is run for it,
+//! While a container of another pod waits at the gate ([`StartBlocked`]), the hook is run for it,
 //! although that pod already holds the device.
 //!
 //! A [`Check`] is not a hook: it changes nothing, and is run periodically to find out whether a
@@ -129,7 +129,7 @@ pub enum HookState {
 
 /// A pending hook after the release of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwedHook {
+pub struct PendingHook {
     /// The resource.
     pub resource: ResourceName,
     /// The device as a whole; for a pool, the resource's name.
@@ -152,7 +152,7 @@ pub struct OwedHook {
     pub state: HookState,
 }
 
-impl OwedHook {
+impl PendingHook {
     /// The reason why its device is unhealthy until then.
     #[must_use]
     pub fn reason(&self) -> Reason {
@@ -164,41 +164,41 @@ impl OwedHook {
 }
 
 /// All pending hooks, by resource and device.
-pub type Owed = BTreeMap<ResourceName, BTreeMap<DeviceId, OwedHook>>;
+pub type PendingHooks = BTreeMap<ResourceName, BTreeMap<DeviceId, PendingHook>>;
 
 /// The hooks that may run now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Due {
+pub struct DueHooks {
     /// Of devices without a holder: they are unhealthy until the hook is done.
-    pub free: Owed,
+    pub free: PendingHooks,
     /// Of devices whose next holder waits at the gate. They are held, and their health does not
     /// change: a kubelet that restarts rejects a waiting pod with an unhealthy device.
-    pub gated: Owed,
+    pub gated: PendingHooks,
 }
 
-impl Due {
+impl DueHooks {
     /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = &OwedHook> {
+    pub fn all(&self) -> impl Iterator<Item = &PendingHook> {
         self.free.values().chain(self.gated.values()).flat_map(BTreeMap::values)
     }
 
     /// The hook of a device.
     #[must_use]
-    pub fn get(&self, resource: &ResourceName, device: &DeviceId) -> Option<&OwedHook> {
-        [&self.free, &self.gated].into_iter().find_map(|owed| owed.get(resource)?.get(device))
+    pub fn get(&self, resource: &ResourceName, device: &DeviceId) -> Option<&PendingHook> {
+        [&self.free, &self.gated].into_iter().find_map(|hooks| hooks.get(resource)?.get(device))
     }
 }
 
 /// The former holder of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Former {
+pub struct FormerHolder {
     /// The pod.
     pub pod: PodRef,
     /// Its container.
     pub container: String,
 }
 
-impl fmt::Display for Former {
+impl fmt::Display for FormerHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pod {} (container {})", self.pod, self.container)
     }
@@ -207,7 +207,7 @@ impl fmt::Display for Former {
 /// Why a container must not start yet with a device that another pod had. The kubelet shows the
 /// text and tries again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Barred {
+pub enum StartBlocked {
     /// Processes of the former pod run, or may run.
     #[error(
         "{former} had the device before, and {}; its hook after_release must run first. The kubelet retries; \
@@ -215,7 +215,7 @@ pub enum Barred {
     )]
     Runs {
         /// The former holder.
-        former: Former,
+        former: FormerHolder,
         /// The state of that pod's cgroup.
         cgroup: CgroupState,
     },
@@ -224,9 +224,9 @@ pub enum Barred {
         "{former} had the device before, and the kubelet's checkpoint does not show that the pod no longer has it. \
          The kubelet retries; if that pod is finished and this persists, restart the kubelet, which rewrites the checkpoint"
     )]
-    Remembered {
+    CheckpointUnclear {
         /// The former holder.
-        former: Former,
+        former: FormerHolder,
     },
     /// A grant of the device is not matched to any container yet.
     #[error(
@@ -278,33 +278,33 @@ fn seen(cgroup: CgroupState) -> &'static str {
     match cgroup {
         CgroupState::Populated => "processes of that pod still run (its cgroup is populated)",
         CgroupState::Unknown => "it is unknown whether its processes run, because the kubelet's cgroups were not found on this host",
-        CgroupState::Empty | CgroupState::Gone => "the pod has just ended",
+        CgroupState::Empty | CgroupState::Absent => "the pod has just ended",
     }
 }
 
-impl OwedHook {
+impl PendingHook {
     /// Why a container must wait for the hook.
     #[must_use]
-    pub fn bars(&self) -> Barred {
+    pub fn start_blocked(&self) -> StartBlocked {
         let former = match (&self.pod, &self.container) {
-            (Some(pod), Some(container)) => Former { pod: pod.clone(), container: container.clone() }.to_string(),
+            (Some(pod), Some(container)) => FormerHolder { pod: pod.clone(), container: container.clone() }.to_string(),
             _ => format!("grant {}", self.alloc_id),
         };
         match &self.state {
-            HookState::Failed { tries, why, .. } => Barred::Failed { former, tries: *tries, why: why.clone() },
-            HookState::Due | HookState::Done => Barred::Due { former },
+            HookState::Failed { tries, why, .. } => StartBlocked::Failed { former, tries: *tries, why: why.clone() },
+            HookState::Due | HookState::Done => StartBlocked::Due { former },
         }
     }
 }
 
 /// Records the progress of a hook. A hook that is done is removed.
-pub fn note_hook(owed: &mut Owed, hook: &OwedHook) {
+pub fn note_hook(hooks: &mut PendingHooks, hook: &PendingHook) {
     if hook.state != HookState::Done {
-        owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());
-    } else if let Some(devices) = owed.get_mut(&hook.resource) {
+        hooks.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());
+    } else if let Some(devices) = hooks.get_mut(&hook.resource) {
         devices.remove(&hook.device);
         if devices.is_empty() {
-            owed.remove(&hook.resource);
+            hooks.remove(&hook.resource);
         }
     }
 }

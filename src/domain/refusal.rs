@@ -87,12 +87,15 @@ pub enum Refusal {
         container: String,
     },
     /// The request exceeds the limit for one container.
-    #[error("a container may have 1 of {resource}, but requests {asked}; requesting more than one share does not grant more of the device, so set the limit to 1")]
+    #[error(
+        "a container may have 1 of {resource}, but requests {requested}; requesting more than one \
+         share does not grant more of the device, so set the limit to 1"
+    )]
     TooMany {
         /// The requested resource.
         resource: ResourceName,
         /// The number of requested ids.
-        asked: usize,
+        requested: usize,
     },
     /// The request contains two shares of one device, but each must be of another device.
     #[error(
@@ -126,9 +129,10 @@ pub enum Refusal {
     },
     /// The kubelet's version of the API has no call before a container starts.
     #[error(
-        "{resource} has hooks and needs a call before a container starts (PreStartContainer), which device-plugin API {api} does not support"
+        "{resource} has hooks and needs a call before a container starts (PreStartContainer), \
+         which device-plugin API {api} does not support"
     )]
-    NoRoomForHook {
+    HooksUnsupported {
         /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
@@ -136,7 +140,7 @@ pub enum Refusal {
     },
     /// The kubelet's version of the API cannot carry CDI names.
     #[error("{resource} uses CDI devices, which device-plugin API {api} does not support")]
-    NoRoomForCdi {
+    CdiUnsupported {
         /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
@@ -158,13 +162,13 @@ mod tests {
             Refusal::Unhealthy { resource: resource(), id: id(), reason: Reason::Xid },
             Refusal::Unanswerable { resource: resource(), id: id(), why: "it has no node".into() },
             Refusal::InUse { resource: resource(), id: id(), pod: "ml/train-0".into(), container: "main".into() },
-            Refusal::TooMany { resource: resource(), asked: 2 },
+            Refusal::TooMany { resource: resource(), requested: 2 },
             Refusal::SameDevice { resource: resource(), first: id(), second: id() },
             Refusal::Empty(resource()),
             Refusal::NotOffered(resource()),
             Refusal::FileNotWritten { resource: resource(), file: "/run/cdi/x.json".into(), why: "no space left".into() },
-            Refusal::NoRoomForHook { resource: resource(), api: "v1alpha" },
-            Refusal::NoRoomForCdi { resource: resource(), api: "v1alpha" },
+            Refusal::HooksUnsupported { resource: resource(), api: "v1alpha" },
+            Refusal::CdiUnsupported { resource: resource(), api: "v1alpha" },
         ];
         for refusal in refusals {
             let text = refusal.to_string();

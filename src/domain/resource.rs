@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_match_begins_with_is_plain_to_see() {
+    fn the_literal_beginning_of_a_pattern_is_found() {
         for (regex, beginning, folder) in [
             ("^i2c-[0-9]*$", "/dev/i2c-", "/dev"),
             ("^bus/usb/.*$", "/dev/bus/usb/", "/dev/bus/usb"),

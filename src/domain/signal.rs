@@ -11,7 +11,7 @@ use std::fmt;
 
 /// A present symptom of a device. It ends when a later probe no longer finds it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Complaint {
+pub struct Symptom {
     /// The kind of the symptom.
     pub reason: Reason,
     /// The reading, for logs and status: `port 1 is 2: INIT`.
@@ -69,7 +69,7 @@ impl fmt::Display for Source {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signals {
     /// The present symptoms.
-    pub complaints: BTreeSet<Complaint>,
+    pub symptoms: BTreeSet<Symptom>,
     /// Its counters, and those of the bridges above it.
     pub counters: BTreeMap<Counter, u64>,
     /// Observations for the log that are not symptoms, such as a link that is slower than before.
@@ -77,7 +77,7 @@ pub struct Signals {
     /// Sources that cannot be read without a privilege.
     pub off: BTreeSet<Source>,
     /// Reasons that could not be checked because a read failed. That they are not among the
-    /// complaints is no evidence (I12).
+    /// symptoms is no evidence (I12).
     pub unread: BTreeSet<Reason>,
 }
 

@@ -1,10 +1,10 @@
 //! Verdicts: the remembered health of a device, over scans, restarts and boots (I5).
 //!
 //! ```text
-//!             soft complaint           it lasts                 no complaints
+//!             soft symptom             it lasts                 no symptoms
 //!   Healthy ────────────────▶ Suspect ──────────▶ Unhealthy ────────────────────────▶ Recovering
 //!      ▲  │                      │    hard: at once   ▲ ▲                                │  │
-//!      │  └──────────────────────┼────────────────────┘ └────────── a complaint ─────────┘  │
+//!      │  └──────────────────────┼────────────────────┘ └─────────── a symptom ──────────┘  │
 //!      └─────────────────────────┴──────────────────────────────── the hold time is over ───┘
 //! ```
 //!
@@ -25,13 +25,13 @@ use std::time::Duration;
 /// the verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum State {
-    /// No complaints.
+pub enum VerdictState {
+    /// No symptoms.
     #[default]
     Healthy,
-    /// A complaint that may end soon; the kubelet's list does not show it.
+    /// A symptom that may end soon; the kubelet's list does not show it.
     Suspect {
-        /// The complaint.
+        /// The symptom.
         reason: Reason,
         /// Since when every probe has found it.
         since: Duration,
@@ -40,29 +40,29 @@ pub enum State {
     Unhealthy {
         /// Why.
         reason: Reason,
-        /// The time of the last complaint.
+        /// The time of the last symptom.
         seen: Duration,
     },
-    /// There are no complaints any longer.
+    /// There are no symptoms any longer.
     Recovering {
         /// Why it was unhealthy.
         reason: Reason,
-        /// The first probe without complaints.
+        /// The first probe without symptoms.
         since: Duration,
-        /// How long the device must be without complaints until it is healthy.
+        /// How long the device must be without symptoms until it is healthy.
         hold: Duration,
     },
 }
 
-impl State {
+impl VerdictState {
     /// The word in `status`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
-            State::Healthy => "healthy",
-            State::Suspect { .. } => "suspect",
-            State::Unhealthy { .. } => "unhealthy",
-            State::Recovering { .. } => "recovering",
+            VerdictState::Healthy => "healthy",
+            VerdictState::Suspect { .. } => "suspect",
+            VerdictState::Unhealthy { .. } => "unhealthy",
+            VerdictState::Recovering { .. } => "recovering",
         }
     }
 }
@@ -76,7 +76,7 @@ pub struct Cordon {
     pub at: Timestamp,
 }
 
-/// One failure, from the first complaint that counted to the end of the hold time.
+/// One failure, from the first symptom that counted to the end of the hold time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incident {
     /// Why.
@@ -100,7 +100,7 @@ pub struct Verdict {
     pub boot_id: String,
     /// Its progress.
     #[serde(flatten)]
-    pub state: State,
+    pub state: VerdictState,
     /// Reasons that stay until there is evidence of a reset, with the reading or the report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<Reason, String>,
@@ -138,8 +138,8 @@ impl Verdict {
         match self.state {
             _ if self.cordon.is_some() => Health::Unhealthy(Reason::Cordoned),
             _ if self.is_latched => Health::Unhealthy(Reason::Flapping),
-            State::Healthy | State::Suspect { .. } => Health::Healthy,
-            State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Health::Unhealthy(reason),
+            VerdictState::Healthy | VerdictState::Suspect { .. } => Health::Healthy,
+            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => Health::Unhealthy(reason),
         }
     }
 
@@ -172,7 +172,7 @@ pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<
 /// An order of an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "instruction", rename_all = "snake_case")]
-pub enum Instruction {
+pub enum OperatorRequest {
     /// Give the device to no new container, even if it is healthy.
     Cordon {
         /// Why, in the operator's words.

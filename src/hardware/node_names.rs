@@ -57,14 +57,14 @@ pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
 
 /// Names that stay with a held node although their link leads elsewhere.
 #[derive(Default)]
-struct Kept<'a> {
+struct KeptNames<'a> {
     by_node: BTreeMap<usize, NodeName>,
     /// The node that keeps a link.
     by_link: BTreeMap<&'a str, usize>,
 }
 
-fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> Kept<'a> {
-    let mut kept = Kept::default();
+fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> KeptNames<'a> {
+    let mut kept = KeptNames::default();
     if held.is_empty() {
         return kept;
     }

@@ -47,10 +47,10 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
     }
     warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
-    withhold_kept(devices, &mut chosen, &mut selection.warnings);
+    withhold_excluded(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
-    withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
+    withhold_duplicate_paths(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
@@ -108,15 +108,16 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
         let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
             continue;
         };
-        let asks = |spec: &&Arc<ResourceSpec>| {
+        let selects_whole = |spec: &&Arc<ResourceSpec>| {
             spec.class == device.class
                 && spec.select.part == Some(false)
                 && host.matches(&spec.select, device)
                 && !host.excludes(spec, device)
         };
-        if let Some(spec) = specs.iter().find(asks) {
+        if let Some(spec) = specs.iter().find(selects_whole) {
             warnings.push(format!(
-                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; `part = false` selects whole devices only",
+                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; \
+                 `part = false` selects whole devices only",
                 spec.name, device.id,
             ));
         }
@@ -127,7 +128,7 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
 /// Why a device is withheld although a resource selects it.
-struct Kept {
+struct Exclusion {
     /// The reason, as the end of a sentence.
     why: String,
     /// The criterion, as in [`NearMiss`].
@@ -144,21 +145,21 @@ struct Kept {
 /// - A member of a pool that the host may use, unless the resource names it by address or id.
 /// - An adapter with the host's default route, if a CNI plugin would move its interface into the
 ///   pod, unless the resource names it.
-fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
-    let host = |why: String, found: &str| Kept { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
+fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusion> {
+    let host = |why: String, found: &str| Exclusion { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
     if let Some(by) = device.attribute("in_use") {
         return Some(host(format!("the host uses it: {by}"), by));
     }
     if device.attribute("excluded").is_some() {
         let why = "its driver is configured to exclude it".to_owned();
-        return Some(Kept { why, criterion: "driver", wanted: "not excluded by its driver", found: "excluded".into() });
+        return Some(Exclusion { why, criterion: "driver", wanted: "not excluded by its driver", found: "excluded".into() });
     }
     if lacks_node(device) {
         let why = "it has no known node in `/dev`; the class `char` can offer a node by its path".to_owned();
         let found = device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
-        return Some(Kept { why, criterion: "driver", wanted: "a driver that creates a node in /dev", found });
+        return Some(Exclusion { why, criterion: "driver", wanted: "a driver that creates a node in /dev", found });
     }
-    if names(spec, device) {
+    if is_named_by(spec, device) {
         return None;
     }
     if let Some(pool) = device.attribute("member_of") {
@@ -176,15 +177,15 @@ fn moves_interfaces(spec: &ResourceSpec) -> bool {
 }
 
 /// Whether a resource selects this device by id or address.
-fn names(spec: &ResourceSpec, device: &Device) -> bool {
+fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
     spec.select.id.contains(&device.id) || address.is_some_and(|address| spec.select.address.contains(address))
 }
 
-fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_excluded(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
-        let kept = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, kept(spec, device)?.why)));
-        if let Some((name, why)) = kept {
+        let exclusion = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, exclusion(spec, device)?.why)));
+        if let Some((name, why)) = exclusion {
             warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
             chosen.remove(device.key.as_str());
         }
@@ -207,7 +208,7 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
 /// - an IOMMU group, which a guest gets as a whole;
 /// - a disk that several controllers reach, or that is also named by a partition;
 /// - a node of `/dev` that a PCI function also has, where both resources are exclusive.
-fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_duplicate_paths(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let mut given: Objects<usize> = Objects::default();
     // A second path to a disk comes after the device that has the disk's id.
     let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
@@ -221,7 +222,10 @@ fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnin
         };
         if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
             let object = common(&objects, first);
-            warnings.push(format!("{}: {} is not offered separately, because {object} is already offered with {}", spec.name, device.id, first.id));
+            warnings.push(format!(
+                "{}: {} is not offered separately, because {object} is already offered with {}",
+                spec.name, device.id, first.id
+            ));
             chosen.remove(device.key.as_str());
         } else {
             given.hold(&index, objects);
@@ -258,7 +262,7 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
     for device in devices {
         let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else { continue };
-        if names(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
+        if is_named_by(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
             continue;
         }
         let why = if parents.contains(&function.address) {
@@ -293,7 +297,7 @@ fn lacks_node(device: &Device) -> bool {
 }
 
 /// Mediated devices are for guests: a resource gets them only if it names their type, UUID or id.
-fn means_it(select: &Select, device: &Device) -> bool {
+fn selects_mdev(select: &Select, device: &Device) -> bool {
     let is_named = !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
     device.attribute("part") != Some("mdev") || is_named
 }
@@ -312,7 +316,7 @@ impl<'a> Host<'a> {
     fn offers(&self, spec: &ResourceSpec, device: &Device, named: Option<&ResourceName>) -> bool {
         let of_class = match spec.class {
             DeviceClass::Char => named == Some(&spec.name),
-            class => device.class == class && is_usable(device) && means_it(&spec.select, device),
+            class => device.class == class && is_usable(device) && selects_mdev(&spec.select, device),
         };
         of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
     }
@@ -403,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_withheld_while_its_virtual_functions_are_offered_unless_it_is_named() {
+    fn a_pf_is_withheld_while_its_vfs_are_offered_unless_named() {
         let devices = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:01:00.4", 0x10de, Some("0000:01:00.0"))];
         let any = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), &[any]);
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_function_has_the_link_of_its_physical_one_where_its_own_is_not_seen() {
+    fn a_vf_without_a_visible_link_has_the_link_type_of_its_pf() {
         let wanted = Select { link_type: vec!["infiniband".into()], vf: Some(true), ..Select::default() };
         assert_eq!(ids_of(&adapters(), DeviceClass::Nic, wanted), ["0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
     }
@@ -496,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_is_not_offered_beside_its_parts_and_a_mediated_device_only_by_its_kind() {
+    fn a_whole_with_parts_is_not_offered_and_a_mediated_device_only_by_type() {
         let part = |kind: &str, name: &str, more: &[(&'static str, &str)]| {
             let mut part = (*gpu("0000:01:00.0", 0x10de, None)).clone();
             part.key = format!("{}/{name}", part.key);
@@ -522,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_could_be_told_of_is_not_offered() {
+    fn a_device_that_the_contract_cannot_name_is_not_offered() {
         let mut instance = (*gpu("0000:01:00.0", 0x10de, None)).clone();
         instance.attributes.insert("part", "mig");
         let devices = [Arc::new(instance), gpu("0000:02:00.0", 0x10de, None)];
@@ -538,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_to_one_guest_and_who_blocks_it_is_named() {
+    fn an_iommu_group_is_offered_once_and_its_blocker_is_named() {
         let guest = |address: &str| {
             let mut gpu = (*gpu(address, 0x10de, None)).clone();
             gpu.nodes = ["/dev/vfio/vfio", "/dev/vfio/33"].map(DeviceNode::at).into();
@@ -580,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_the_hosts_own_is_offered_only_where_it_is_named() {
+    fn devices_that_the_host_may_use_are_offered_only_by_name() {
         let with = |address: &str, class: DeviceClass, attribute: (&'static str, &str)| {
             let mut device = device(address, address);
             device.class = class;
@@ -614,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_physical_function_with_virtual_ones_is_no_interface_for_a_pod_and_may_be_in_a_pool() {
+    fn a_pf_with_vfs_is_offered_only_in_a_pool() {
         let mut devices = adapters();
         let pf = Arc::make_mut(&mut devices[0]);
         pf.pci.as_mut().unwrap().virtfns = vec!["0000:3b:00.1".parse().unwrap()];
@@ -635,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_comes_with_a_function_is_not_offered_by_its_path_too_unless_it_is_shared() {
+    fn a_node_of_a_function_is_not_offered_by_path_too_unless_shared() {
         let node = |path: &str| {
             let mut node = device("0000:00:00.0", path);
             (node.class, node.pci, node.key) = (DeviceClass::Char, None, format!("dev:{path}"));
@@ -664,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_its_driver_lets_nobody_open_is_not_offered() {
+    fn a_gpu_that_its_driver_excludes_is_not_offered() {
         let mut excluded = device("0000:01:00.0", "0000:01:00.0");
         (excluded.class, excluded.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some("nvidia".into()));
         excluded.attributes.insert("excluded", "true");
@@ -718,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_that_is_cut_is_told_of_where_nothing_offers_its_parts() {
+    fn a_split_whole_without_offered_parts_causes_a_warning() {
         let disk = |id: &str, attribute: (&'static str, &str)| {
             let mut disk = device("0000:01:00.0", id);
             (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));

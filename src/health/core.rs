@@ -20,8 +20,8 @@ use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
 use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart, overlaps};
 use crate::domain::{
-    AllocId, CheckResult, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction,
-    Inventory, Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals,
+    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Moment,
+    Offered, Offering, OperatorRequest, PciAddress, PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom,
     Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -141,11 +141,11 @@ impl Judge {
         self.cases.checked(id, at, result);
     }
 
-    /// A probe does not return, which is a complaint too.
+    /// A probe does not return, which is a symptom too.
     pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment) {
         let detail = "a read of its files in sysfs does not end".to_owned();
-        let complaints = BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]);
-        self.cases.probed(id, None, at, &Signals { complaints, ..Signals::default() });
+        let symptoms = BTreeSet::from([Symptom { reason: Reason::ProbeStuck, detail }]);
+        self.cases.probed(id, None, at, &Signals { symptoms, ..Signals::default() });
     }
 
     /// Takes an event of a function and of all functions below it. Returns whether it matters.
@@ -174,7 +174,7 @@ impl Judge {
     }
 
     /// Takes an operator's order. Returns false if the device is unknown.
-    pub(crate) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
+    pub(crate) fn instructed(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) -> bool {
         let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
         if is_known {
@@ -245,7 +245,7 @@ impl Judge {
     /// Judges everything. `None` before the first evidence: nothing is known yet.
     ///
     /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
-    pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
+    pub(crate) fn judge(&mut self, held: &Held, due: &PendingHooks, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         for (event, at) in std::mem::take(&mut self.early) {
             self.happened(&event, at, held);
@@ -304,7 +304,7 @@ impl Judge {
                 }
             }
             for (_, offered) in devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id)) {
-                if offered.health.reason().is_some_and(|reason| !reason.weight().patience.is_zero()) {
+                if offered.health.reason().is_some_and(|reason| !reason.timings().fail_after.is_zero()) {
                     offered.health = Health::Healthy;
                 }
             }

@@ -127,7 +127,7 @@ impl Prober {
         let thread = state.threads;
         let (look_at, tell, shared) = (Arc::clone(&self.look_at), Arc::clone(&self.tell), Arc::clone(&self.state));
         let work = move || {
-            host::step_back();
+            host::lower_thread_priority();
             while let Some(probed) = look_at_next(thread, &look_at, &shared) {
                 let was_stuck = finish(thread, probed, &shared);
                 if was_stuck {
@@ -254,7 +254,7 @@ mod tests {
         tells.recv().unwrap();
         assert_eq!(ids(&prober.take()), ["stuck"]);
         assert!(prober.check().is_empty());
-        assert_ne!(Reason::ProbeStuck.weight().patience, Duration::ZERO);
+        assert_ne!(Reason::ProbeStuck.timings().fail_after, Duration::ZERO);
     }
 
     #[test]

@@ -25,7 +25,7 @@ const RECORD_BYTES_MAX: usize = 8192;
 /// The device's number (Linux `Documentation/admin-guide/devices.txt`).
 const NUMBER: (u64, u64) = (1, 11);
 /// Majors of pseudo-terminals: one of them simulates the log of a simulated node.
-const PLAYED_MAJORS: RangeInclusive<u64> = 136..=143;
+const SIMULATED_MAJORS: RangeInclusive<u64> = 136..=143;
 /// The lowest bits of a record's first number are its level. The bits above are its facility, 0 for
 /// the kernel.
 const LEVEL_BITS: u32 = 3;
@@ -76,7 +76,7 @@ impl KernelLog {
         // A plain file with the name in a captured tree is not opened.
         let is_device = about.file_type().is_char_device();
         let (major, minor) = (major(about.rdev()), minor(about.rdev()));
-        if !is_device || ((major, minor) != NUMBER && !PLAYED_MAJORS.contains(&major)) {
+        if !is_device || ((major, minor) != NUMBER && !SIMULATED_MAJORS.contains(&major)) {
             // Containers without access get `/dev/null` or the console there.
             let is = if is_device { "not the kernel's log device" } else { "not a character device" };
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_not_said_is_passed_over() {
+    fn lines_of_user_space_are_skipped() {
         let line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.";
         for (priority, is_kernel) in [(0, true), (6, true), (7, true), (8, false), (12, false), (30, false), (1_u64 << 40, false)] {
             assert_eq!(KernelRecord::parse(format!("{priority},1,2,-;{line}\n").as_bytes()).is_some(), is_kernel, "{priority}");
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overwritten_is_no_end_and_an_error_is_one() {
+    fn overwritten_records_do_not_end_the_log_and_errors_do() {
         let buffer = *b"6,1,2,-;x\n6,2,3,-;beyond";
         let errno = |number| answer(Err(io::Error::from_raw_os_error(number)), &buffer);
         assert!(errno(nix::libc::EPIPE).is_none() && errno(nix::libc::EINTR).is_none());

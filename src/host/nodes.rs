@@ -23,10 +23,10 @@ pub struct NodeFolder {
 
 /// A folder with more entries than any folder of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{folder} has more than {max} {what}")]
+#[error("{folder} has more than {max} {kind}")]
 pub struct TooMany {
     pub(super) folder: String,
-    pub(super) what: &'static str,
+    pub(super) kind: &'static str,
     pub(super) max: usize,
 }
 
@@ -61,7 +61,7 @@ impl HostRoot {
                 nodes.extend(self.node_at(&path));
             }
             if nodes.len() > NODES_MAX {
-                return Err(TooMany { folder: folder.to_owned(), what: "nodes", max: NODES_MAX });
+                return Err(TooMany { folder: folder.to_owned(), kind: "nodes", max: NODES_MAX });
             }
         }
         Ok(())

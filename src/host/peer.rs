@@ -102,8 +102,8 @@ pub fn is_root() -> bool {
 /// Whether the other side has closed the connection.
 #[must_use]
 pub fn is_hung_up(socket: impl AsFd) -> bool {
-    let mut look = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    poll(&mut look, PollTimeout::ZERO).is_ok() && look[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
 }
 
 fn is_trusted(stream: &UnixStream) -> Result<(), String> {

@@ -15,7 +15,7 @@ use std::io::{self, Write};
 pub enum ResetError {
     /// It does not exist.
     #[error("PCI function {0} no longer exists")]
-    Gone(PciAddress),
+    NotFound(PciAddress),
     /// The kernel has no reset method for it.
     #[error("PCI function {0} cannot be reset: the kernel has no reset method for it (its sysfs folder has no file `reset`)")]
     NoWay(PciAddress),
@@ -53,7 +53,7 @@ fn hint(error: &io::Error) -> &'static str {
 pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetError> {
     let folder = format!("sys/bus/pci/devices/{address}");
     if !root.is_dir(&folder) {
-        return Err(ResetError::Gone(address));
+        return Err(ResetError::NotFound(address));
     }
     let vfs = root.read(&format!("{folder}/sriov_numvfs")).and_then(|count| count.parse().ok()).unwrap_or(0);
     if vfs > 0 {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_reset_where_that_is_possible_and_hurts_nobody() {
+    fn a_function_is_reset_only_if_no_other_is_affected() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let address: PciAddress = "0000:18:00.0".parse().unwrap();

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_there_as_it_should_be_whatever_happened_to_it() {
+    fn a_spec_file_is_restored_after_any_change() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/cdi");
         let folder = SpecFolder::new(&path, "own-");

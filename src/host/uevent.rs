@@ -81,7 +81,7 @@ impl Uevent {
 
 /// The socket of a simulated kernel's events, of type `SOCK_SEQPACKET`. Each packet is one datagram
 /// of the kernel. Events of this machine are not about a tree.
-pub const PLAYED_EVENTS: &str = "sys/kernel/uevents";
+pub const SIMULATED_EVENTS: &str = "sys/kernel/uevents";
 
 /// The socket of the kernel's events.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl UeventSocket {
             // Only the kernel has port 0; any process may send to the group's members.
             return Self::with(fd, Some(0)).map(Some);
         }
-        let path = root.path(PLAYED_EVENTS);
+        let path = root.path(SIMULATED_EVENTS);
         if !path.exists() {
             return Ok(None);
         }

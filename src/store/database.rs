@@ -25,8 +25,8 @@ use super::StoreError;
 use super::codec;
 use super::layout::{note, sync_data, sync_directory};
 use super::replay::OwedAt;
-use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
-use crate::host::{self, LateTimers};
+use crate::domain::{AllocId, DeviceId, Grant, HookState, PendingHook, Retention, Timestamp};
+use crate::host::{self, TimerSlack};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
@@ -116,7 +116,7 @@ impl Shelf {
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
         // sled goes on without a thread that it does not get, and without any of them it never answers.
         if !HAS_POOL.load(Ordering::Relaxed) {
-            host::room_for_tasks(POOL_THREADS).map_err(Refusal::NoRoom)?;
+            host::check_task_limit(POOL_THREADS).map_err(Refusal::NoRoom)?;
         }
         let fresh = !dir.exists();
         check_files(dir)?;
@@ -124,7 +124,7 @@ impl Shelf {
         let (db, _late_timers) = loop {
             // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
             // is read or written, and inherit this thread's leave to be late for timers; work wakes them at once.
-            let late_timers = LateTimers::allow(POOL_WAKES_WITHIN);
+            let late_timers = TimerSlack::set(POOL_WAKES_WITHIN);
             match options(dir).open() {
                 Ok(db) => break (db, late_timers),
                 // 0.34.7 gives a refused lock no kind of its own.
@@ -219,7 +219,7 @@ impl Shelf {
     }
 
     /// Remembers how far a hook has come; one that is done goes.
-    pub(super) fn hook(&mut self, hook: &OwedHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn hook(&mut self, hook: &PendingHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = hook_key(hook);
         self.run(|shelf| match hook.state {
             HookState::Done => shelf.hooks.remove(&key).map(drop),

@@ -27,7 +27,7 @@ use super::opening::{Attempt, Opened};
 use super::recovery::{LivePayloads, Truth};
 use super::shared::Shared;
 use super::work::{Database, Order, Work};
-use crate::domain::{Because, Retention, Timestamp, Unreadable};
+use crate::domain::{Retention, Timestamp, Unreadable, UnreadableReason};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -276,7 +276,7 @@ impl Desk {
         tracing::error!(%error, "the query database is closed; grants are still recorded in the journal");
         (self.why, self.closed_at, self.next) = (format!("it is closed after an error: {error}"), now(), None);
         // Before the attempt, which may never end.
-        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: Because::Failed }));
+        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: UnreadableReason::Failed }));
         self.close();
     }
 

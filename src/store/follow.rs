@@ -7,7 +7,7 @@ use super::layout::journal_dir;
 use super::recovery::{self, LivePayloads, Truth, encode, encode_live};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, OwedHook, ResourceName};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, PendingHook, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -181,10 +181,10 @@ pub(super) fn catch_up(
             shelf.hook(hook, *seq, &encode(&Entry::Hook(Box::new(hook.clone())))?)?;
         }
     }
-    let is_found = |hook: &OwedHook| found.iter().any(|entry| matches!(entry, Entry::Hook(found) if **found == *hook));
+    let is_found = |hook: &PendingHook| found.iter().any(|entry| matches!(entry, Entry::Hook(found) if **found == *hook));
     for (key, (seq, hook)) in &image.hooks {
         if !truth.owed.contains_key(key) && !is_found(hook) {
-            shelf.hook(&OwedHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
+            shelf.hook(&PendingHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
         }
     }
     Ok(())

@@ -193,7 +193,7 @@ pub(super) const ROOM_MIN: u64 = 1024 * 1024;
 pub(super) fn has_room(dir: &Path) -> bool {
     let log = || fs::metadata(dir.join("db")).map_or(0, |about| about.len());
     let below_limit = host::file_size_limit().map_or(u64::MAX, |limit| limit.saturating_sub(log()));
-    host::room(dir.parent().unwrap_or(dir)).min(host::room(dir)).min(below_limit) >= ROOM_MIN
+    host::free_bytes(dir.parent().unwrap_or(dir)).min(host::free_bytes(dir)).min(below_limit) >= ROOM_MIN
 }
 
 /// Where there is none, sled is not begun.
@@ -221,7 +221,7 @@ pub(super) fn exchange(dir: &Path) -> Result<PathBuf, StoreError> {
     let copy = dir.with_extension("copy");
     remove(&copy)?;
     // A copy that does not fit must not take the last room from the journal first.
-    if host::room(dir) < bytes_below(dir)?.saturating_mul(2) {
+    if host::free_bytes(dir) < bytes_below(dir)?.saturating_mul(2) {
         return Err(StoreError::io("copy", dir)(io::ErrorKind::StorageFull.into()));
     }
     if let Err(error) = copy_directory(dir, &copy) {

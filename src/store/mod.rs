@@ -60,7 +60,8 @@ use self::layout::Lock;
 use self::recovery::{LivePayloads, Notes, decode_grant, encode};
 use self::shelver::Shelver;
 use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Gone, Grant, Kept, Listed, Owed, Verdicts, note_gone, note_hook, note_list, note_verdict,
+    AllocId, DeviceId, Durability, Entry, Gone, Grant, LedgerHealth, Listed, PendingHooks, Verdicts, note_gone, note_hook, note_list,
+    note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -88,7 +89,7 @@ pub struct Recovered {
     /// What the kubelet was told last, as far as it is known.
     pub listed: Listed,
     /// What is owed to devices after their release, as far as it is known.
-    pub owed: Owed,
+    pub owed: PendingHooks,
     /// What is remembered of devices' health.
     pub verdicts: Verdicts,
     /// Since when devices have been gone.
@@ -300,9 +301,9 @@ impl Store {
 
     /// The same, and how much is owed.
     #[must_use]
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> LedgerHealth {
         let (journal, database) = self.is_sound();
-        Kept { journal, database, not_durable: self.owed.len(), unreadable: self.shelver.unreadable() }
+        LedgerHealth { journal, database, not_durable: self.owed.len(), unreadable: self.shelver.unreadable() }
     }
 
     fn has_failed(&self) -> bool {

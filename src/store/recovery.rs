@@ -14,7 +14,7 @@ use super::database::Image;
 use super::desk::damaged;
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Gone, Grant, GrantState, Listed, Owed, Timestamp, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gone, Grant, GrantState, Listed, PendingHooks, Timestamp, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -112,8 +112,8 @@ pub(super) struct Truth {
 
 impl Truth {
     /// What is owed, without the numbers.
-    pub(super) fn owed(&self) -> Owed {
-        let mut owed = Owed::new();
+    pub(super) fn owed(&self) -> PendingHooks {
+        let mut owed = PendingHooks::new();
         self.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
         owed
     }
@@ -275,7 +275,7 @@ pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
 pub(super) struct Notes {
     pub(super) names: BTreeMap<String, DeviceId>,
     pub(super) listed: Listed,
-    pub(super) owed: Owed,
+    pub(super) owed: PendingHooks,
     pub(super) verdicts: Verdicts,
     pub(super) gone: Gone,
 }

@@ -9,7 +9,7 @@ use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
+    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, PendingHook, ResourceName, Verdicts, note_gone, note_list,
     note_verdict,
 };
 use crate::host;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The hooks that are owed, with the sequence number of the latest entry about each.
-pub(super) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>;
+pub(super) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, PendingHook)>;
 
 /// What the journal says.
 #[derive(Debug, Default)]

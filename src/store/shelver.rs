@@ -18,7 +18,7 @@ use super::layout::{database_dir, with_my_steps};
 use super::shared::Shared;
 use super::work::{Database, Order, Work};
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, OwedHook, Retention, Unreadable};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, PendingHook, Retention, Unreadable};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Thread {
         let mut desk = Desk::new(state_dir, retention, Arc::clone(&shared));
         let run = with_my_steps(move || {
             let _alive: SyncSender<()> = alive;
-            crate::host::step_back();
+            crate::host::lower_thread_priority();
             desk.serve(database, &work);
         });
         let error = StoreError::io("start a thread for", state_dir);
@@ -170,7 +170,7 @@ impl Shelver {
         self.tell(Work::ForgetName { key });
     }
 
-    pub(super) fn hook(&self, hook: &OwedHook, seq: u64, payload: Vec<u8>) {
+    pub(super) fn hook(&self, hook: &PendingHook, seq: u64, payload: Vec<u8>) {
         self.tell(Work::Hook { hook: Box::new(hook.clone()), seq, payload });
     }
 

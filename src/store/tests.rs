@@ -5,7 +5,7 @@ use super::opening::Opening;
 use super::recovery::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, GrantState, HookState, Owed, Retention, Timestamp};
+use crate::domain::{AllocId, GrantState, HookState, PendingHooks, Retention, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -1220,8 +1220,8 @@ fn model_of_devices(entries: &[Entry]) -> (BTreeMap<String, DeviceId>, Gone) {
 }
 
 /// What is owed to devices.
-fn model_of_hooks(entries: &[Entry]) -> Owed {
-    let mut owed = Owed::new();
+fn model_of_hooks(entries: &[Entry]) -> PendingHooks {
+    let mut owed = PendingHooks::new();
     for entry in entries {
         if let Entry::Hook(hook) = entry {
             owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), (**hook).clone());

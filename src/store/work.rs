@@ -8,7 +8,7 @@ use super::follow::Start;
 use super::journal::PendingSync;
 use super::opening::{Attempt, Opened};
 use super::recovery::{LivePayloads, Truth};
-use crate::domain::{AllocId, DeviceId, Grant, OwedHook};
+use crate::domain::{AllocId, DeviceId, Grant, PendingHook};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -45,7 +45,7 @@ pub(super) enum Work {
         key: String,
     },
     Hook {
-        hook: Box<OwedHook>,
+        hook: Box<PendingHook>,
         seq: u64,
         payload: Vec<u8>,
     },

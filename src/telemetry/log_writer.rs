@@ -7,7 +7,7 @@
 use super::logging::LogFormat;
 use super::metrics;
 use crate::domain::printable_json;
-use crate::host::has_room;
+use crate::host::is_writable_within;
 use std::borrow::Cow;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -73,7 +73,7 @@ where
         // Held for the whole line: no other thread may use the space that this one has found.
         let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = if missed.lines == 0 { PATIENCE_MS } else { 0 };
-        if missed.lines > 0 && has_room(to, patience)? {
+        if missed.lines > 0 && is_writable_within(to, patience)? {
             let told = notice(*format, missed.lines);
             let mut to = to;
             if missed.is_torn {
@@ -83,7 +83,7 @@ where
             *missed = Missed::default();
         }
         for (number, piece) in shown(*format, line).chunks(PIECE).enumerate() {
-            if !has_room(to, patience)? {
+            if !is_writable_within(to, patience)? {
                 missed.lines += 1;
                 metrics::log_lines_lost(1);
                 missed.is_torn |= number > 0;

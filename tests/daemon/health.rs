@@ -9,9 +9,9 @@ use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Attributes, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState,
-    GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec,
-    Signals, State, Timestamp, Verdict, Verdicts,
+    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals,
+    Symptom, Timestamp, Verdict, VerdictState, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -49,7 +49,7 @@ fn shown(node: &Node, device: &str) -> serde_json::Value {
 }
 
 /// Writes this verdict on a device to the ledger, in the boot of the node's tree.
-fn remember(node: &Node, device: &DeviceId, state: State) {
+fn remember(node: &Node, device: &DeviceId, state: VerdictState) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let verdict = Verdict { boot_id: "unknown".into(), state, ..Verdict::default() };
     store.append(&[Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict)) }]).unwrap();
@@ -112,8 +112,8 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
             adapter.join("ports/1/state")
         };
         // One has been down for its whole patience; another has been up again for its whole hold.
-        remember(&node, &of(1), State::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
-        remember(&node, &of(2), State::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(&node, &of(1), VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
+        remember(&node, &of(2), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
         for function in [1, 3] {
             std::fs::write(port(function), "1: DOWN\n").unwrap();
         }
@@ -137,7 +137,7 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
         until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering");
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
-        remember(&node, &of(1), State::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(&node, &of(1), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
         let _daemon = node.start_daemon();
         listed(&kubelet, &rdma, (8, 0)).await;
     });
@@ -164,7 +164,7 @@ fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started(
         let folder = host.root().join(format!("sys/bus/pci/devices/{address}/infiniband"));
         let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
         std::fs::write(adapter.join("ports/1/state"), "1: DOWN\n").unwrap();
-        remember(&node, &held, State::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
+        remember(&node, &held, VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
 
         let mut daemon = node.start_daemon();
         until(
@@ -252,7 +252,7 @@ fn a_check_that_fails_is_heard_and_one_that_passes_again_too() {
         until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering");
         daemon.kill();
         let hold = Duration::from_secs(1);
-        remember(&node, &DeviceId::new("dev:gpu1"), State::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });
+        remember(&node, &DeviceId::new("dev:gpu1"), VerdictState::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (2, 0)).await;
     });
@@ -299,8 +299,9 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
         let gone = format!("remove@/{path}\0ACTION=remove\0SUBSYSTEM=pci\0SEQNUM=8\0");
         let back = format!("bind@/{path}\0ACTION=bind\0SUBSYSTEM=pci\0DRIVER=nvidia\0SEQNUM=9\0");
         assert!(tell(&app, None, Some(gone.as_bytes())) && tell(&app, None, Some(back.as_bytes())));
-        let recovers =
-            |verdicts: &BTreeMap<DeviceId, Verdict>| verdicts.values().any(|verdict| matches!(verdict.state, State::Recovering { .. }));
+        let recovers = |verdicts: &BTreeMap<DeviceId, Verdict>| {
+            verdicts.values().any(|verdict| matches!(verdict.state, VerdictState::Recovering { .. }))
+        };
         let _ = soon("its recovery", judgement.wait_for(|judgement| recovers(&judgement.verdicts))).await.unwrap();
         // And again, in two ways at once.
         assert!(tell(&app, None, Some(began("").as_bytes())));
@@ -425,8 +426,8 @@ impl Alone {
     }
 }
 
-fn complaint(reason: Reason) -> Signals {
-    Signals { complaints: [Complaint { reason, detail: "seen".into() }].into(), ..Signals::default() }
+fn symptom(reason: Reason) -> Signals {
+    Signals { symptoms: [Symptom { reason, detail: "seen".into() }].into(), ..Signals::default() }
 }
 
 #[test]
@@ -440,14 +441,14 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
         let look_at = move |device: &Device| {
             if device.id.as_str() == "a" {
                 let text = std::fs::read_to_string(&read).unwrap();
-                return if text == "live\n" { Signals::default() } else { complaint(Reason::NvmeDead) };
+                return if text == "live\n" { Signals::default() } else { symptom(Reason::NvmeDead) };
             }
-            complaint(Reason::OffTheBus)
+            symptom(Reason::OffTheBus)
         };
         // It has hung until its patience is nearly over.
         let stuck = Verdict {
             boot_id: "boot".into(),
-            state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
+            state: VerdictState::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
             ..Verdict::default()
         };
         let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
@@ -460,7 +461,7 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
         drop(pipe);
         let recovers = |judgement: &Judgement| {
             let state = judgement.verdicts.get(&DeviceId::new("a")).map(|verdict| verdict.state);
-            matches!(state, Some(State::Recovering { reason: Reason::ProbeStuck, .. }))
+            matches!(state, Some(VerdictState::Recovering { reason: Reason::ProbeStuck, .. }))
         };
         let has_recovered = async {
             // The result counts when a scan and a probe are newer than the one that hung.
@@ -477,14 +478,17 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten
 #[test]
 fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_minute() {
     run(async {
-        let down =
-            |since| Verdict { boot_id: "boot".into(), state: State::Suspect { reason: Reason::PortDown, since }, ..Verdict::default() };
+        let down = |since| Verdict {
+            boot_id: "boot".into(),
+            state: VerdictState::Suspect { reason: Reason::PortDown, since },
+            ..Verdict::default()
+        };
         let remembered: Verdicts = ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
         let started = |age: Duration| {
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
             Some(KubeletGeneration { inode: 1, made_ns: now - i64::try_from(age.as_nanos()).unwrap() })
         };
-        let mut alone = Alone::start(|_| complaint(Reason::PortDown), remembered, &["a"]);
+        let mut alone = Alone::start(|_| symptom(Reason::PortDown), remembered, &["a"]);
         alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
         alone.kubelet.send_replace(started(Duration::from_secs(1)));
         alone.shows([None, Some(Reason::PortDown)]).await;

@@ -2,7 +2,7 @@
 //! which pod waits for it, and its state after a kill.
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
-use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
+use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, PendingHook, PodRef, ResourceName, Timestamp};
 use holdfast::lab::sim::hardware::SimNode;
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
@@ -57,7 +57,7 @@ fn shown(node: &Node) -> Option<(String, String)> {
 /// A ledger after a kill: a release is written and its hook has not run.
 fn owe(node: &Node, resource: &ResourceName, device: &str) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
-    let hook = OwedHook {
+    let hook = PendingHook {
         resource: resource.clone(),
         device: DeviceId::new(device),
         key: String::new(),

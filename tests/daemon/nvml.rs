@@ -6,8 +6,8 @@
 
 use crate::common::inside::{has_program, say};
 use crate::common::{Node, allocate, count, dial, name, offered, run, soon};
-use holdfast::domain::{ContainerEdits, NvLinks, NvmlAsked, NvmlLibrary, NvmlQuestion, PciAddress};
-use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
+use holdfast::domain::{ContainerEdits, NvLinks, NvmlGpuQuery, NvmlLibrary, NvmlQuery, PciAddress};
+use holdfast::host::{HostRoot, NvmlAnswer, query_nvml};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
@@ -258,7 +258,9 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
-        for (config, why) in [("", "was not found in the usual driver folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
+        for (config, why) in
+            [("", "was not found in the usual driver folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")]
+        {
             let (node, ..) = node(config);
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
@@ -289,9 +291,9 @@ fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
 }
 
 /// The answer to one query.
-fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAnswer {
+fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuery) -> NvmlAnswer {
     let (tell, told) = mpsc::channel();
-    ask_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
+    query_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
     told.recv_timeout(crate::common::HANG).unwrap()
 }
 
@@ -299,7 +301,7 @@ fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAns
 fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let gpu: PciAddress = "0000:18:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0)]))]);
+    let question = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0)]))]);
     let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
     let ask = || answer(dir.path(), &NvmlLibrary::At(library.clone()), question.clone());
     let why = |answer: NvmlAnswer| answer.failed.unwrap_or_default();
@@ -324,10 +326,10 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
     let other: PciAddress = "0000:19:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0), (7, 0)])), (other, NvmlAsked::names([]))]);
+    let question = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0), (7, 0)])), (other, NvmlGpuQuery::names([]))]);
     let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
-    assert_eq!((partial.told.uuid(gpu), partial.told.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
-    assert_eq!((partial.told.instance(gpu, (7, 0)), partial.told.uuid(other)), (None, None));
+    assert_eq!((partial.facts.uuid(gpu), partial.facts.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
+    assert_eq!((partial.facts.instance(gpu, (7, 0)), partial.facts.uuid(other)), (None, None));
     assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
 }
 
@@ -343,11 +345,11 @@ fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<Stri
         (1..=gpus).map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}"))).collect();
     let known: String = named.iter().map(|(address, uuid)| format!("{address} {uuid}\n")).collect();
     fs::write(&path, format!("{known}{script}")).unwrap();
-    let asked = |address: &PciAddress| NvmlAsked { links: *address != named.last().unwrap().0, ..NvmlAsked::default() };
+    let asked = |address: &PciAddress| NvmlGpuQuery { links: *address != named.last().unwrap().0, ..NvmlGpuQuery::default() };
     let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
-    let NvmlAnswer { mut told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let NvmlAnswer { facts: mut told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
     assert_eq!(failed, None, "no name was asked for");
-    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), untold))
+    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), incomplete))
 }
 
 fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
@@ -391,11 +393,11 @@ fn a_mig_mode_is_told_as_it_is_and_not_as_it_is_set_for_later() {
     let gpus: Vec<PciAddress> = (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
     let known: String = gpus.iter().map(|gpu| format!("{gpu} GPU-{gpu}\n")).collect();
     fs::write(&script, format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3])).unwrap();
-    let question = gpus.iter().map(|gpu| (*gpu, NvmlAsked { mig_mode: true, ..NvmlAsked::default() })).collect();
-    let NvmlAnswer { told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let question = gpus.iter().map(|gpu| (*gpu, NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() })).collect();
+    let NvmlAnswer { facts: told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
     let modes: Vec<Option<bool>> = gpus.iter().map(|gpu| told.gpus.get(gpu)?.mig_mode).collect();
     assert_eq!(modes, [Some(true), Some(false), Some(false), None], "the third knows of no such mode, the fourth is lost");
-    assert!(failed.is_none() && untold.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
+    assert!(failed.is_none() && incomplete.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
 }
 
 #[test]

@@ -115,7 +115,7 @@ const HANGS_AT: &str = "HOLDFAST_TEST_HANGS_AT";
 #[test]
 fn a_start_that_hangs_is_ended_by_sigterm() {
     if let Some(pipe) = std::env::var_os(HANGS_AT) {
-        let _ends_at_once = holdfast::host::EndsAtOnce::begin().unwrap();
+        let _ends_at_once = holdfast::host::ExitOnSignal::install().unwrap();
         fs::read(pipe).unwrap();
         return;
     }

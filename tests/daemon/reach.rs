@@ -5,8 +5,8 @@
 //! `HOLDFAST_ROUNDS` is the number of rounds of `how_soon_the_kubelet_knows`: eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
-use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
-use holdfast::host::{HostRoot, PLAYED_EVENTS};
+use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, VerdictState};
+use holdfast::host::{HostRoot, SIMULATED_EVENTS};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::health::HealthTrial;
 use holdfast::lab::sim::kubelet::Kubelet;
@@ -46,7 +46,7 @@ impl Machine {
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[health]\npoll = \"{poll}\"\n{resource}"));
         let log = openpty(None, None).unwrap();
         symlink(nix::unistd::ttyname(&log.slave).unwrap(), host.root().join("dev/kmsg")).unwrap();
-        let events = host.root().join(PLAYED_EVENTS);
+        let events = host.root().join(SIMULATED_EVENTS);
         fs::create_dir_all(events.parent().unwrap()).unwrap();
         let listener = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         socket::bind(listener.as_raw_fd(), &UnixAddr::new(&events).unwrap()).unwrap();
@@ -261,7 +261,7 @@ fn what_flaps_is_told_a_few_times_and_then_waits_for_an_operator() {
     let mut sly = trial(&host, 10);
     let count = lists(&mut sly, secs(900 + 3600), poll, |trial| {
         let verdict = trial.verdict(&id).map(|verdict| verdict.state);
-        set(matches!(verdict, None | Some(State::Healthy)));
+        set(matches!(verdict, None | Some(VerdictState::Healthy)));
     });
     assert_eq!(count, 9, "five failures, four recoveries");
     assert_eq!(sly.ailing(), [(id.clone(), Reason::Flapping)].into());

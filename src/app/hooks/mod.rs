@@ -1,7 +1,7 @@
 //! Runs the hooks after release: asked by what the ledger publishes as due, telling it what became of each run.
 //!
 //! ```text
-//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (a thread)
+//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ HookExecutor (a thread)
 //!      ▲                              ▲  inventory: is the device there?    │
 //!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
 //! ```
@@ -14,9 +14,9 @@
 mod schedule;
 
 use self::schedule::{Run, Schedule};
-use crate::domain::{Device, Due, Grant, GrantedDevice, Hook, Inventory, OwedHook, Phase};
+use crate::domain::{Device, DueHooks, Grant, GrantedDevice, Hook, Inventory, PendingHook, Phase};
 use crate::hardware;
-use crate::hook::{Occasion, Performer};
+use crate::hook::{HookExecutor, Occasion};
 use crate::host;
 use crate::messages::{CallError, HookEnded, Mailbox};
 use std::collections::BTreeMap;
@@ -35,8 +35,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// Runs them.
 #[derive(Debug)]
 pub(super) struct Runner {
-    pub(super) performer: Performer,
-    pub(super) due: watch::Receiver<Arc<Due>>,
+    pub(super) performer: HookExecutor,
+    pub(super) due: watch::Receiver<Arc<DueHooks>>,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(super) ended: Mailbox<HookEnded>,
@@ -73,7 +73,7 @@ impl Runner {
 }
 
 /// One run, and its record.
-async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
+async fn one(performer: HookExecutor, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
     let Run { key, owed, hook, device } = run;
     let sharer = sharer(&grants.borrow(), &hook, &device);
     let sharer = sharer.map(|alloc_id| format!("grant {alloc_id} has another part of its PCI function, which a reset would hit"));
@@ -101,11 +101,11 @@ async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>
 }
 
 /// One that the system has no room for has not failed: it waits, and is tried again.
-async fn perform(performer: &Performer, hook: &Hook, owed: &OwedHook, device: Arc<Device>) -> Result<(), String> {
-    let OwedHook { resource, alloc_id, pod, container, .. } = owed.clone();
+async fn perform(performer: &HookExecutor, hook: &Hook, owed: &PendingHook, device: Arc<Device>) -> Result<(), String> {
+    let PendingHook { resource, alloc_id, pod, container, .. } = owed.clone();
     let occasion = Occasion { phase: Phase::AfterRelease, resource, device, alloc_id: Some(alloc_id), pod, container };
     loop {
-        match performer.perform(hook, &occasion).await {
+        match performer.run(hook, &occasion).await {
             Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(ROOM_AGAIN_AFTER).await,
             ended => return ended.map_err(|error| error.to_string()),
         }

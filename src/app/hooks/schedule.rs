@@ -1,6 +1,6 @@
 //! When a hook that is due is run: at once, and after a failure later and later, or on new evidence. Pure.
 
-use crate::domain::{Device, DeviceId, Due, Health, Hook, Inventory, OwedHook, Reason, ResourceName};
+use crate::domain::{Device, DeviceId, DueHooks, Health, Hook, Inventory, PendingHook, Reason, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) type Key = (ResourceName, DeviceId);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) key: Key,
-    pub(super) owed: OwedHook,
+    pub(super) owed: PendingHook,
     pub(super) hook: Hook,
     pub(super) device: Arc<Device>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Schedule(BTreeMap<Key, Known>);
 #[derive(Debug)]
 struct Known {
     /// The release that it is for.
-    owed: OwedHook,
+    owed: PendingHook,
     runs: u32,
     state: State,
 }
@@ -45,7 +45,7 @@ enum State {
 
 impl Schedule {
     /// The runs that begin now.
-    pub(super) fn start(&mut self, due: &Due, inventory: &Inventory, now: Duration) -> Vec<Run> {
+    pub(super) fn start(&mut self, due: &DueHooks, inventory: &Inventory, now: Duration) -> Vec<Run> {
         let is_due = |(resource, device): &Key| due.get(resource, device).is_some();
         self.0.retain(|key, known| known.state == State::Running || is_due(key));
         let mut runs = Vec::new();
@@ -93,7 +93,7 @@ fn wait(runs: u32) -> Duration {
 }
 
 /// The hook and the device, where both are there.
-fn found(inventory: &Inventory, owed: &OwedHook) -> Option<(Hook, Arc<Device>)> {
+fn found(inventory: &Inventory, owed: &PendingHook) -> Option<(Hook, Arc<Device>)> {
     let offering = inventory.resources.get(&owed.resource)?;
     let hook = offering.spec.hooks.after_release.clone()?;
     let is_there = |health: Health| health.reason() != Some(Reason::DeviceGone);
@@ -112,10 +112,10 @@ mod tests {
         "example.com/gpu".parse().unwrap()
     }
 
-    fn due(devices: &[(&str, &str)]) -> Due {
-        let mut due = Due::default();
+    fn due(devices: &[(&str, &str)]) -> DueHooks {
+        let mut due = DueHooks::default();
         for (device, alloc_id) in devices {
-            let hook = OwedHook {
+            let hook = PendingHook {
                 resource: resource(),
                 device: DeviceId::new(*device),
                 key: String::new(),
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(1))), ["a"]);
         // What is due no more is forgotten.
         schedule.ended(&key("a"), at(2));
-        assert!(schedule.start(&Due::default(), &inventory, at(2)).is_empty());
+        assert!(schedule.start(&DueHooks::default(), &inventory, at(2)).is_empty());
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(2))), ["a"]);
     }
 
@@ -216,7 +216,7 @@ mod tests {
             let (mut alloc, mut is_due, mut is_there) = (0, true, true);
             let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_there: bool, running: &mut bool| {
                 let alloc = alloc.to_string();
-                let due = if is_due { due(&[("a", &alloc)]) } else { Due::default() };
+                let due = if is_due { due(&[("a", &alloc)]) } else { DueHooks::default() };
                 let runs = schedule.start(&due, &inventory(&[("a", if is_there { PENDING } else { GONE })]), now);
                 if !runs.is_empty() {
                     assert!(!*running && is_due && is_there && runs.len() == 1);

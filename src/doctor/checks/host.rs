@@ -4,7 +4,7 @@ use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE,
 use super::super::gather::INOTIFY_WANTED;
 use super::super::{Facts, Finding};
 use super::text;
-use crate::host::Refused;
+use crate::host::InotifyRefusal;
 
 pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "run it as root to have everything looked at";
@@ -34,7 +34,7 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
     let room = facts.host.as_ref()?.inotify.as_ref()?;
     let (why, todo, command) = match &room.refused {
         None => return Some(Vec::new()),
-        Some(Refused::Limit { name, value }) => {
+        Some(InotifyRefusal::Limit { name, value }) => {
             let is = value.map(|value| format!(" ({value})")).unwrap_or_default();
             // At least the present value.
             let usual = if name.ends_with("watches") { USUAL_WATCHES } else { USUAL_INSTANCES };
@@ -42,7 +42,9 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
             let todo = "raise that limit, in /etc/sysctl.d to keep it so, or end whoever uses it up (docs/doctor.md finds them)";
             (format!("this user has reached {name}{is}"), todo, Some(format!("sysctl {name}={more}")))
         }
-        Some(Refused::Other(why)) => (why.clone(), "find out what keeps this process from watching files: a sandbox, an old kernel", None),
+        Some(InotifyRefusal::Other(why)) => {
+            (why.clone(), "find out what keeps this process from watching files: a sandbox, an old kernel", None)
+        }
     };
     let found = match room.instances {
         0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),

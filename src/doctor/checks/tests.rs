@@ -7,7 +7,7 @@ use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Is, Level, Proces
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
 use crate::hardware::NearMiss;
-use crate::host::{InotifyRoom, Medium, Refused};
+use crate::host::{InotifyLimits, InotifyRefusal, Medium};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearM
     vec![miss("0000:01:00.0"), miss("0000:02:00.0")]
 }
 
-const LIMIT: Refused = Refused::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
+const LIMIT: InotifyRefusal = InotifyRefusal::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
 
 /// Each misconfiguration, with all findings that it causes apart from those of level `Ok`.
 const BROKEN: &[(&[Code], Break)] = &[
@@ -223,14 +223,14 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.ledger.as_mut().unwrap().clock.oldest_of_boot = Some(Timestamp(NOW - 48 * 3600 * 1000));
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_LOW], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 1, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 1, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        let refused = Some(Refused::Other("Function not implemented".into()));
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused });
+        let refused = Some(InotifyRefusal::Other("Function not implemented".into()));
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused });
     }),
     (&[codes::SELINUX_LABEL], |facts| facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())),
 ];

@@ -44,9 +44,9 @@ pub(super) fn state(ground: &Ground) -> Found {
     let at = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let state = State {
         medium: host::medium(&dir),
-        room: host::room(&dir),
+        room: host::free_bytes(&dir),
         files_left: host::files_left(&dir),
-        room_of_root: host::room_of_root(&dir),
+        room_of_root: host::free_bytes_of_root(&dir),
         writes: writes(&dir, mount_of(&mounts(ground), &at)),
         moved_aside,
         dir,

@@ -1,7 +1,7 @@
 //! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
 //! no device.
 
-use super::{Host, is_usable, kept, means_it};
+use super::{Host, exclusion, is_usable, selects_mdev};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -212,10 +212,10 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
     let is_excluded = spec.exclude.as_ref().is_some_and(|exclude| host.matches(exclude, device));
     let is_selected = host.matches(&spec.select, device);
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
-    match (is_selected, is_excluded, is_usable(device) && means_it(&spec.select, device)) {
+    match (is_selected, is_excluded, is_usable(device) && selects_mdev(&spec.select, device)) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
             Some(other) => miss("name", "not offered by an earlier resource", Some(other.to_string())),
-            None => kept(spec, device).and_then(|kept| miss(kept.criterion, kept.wanted, Some(kept.found))),
+            None => exclusion(spec, device).and_then(|exclusion| miss(exclusion.criterion, exclusion.wanted, Some(exclusion.found))),
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
         (true, false, false) if !has_driver => miss("driver", "any", None),
@@ -229,7 +229,7 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
             (criterion.clear)(&mut rest);
             // A device without a driver cannot be used. Then a missing driver is the one criterion.
             let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
-            let is_the_one = !wanted.is_empty() && is_usable && means_it(&rest, device) && host.matches(&rest, device);
+            let is_the_one = !wanted.is_empty() && is_usable && selects_mdev(&rest, device) && host.matches(&rest, device);
             if is_the_one { miss(criterion.key, &wanted, (criterion.found)(host, device)) } else { None }
         }),
         _ => None,
@@ -320,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_driver_is_named_whether_one_was_asked_for_or_not() {
+    fn a_missing_driver_is_named_with_and_without_a_wanted_one() {
         let unbound = || gpu("0000:01:00.0", None);
         assert_eq!(why(unbound(), Select::default()), ["driver: any, -"]);
         assert_eq!(why(unbound(), Select { driver: vec!["nvidia".into()], ..Select::default() }), ["driver: nvidia, -"]);
     }
 
     #[test]
-    fn what_is_excluded_or_in_other_hands_is_said_to_be_so() {
+    fn excluded_devices_and_devices_of_another_resource_are_near_misses() {
         let mut excluding = (*spec("a.com/gpu", DeviceClass::Gpu, Select::default())).clone();
         let devices = [gpu("0000:01:00.0", Some("nvidia"))];
         let other: ResourceName = "a.com/other".parse().unwrap();

@@ -1,7 +1,7 @@
 //! The state machine of one device's verdict, driven by observations and events. It is pure: the
 //! same events give the same verdict, with or without a restart of the daemon between them.
 
-use crate::domain::{Complaint, Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Verdict};
+use crate::domain::{Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom, Verdict, VerdictState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ const STEADY: Duration = Duration::from_secs(3600);
 /// The number of remembered failures of a device.
 const INCIDENTS_MAX: usize = 8;
 
-/// A complaint, and the time of the scan or probe that found it. A later one of the other kind does
+/// A symptom, and the time of the scan or probe that found it. A later one of the other kind does
 /// not renew it: a scan is no evidence about a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sighting {
     pub(super) at: Moment,
-    pub(super) complaint: Complaint,
+    pub(super) symptom: Symptom,
 }
 
 /// One observation of a device: the latest scan for its presence and the latest probe for its
@@ -34,12 +34,12 @@ pub(super) struct Sighting {
 pub(super) struct Look<'a> {
     /// The time of the scan.
     pub(super) at: Moment,
-    /// The time of the older of the two. If there are no complaints, this is proven only from then
+    /// The time of the older of the two. If there are no symptoms, this is proven only from then
     /// on.
     pub(super) complete_at: Duration,
     /// Whether the device was absent, or without the driver that it needs.
     pub(super) is_away: bool,
-    /// The complaints.
+    /// The symptoms.
     pub(super) sightings: &'a [Sighting],
 }
 
@@ -51,14 +51,14 @@ pub(super) trait Case {
     /// Continues in this boot: failures of another boot are over, except those that wait for an
     /// operator.
     fn continue_in(&mut self, boot_id: &str);
-    /// Takes the device's counters. A rise is a complaint of this probe, and of no later one.
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint>;
+    /// Takes the device's counters. A rise is a symptom of this probe, and of no later one.
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom>;
     /// Takes an observation.
     fn look(&mut self, look: &Look<'_>);
     /// Takes an event.
     fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
     /// Executes an operator's order.
-    fn instructed(&mut self, instruction: &Instruction, at: Moment);
+    fn instructed(&mut self, instruction: &OperatorRequest, at: Moment);
     /// When an observation is wanted that may change the verdict.
     fn wants_look_at(&self) -> Option<Duration>;
 }
@@ -73,28 +73,28 @@ impl Case for Verdict {
         self.baselines.clear();
         (self.reset_at, self.healthy_since, self.is_away) = (Duration::ZERO, Duration::ZERO, false);
         self.state = match self.state {
-            State::Healthy | State::Suspect { .. } => {
+            VerdictState::Healthy | VerdictState::Suspect { .. } => {
                 // It was healthy when the machine went down: a failure in this boot is not a
                 // repetition.
                 self.flaps = if self.is_latched { self.flaps } else { 0 };
-                State::Healthy
+                VerdictState::Healthy
             }
-            // The failure is older by a whole boot, so the first observation without complaints
+            // The failure is older by a whole boot, so the first observation without symptoms
             // ends it.
-            State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
-                State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
+            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
+                VerdictState::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
             }
         };
     }
 
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint> {
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom> {
         let mut risen = BTreeSet::new();
         for (counter, &value) in counters {
             let known = self.baselines.insert(counter.clone(), value);
             match known {
                 Some(known) if value > known => {
                     let detail = format!("{} more at {}", value - known, counter.at);
-                    risen.insert(Complaint { reason: counter.reason, detail });
+                    risen.insert(Symptom { reason: counter.reason, detail });
                 }
                 // A lower own counter shows a reset. Counters of bridges in the same probe are
                 // still news.
@@ -112,20 +112,20 @@ impl Case for Verdict {
         self.is_away = look.is_away;
         // A probe from before a reset shows a failure that the reset has ended.
         let reset_at = self.reset_at;
-        let is_over = |sighting: &Sighting| sighting.at.boot < reset_at && !sighting.complaint.reason.weight().is_presence();
+        let is_over = |sighting: &Sighting| sighting.at.boot < reset_at && !sighting.symptom.reason.timings().is_presence();
         let sightings: Vec<&Sighting> = look.sightings.iter().filter(|sighting| !is_over(sighting)).collect();
-        for Sighting { complaint, .. } in sightings.iter().filter(|sighting| sighting.complaint.reason.weight().is_sticky) {
-            self.faults.entry(complaint.reason).or_insert_with(|| complaint.detail.clone());
+        for Sighting { symptom, .. } in sightings.iter().filter(|sighting| sighting.symptom.reason.timings().is_sticky) {
+            self.faults.entry(symptom.reason).or_insert_with(|| symptom.detail.clone());
         }
         let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone(), look.at));
-        let weight = |sighting: &&&Sighting| (sighting.complaint.reason.weight().patience, sighting.complaint.reason);
+        let weight = |sighting: &&&Sighting| (sighting.symptom.reason.timings().fail_after, sighting.symptom.reason);
         let worst = sightings.iter().min_by_key(weight);
-        let worst = fault.or_else(|| worst.map(|worst| (worst.complaint.reason, worst.complaint.detail.clone(), worst.at)));
+        let worst = fault.or_else(|| worst.map(|worst| (worst.symptom.reason, worst.symptom.detail.clone(), worst.at)));
         match worst {
             Some((reason, detail, at)) if is_believed(&self.state, reason, at.boot) => fail(self, reason, detail, at),
             Some((reason, _, at)) => {
-                let since = if let State::Suspect { since, .. } = self.state { since } else { at.boot };
-                self.state = State::Suspect { reason, since };
+                let since = if let VerdictState::Suspect { since, .. } = self.state { since } else { at.boot };
+                self.state = VerdictState::Suspect { reason, since };
             }
             None => self.state = better(self, look),
         }
@@ -159,10 +159,10 @@ impl Case for Verdict {
         fail(self, reason, detail, at);
     }
 
-    fn instructed(&mut self, instruction: &Instruction, at: Moment) {
+    fn instructed(&mut self, instruction: &OperatorRequest, at: Moment) {
         match instruction {
-            Instruction::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
-            Instruction::Uncordon => {
+            OperatorRequest::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
+            OperatorRequest::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);
                 reset(self, at);
                 is_to_be_seen_after(self, at);
@@ -174,26 +174,26 @@ impl Case for Verdict {
         match self.state {
             // Only the next poll shows whether the counter still rises: directly after a probe,
             // another one shows nothing new.
-            State::Healthy | State::Unhealthy { .. } | State::Suspect { reason: Reason::AerNonfatal, .. } => None,
-            State::Suspect { reason, since } => Some(since + reason.weight().patience),
-            State::Recovering { since, hold, .. } => Some(since + hold),
+            VerdictState::Healthy | VerdictState::Unhealthy { .. } | VerdictState::Suspect { reason: Reason::AerNonfatal, .. } => None,
+            VerdictState::Suspect { reason, since } => Some(since + reason.timings().fail_after),
+            VerdictState::Recovering { since, hold, .. } => Some(since + hold),
         }
     }
 }
 
-/// Whether a complaint counts now: a hard one does, any one does while the device is unhealthy, and
+/// Whether a symptom counts now: a hard one does, any one does while the device is unhealthy, and
 /// a soft one does if it has lasted.
-fn is_believed(state: &State, reason: Reason, now: Duration) -> bool {
-    let patience = reason.weight().patience;
+fn is_believed(state: &VerdictState, reason: Reason, now: Duration) -> bool {
+    let fail_after = reason.timings().fail_after;
     match state {
-        State::Healthy => patience.is_zero(),
-        State::Suspect { since, .. } => now.saturating_sub(*since) >= patience,
-        State::Unhealthy { .. } | State::Recovering { .. } => true,
+        VerdictState::Healthy => fail_after.is_zero(),
+        VerdictState::Suspect { since, .. } => now.saturating_sub(*since) >= fail_after,
+        VerdictState::Unhealthy { .. } | VerdictState::Recovering { .. } => true,
     }
 }
 
 fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
-    if matches!(verdict.state, State::Healthy | State::Suspect { .. }) {
+    if matches!(verdict.state, VerdictState::Healthy | VerdictState::Suspect { .. }) {
         if at.boot.saturating_sub(verdict.healthy_since) >= STEADY {
             verdict.flaps = 0;
         }
@@ -205,32 +205,32 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
         // Failures of presence do not latch, and neither does one other failure after many of
         // these.
         let recent = verdict.incidents.iter().rev().take(verdict.flaps as usize);
-        let riddles = recent.filter(|incident| !incident.reason.weight().is_presence()).count();
+        let riddles = recent.filter(|incident| !incident.reason.timings().is_presence()).count();
         verdict.is_latched |= riddles >= FLAPS_MAX;
     }
-    let before = if let State::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
-    verdict.state = State::Unhealthy { reason, seen: at.boot.max(before) };
+    let before = if let VerdictState::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
+    verdict.state = VerdictState::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
-/// The next state of a device without complaints.
-fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
+/// The next state of a device without symptoms.
+fn better(verdict: &mut Verdict, look: &Look<'_>) -> VerdictState {
     match verdict.state {
-        State::Unhealthy { reason, seen } if look.complete_at > seen => {
+        VerdictState::Unhealthy { reason, seen } if look.complete_at > seen => {
             let doublings = verdict.flaps.saturating_sub(1).min(HOLD_DOUBLINGS_MAX);
-            let max = if reason.weight().is_presence() { HOLD_OF_PRESENCE_MAX } else { HOLD_MAX };
-            let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(max);
-            State::Recovering { reason, since: look.complete_at, hold }
+            let max = if reason.timings().is_presence() { HOLD_OF_PRESENCE_MAX } else { HOLD_MAX };
+            let hold = (reason.timings().recover_after * 2_u32.pow(doublings)).min(max);
+            VerdictState::Recovering { reason, since: look.complete_at, hold }
         }
         // `complete_at` is zero for a device that was not probed in this boot, so it stays
         // unhealthy.
-        State::Recovering { since, hold, .. } if look.complete_at > since && look.complete_at - since >= hold => {
+        VerdictState::Recovering { since, hold, .. } if look.complete_at > since && look.complete_at - since >= hold => {
             verdict.healthy_since = look.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
                 incident.until.get_or_insert(look.at.wall);
             }
-            State::Healthy
+            VerdictState::Healthy
         }
-        State::Suspect { since, .. } if look.complete_at > since => State::Healthy,
+        VerdictState::Suspect { since, .. } if look.complete_at > since => VerdictState::Healthy,
         state => state,
     }
 }
@@ -250,7 +250,7 @@ fn forgive(verdict: &mut Verdict, at: Moment) {
 
 /// After a reset only an observation newer than the reset counts.
 fn is_to_be_seen_after(verdict: &mut Verdict, at: Moment) {
-    if let State::Unhealthy { seen, .. } = &mut verdict.state {
+    if let VerdictState::Unhealthy { seen, .. } = &mut verdict.state {
         *seen = (*seen).max(at.boot);
     }
 }

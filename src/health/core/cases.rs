@@ -3,8 +3,8 @@
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Look, Sighting};
 use crate::domain::{
-    AllocId, CheckResult, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress,
-    Reason, Signals, State, Timestamp, Verdict,
+    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment, OperatorRequest, PciAddress, Reason,
+    Signals, Symptom, Timestamp, Verdict, VerdictState,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -65,7 +65,7 @@ pub(super) struct Cases {
     changed: BTreeSet<DeviceId>,
     /// The devices with a verdict that were observed in the last pass; others wait for nothing.
     looked_at: BTreeSet<DeviceId>,
-    /// Those of them without complaints that were not probed since their failure. A device that has
+    /// Those of them without symptoms that were not probed since their failure. A device that has
     /// returned need not wait for the poll.
     unprobed: BTreeSet<DeviceId>,
 }
@@ -108,7 +108,7 @@ impl Cases {
         self.rules = rules;
         let ignored = &self.rules.ignored;
         for probe in self.probes.values_mut().chain(self.checks.values_mut()) {
-            probe.sightings.retain(|sighting| !ignored.contains(&sighting.complaint.reason));
+            probe.sightings.retain(|sighting| !ignored.contains(&sighting.symptom.reason));
         }
         for (id, verdict) in &mut self.verdicts {
             let before = verdict.faults.len();
@@ -141,19 +141,19 @@ impl Cases {
     }
 
     /// Takes the result of a scan for a device's presence.
-    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, complaints: BTreeSet<Complaint>) {
-        let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
+    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, symptoms: BTreeSet<Symptom>) {
+        let is_away = symptoms.iter().any(|symptom| matches!(symptom.reason, Reason::DeviceGone | Reason::DriverLost));
         // An earlier probe of an absent device is neither news, nor evidence after its return.
         if is_away {
             self.probes.remove(id);
         }
         let probe = self.probes.get(id);
         let check = self.checks.get(id).filter(|_| !is_away);
-        let complains = [probe, check].into_iter().flatten().any(|probe| !probe.sightings.is_empty());
-        if complaints.is_empty() && !complains && !self.verdicts.contains_key(id) {
+        let has_symptoms = [probe, check].into_iter().flatten().any(|probe| !probe.sightings.is_empty());
+        if symptoms.is_empty() && !has_symptoms && !self.verdicts.contains_key(id) {
             return;
         }
-        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
+        let mut sightings: Vec<Sighting> = symptoms.into_iter().map(|symptom| Sighting { at, symptom }).collect();
         sightings.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.sightings.iter().cloned()));
         // A passed check matters only to a device that has failed it. Others need not wait for the
         // next check.
@@ -168,7 +168,7 @@ impl Cases {
         self.looked_at.insert(id.clone());
         let is_unprobed = self.verdicts.get(id).is_some_and(|verdict| {
             let is_over = sightings.iter().all(|sighting| sighting.at.boot < verdict.reset_at);
-            is_over && verdict.faults.is_empty() && matches!(verdict.state, State::Unhealthy { seen, .. } if complete_at <= seen)
+            is_over && verdict.faults.is_empty() && matches!(verdict.state, VerdictState::Unhealthy { seen, .. } if complete_at <= seen)
         });
         if is_unprobed && is_probed && !self.waits_for_check(id) {
             self.unprobed.insert(id.clone());
@@ -177,21 +177,21 @@ impl Cases {
 
     /// A probe has ended; its result counts with the next [`Cases::scanned`].
     pub(super) fn probed(&mut self, id: &DeviceId, own: Option<PciAddress>, at: Moment, signals: &Signals) {
-        let mut complaints = signals.complaints.clone();
+        let mut symptoms = signals.symptoms.clone();
         if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
-            self.change(id, |verdict| complaints.extend(verdict.count(&signals.counters, own, at)));
+            self.change(id, |verdict| symptoms.extend(verdict.count(&signals.counters, own, at)));
         }
-        complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
-        let has_risen = complaints.iter().any(|complaint| complaint.reason == Reason::AerNonfatal);
-        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
+        symptoms.retain(|symptom| !self.rules.ignored.contains(&symptom.reason));
+        let has_risen = symptoms.iter().any(|symptom| symptom.reason == Reason::AerNonfatal);
+        let mut sightings: Vec<Sighting> = symptoms.into_iter().map(|symptom| Sighting { at, symptom }).collect();
         // Not only the poll starts probes, and counters do not rise between two probes in quick
         // succession.
         let rose_lately = |before: &&Sighting| {
             let age = at.boot.saturating_sub(before.at.boot);
-            before.complaint.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
+            before.symptom.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
         };
         let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.sightings);
-        let could_not_look = |before: &&Sighting| signals.unread.contains(&before.complaint.reason);
+        let could_not_look = |before: &&Sighting| signals.unread.contains(&before.symptom.reason);
         sightings.extend(before.filter(|before| rose_lately(before) || could_not_look(before)).cloned());
         self.probes.insert(id.clone(), Probe { at, sightings, unread: signals.unread.clone() });
     }
@@ -200,19 +200,19 @@ impl Cases {
     /// stays. If there was none since the start, a device that had failed its check waits for one:
     /// the recorded probe is older than every failure.
     pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
-        let complaint = match result {
+        let symptom = match result {
             CheckResult::Passed => None,
-            CheckResult::Failed(detail) => Some(Complaint { reason: Reason::CheckFailed, detail }),
+            CheckResult::Failed(detail) => Some(Symptom { reason: Reason::CheckFailed, detail }),
             CheckResult::NotRun => {
                 let never = Moment { boot: Duration::ZERO, wall: Timestamp(0) };
                 self.checks.entry(id.clone()).or_insert(Probe { at: never, sightings: Vec::new(), unread: BTreeSet::new() });
                 return;
             }
         };
-        let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
+        let symptom = symptom.filter(|symptom| !self.rules.ignored.contains(&symptom.reason));
         self.checks.insert(
             id.clone(),
-            Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect(), unread: BTreeSet::new() },
+            Probe { at, sightings: symptom.into_iter().map(|symptom| Sighting { at, symptom }).collect(), unread: BTreeSet::new() },
         );
     }
 
@@ -237,7 +237,7 @@ impl Cases {
     }
 
     /// Takes an operator's order.
-    pub(super) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
+    pub(super) fn instructed(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) {
         self.change(id, |verdict| verdict.instructed(instruction, at));
     }
 
@@ -271,7 +271,7 @@ impl Cases {
         let mut notes = Vec::with_capacity(changed.len());
         for id in changed {
             let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
-            if let (State::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
+            if let (VerdictState::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
                 && incident.until.is_none()
                 && incident.held_by.is_empty()
             {
@@ -290,15 +290,22 @@ impl Cases {
     /// The reason of a device's present state.
     fn ails_of(&self, id: &DeviceId) -> Option<Reason> {
         match self.verdicts.get(id)?.state {
-            State::Healthy => None,
-            State::Suspect { reason, .. } | State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Some(reason),
+            VerdictState::Healthy => None,
+            VerdictState::Suspect { reason, .. } | VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
+                Some(reason)
+            }
         }
     }
 
     /// Whether the device has failed its health check.
     fn waits_for_check(&self, id: &DeviceId) -> bool {
         let state = self.verdicts.get(id).map(|verdict| verdict.state);
-        matches!(state, Some(State::Unhealthy { reason: Reason::CheckFailed, .. } | State::Recovering { reason: Reason::CheckFailed, .. }))
+        matches!(
+            state,
+            Some(
+                VerdictState::Unhealthy { reason: Reason::CheckFailed, .. } | VerdictState::Recovering { reason: Reason::CheckFailed, .. }
+            )
+        )
     }
 
     fn change(&mut self, id: &DeviceId, act: impl FnOnce(&mut Verdict)) {
@@ -318,11 +325,13 @@ impl Cases {
     }
 }
 
-/// Whether a change must be recorded. A repeated complaint need not be: otherwise an unhealthy
+/// Whether a change must be recorded. A repeated symptom need not be: otherwise an unhealthy
 /// device would cause a write at every probe.
 fn is_news(before: &Verdict, after: &Verdict) -> bool {
     let timeless = |verdict: &Verdict| match verdict.state {
-        State::Unhealthy { reason, .. } => Verdict { state: State::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() },
+        VerdictState::Unhealthy { reason, .. } => {
+            Verdict { state: VerdictState::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() }
+        }
         _ => verdict.clone(),
     };
     before != after && timeless(before) != timeless(after)

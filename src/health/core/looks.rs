@@ -3,7 +3,7 @@
 
 use super::{Judge, pool};
 use crate::domain::{
-    Attributes, Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
+    Attributes, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing, Symptom,
 };
 use std::collections::BTreeSet;
 
@@ -22,9 +22,8 @@ impl Judge {
         let seen = selected.iter().filter_map(|id| evidence.devices.get(*id)).filter(|device| evidence.unread.why_of(device).is_none());
         for device in seen {
             let found =
-                device.health(evidence.missing_node(device).is_none()).reason().map(|reason| complaint(reason, Some(device), evidence));
-            let broken =
-                self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
+                device.health(evidence.missing_node(device).is_none()).reason().map(|reason| symptom(reason, Some(device), evidence));
+            let broken = self.broken.get(&device.id).map(|(reason, _)| Symptom { reason: *reason, detail: "found by an Allocate".into() });
             let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
             self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
         }
@@ -39,8 +38,8 @@ impl Judge {
         let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
         if !is_of_pool && !is_offered {
             let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
-            let complaints = reason.map(|reason| complaint(reason, found, evidence));
-            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
+            let symptoms = reason.map(|reason| symptom(reason, found, evidence));
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, symptoms.into_iter().collect());
         }
         // A failure explains more than `Deselected`: an adapter without its RDMA device is no
         // longer selected as an adapter.
@@ -69,8 +68,8 @@ pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
 }
 
-/// The complaint for a scan's finding, in words.
-fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
+/// The symptom for a scan's finding, in words.
+fn symptom(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Symptom {
     let detail = match (reason, device) {
         (Reason::NodeMissing, Some(device)) => evidence.missing_node(device).map(str::to_owned),
         (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
@@ -80,7 +79,7 @@ fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Co
         }
         _ => None,
     };
-    Complaint { reason, detail: detail.unwrap_or_default() }
+    Symptom { reason, detail: detail.unwrap_or_default() }
 }
 
 /// A device that is known only from the ledger.

@@ -11,7 +11,9 @@
 //! object: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
-use crate::domain::{Device, DeviceId, Evidence, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share};
+use crate::domain::{
+    Device, DeviceId, Evidence, Health, Object, Objects, Offering, PendingHooks, Reason, ResourceName, ResourceSpec, share,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +98,12 @@ impl Judge {
 
 /// Makes every id unhealthy whose device may be in use under another id. Such a device is held, has
 /// a pending hook, or is about to leave (`claims`). Returns whether there is such an id.
-pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut claims: Vec<Claim>, held: &Held, due: &Owed) -> bool {
+pub(super) fn keep_apart(
+    resources: &mut BTreeMap<ResourceName, Offering>,
+    mut claims: Vec<Claim>,
+    held: &Held,
+    due: &PendingHooks,
+) -> bool {
     let mut waits = false;
     // A held id also claims the present nodes of its device, which may differ from those that its
     // holder got.
@@ -161,7 +168,7 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
+    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, PendingHooks, Sharing, Timestamp, Verdict};
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -218,7 +225,7 @@ mod tests {
         }
 
         fn at(&mut self, secs: u64) -> Arc<Inventory> {
-            self.judge.judge(&self.held, &Owed::new(), at(secs)).unwrap()
+            self.judge.judge(&self.held, &PendingHooks::new(), at(secs)).unwrap()
         }
 
         fn hold(&mut self, resource: &str, id: &str) {

@@ -7,8 +7,8 @@
 
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, NvmlSnapshot, Owed, Reason,
-    ResourceSpec, Timestamp, Verdict, Verdicts,
+    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Inventory, Listed, Moment, NvmlSnapshot, OperatorRequest, PendingHooks,
+    Reason, ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
 use crate::health::LOOK_DEADLINE;
@@ -71,8 +71,8 @@ impl HealthTrial {
         let scan = hardware::scan_after(&self.root, self.former.as_ref().map_or(&[], |former| &former.devices));
         let held = discovery::held_nodes(&self.grants);
         let nvml = NvmlSnapshot::default();
-        let known = hardware::Known { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
-        let mut found = hardware::discover_knowing(&self.root, scan, &self.specs, &known);
+        let known = hardware::DiscoverInput { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let mut found = hardware::discover_with(&self.root, scan, &self.specs, &known);
         let evidence = discovery::evidence(&self.root, began, &mut found, discovery::held_devices(&self.grants), std::iter::empty());
         self.names.extend(found.named.clone());
         self.former = Some(found);
@@ -102,7 +102,7 @@ impl HealthTrial {
     }
 
     /// Delivers an operator's instruction. Returns whether the device is known.
-    pub fn instructed(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
+    pub fn instructed(&mut self, device: &DeviceId, instruction: &OperatorRequest) -> bool {
         let is_known = self.judge.instructed(device, instruction, self.moment());
         self.look();
         is_known
@@ -197,7 +197,7 @@ impl HealthTrial {
 
     fn judge_all(&mut self) {
         let held = self.held();
-        if let Some(inventory) = self.judge.judge(&held, &Owed::new(), self.now) {
+        if let Some(inventory) = self.judge.judge(&held, &PendingHooks::new(), self.now) {
             self.inventory = inventory;
         }
         let grants = &self.grants;

@@ -1,7 +1,7 @@
 //! An open database, to be read without it: by whoever asks for the history or for a check, while the shelver writes on.
 
 use super::{APPLIED, FORGOTTEN, Image, failure, guard, number};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook, Timestamp};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, PendingHook, Timestamp};
 use crate::store::{StoreError, codec};
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -160,7 +160,7 @@ impl Reader {
 }
 
 /// One for each device of a resource, whose name has no blank.
-pub(super) fn hook_key(hook: &OwedHook) -> Vec<u8> {
+pub(super) fn hook_key(hook: &PendingHook) -> Vec<u8> {
     format!("{} {}", hook.resource, hook.device).into_bytes()
 }
 

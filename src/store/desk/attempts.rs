@@ -1,7 +1,7 @@
 //! How the thread comes by an open database, and what it says meanwhile.
 
 use super::{Desk, check_mine, damaged, history_stays};
-use crate::domain::{Because, Timestamp, Unreadable};
+use crate::domain::{Timestamp, Unreadable, UnreadableReason};
 use crate::store::StoreError;
 use crate::store::database::{Image, Shelf};
 use crate::store::follow::{Start, follow};
@@ -173,7 +173,7 @@ impl Desk {
         self.why = error.to_string();
         let wait = RETRY_AFTER.saturating_mul(1 << self.refused.min(6)).min(RETRY_AFTER_MAX);
         self.next = Some(Next { at: Instant::now() + wait, may_come_before: false });
-        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: Because::Refused }));
+        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: UnreadableReason::Refused }));
         // There are many attempts; the first one tells.
         if self.refused == 0 {
             tracing::error!(%error, "the query database stays closed, and is tried again; grants are still recorded in the journal");
@@ -184,7 +184,7 @@ impl Desk {
     }
 
     fn say_late(&mut self) {
-        let slow = Unreadable { since: self.closed_at, because: Because::Slow };
+        let slow = Unreadable { since: self.closed_at, because: UnreadableReason::Slow };
         if self.shared.unreadable() != Some(slow) {
             self.why = format!("it has been opening since {}, as on a slow disk", self.closed_at.to_seconds());
             self.shared.note_unreadable(Some(slow));

@@ -44,7 +44,7 @@ impl Desk {
             Err(error) => return self.abandon(&error),
         }
         let before = host::size_below(&self.dir);
-        if host::room(&self.dir) < before.saturating_add(ROOM_MIN) {
+        if host::free_bytes(&self.dir) < before.saturating_add(ROOM_MIN) {
             return tracing::debug!(bytes = before, "there is no room to write the query database anew");
         }
         let fresh = fresh_dir(&self.dir);

@@ -27,14 +27,14 @@ fn nothing_speaks_against_a_machine_in_order() {
     for capture in &captures {
         let root = HostRoot::new(&capture.root);
         for device in devices(&root) {
-            let Signals { complaints, counters: own, remarks: said, off, unread } = signals(&root, &device);
+            let Signals { symptoms, counters: own, remarks: said, off, unread } = signals(&root, &device);
             looked_at += 1;
             counters += own.len();
             let address = device.pci.as_ref().unwrap().address.to_string();
-            for complaint in complaints {
-                let known = (capture.name.as_str(), address.as_str(), complaint.reason, complaint.detail.as_str());
+            for symptom in symptoms {
+                let known = (capture.name.as_str(), address.as_str(), symptom.reason, symptom.detail.as_str());
                 if !TRUE_COMPLAINTS.contains(&known) {
-                    wrong.push(format!("{} {address} ({}): {complaint:?}", capture.name, device.class));
+                    wrong.push(format!("{} {address} ({}): {symptom:?}", capture.name, device.class));
                 }
             }
             wrong.extend(
@@ -68,7 +68,7 @@ struct Machine {
 /// The signals of all devices: by address, and by the function that counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Seen {
-    complaints: BTreeSet<(String, Reason, String)>,
+    symptoms: BTreeSet<(String, Reason, String)>,
     counters: BTreeSet<(String, Reason, String, u64)>,
     remarks: BTreeSet<(String, String)>,
 }
@@ -80,7 +80,7 @@ impl Machine {
         let root = dir.path().join("root");
         copy_tree(&capture.root, &root);
         let devices = devices(&HostRoot::new(&root));
-        let whole = Seen { complaints: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
+        let whole = Seen { symptoms: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
         let mut machine = Machine { root, devices, whole, _dir: dir };
         machine.whole = machine.seen();
         Some(machine)
@@ -89,11 +89,11 @@ impl Machine {
     /// The signals of every device as discovered before any fault.
     fn seen(&self) -> Seen {
         let root = HostRoot::new(&self.root);
-        let mut seen = Seen { complaints: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
+        let mut seen = Seen { symptoms: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
         for device in &self.devices {
             let address = device.pci.as_ref().unwrap().address.to_string();
             let found = signals(&root, device);
-            seen.complaints.extend(found.complaints.into_iter().map(|complaint| (address.clone(), complaint.reason, complaint.detail)));
+            seen.symptoms.extend(found.symptoms.into_iter().map(|symptom| (address.clone(), symptom.reason, symptom.detail)));
             seen.counters.extend(
                 found.counters.into_iter().map(|(counter, value)| (address.clone(), counter.reason, counter.at.to_string(), value)),
             );
@@ -111,20 +111,20 @@ impl Machine {
         seen
     }
 
-    /// Checks that exactly these complaints are made about exactly these devices.
+    /// Checks that exactly these symptoms are made about exactly these devices.
     #[track_caller]
-    fn complains(&self, address: &str, edits: &[Edit<'_>], expected: &[(&str, Reason, &str)]) {
+    fn shows(&self, address: &str, edits: &[Edit<'_>], expected: &[(&str, Reason, &str)]) {
         let seen = self.with(address, edits);
         let expected: BTreeSet<_> = expected.iter().map(|(at, reason, detail)| ((*at).to_owned(), *reason, (*detail).to_owned())).collect();
-        assert_eq!(seen.complaints, expected);
+        assert_eq!(seen.symptoms, expected);
         assert_eq!(seen.counters, self.whole.counters);
     }
 
-    /// Checks that there is no complaint, and no remark that was not there before.
+    /// Checks that there is no symptom, and no remark that was not there before.
     #[track_caller]
     fn is_silent(&self, address: &str, edits: &[Edit<'_>]) {
         let seen = self.with(address, edits);
-        assert_eq!(seen.complaints, self.whole.complaints);
+        assert_eq!(seen.symptoms, self.whole.symptoms);
         assert!(seen.remarks.is_subset(&self.whole.remarks), "{:?}", seen.remarks);
     }
 
@@ -136,7 +136,7 @@ impl Machine {
         let expected = expected.iter().map(|(of, reason, at, value)| ((*of).to_owned(), *reason, (*at).to_owned(), *value));
         assert_eq!(other, expected.collect());
         assert_eq!(seen.counters.len(), self.whole.counters.len());
-        assert_eq!(seen.complaints, self.whole.complaints);
+        assert_eq!(seen.symptoms, self.whole.symptoms);
     }
 
     /// The virtual functions of a physical one; some are split into parts.
@@ -157,16 +157,16 @@ const DISK: &str = "0000:05:00.0";
 #[test]
 fn what_falls_off_the_bus_is_told_of_it_and_of_its_virtual_functions() {
     let Some(machine) = Machine::copy("nvidia-a2-vgpu") else { return };
-    assert!(machine.whole.complaints.is_empty());
+    assert!(machine.whole.symptoms.is_empty());
     let vfs = machine.vfs(GPU);
     assert_eq!(vfs.len(), 16);
     let of_pf = format!("the configuration space of its physical function {GPU} reads ffffffff");
     let mut expected = vec![(GPU, Reason::OffTheBus, "the configuration space reads ffffffff")];
     expected.extend(vfs.iter().map(|vf| (vf.as_str(), Reason::OffTheBus, of_pf.as_str())));
     let off = || Edit::Text("config", &ONES);
-    machine.complains(GPU, &[off()], &expected);
-    machine.complains(GPU, &[off(), Edit::Text("power_state", b"D3hot\n"), Edit::Text("power/runtime_status", b"active\n")], &expected);
-    machine.complains(DISK, &[off()], &[(DISK, Reason::OffTheBus, "the configuration space reads ffffffff")]);
+    machine.shows(GPU, &[off()], &expected);
+    machine.shows(GPU, &[off(), Edit::Text("power_state", b"D3hot\n"), Edit::Text("power/runtime_status", b"active\n")], &expected);
+    machine.shows(DISK, &[off()], &[(DISK, Reason::OffTheBus, "the configuration space reads ffffffff")]);
     // These values are misleading: a virtual function always reads as all ones, and a suspended
     // device is not probed.
     machine.is_silent(VF, &[off()]);
@@ -179,7 +179,7 @@ fn what_falls_off_the_bus_is_told_of_it_and_of_its_virtual_functions() {
 #[test]
 fn of_power_link_and_driver_only_an_error_of_power_speaks_against_a_device() {
     let Some(machine) = Machine::copy("nvidia-a2-vgpu") else { return };
-    machine.complains(GPU, &[Edit::Text("power_state", b"error\n")], &[(GPU, Reason::PowerError, "power_state is error")]);
+    machine.shows(GPU, &[Edit::Text("power_state", b"error\n")], &[(GPU, Reason::PowerError, "power_state is error")]);
     for state in ["unknown\n", "D3hot\n", "D0\n"] {
         machine.is_silent(GPU, &[Edit::Text("power_state", state.as_bytes())]);
     }
@@ -187,13 +187,13 @@ fn of_power_link_and_driver_only_an_error_of_power_speaks_against_a_device() {
     machine.is_silent(GPU, &[Edit::Text("current_link_speed", b"8.0 GT/s PCIe\n")]);
     machine.is_silent(GPU, &[Edit::Text("current_link_speed", b"Unknown\n"), Edit::Text("current_link_width", b"0\n")]);
     let narrow = machine.with(GPU, &[Edit::Text("current_link_width", b"1\n")]);
-    assert!(narrow.complaints.is_empty());
+    assert!(narrow.symptoms.is_empty());
     assert!(narrow.remarks.contains(&(GPU.into(), "its link has 1 lanes, but both ends support 16".into())));
     // A missing driver or device is discovery's to report.
     machine.is_silent(DISK, &[Edit::Gone("driver"), Edit::Text("uevent", b"PCI_ID=144D:A808\n"), Edit::Gone("nvme")]);
     machine.is_silent(GPU, &[Edit::Gone("sys/bus/pci/devices/0000:08:00.4"), Edit::Gone("virtfn0"), Edit::Text("sriov_numvfs", b"0\n")]);
     let gone = machine.with(DISK, &[Edit::Gone("sys/devices/pci0000:00/0000:00:02.0/0000:05:00.0")]);
-    assert!(gone.complaints.is_empty() && !gone.counters.iter().any(|(of, ..)| of == DISK));
+    assert!(gone.symptoms.is_empty() && !gone.counters.iter().any(|(of, ..)| of == DISK));
 }
 
 #[test]
@@ -228,16 +228,16 @@ fn a_disk_is_in_order_while_its_controller_lives() {
         ("connecting\n", Reason::NvmeNotLive, "nvme0 is connecting"),
         ("dead\n", Reason::NvmeDead, "nvme0 is dead"),
     ] {
-        machine.complains(DISK, &[state(text)], &[(DISK, reason, detail)]);
+        machine.shows(DISK, &[state(text)], &[(DISK, reason, detail)]);
     }
     machine.is_silent(DISK, &[state("live\n")]);
     let none = [(DISK, Reason::NvmeDead, "its driver is bound, but it has no controller")];
-    machine.complains(DISK, &[Edit::Gone("nvme")], &none);
-    machine.complains(DISK, &[Edit::Gone("nvme"), Edit::Gone("sys/class/nvme/nvme0")], &none);
+    machine.shows(DISK, &[Edit::Gone("nvme")], &none);
+    machine.shows(DISK, &[Edit::Gone("nvme"), Edit::Gone("sys/class/nvme/nvme0")], &none);
     // This alarm is not the critical one, and reading that one would send a command to the
     // controller.
     machine.is_silent(DISK, &[Edit::Text("nvme/nvme0/hwmon0/temp1_alarm", b"1\n")]);
-    machine.complains(GPU, &[Edit::Text("hwmon/hwmon9/temp1_crit_alarm", b"1\n")], &[(GPU, Reason::TooHot, "temp1 is critical")]);
+    machine.shows(GPU, &[Edit::Text("hwmon/hwmon9/temp1_crit_alarm", b"1\n")], &[(GPU, Reason::TooHot, "temp1 is critical")]);
     machine.is_silent(GPU, &[Edit::Text("hwmon/hwmon9/temp1_crit_alarm", b"0\n")]);
 }
 
@@ -246,7 +246,7 @@ fn an_interface_that_is_up_has_a_carrier() {
     let Some(machine) = Machine::copy("nvidia-a2-vgpu") else { return };
     const CARD: &str = "0000:04:00.0";
     let lost = [(CARD, Reason::NoCarrier, "eno49 is up and has no carrier")];
-    machine.complains(CARD, &[Edit::Text("net/eno49/carrier", b"0\n"), Edit::Text("net/eno49/operstate", b"down\n")], &lost);
+    machine.shows(CARD, &[Edit::Text("net/eno49/carrier", b"0\n"), Edit::Text("net/eno49/operstate", b"down\n")], &lost);
     machine.is_silent(CARD, &[Edit::Text("net/eno49/operstate", b"unknown\n")]);
     // The interface was switched off; the kernel then refuses to report the carrier.
     machine.is_silent(CARD, &[Edit::Text("net/eno49/flags", b"0x1002\n"), Edit::Text("net/eno49/carrier", b"")]);
@@ -266,13 +266,13 @@ fn a_port_of_an_adapter_is_active_and_linked() {
         let port =
             |logical: &'static str, link: &'static str| [Edit::Text(&state, logical.as_bytes()), Edit::Text(&physical, link.as_bytes())];
         let down = |detail| [(address, Reason::PortDown, detail)];
-        machine.complains(address, &port("1: DOWN\n", "2: Polling\n"), &down("port 1 is 1: DOWN, 2: Polling"));
-        machine.complains(address, &port("2: INIT\n", "5: LinkUp\n"), &down("port 1 is 2: INIT, 5: LinkUp"));
-        machine.complains(address, &port("4: ACTIVE\n", "6: LinkErrorRecovery\n"), &down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery"));
+        machine.shows(address, &port("1: DOWN\n", "2: Polling\n"), &down("port 1 is 1: DOWN, 2: Polling"));
+        machine.shows(address, &port("2: INIT\n", "5: LinkUp\n"), &down("port 1 is 2: INIT, 5: LinkUp"));
+        machine.shows(address, &port("4: ACTIVE\n", "6: LinkErrorRecovery\n"), &down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery"));
         machine.is_silent(address, &port("4: ACTIVE\n", "5: LinkUp\n"));
         machine.is_silent(address, &[Edit::Pipe(&state)]);
         let lost = format!("{adapter} has disappeared, but its function still has its driver");
-        machine.complains(address, &[Edit::Gone("infiniband")], &[(address, Reason::RdmaLost, &lost)]);
+        machine.shows(address, &[Edit::Gone("infiniband")], &[(address, Reason::RdmaLost, &lost)]);
         machine.is_silent(address, &[Edit::Gone("infiniband"), Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=20700\n")]);
     }
 }
@@ -291,7 +291,7 @@ fn an_fpga_tells_of_its_errors() {
         (&port, "0x1\n", Reason::FpgaError, "errors of dfl-port.0 is 0x1"),
         (&hot, "1\n", Reason::TooHot, "ap2_event of dfl-port.0: the card has throttled it"),
     ] {
-        machine.complains(CARD, &[Edit::Text(file, text.as_bytes())], &[(CARD, reason, detail)]);
+        machine.shows(CARD, &[Edit::Text(file, text.as_bytes())], &[(CARD, reason, detail)]);
     }
     machine.is_silent(CARD, &[Edit::Text(&state, b"unknown\n")]);
     machine.is_silent(CARD, &[Edit::Text(&state, b"operating\n")]);

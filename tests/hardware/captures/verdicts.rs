@@ -29,7 +29,7 @@ use crate::captures::archive::{Capture, captures, copy_tree, folder};
 use crate::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState, GrantedDevice, HealthPolicy, Reason,
-    ResourceSpec, Select, State, Timestamp,
+    ResourceSpec, Select, Timestamp, VerdictState,
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
@@ -305,11 +305,14 @@ fn what_passes_soon_is_never_told() {
         let is_told = |trial: &HealthTrial| trial.ailing() != before;
         assert_eq!(wait(&mut trial, *lasts, is_told), None, "{name} {reason}: {:?}", trial.ailing());
         let state = trial.verdict(id).map(|verdict| verdict.state);
-        assert!(matches!(state, Some(State::Suspect { reason: seen, .. }) if seen == *reason), "{name} {reason}: it was seen: {state:?}");
+        assert!(
+            matches!(state, Some(VerdictState::Suspect { reason: seen, .. }) if seen == *reason),
+            "{name} {reason}: it was seen: {state:?}"
+        );
         fault.mend();
         assert_eq!(wait(&mut trial, 100, is_told), None, "{name} {reason}: {:?}", trial.ailing());
         let state = trial.verdict(id).map(|verdict| verdict.state);
-        assert!(matches!(state, None | Some(State::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
+        assert!(matches!(state, None | Some(VerdictState::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
     }
 }
 
@@ -416,7 +419,10 @@ fn a_look_that_hangs_is_given_up_and_others_are_looked_at() {
     let other = Fault::make(&machine.root, GPU, &[Edit::Text("config", &ONES)]);
     assert_eq!(wait(&mut trial, 20, |trial| trial.ailing().contains_key(gpu)), Some(at(7)), "as if nothing hung");
     trial.advance(at(1022));
-    assert!(matches!(trial.verdict(disk).unwrap().state, State::Suspect { reason: Reason::ProbeStuck, .. }), "given up two seconds later");
+    assert!(
+        matches!(trial.verdict(disk).unwrap().state, VerdictState::Suspect { reason: Reason::ProbeStuck, .. }),
+        "given up two seconds later"
+    );
     // Its patience begins there.
     assert_eq!(wait(&mut trial, 100, |trial| trial.ailing().contains_key(disk)), Some(at(30)));
     assert_eq!(trial.ailing()[disk], Reason::ProbeStuck);

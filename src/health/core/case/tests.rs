@@ -29,10 +29,10 @@ impl Story {
         self.look_at_what_was_seen(time, time, reasons)
     }
 
-    /// An observation at `time`, with the complaints of a probe at `probed`.
+    /// An observation at `time`, with the symptoms of a probe at `probed`.
     fn look_at_what_was_seen(&mut self, time: u64, probed: u64, reasons: &[Reason]) -> Health {
-        let complaint = |reason: &Reason| Complaint { reason: *reason, detail: "seen".into() };
-        let sightings: Vec<_> = reasons.iter().map(|reason| Sighting { at: at(probed), complaint: complaint(reason) }).collect();
+        let symptom = |reason: &Reason| Symptom { reason: *reason, detail: "seen".into() };
+        let sightings: Vec<_> = reasons.iter().map(|reason| Sighting { at: at(probed), symptom: symptom(reason) }).collect();
         let is_away = reasons.contains(&Reason::DeviceGone);
         self.0.look(&Look { at: at(time), complete_at: secs(probed), is_away, sightings: &sightings });
         self.0.health()
@@ -69,7 +69,7 @@ fn a_soft_complaint_counts_when_it_has_lasted() {
     assert!(story.look(39, &[Reason::PortDown]).is_healthy());
     assert_eq!(story.0.wants_look_at(), Some(secs(40)));
     assert_eq!(story.look(40, &[Reason::PortDown]), bad(Reason::PortDown));
-    // A complaint that ended meanwhile starts again.
+    // A symptom that ended meanwhile starts again.
     let mut story = Story::new();
     for (time, reasons) in [(10, &[Reason::PortDown][..]), (20, &[]), (30, &[Reason::PortDown]), (59, &[Reason::PortDown])] {
         assert!(story.look(time, reasons).is_healthy(), "{time}");
@@ -100,7 +100,7 @@ fn the_hold_doubles_with_each_failure_that_follows_soon_and_then_an_operator_is_
     story.look(now, &[Reason::OffTheBus]);
     assert_eq!(story.look(now + 5000, &[]), bad(Reason::Flapping));
     assert_eq!(story.look(now + 9000, &[]), bad(Reason::Flapping), "time does not heal it");
-    story.0.instructed(&Instruction::Uncordon, at(now + 9001));
+    story.0.instructed(&OperatorRequest::Uncordon, at(now + 9001));
     assert!(story.look(now + 9002, &[]).is_healthy(), "it has been in order for long");
     story.look(now + 9003, &[Reason::OffTheBus]);
     assert_eq!(story.heals(now + 9004), now + 9004 + 30, "the operator's word begins the count anew");
@@ -232,7 +232,7 @@ fn counters_count_from_where_they_were_first_seen() {
     let mut verdict = Story::new().0;
     let mut count = |value: u64, time| {
         let risen = verdict.count(&BTreeMap::from([(counter(Reason::AerFatal), value)]), own(), at(time));
-        risen.into_iter().map(|complaint| complaint.detail).collect::<Vec<_>>()
+        risen.into_iter().map(|symptom| symptom.detail).collect::<Vec<_>>()
     };
     assert_eq!(count(7, 1), Vec::<String>::new(), "of an earlier time");
     assert_eq!(count(7, 2), Vec::<String>::new());
@@ -268,12 +268,12 @@ fn a_new_boot_forgives_what_was_not_an_operators_and_asks_for_one_good_look() {
     assert_eq!(story.clone().look(1, &[Reason::OffTheBus]), bad(Reason::OffTheBus));
     assert_eq!(story.look_at_what_was_seen(1, 0, &[]), bad(Reason::Xid), "it was not probed yet");
     assert!(story.look(1, &[]).is_healthy());
-    story.0.instructed(&Instruction::Cordon { reason: "fan".into() }, at(2));
+    story.0.instructed(&OperatorRequest::Cordon { reason: "fan".into() }, at(2));
     story.0.continue_in("one more");
     assert_eq!(story.look(1, &[]), bad(Reason::Cordoned));
     assert_eq!(story.0.cordon.as_ref().map(|cordon| cordon.reason.as_str()), Some("fan"));
     assert_eq!(story.0.detail(Reason::Cordoned), "", "their words are not what logs and pages show");
-    story.0.instructed(&Instruction::Uncordon, at(3));
+    story.0.instructed(&OperatorRequest::Uncordon, at(3));
     assert!(story.0.health().is_healthy());
 }
 
@@ -327,8 +327,8 @@ fn play(story: &mut Story, now: u64, what: u8, which: u8) {
         10 => drop(story.happened(now, &EventKind::Bound)),
         11 => drop(story.happened(now, &EventKind::RecoveryBegan)),
         12 => drop(story.happened(now, &EventKind::Recovered)),
-        13 => story.0.instructed(&Instruction::Cordon { reason: "x".into() }, at(now)),
-        _ => story.0.instructed(&Instruction::Uncordon, at(now)),
+        13 => story.0.instructed(&OperatorRequest::Cordon { reason: "x".into() }, at(now)),
+        _ => story.0.instructed(&OperatorRequest::Uncordon, at(now)),
     }
 }
 
@@ -359,13 +359,13 @@ proptest! {
             play(&mut again, now, what, which);
             prop_assert_eq!(&same, &story);
             prop_assert_eq!(&again, &story);
-            let is_failed = |state: &State| matches!(state, State::Unhealthy { .. } | State::Recovering { .. });
-            if let State::Unhealthy { reason, .. } = story.0.state {
+            let is_failed = |state: &VerdictState| matches!(state, VerdictState::Unhealthy { .. } | VerdictState::Recovering { .. });
+            if let VerdictState::Unhealthy { reason, .. } = story.0.state {
                 failed_at = Some(now);
-                hold = reason.weight().hold;
+                hold = reason.timings().recover_after;
             }
             if is_failed(&was) && !is_failed(&story.0.state) {
-                // Only an observation without complaints heals, and only if it is newer than the
+                // Only an observation without symptoms heals, and only if it is newer than the
                 // last failure by the hold time.
                 prop_assert!(what <= 5, "{:?}", what);
                 prop_assert!(secs(now) > secs(failed_at.unwrap()));

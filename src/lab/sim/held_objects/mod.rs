@@ -14,8 +14,8 @@ mod world;
 
 use self::world::{DISK_NODES, NUMBERS, Plugged, Pod, STICKS, World, configurations};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, Owed, ResourceName,
-    Safeguard, Timestamp,
+    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, PendingHooks,
+    ResourceName, Safeguard, Timestamp,
 };
 use crate::health::core::{Judge, Rules};
 use crate::ledger::core::{Ledger, held_as_other};
@@ -123,7 +123,7 @@ impl World {
                 grant.resolve(|path| found(path).unwrap_or_default())
             });
             self.names.clear();
-            self.ledger = Ledger::from_recovered(rebuilt, BTreeMap::new(), Listed::new(), Owed::new(), BTreeMap::new());
+            self.ledger = Ledger::from_recovered(rebuilt, BTreeMap::new(), Listed::new(), PendingHooks::new(), BTreeMap::new());
         }
         self.judge = Judge::new(self.specs.clone().into(), Arc::default(), &Listed::new(), Rules::default(), &BTreeMap::new());
         self.inventory = Arc::default();

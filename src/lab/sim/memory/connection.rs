@@ -25,7 +25,7 @@ const MESSAGE_MAX: usize = 4 * 1024 * 1024;
 /// A `ClientConn` of grpc-go: one transport at a time; after a break the next call creates a new
 /// one.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct ApiCapabilities {
     memory: Arc<Memory>,
     path: String,
     transport: Mutex<Arc<Transport>>,
@@ -34,10 +34,10 @@ pub(super) struct Wire {
     has_lists: Arc<AtomicBool>,
 }
 
-impl Wire {
+impl ApiCapabilities {
     pub(super) fn new(memory: Arc<Memory>, path: String, transport: Arc<Transport>) -> Self {
         let (closed, has_options, has_lists) = (AtomicBool::new(false), AtomicBool::new(false), Arc::default());
-        Wire { memory, path, transport: Mutex::new(transport), closed, has_options, has_lists }
+        ApiCapabilities { memory, path, transport: Mutex::new(transport), closed, has_options, has_lists }
     }
 
     fn present(&self) -> Arc<Transport> {
@@ -120,7 +120,7 @@ impl Drop for Reset {
 }
 
 #[tonic::async_trait]
-impl Connection for Wire {
+impl Connection for ApiCapabilities {
     async fn options(&self) -> Result<Options, String> {
         let options = self.call(|plugin| Box::pin(async move { plugin.options().await })).await;
         self.has_options.fetch_or(options.is_ok(), Ordering::AcqRel);

@@ -1,7 +1,7 @@
 //! The ground of a kubelet in memory: an executor's time and random numbers, and the node's files
 //! as tables.
 
-use super::connection::Wire;
+use super::connection::ApiCapabilities;
 use super::faults::Faults;
 use super::sockets::{Listener, Sockets, Transport, latency};
 use crate::domain::{CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp};
@@ -171,7 +171,7 @@ impl Memory {
         match self.tables().cgroups.get(uid) {
             Some(true) => CgroupState::Populated,
             Some(false) => CgroupState::Empty,
-            None => CgroupState::Gone,
+            None => CgroupState::Absent,
         }
     }
 
@@ -256,7 +256,7 @@ impl Ground for Memory {
                 if let Some(memory) = this.upgrade()
                     && let Some(transport) = memory.connect(&path)
                 {
-                    return Arc::new(Wire::new(memory, path, transport)) as Arc<dyn Connection>;
+                    return Arc::new(ApiCapabilities::new(memory, path, transport)) as Arc<dyn Connection>;
                 }
                 let jitter = handle.random(|random| random.between(pause.mul_f64(0.8), pause.mul_f64(1.2)));
                 handle.sleep(jitter).await;

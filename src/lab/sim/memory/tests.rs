@@ -227,7 +227,7 @@ fn a_pod_gets_devices_keeps_them_over_a_restart_and_leaves_traces_until_it_is_go
 
         node.delete_pod("1");
         simulation.run_for(10 * SECOND);
-        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Gone, 0, 0));
+        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Absent, 0, 0));
     }
 }
 
@@ -389,7 +389,7 @@ fn over_a_reboot_nothing_is_allocated_and_everything_is_started_with_what_it_had
     let boot = node.boot_id();
     node.reboot(SECOND);
     assert_ne!(node.boot_id(), boot);
-    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Gone, 0));
+    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Absent, 0));
     let _daemon = Daemon::start(&node, "two");
     simulation.run_for(10 * SECOND);
     assert_eq!(node.view(|view| view.holders()), before);
@@ -566,7 +566,7 @@ fn while_there_is_no_kubelet_a_deleted_pod_runs_on() {
     assert_eq!(node.cgroup("1"), CgroupState::Populated);
     node.start_kubelet(Start { runtime_down: true });
     assert!(simulation.run_until(10 * SECOND, |view| view.pod("1").is_none()));
-    assert_eq!(node.cgroup("1"), CgroupState::Gone);
+    assert_eq!(node.cgroup("1"), CgroupState::Absent);
 }
 
 #[test]
@@ -588,7 +588,7 @@ fn a_pod_that_finds_no_room_after_its_devices_leaves_them_to_the_next_one() {
     node.add_pod(pod("3").app("main", &gpu(), 2));
     assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.pod_uid == "3")));
     simulation.run_for(SECOND);
-    assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Gone));
+    assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Absent));
 }
 
 #[test]

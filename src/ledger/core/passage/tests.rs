@@ -1,7 +1,7 @@
 //! The gate in sentences, and a kubelet, a runner of hooks and crashes played against it.
 
 use super::*;
-use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, OwedHook};
+use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, PendingHook};
 use crate::ledger::core::{HeldBack, POD_GONE, ended, owing};
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ impl Seen {
 
 impl View for Seen {
     fn cgroup(&self, uid: &str) -> CgroupState {
-        self.cgroups.get(uid).copied().unwrap_or(CgroupState::Gone)
+        self.cgroups.get(uid).copied().unwrap_or(CgroupState::Absent)
     }
 
     fn name(&self, uid: &str) -> Option<PodName> {
@@ -139,7 +139,7 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
         let why = why(&ask(&ledger, &["a"], &seen));
         assert!(said.iter().all(|part| why.contains(part)) && !why.contains("  "), "{why}");
     }
-    for cgroup in [CgroupState::Gone, CgroupState::Empty] {
+    for cgroup in [CgroupState::Absent, CgroupState::Empty] {
         let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup)) else { panic!("it is gone") };
         assert_eq!((id.as_str(), who.to_string().as_str(), moves.len()), ("a", "pod ml/pod-1 (container main)", 1));
         let Entry::Moved { alloc_id, state: GrantState::Released { released_by, pod, .. } } = &moves[0] else { panic!("{moves:?}") };
@@ -218,7 +218,7 @@ struct World {
     /// Who ran with a device since its last hook.
     dirty: BTreeMap<&'static str, usize>,
     /// Hooks that run.
-    runs: BTreeMap<DeviceId, OwedHook>,
+    runs: BTreeMap<DeviceId, PendingHook>,
     made: usize,
 }
 
@@ -246,7 +246,7 @@ impl World {
         let remembered = self.pods.iter().filter(|pod| pod.remembered);
         let mut seen = Seen::checkpoint(remembered.flat_map(|pod| pod.grants.iter().map(|grant| entry(pod.n, grant))));
         for pod in &self.pods {
-            let dead = if pod.n % 2 == 0 { CgroupState::Gone } else { CgroupState::Empty };
+            let dead = if pod.n % 2 == 0 { CgroupState::Absent } else { CgroupState::Empty };
             seen.cgroups.insert(format!("u{}", pod.n), if pod.alive { CgroupState::Populated } else { dead });
         }
         seen
