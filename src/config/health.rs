@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The shortest poll interval. Anything that must be known faster arrives as an event.
 const POLL_MIN: Duration = Duration::from_secs(1);
-/// The longest poll interval. The patience of a soft failure is at most 60 s (`Reason::timings`).
+/// The longest poll interval. A soft failure counts after at most 60 s (`Reason::timings`).
 /// Rarer polls could not show that the failure lasted.
 const POLL_MAX: Duration = Duration::from_secs(60);
 

@@ -18,7 +18,7 @@ pub enum Reason {
     DriverLost,
     /// The configuration no longer selects the device; a container still holds it.
     Deselected,
-    /// A container may recover_after the same object under another id or of another resource. The object had
+    /// A container may hold the same object under another id or of another resource. The object had
     /// another id before udev gave it a better name, or there is another way to it. Or another
     /// resource offered the device until now, and may still have granted it.
     HeldAsOther,
@@ -87,10 +87,10 @@ pub struct HealthTimings {
     pub is_sticky: bool,
 }
 
-/// The recover_after of presence: a node or a driver is present or absent, with no state between. Long
-/// enough for udev's rules.
+/// The recovery time of presence: a node or a driver is present or absent, with no state between.
+/// Long enough for udev's rules.
 const RECOVER_AFTER_PRESENCE: Duration = Duration::from_secs(1);
-/// The recover_after of everything else.
+/// The recovery time of everything else.
 const RECOVER_AFTER: Duration = Duration::from_secs(30);
 
 impl HealthTimings {
@@ -206,7 +206,7 @@ impl fmt::Display for Reason {
 pub enum Health {
     /// The kubelet may give it to a container.
     Healthy,
-    /// The kubelet gives it to no new container. Containers that recover_after it continue to run.
+    /// The kubelet gives it to no new container. Containers that hold it continue to run.
     Unhealthy(Reason),
 }
 

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: their nodes, identity, MIG instances, and what NVML must be wanted.
+//! NVIDIA GPUs: their nodes, identity, MIG instances, and what NVML must be asked.
 //!
 //! The driver makes no class device in sysfs. Identity and minor number are in
 //! `/proc/driver/nvidia/gpus/<address>/information` (text of the driver's `nv-procfs.c`).
@@ -11,7 +11,7 @@
 //! Before driver 470 an instance was named
 //! `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`. Since then it has a UUID of its own
 //! (the same guide, "CUDA visible devices"), which only NVML reports. NVML also reports which GPUs
-//! are connected by NVLink. [`query`] lists what NVML must be wanted. The ids of instances do not
+//! are connected by NVLink. [`query`] lists what NVML must be asked. The ids of instances do not
 //! depend on the answer, which may come late or never.
 //!
 //! In MIG mode a GPU cannot be used as a whole, even while it has no instance: between two layouts,
@@ -92,7 +92,7 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
 }
 
-/// What the driver's files do not contain, and NVML must be wanted:
+/// What the driver's files do not contain, and NVML must be asked:
 ///
 /// - the UUID of GPUs that show none;
 /// - the MIG instances of a driver that gives them UUIDs;
@@ -110,7 +110,7 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
         let minor = information.minor.as_ref();
         let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
         let uuid = information.uuid.is_none() || !instances.is_empty();
-        // Also wanted of a GPU with instances: the answer is needed as soon as its instances are
+        // Also queried of a GPU with instances: the answer is needed as soon as its instances are
         // removed.
         let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
         (uuid || mig_mode).then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false }))
@@ -181,7 +181,7 @@ impl Information {
         Information {
             model: field(&text, "Model"),
             minor: field(&text, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok()),
-            // Until a GPU was initialised once, its UUID is shown with query marks.
+            // Until a GPU was initialised once, its UUID is shown with question marks.
             uuid: field(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
             // Drivers before 455 use the second name.
             is_excluded: ["GPU Excluded", "Blacklisted"].iter().any(|name| field(&text, name).as_deref() == Some("Yes")),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ HookExecutor (a thread)
-//!      ▲                              ▲  inventory: is the device there?    │
-//!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
+//!      ▲                              ▲  inventory: is the device there?       │
+//!      └───────── HookEnded ──────────┴────────────────────────────────────────┘
 //! ```
 //!
 //! What is owed is the ledger's, durable, and outlives everything here: a daemon that is killed between a release and its

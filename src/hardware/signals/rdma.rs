@@ -2,7 +2,7 @@
 //!
 //! A healthy port is `4: ACTIVE` and `5: LinkUp`. Other states that are no failure:
 //!
-//! - A port of an adapter in Ethernet mode is down while its interface is down.
+//! - A port of an adapter in Ethernet mode is down while its interface is switched off.
 //! - A virtual function's port may be down until its pod gets it: then its GUID and its link are
 //!   set.
 //! - No cable is plugged into the second port of an adapter with two.

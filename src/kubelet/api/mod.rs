@@ -4,7 +4,8 @@
 //! names. Each dialect has a file of its own that registers, serves and translates, and nothing
 //! else. Every dialect is served on every socket, and [`negotiation`] decides which one is used
 //! with a kubelet. The service behind a socket is a [`Plugin`]. It uses the domain's types. Of the
-//! version that called it, a plugin knows only which fields an answer can carry ([`ApiCapabilities`]).
+//! version that called it, a plugin knows only which fields an answer can carry
+//! ([`ApiCapabilities`]).
 //!
 //! Another version of the API needs one more file here and one more line in [`DIALECTS`].
 
