@@ -61,7 +61,7 @@ pub enum HookError {
     NotRun(#[from] io::Error),
     /// A check failed, but the system may have refused a process that it wanted to start.
     #[error(
-        "the check failed, but possibly only because no more threads or processes can be created; \
+        "the check failed, perhaps only because the system refuses further threads and processes; \
          raise the limit of tasks"
     )]
     OutOfTasks,
