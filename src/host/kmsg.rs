@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(kind(&root), io::ErrorKind::NotFound);
         std::fs::remove_file(&kmsg).unwrap();
         std::os::unix::fs::symlink("/dev/null", &kmsg).unwrap();
-        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("another device"));
+        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("not the kernel's log device"));
     }
 
     /// The log of this machine, with lines that this test adds as a user, since a process cannot
