@@ -318,7 +318,7 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     assert!(why(ask()).contains("nvmlInit_v2"), "{:?}", ask());
     fs::remove_file(&library).unwrap();
     compile("endless", "int nvmlInit_v2(void) { return 0; }", &library, &script, &[]);
-    assert!(why(ask()).contains("is not complete"), "{:?}", ask());
+    assert!(why(ask()).contains("is incomplete"), "{:?}", ask());
 
     // A partial answer has all the facts that the library knows. (The library before was never
     // unloaded, and keeps its path.)
