@@ -18,8 +18,8 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    Barred, CheckResult, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason, Refusal,
-    ResourceName, Verdict,
+    CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment, OperatorRequest, PendingHook, Plan, Reason, Refusal,
+    ResourceName, StartBlocked, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -157,7 +157,7 @@ pub struct Instruct {
     /// Which device, by its own id.
     pub device: DeviceId,
     /// What.
-    pub instruction: Instruction,
+    pub instruction: OperatorRequest,
 }
 
 /// Why an operator's word has no effect.
@@ -215,7 +215,7 @@ pub struct Forget(pub Vec<DeviceId>);
 /// serving → ledger: a container is about to start with these ids. It may, or why it has to wait for which of them; it is asked
 /// again until it may.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<(), (DeviceId, Barred)>")]
+#[rtype(result = "Result<(), (DeviceId, StartBlocked)>")]
 pub struct Pass {
     /// The resource.
     pub resource: ResourceName,
@@ -228,7 +228,7 @@ pub struct Pass {
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct HookEnded {
     /// The hook, as it was due.
-    pub hook: OwedHook,
+    pub hook: PendingHook,
     /// What became of the run.
     pub result: Result<(), String>,
 }

@@ -7,7 +7,7 @@
 //! next round.
 
 use crate::domain::{Check, CheckResult, Device, Inventory, Phase, ResourceName};
-use crate::hook::{Occasion, Performer};
+use crate::hook::{HookExecutor, Occasion};
 use crate::host;
 use crate::messages::{Checked, Mailbox};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 /// The runner of checks.
 #[derive(Debug, Clone)]
 pub(super) struct Runner {
-    pub(super) performer: Performer,
+    pub(super) performer: HookExecutor,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) checked: Mailbox<Checked>,
 }
@@ -79,7 +79,7 @@ impl Runner {
     async fn run_one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
         let (id, at) = (device.id.clone(), host::now());
         let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
-        let result = match self.performer.perform(&check.run, &occasion).await {
+        let result = match self.performer.run(&check.run, &occasion).await {
             Ok(()) => CheckResult::Passed,
             Err(error) if error.is_no_result(Phase::Check) => CheckResult::NotRun,
             Err(error) => CheckResult::Failed(error.to_string()),

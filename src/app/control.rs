@@ -12,7 +12,7 @@ use super::devices;
 use super::handover::{Upgrade, UpgradeOrder};
 use super::processors;
 use super::{Status, Views};
-use crate::domain::{DeviceId, Grant, Instruction, Timestamp};
+use crate::domain::{DeviceId, Grant, OperatorRequest, Timestamp};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
@@ -118,7 +118,7 @@ impl Source {
         let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many clients are reading the ledger; try again".to_owned());
         let leave = Arc::clone(&self.readers).try_acquire_owned().map_err(busy)?;
         let run = || {
-            crate::host::step_back();
+            crate::host::lower_thread_priority();
             run();
             drop(leave);
         };
@@ -240,7 +240,7 @@ pub struct Order {
     pub device: DeviceId,
     /// The instruction.
     #[serde(flatten)]
-    pub instruction: Instruction,
+    pub instruction: OperatorRequest,
 }
 
 async fn devices(State(source): State<Source>) -> Reply {

@@ -1,8 +1,8 @@
 //! Reports of each device's health: for `device show`, `status` and other clients of the daemon.
 
 use super::Views;
-use crate::domain::{Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
-use crate::hook::{Outputs, Said};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, Timestamp, Verdict, VerdictState};
+use crate::hook::{HookOutput, Outputs};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ pub struct DeviceReport {
     pub incidents: Vec<Incident>,
     /// The output of its failed hooks and of its failed check. Only the control socket shows it.
     #[serde(default, rename = "said")]
-    pub outputs: Vec<Said>,
+    pub outputs: Vec<HookOutput>,
     /// Its class; `null` where no resource lists it. The class and the place are also known of a
     /// device that was removed.
     #[serde(default)]
@@ -113,7 +113,7 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
     let nothing = Verdict::default();
     let verdict = verdict.unwrap_or(&nothing);
     let healthy_in_seconds = match verdict.state {
-        State::Recovering { since, hold, .. } => Some((since + hold).saturating_sub(now).as_secs()),
+        VerdictState::Recovering { since, hold, .. } => Some((since + hold).saturating_sub(now).as_secs()),
         _ => None,
     };
     let reason = Health::reason(verdict.health());

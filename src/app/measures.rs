@@ -6,7 +6,7 @@
 //! holds at least one; devices by [`UNHEALTHY_DEVICES_MAX`].
 
 use super::Views;
-use crate::domain::{Due, Grant, HookState, Inventory, Kept};
+use crate::domain::{DueHooks, Grant, HookState, Inventory, LedgerHealth};
 use crate::host;
 use crate::telemetry::exposition::Page;
 use crate::telemetry::http::Scrape;
@@ -64,7 +64,7 @@ fn of_daemon(page: &mut Page, views: &Views) {
     }
 }
 
-fn of_disk(page: &mut Page, health: Kept, state_dir: &Path) {
+fn of_disk(page: &mut Page, health: LedgerHealth, state_dir: &Path) {
     for (copy, is_writable) in [("journal", health.journal), ("database", health.database)] {
         page.sample(Metric::LedgerKept, &[copy], u64::from(is_writable));
     }
@@ -73,7 +73,7 @@ fn of_disk(page: &mut Page, health: Kept, state_dir: &Path) {
     }
     page.sample(Metric::NotDurable, &[], health.not_durable as u64);
     page.sample(Metric::LedgerSize, &[], host::size_below(state_dir));
-    page.sample(Metric::LedgerFree, &[], host::room(state_dir));
+    page.sample(Metric::LedgerFree, &[], host::free_bytes(state_dir));
 }
 
 /// The metrics that grow with the node: devices, and their holders.
@@ -136,7 +136,7 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     }
 }
 
-fn of_hooks(page: &mut Page, due: &Due) {
+fn of_hooks(page: &mut Page, due: &DueHooks) {
     let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for hook in due.all() {
         let state = match hook.state {

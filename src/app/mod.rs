@@ -50,7 +50,7 @@ use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
-use crate::hook::Performer;
+use crate::hook::HookExecutor;
 use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
@@ -242,7 +242,7 @@ impl App {
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
-        let performer = Performer::new(host_root.clone());
+        let performer = HookExecutor::new(host_root.clone());
         let (outputs, shortages) = (performer.outputs().clone(), performer.shortages().clone());
         let refusals = Refusals::default();
         let preparer =

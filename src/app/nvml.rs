@@ -20,9 +20,9 @@
 //! only NVML reports that.
 
 use super::{Actors, Settings};
-use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};
+use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot, Source, requests_names};
 use crate::health::Judgement;
-use crate::host::{self, HostRoot, NvmlAnswer, ask_nvml};
+use crate::host::{self, HostRoot, NvmlAnswer, query_nvml};
 use crate::messages::{Mailbox, Rescan};
 use std::io;
 use std::sync::Arc;
@@ -65,13 +65,13 @@ impl Default for Pace {
 /// Delivers the answer of a call, once.
 type Reply = Box<dyn FnOnce(NvmlAnswer) + Send>;
 /// Makes a call on a thread of its own.
-type CallNvml = Box<dyn Fn(NvmlQuestion, Reply) -> io::Result<()> + Send>;
+type CallNvml = Box<dyn Fn(NvmlQuery, Reply) -> io::Result<()> + Send>;
 
 /// The task that queries NVML.
 pub(super) struct NvmlTask {
     /// `None` when the configuration switches NVML off.
     call: Option<CallNvml>,
-    question: watch::Receiver<NvmlQuestion>,
+    question: watch::Receiver<NvmlQuery>,
     snapshot: watch::Sender<Arc<NvmlSnapshot>>,
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
@@ -84,7 +84,7 @@ pub(super) struct NvmlTask {
 struct CallResult {
     /// The number of the call.
     number: u64,
-    question: NvmlQuestion,
+    question: NvmlQuery,
     answer: NvmlAnswer,
 }
 
@@ -94,11 +94,11 @@ impl NvmlTask {
         settings: &Settings,
         actors: &Actors,
         judgement: &Arc<watch::Sender<Judgement>>,
-    ) -> (NvmlTask, Arc<watch::Sender<NvmlQuestion>>, watch::Receiver<Arc<NvmlSnapshot>>) {
+    ) -> (NvmlTask, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
         let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
         let is_on = library != NvmlLibrary::Off;
-        let call = is_on.then(|| -> CallNvml { Box::new(move |question, reply| ask_nvml(&root, &library, question, reply)) });
-        let (question, question_view) = watch::channel(NvmlQuestion::new());
+        let call = is_on.then(|| -> CallNvml { Box::new(move |question, reply| query_nvml(&root, &library, question, reply)) });
+        let (question, question_view) = watch::channel(NvmlQuery::new());
         let (snapshot, snapshot_view) = watch::channel(Arc::default());
         let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
         (
@@ -167,20 +167,20 @@ impl NvmlTask {
 
     /// Publishes an answer. Returns whether it was complete.
     fn accept(&mut self, answer: NvmlAnswer) -> bool {
-        let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
+        let renewed = self.snapshot.borrow().merged(answer.facts, &self.question.borrow());
         self.publish(renewed);
         match &answer.failed {
             Some(why) => self.off(&format!("the answer of NVML is incomplete: {why}")),
             None => self.on(),
         }
-        if let Some(why) = &answer.untold {
+        if let Some(why) = &answer.incomplete {
             self.log_missing_links(why);
         }
         answer.failed.is_none()
     }
 
     /// When to query again after an answer.
-    fn after(&self, question: &NvmlQuestion, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
+    fn after(&self, question: &NvmlQuery, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
         if *self.question.borrow() != *question {
             return Some(Instant::now());
         }
@@ -191,10 +191,10 @@ impl NvmlTask {
             *pause = self.pace.retry;
             return Some(self.at_tick(self.pace.renew));
         }
-        if self.snapshot.borrow().keeps_whole_back(question) {
+        if self.snapshot.borrow().withholds_whole(question) {
             return Some(self.after_pause(pause));
         }
-        let is_open = self.snapshot.borrow().leaves_open(question);
+        let is_open = self.snapshot.borrow().is_incomplete_for(question);
         if is_open { self.until_longest_pause(pause) } else { None }
     }
 
@@ -212,7 +212,7 @@ impl NvmlTask {
 
     /// Records and logs each reason once. Where no names are asked for, it only logs.
     fn off(&mut self, why: &str) {
-        if !asks_for_names(&self.question.borrow()) {
+        if !requests_names(&self.question.borrow()) {
             self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
             return self.log_missing_links(why);
         }
@@ -247,7 +247,7 @@ impl NvmlTask {
     }
 
     fn after_failure(&self, pause: &mut Duration) -> Option<Instant> {
-        if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.until_longest_pause(pause) }
+        if requests_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.until_longest_pause(pause) }
     }
 
     /// Retries until the pause has reached its maximum.
@@ -271,7 +271,7 @@ impl NvmlTask {
     }
 }
 
-fn start_call(call: &CallNvml, number: u64, question: NvmlQuestion, results: mpsc::Sender<CallResult>) -> io::Result<()> {
+fn start_call(call: &CallNvml, number: u64, question: NvmlQuery, results: mpsc::Sender<CallResult>) -> io::Result<()> {
     let copy = question.clone();
     // The send fails only when the daemon ends.
     call(copy, Box::new(move |answer| drop(results.blocking_send(CallResult { number, question, answer }))))
@@ -287,7 +287,7 @@ async fn at(time: Option<Instant>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{NvLinks, NvmlAsked, NvmlGpu, PciAddress};
+    use crate::domain::{NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
     use crate::messages::{CallError, Door};
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
@@ -307,7 +307,7 @@ mod tests {
     struct Setup {
         calls: Arc<Mutex<Vec<Option<Reply>>>>,
         made: watch::Receiver<usize>,
-        question: watch::Sender<NvmlQuestion>,
+        question: watch::Sender<NvmlQuery>,
         snapshot: watch::Receiver<Arc<NvmlSnapshot>>,
         judgement: watch::Receiver<Judgement>,
     }
@@ -320,15 +320,15 @@ mod tests {
 
     fn answer(name: &str) -> NvmlAnswer {
         let gpus = [(gpu(), NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() })].into();
-        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+        NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
     impl Setup {
         fn begin(pace: Pace) -> Setup {
-            Setup::with_question(NvmlAsked::names([(1, 0)]), pace)
+            Setup::with_question(NvmlGpuQuery::names([(1, 0)]), pace)
         }
 
-        fn with_question(facts: NvmlAsked, pace: Pace) -> Setup {
+        fn with_question(facts: NvmlGpuQuery, pace: Pace) -> Setup {
             let calls: Arc<Mutex<Vec<Option<Reply>>>> = Arc::default();
             let (made, made_view) = watch::channel(0);
             let log = Arc::clone(&calls);
@@ -421,7 +421,7 @@ mod tests {
         setup.end(2, answer("MIG-1")).await;
         assert_eq!(setup.off(), None);
         // The instance was removed; then the driver's files contain everything.
-        setup.question.send_replace(NvmlQuestion::new());
+        setup.question.send_replace(NvmlQuery::new());
         tokio::time::timeout(HANG, setup.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
         assert_eq!((setup.off(), *setup.made.borrow()), (None, 3));
     }
@@ -430,7 +430,7 @@ mod tests {
     async fn a_changed_question_is_queried_after_the_running_call() {
         let mut setup = Setup::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..SHORT_PAUSES });
         setup.made(1).await;
-        setup.question.send_replace([(gpu(), NvmlAsked::names([(1, 0), (2, 0)]))].into());
+        setup.question.send_replace([(gpu(), NvmlGpuQuery::names([(1, 0), (2, 0)]))].into());
         setup.settle().await;
         assert_eq!(*setup.made.borrow(), 1, "one call at a time");
         setup.end(0, answer("MIG-1")).await;
@@ -441,7 +441,7 @@ mod tests {
     fn links(down: u32) -> NvmlAnswer {
         let links = Some(NvLinks { down, ..NvLinks::default() });
         let gpus = [(gpu(), NvmlGpu { links, ..NvmlGpu::default() })].into();
-        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+        NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
     /// Tries after 1 ms, 2 ms and 4 ms, and then none.
@@ -449,7 +449,7 @@ mod tests {
 
     #[tokio::test]
     async fn inactive_links_are_queried_again_for_some_minutes() {
-        let facts = || NvmlAsked { links: true, ..NvmlAsked::default() };
+        let facts = || NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() };
         let mut setup = Setup::with_question(facts(), FOR_LINKS);
         for call in 0..2 {
             setup.made(call + 1).await;
@@ -457,7 +457,7 @@ mod tests {
         }
         setup.made(3).await;
         setup.end(2, links(0)).await;
-        assert!(!setup.snapshot.borrow().leaves_open(&[(gpu(), facts())].into()));
+        assert!(!setup.snapshot.borrow().is_incomplete_for(&[(gpu(), facts())].into()));
         assert_eq!((*setup.made.borrow(), setup.off()), (3, None));
 
         let mut setup = Setup::with_question(facts(), FOR_LINKS);
@@ -467,7 +467,7 @@ mod tests {
             setup.end(call, if call % 2 == 0 { failed } else { links(4) }).await;
             assert_eq!(setup.off(), None, "unknown preferences do not report the signal as off");
         }
-        setup.question.send_replace([(gpu(), NvmlAsked { uuid: true, ..facts() })].into());
+        setup.question.send_replace([(gpu(), NvmlGpuQuery { uuid: true, ..facts() })].into());
         setup.made(5).await;
         setup.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
         assert!(setup.off().unwrap().contains("no driver"), "unknown names do");
@@ -477,9 +477,9 @@ mod tests {
     async fn a_gpu_in_mig_mode_without_instances_is_queried_until_it_leaves_the_mode() {
         let answer = |mig_mode| {
             let gpus = [(gpu(), NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into();
-            NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+            NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
         };
-        let mut setup = Setup::with_question(NvmlAsked { mig_mode: true, ..NvmlAsked::default() }, FOR_LINKS);
+        let mut setup = Setup::with_question(NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() }, FOR_LINKS);
         // More often than links.
         for call in 0..8 {
             setup.made(call + 1).await;
@@ -495,19 +495,19 @@ mod tests {
 
     #[test]
     fn links_are_queried_for_some_minutes_and_names_as_long_as_needed() {
-        let (question, question_view) = watch::channel([(gpu(), NvmlAsked { links: true, ..NvmlAsked::default() })].into());
+        let (question, question_view) = watch::channel([(gpu(), NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() })].into());
         let (rescan, judgement) = (Mailbox::new(IgnoringDiscovery), Arc::new(watch::channel(Judgement::default()).0));
         let snapshot = watch::channel(Arc::default()).0;
         let task = NvmlTask { call: None, question: question_view, snapshot, rescan, judgement, pace: Pace::default(), last_logged: None };
         let tries = |pause: &mut Duration| (0..20).take_while(|_| task.after_failure(pause).is_some()).count();
         assert_eq!(tries(&mut Duration::from_secs(10)), 6, "after 10, 20, 40, 80, 160 and 320 seconds");
-        question.send_replace([(gpu(), NvmlAsked::names([]))].into());
+        question.send_replace([(gpu(), NvmlGpuQuery::names([]))].into());
         assert_eq!(tries(&mut Duration::from_secs(10)), 20);
     }
 
     #[test]
     fn retries_are_made_at_the_ticks_of_polls() {
-        let (_, question) = watch::channel(NvmlQuestion::new());
+        let (_, question) = watch::channel(NvmlQuery::new());
         let task = NvmlTask {
             call: None,
             question,

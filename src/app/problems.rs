@@ -1,7 +1,7 @@
 //! The daemon's problems in words, each with its remedy: for `status` and for the page.
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
-use crate::domain::{Because, HookState, Kept, OwedHook, Reason, Unreadable, times};
+use crate::domain::{HookState, LedgerHealth, PendingHook, Reason, Unreadable, UnreadableReason, times};
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
@@ -97,7 +97,7 @@ impl Status {
 
     /// The worst problem of the ledger.
     fn ledger_problem(&self, add: &mut impl FnMut(String, &'static str)) {
-        let Kept { journal, database, not_durable, unreadable } = self.ledger;
+        let LedgerHealth { journal, database, not_durable, unreadable } = self.ledger;
         if !journal {
             let what = match &self.not_recorded {
                 _ if !self.ledger_refuses => {
@@ -158,7 +158,7 @@ impl Status {
 
     /// Hooks that have failed, and hooks that cannot be run.
     fn hook_problems(&self, add: &mut impl FnMut(String, &'static str)) {
-        for HookReport { owed: OwedHook { resource, device, state, .. }, awaited_by } in &self.hooks {
+        for HookReport { owed: PendingHook { resource, device, state, .. }, awaited_by } in &self.hooks {
             if let HookState::Failed { tries, why, .. } = state {
                 let so = match awaited_by.as_slice() {
                     [] => format!("device {device} is unhealthy"),
@@ -199,7 +199,7 @@ impl Status {
             remarks.push(format!("takes effect after a restart: {}", self.config.needs_restart.join(", ")));
         }
         let waiting = |hook: &&HookReport| !matches!(hook.owed.state, HookState::Failed { .. });
-        for HookReport { owed: OwedHook { resource, device, .. }, awaited_by } in self.hooks.iter().filter(waiting) {
+        for HookReport { owed: PendingHook { resource, device, .. }, awaited_by } in self.hooks.iter().filter(waiting) {
             remarks.push(match awaited_by.as_slice() {
                 [] => format!("{resource}: device {device} waits for the hook after its release"),
                 pods => format!("{resource}: {} starts with device {device} when the hook after its release has ended", in_words(pods)),
@@ -215,17 +215,17 @@ impl Status {
 fn of_history(Unreadable { since, because }: Unreadable) -> (String, &'static str) {
     let since = since.to_seconds();
     match because {
-        Because::Slow => (
+        UnreadableReason::Slow => (
             format!("the history cannot be read yet: its database has been opening since {since}"),
             "nothing is lost, and Holdfast continues automatically; check how busy the ledger's \
              disk is: `iostat -x`",
         ),
-        Because::Refused => (
+        UnreadableReason::Refused => (
             format!("the history cannot be read: its database could not be opened since {since}"),
             "nothing is lost, and Holdfast retries automatically; the log has the system's error: \
              `journalctl -u holdfast`",
         ),
-        Because::Failed => (
+        UnreadableReason::Failed => (
             format!("the history cannot be read: its database was closed after an error at {since}"),
             "Holdfast opens it again automatically; check the log for disk errors: `journalctl -u \
              holdfast`",

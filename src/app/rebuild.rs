@@ -14,7 +14,7 @@ use std::time::SystemTime;
 /// that earlier versions did not record. Removes output of commands that earlier versions recorded.
 pub(super) fn complete(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path, host_root: &HostRoot) {
     from_kubelet(store, recovered, device_plugins);
-    let behind = |node: &str| hardware::behind(host_root, node);
+    let behind = |node: &str| hardware::objects_of_node(host_root, node);
     recovered.grants = std::mem::take(&mut recovered.grants).into_iter().map(|grant| grant.resolve(behind)).collect();
     forget_outputs(recovered);
 }

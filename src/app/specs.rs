@@ -60,7 +60,7 @@ pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
 /// The resources of the configuration. One with a name for each node becomes one resource for each
 /// present node.
 pub(super) fn each(config: &Config, host_root: &HostRoot) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
-    hardware::each(host_root, &config.resources).map(|each| each.specs)
+    hardware::expand_patterns(host_root, &config.resources).map(|each| each.specs)
 }
 
 /// The resources as they are configured, if one of them has a name for each node; else none.

@@ -3,7 +3,7 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{DeviceId, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
+use crate::domain::{DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable};
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
@@ -37,7 +37,7 @@ pub struct Status {
     #[serde(default)]
     pub config: ConfigReport,
     /// How the ledger is kept.
-    pub ledger: Kept,
+    pub ledger: LedgerHealth,
     /// Whether new grants are refused while it cannot be written; otherwise they are answered and in memory only.
     #[serde(default)]
     pub ledger_refuses: bool,
@@ -75,7 +75,7 @@ pub struct Status {
 pub struct HookReport {
     /// What is owed, and how far it has come.
     #[serde(flatten)]
-    pub owed: OwedHook,
+    pub owed: PendingHook,
     /// Who has been given the device, as healthy as ever, and does not start before; with nobody the device is unhealthy until then.
     #[serde(default)]
     pub awaited_by: Vec<Holder>,
@@ -158,7 +158,7 @@ impl Status {
 /// What is owed to free devices, and what a pod waits for.
 fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
     let due = views.due.borrow().clone();
-    let report = |owed: &OwedHook| {
+    let report = |owed: &PendingHook| {
         let has_it = |grant: &&Arc<Grant>| {
             let is_it = |id: &DeviceId| *id == owed.device || id.shared().is_some_and(|whole| whole == owed.device);
             grant.is_live() && grant.resource == owed.resource && grant.devices.iter().any(|device| is_it(&device.id))

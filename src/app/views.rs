@@ -3,7 +3,7 @@
 use super::reload::ConfigReport;
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
-use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, Unread};
+use crate::domain::{DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, Unread};
 use crate::health::{HealthActor, Judgement};
 use crate::hook::Shortages;
 use crate::host;
@@ -43,7 +43,7 @@ pub struct Views {
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The hooks that may run: those of free devices, and those of devices whose next holder waits
     /// for its start.
-    pub due: watch::Receiver<Arc<Due>>,
+    pub due: watch::Receiver<Arc<DueHooks>>,
     /// The verdicts on the devices' health.
     pub judgement: watch::Receiver<Judgement>,
     /// The paths that the last scan of the host could not read.
@@ -57,7 +57,7 @@ pub struct Views {
     /// The report of the configuration.
     pub config: watch::Receiver<ConfigReport>,
     /// The storage state of the ledger.
-    pub ledger_health: watch::Receiver<Kept>,
+    pub ledger_health: watch::Receiver<LedgerHealth>,
     /// Recent refusals.
     pub refusals: Refusals,
     /// The resources to offer, and the policies of health and ledger.

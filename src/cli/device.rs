@@ -9,8 +9,8 @@ use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, show};
-use crate::domain::{AllocId, DeviceId, Instruction};
-use crate::hook::Said;
+use crate::domain::{AllocId, DeviceId, OperatorRequest};
+use crate::hook::HookOutput;
 use crate::store::Told;
 use clap::Subcommand;
 use serde::Serialize;
@@ -54,11 +54,11 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
         Verb::Cordon { device, reason } => order(
             global,
             device,
-            Instruction::Cordon { reason: reason.clone() },
+            OperatorRequest::Cordon { reason: reason.clone() },
             "is cordoned: no new container gets it until `holdfast device uncordon`",
         ),
         Verb::Uncordon { device } => {
-            order(global, device, Instruction::Uncordon, "is uncordoned: containers can get it as soon as it is healthy")
+            order(global, device, OperatorRequest::Uncordon, "is uncordoned: containers can get it as soon as it is healthy")
         }
     }
 }
@@ -106,7 +106,7 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
     holders
 }
 
-fn order(global: &Global, device: &str, instruction: Instruction, done: &str) -> Result<(), Failed> {
+fn order(global: &Global, device: &str, instruction: OperatorRequest, done: &str) -> Result<(), Failed> {
     let devices = fetch_devices(global)?;
     let id = find_device(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
@@ -220,9 +220,9 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     if device.flaps > 1 {
         line("failed", &format!("{} times in short succession", device.flaps));
     }
-    for Said { at, resource, phase, ended, said } in &device.outputs {
+    for HookOutput { at, resource, phase, ended, output } in &device.outputs {
         line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
-        line("", &format!("last output: {said}"));
+        line("", &format!("last output: {output}"));
     }
     if device.incidents.is_empty() {
         return text;
@@ -299,19 +299,19 @@ mod tests {
 
     #[test]
     fn the_output_of_a_hook_is_shown_with_its_end() {
-        let said = |phase: &str, said: &str| Said {
+        let output = |phase: &str, output: &str| HookOutput {
             at: Timestamp(1_700_000_000_000),
             resource: "nvidia.com/gpu".into(),
             phase: phase.into(),
             ended: "exit status: 3".into(),
-            said: said.into(),
+            output: output.into(),
         };
-        let device = DeviceReport { outputs: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
+        let device = DeviceReport { outputs: vec![output("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
         let wanted = "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: \
                       3\n              last output: no key\\u{1b}[2J\n";
         let shown = details(&device, &BTreeMap::new());
         assert!(shown.contains(wanted), "{shown}");
-        let device = DeviceReport { outputs: vec![said("after_release", "x")], ..device };
+        let device = DeviceReport { outputs: vec![output("after_release", "x")], ..device };
         assert!(details(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", details(&device, &BTreeMap::new()));
     }
 

@@ -9,9 +9,9 @@ use crate::console::{Global, show};
 use crate::discovery;
 use crate::domain::{
     Attributes, Device, DeviceClass, DeviceId, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
-    asks_for_names,
+    requests_names,
 };
-use crate::hardware::{self, Discovery, Known};
+use crate::hardware::{self, DiscoverInput, Discovery};
 use crate::host::{self, HostRoot};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -36,10 +36,10 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let recovered = source::ledger_if_any(global).unwrap_or_default();
     let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
     let held = discovery::held_nodes(&grants);
-    let known = Known { held: &held, ..Known::names(&recovered.names) };
-    let mut found = hardware::discover_knowing(&root, scan.clone(), &specs, &known);
+    let known = DiscoverInput { held: &held, ..DiscoverInput::first(&recovered.names) };
+    let mut found = hardware::discover_with(&root, scan.clone(), &specs, &known);
     if let Some(nvml) = query_nvml(&root, &config.nvml, &found) {
-        found = hardware::discover_knowing(&root, scan, &specs, &Known { nvml: &nvml, ..known });
+        found = hardware::discover_with(&root, scan, &specs, &DiscoverInput { nvml: &nvml, ..known });
     }
     for warning in &found.selection.warnings {
         crate::console::eprintln(format_args!("holdfast: {warning}"));
@@ -55,18 +55,18 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
 /// Facts that only NVML reports; an empty snapshot if it misses the deadline. `None` if NVML is
 /// off, or if nothing needs it.
 fn query_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
-    let question = hardware::nvml_question(root, &found.selection);
+    let question = hardware::nvml_query(root, &found.selection);
     if question.is_empty() || *library == NvmlLibrary::Off {
         return None;
     }
-    let is_needed = asks_for_names(&question);
+    let is_needed = requests_names(&question);
     let (sender, receiver) = mpsc::channel();
     // The send fails if the deadline has passed and the receiver was dropped.
-    let asked = host::ask_nvml(root, library, question, move |answer| drop(sender.send(answer)));
+    let asked = host::query_nvml(root, library, question, move |answer| drop(sender.send(answer)));
     let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
         receiver.recv_timeout(NVML_DEADLINE).map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
     });
-    let (facts, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
+    let (facts, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.facts, answer.failed));
     // NVLink is optional information: a failure that concerns only NVLink causes no warning.
     if let Some(why) = failed.filter(|_| is_needed) {
         crate::console::eprintln(format_args!("holdfast: NVML did not report all facts: {why}"));
@@ -291,7 +291,7 @@ fn short_list(names: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::console::screen::Screen;
-    use crate::hardware::{defaults, discover_in, scan};
+    use crate::hardware::{defaults, discover_with, scan};
     use crate::lab::sim::hardware::{GPUS, SimNode};
 
     fn simulated(all: bool, breakage: impl Fn(&SimNode)) -> Document {
@@ -301,7 +301,7 @@ mod tests {
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
         let specs = defaults::or_usual(&[], &functions);
-        document(&root, &discover_in(&root, functions, &specs, &BTreeMap::new()), all)
+        document(&root, &discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new())), all)
     }
 
     /// The document is an interface: a change here affects every program that reads it.
@@ -327,10 +327,10 @@ mod tests {
 
     #[test]
     fn verdicts_of_the_ledger_are_shown_for_devices_that_look_healthy() {
-        use crate::domain::{Cordon, State, Timestamp, Verdict};
+        use crate::domain::{Cordon, Timestamp, Verdict, VerdictState};
         use std::time::Duration;
         let found = simulated(false, |node| node.remove_gpu_node(1).unwrap());
-        let failed = State::Unhealthy { reason: Reason::Xid, seen: Duration::ZERO };
+        let failed = VerdictState::Unhealthy { reason: Reason::Xid, seen: Duration::ZERO };
         let faults = [(Reason::Xid, "Xid 79".to_owned())].into();
         let verdict = Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
         let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
@@ -354,7 +354,7 @@ mod tests {
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
         let specs = defaults::or_usual(&[], &functions);
-        let found = discover_in(&root, functions, &specs, &BTreeMap::new());
+        let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let health = |resource: &str, as_id: Option<&str>| {
             let gpu = found.devices.iter().find(|device| device.class == DeviceClass::Gpu).unwrap();
             let id = as_id.map_or_else(|| gpu.id.clone(), DeviceId::new);

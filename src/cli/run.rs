@@ -4,7 +4,7 @@ use crate::app::handover::{self, Asked, Former, Given, Inherited, Installed, Pau
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
 use crate::console::Global;
 use crate::console::exit::{self, ESCALATED, FAILURE, Failed, LIMITS};
-use crate::host::{self, EndsAtOnce};
+use crate::host::{self, ExitOnSignal};
 use crate::store::StoreError;
 use clap::Args;
 use sd_notify::NotifyState;
@@ -45,8 +45,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     if let Err(error) = host::raise_open_files() {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
-    host::outlive_too_large_files()?;
-    if let Some(sentence) = host::limit_in_the_way(settings.config.resources.len()) {
+    host::ignore_sigxfsz()?;
+    if let Some(sentence) = host::insufficient_limit(settings.config.resources.len()) {
         return Err(Failed::new(LIMITS, sentence));
     }
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
@@ -62,7 +62,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
     heartbeat::begin();
-    let ends_at_once = EndsAtOnce::begin()?;
+    let ends_at_once = ExitOnSignal::install()?;
     // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
     let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };

@@ -106,7 +106,7 @@ fn resources(reports: &[ResourceReport]) -> Table {
 mod tests {
     use super::*;
     use crate::app::ConfigReport;
-    use crate::domain::{Kept, KubeletGeneration};
+    use crate::domain::{KubeletGeneration, LedgerHealth};
     use std::collections::BTreeMap;
 
     fn resource(name: &str, registered: bool) -> ResourceReport {
@@ -133,7 +133,7 @@ mod tests {
             kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
             socket_left_behind: false,
             config: ConfigReport::default(),
-            ledger: Kept { journal: true, database: true, not_durable: 0, unreadable: None },
+            ledger: LedgerHealth { journal: true, database: true, not_durable: 0, unreadable: None },
             ledger_refuses: true,
             not_recorded: None,
             recovery: None,
@@ -186,7 +186,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     fn an_unwritable_ledger_is_reported_for_both_policies() {
         use crate::serving::Unrecorded;
         let shown = |refuses, not_recorded| {
-            let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 }, unreadable: None };
+            let ledger = LedgerHealth { journal: false, database: true, not_durable: if refuses { 0 } else { 2 }, unreadable: None };
             text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
         };
         let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
@@ -201,27 +201,27 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 
     #[test]
     fn an_unreadable_history_is_reported_with_time_and_reason() {
-        use crate::domain::{Because, Timestamp, Unreadable};
+        use crate::domain::{Timestamp, Unreadable, UnreadableReason};
         for (because, wanted) in [
-            (Because::Slow, "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n"),
-            (Because::Refused, "✗ the history cannot be read: its database could not be opened since 1970-01-01T00:00:07Z\n"),
-            (Because::Failed, "✗ the history cannot be read: its database was closed after an error at 1970-01-01T00:00:07Z\n"),
+            (UnreadableReason::Slow, "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n"),
+            (UnreadableReason::Refused, "✗ the history cannot be read: its database could not be opened since 1970-01-01T00:00:07Z\n"),
+            (UnreadableReason::Failed, "✗ the history cannot be read: its database was closed after an error at 1970-01-01T00:00:07Z\n"),
         ] {
             let unreadable = Some(Unreadable { since: Timestamp(7_000), because });
-            let ledger = Kept { journal: true, database: false, not_durable: 0, unreadable };
+            let ledger = LedgerHealth { journal: true, database: false, not_durable: 0, unreadable };
             let shown = text(&Status { ledger, ..status() }, Screen::default());
             assert!(shown.contains(wanted), "{shown}");
             let json = serde_json::to_string(&ledger).unwrap();
-            assert_eq!(serde_json::from_str::<Kept>(&json).unwrap(), ledger);
+            assert_eq!(serde_json::from_str::<LedgerHealth>(&json).unwrap(), ledger);
         }
     }
 
     #[test]
     fn a_failed_hook_is_reported_for_a_device_or_a_pod() {
         use crate::app::HookReport;
-        use crate::domain::{AllocId, DeviceId, HookState, OwedHook, Timestamp};
+        use crate::domain::{AllocId, DeviceId, HookState, PendingHook, Timestamp};
         use crate::picture::Holder;
-        let owed = OwedHook {
+        let owed = PendingHook {
             resource: "example.com/sensor".parse().unwrap(),
             device: DeviceId::new("dev:sensor1"),
             key: String::new(),
@@ -233,7 +233,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             state: HookState::Failed { tries: 1, failed_at: Timestamp(0), why: "exit status: 1".into() },
         };
         let waits = Holder { namespace: Some("ml".into()), pod: Some("web".into()), pod_uid: None, container: None, since: Timestamp(0) };
-        let shown = |owed: &OwedHook, awaited_by: &[Holder]| {
+        let shown = |owed: &PendingHook, awaited_by: &[Holder]| {
             let hooks = vec![HookReport { owed: owed.clone(), awaited_by: awaited_by.to_vec() }];
             let json = serde_json::to_string(&hooks).unwrap();
             assert_eq!(serde_json::from_str::<Vec<HookReport>>(&json).unwrap(), hooks, "{json}");
@@ -246,7 +246,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             "✗ example.com/sensor: pod ml/web cannot start yet with device dev:sensor1, since the hook after its release has failed once:";
         let text = shown(&owed, std::slice::from_ref(&waits));
         assert!(text.contains(gated) && !text.contains("unhealthy"), "{text}");
-        let due = OwedHook { state: HookState::Due, ..owed };
+        let due = PendingHook { state: HookState::Due, ..owed };
         let text = shown(&due, &[waits]);
         assert!(text.contains("pod ml/web starts with device dev:sensor1 when the hook after its release has ended"), "{text}");
     }

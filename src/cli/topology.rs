@@ -42,7 +42,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
-    let discovery = hardware::discover_in(&root, scan, &specs, &known.names);
+    let discovery = hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&known.names));
     let picture = picture(&root, &discovery, &known);
     let figure = fold(&picture, options.all);
     let drawing = || svg::draw(&figure, picture.count(), usize::MAX);
@@ -356,7 +356,7 @@ nodes of /dev
         };
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
-        let discovery = hardware::discover_in(&root, hardware::scan(&root), &[], &BTreeMap::new());
+        let discovery = hardware::discover_with(&root, hardware::scan(&root), &[], &hardware::DiscoverInput::first(&BTreeMap::new()));
         let judged = [listed, forgotten].map(|device| (device.id.clone(), device)).into();
         let known = Known { judged, grants: vec![grant], ..Known::default() };
         let picture = picture(&root, &discovery, &known);

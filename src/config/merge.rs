@@ -416,7 +416,10 @@ mod tests {
                 "[[resource]]\nname = \"a.b/{node}\"\nclass = \"gpu\"".to_owned(),
                 "`{node}` in the name is for the class `char`, not for `gpu`",
             ),
-            ("[[resource]]\nname = \"{node}/a\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`{node}` stands behind the `/`"),
+            (
+                "[[resource]]\nname = \"{node}/a\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(),
+                "`{node}` must be in the part after `/`",
+            ),
             ("[[resource]]\nname = \"a.b/{nod}\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`a.b/{nod}` is not a resource name"),
             (resource("paths = [\"/dev/[\"]"), "not a valid glob"),
             (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),

@@ -68,7 +68,7 @@ pub fn names(edits: &ContainerEdits) -> impl Iterator<Item = &str> {
 }
 
 /// Replaces the nodes by CDI names.
-pub(super) fn tell(request: &Request<'_>, edits: &mut ContainerEdits) {
+pub(super) fn use_names(request: &Request<'_>, edits: &mut ContainerEdits) {
     if request.spec.cdi.is_empty() {
         return;
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hook_of_an_fpga_has_a_file_without_being_asked_for() {
+    fn the_hook_of_an_fpga_always_has_a_file() {
         let region = Contract::IntelFpga(IntelFpgaOptions { mode: FpgaMode::Region });
         let card = device("0000:b1:00.0", &["/dev/dfl-port.0"], &[("fme_node", "/dev/dfl-fme.0")]);
         let plain = spec("fpga.intel.com/region", region);
@@ -310,7 +310,7 @@ mod tests {
             assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c)), "{id}: {name}");
             assert!(found.insert(file_name(&format!("{}={name}", kind(&spec)))), "{id}: {name}");
         }
-        assert!(found.contains("holdfast-holdfast.dev+other@misc:fuse.json"), "what is allowed stays as it is");
+        assert!(found.contains("holdfast-holdfast.dev+other@misc:fuse.json"), "allowed characters stay");
     }
 
     #[test]

@@ -89,15 +89,15 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_told_as_the_specification_wants_it() {
+    fn a_function_is_described_as_the_specification_requires() {
         let vf = function("0000:3b:00.2", "mlx5_core", &["/dev/vhost-vdpa-0"]);
         let plain = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2"}}"#;
         assert_eq!(text(SriovOptions::default(), &vf), plain);
 
         let pci = vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into(), "mlx5_5".into()], ..*pci }));
         let rdma = Device { pci, ..vf.clone() };
-        let told = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","rdma-device":"mlx5_4,mlx5_5"}}"#;
-        assert_eq!(text(SriovOptions { rdma: Some(true), ..SriovOptions::default() }, &rdma), told);
+        let expected = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","rdma-device":"mlx5_4,mlx5_5"}}"#;
+        assert_eq!(text(SriovOptions { rdma: Some(true), ..SriovOptions::default() }, &rdma), expected);
         assert_eq!(text(SriovOptions::default(), &rdma), plain, "it is not given to the container");
 
         let mut vdpa = vf;

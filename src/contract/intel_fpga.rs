@@ -38,7 +38,7 @@ mod tests {
     use crate::domain::Contract;
 
     #[test]
-    fn each_mode_gives_what_it_is_for() {
+    fn each_mode_gives_its_nodes() {
         // Each port is a device of its own; the ports of one region share its management engine.
         let port = |number: u32| {
             device(&format!("0000:b1:00.0-port{number}"), &[&format!("/dev/dfl-port.{number}")], &[("fme_node", "/dev/dfl-fme.0")])

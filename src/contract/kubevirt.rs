@@ -29,7 +29,7 @@ mod tests {
     use crate::domain::ContractKind;
 
     #[test]
-    fn functions_are_told_by_their_addresses() {
+    fn functions_are_named_by_their_addresses() {
         let first = function("0000:08:00.0", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/38", "/dev/vfio/devices/vfio0"]);
         let second = function("0000:41:00.0", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/51"]);
         let edits = edits_of(&spec("nvidia.com/TU104GL_Tesla-T4", ContractKind::Kubevirt), &[&second, &first]);
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn mediated_devices_are_told_by_their_uuids() {
+    fn mediated_devices_are_named_by_their_uuids() {
         let uuid = "e898f311-6b9e-46a2-b728-144d01af1a7c";
         let vgpu = device(uuid, &["/dev/vfio/vfio", "/dev/vfio/106"], &[("mdev_uuid", uuid)]);
         let edits = edits_of(&spec("nvidia.com/NVIDIA_A2-4Q", ContractKind::Kubevirt), &[&vgpu]);

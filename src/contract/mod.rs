@@ -60,7 +60,7 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     let request = &Request { devices: &distinct, ..*request };
     let spec = request.spec;
     let mut edits = by_contract(request);
-    cdi::tell(request, &mut edits);
+    cdi::use_names(request, &mut edits);
     // The configuration overrides the contract.
     edits.envs.extend(spec.env.clone());
     for mount in &spec.mounts {

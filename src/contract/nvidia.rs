@@ -73,14 +73,13 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
     }
     let Some(uuid) = attribute(device, "uuid") else {
         return Some(
-            "the name by which NVIDIA's toolkit knows this MIG instance is told by NVML only, which has not told it (`holdfast status` \
-             says why); `contract = \"generic\"` gives its nodes"
+            "the name of this MIG instance, which NVIDIA's toolkit needs, comes from NVML only, which has not \
+             reported it (`holdfast status` shows why); `contract = \"generic\"` provides its nodes"
                 .into(),
         );
     };
     let by_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
-    (by_cdi && uuid.contains('/'))
-        .then(|| format!("`{uuid}` cannot be in a CDI name; `device_list_strategy = [\"envvar\"]` has room for it"))
+    (by_cdi && uuid.contains('/')).then(|| format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`"))
 }
 
 /// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
@@ -209,7 +208,7 @@ mod tests {
         assert_eq!(why(&by_place, &[DeviceListStrategy::EnvVar]), "");
         assert_eq!(edits_of(&nvidia(NvidiaOptions::default()), &[&by_place]).envs[VISIBLE_DEVICES], "MIG-GPU-1/1/0");
         for by in [cdi, both] {
-            assert!(why(&by_place, by).contains("`MIG-GPU-1/1/0` cannot be in a CDI name"), "{by:?}");
+            assert!(why(&by_place, by).contains("`MIG-GPU-1/1/0` is not allowed in a CDI name"), "{by:?}");
         }
         let named = instance(Some("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"));
         assert_eq!(why(&named, both), "");

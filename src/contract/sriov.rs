@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_told_by_its_address_alone() {
+    fn an_interface_is_named_by_its_address_alone() {
         let (first, second) = (function("0000:3b:02.1", "iavf", &[]), function("0000:3b:02.0", "iavf", &[]));
         let edits = edits_of(&sriov(SriovOptions::default()), &[&first, &second]);
         assert_eq!(golden(&edits), include_str!("golden/sriov.json").trim_end());
     }
 
     #[test]
-    fn a_function_for_dpdk_brings_vfios_nodes_and_what_the_configuration_tells_of_it() {
+    fn a_function_for_dpdk_has_vfio_nodes_and_the_configured_extras() {
         let mut first = function("0000:3b:00.2", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/devices/vfio3"]);
         // Without an IOMMU the node has another name on the host.
         first.nodes.push(DeviceNode { container: "/dev/vfio/7".into(), ..DeviceNode::at("/dev/vfio/noiommu-7") });
@@ -209,9 +209,9 @@ mod tests {
             let edits = edits_of(&sriov(SriovOptions { vdpa: Some(vdpa), ..SriovOptions::default() }), &[&vf]);
             (edits.envs["PCIDEVICE_INTEL_COM_MY-POOL_1_X_INFO"].clone(), edits.devices.len())
         };
-        let told = |vdpa: &str| format!(r#"{{"0000:3b:00.2":{{"generic":{{"deviceID":"0000:3b:00.2"}},"vdpa":{vdpa}}}}}"#);
-        assert_eq!(info(VdpaType::Vhost), (told(r#"{"mount":"/dev/vhost-vdpa-0"}"#), 1));
-        assert_eq!(info(VdpaType::Virtio), (told("{}"), 0));
+        let expected = |vdpa: &str| format!(r#"{{"0000:3b:00.2":{{"generic":{{"deviceID":"0000:3b:00.2"}},"vdpa":{vdpa}}}}}"#);
+        assert_eq!(info(VdpaType::Vhost), (expected(r#"{"mount":"/dev/vhost-vdpa-0"}"#), 1));
+        assert_eq!(info(VdpaType::Virtio), (expected("{}"), 0));
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn without_vhost_on_the_host_nothing_is_told_of_it() {
+    fn without_vhost_on_the_host_no_vhost_node_is_given() {
         let options = SriovOptions { vhost_net: true, ..SriovOptions::default() };
         let vf = function("0000:3b:00.2", "iavf", &[]);
         assert_eq!(edits_where(&sriov(options.clone()), &[&vf], |_| false), edits_of(&sriov(SriovOptions::default()), &[&vf]));

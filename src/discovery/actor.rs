@@ -2,8 +2,8 @@
 //! evidence.
 
 use crate::domain::{
-    Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
-    ResourceSpec, Unread,
+    Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuery, NvmlSnapshot, Object, Plan, ResourceName, ResourceSpec,
+    Unread,
 };
 use crate::hardware::{self, HeldNode};
 use crate::host::{self, HostRoot, ReadFailure};
@@ -28,7 +28,7 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 const FIRST_TRIES: u32 = 4;
 
 /// How long the ledger may take to make ids durable, and health to accept the evidence.
-const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
+const PUBLISH_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The actor's dependencies, the same for every life.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ pub struct DiscoveryConfig {
     /// NVML's answers so far: empty at the first scan, which does not wait for them.
     pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
     /// Publishes the question for NVML.
-    pub question: Arc<watch::Sender<NvmlQuestion>>,
+    pub question: Arc<watch::Sender<NvmlQuery>>,
     /// Publishes what the last scan could not read, for `status` and the metrics.
     pub unread: Arc<watch::Sender<Unread>>,
     /// The ledger, which makes new ids durable.
@@ -63,24 +63,24 @@ pub struct DiscoveryConfig {
 pub struct DiscoveryActor {
     config: DiscoveryConfig,
     /// When the last scan began.
-    looked_at: Option<Duration>,
+    scanned_at: Option<Duration>,
     /// The result of the last scan: what cannot be read stays as it was there.
     former: Option<hardware::Discovery>,
     /// Incomplete scans in a row.
     incomplete: u32,
     /// Warnings that were logged: each is logged once, not at every poll.
-    said: BTreeSet<String>,
+    warned: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
 }
 
 impl DiscoveryActor {
     /// Builds one life of the actor.
     pub fn new(config: DiscoveryConfig, life: impl Any + Send) -> Self {
-        DiscoveryActor { config, looked_at: None, former: None, incomplete: 0, said: BTreeSet::new(), _life: Box::new(life) }
+        DiscoveryActor { config, scanned_at: None, former: None, incomplete: 0, warned: BTreeSet::new(), _life: Box::new(life) }
     }
 
     /// Scans the host. Returns the evidence, and the new ids.
-    fn look(&mut self, plan: &Plan, of_plan: Result<Vec<String>, ReadFailure>) -> (Evidence, Vec<(String, DeviceId)>) {
+    fn scan(&mut self, plan: &Plan, of_plan: Result<Vec<String>, ReadFailure>) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
@@ -89,12 +89,12 @@ impl DiscoveryActor {
         let inventory = self.config.inventory.borrow().clone();
         let scan = hardware::scan_after(host_root, self.former.as_ref().map_or(&[], |former| &former.devices));
         let held = held_nodes(&grants);
-        let known = hardware::Known { names: &remembered, nvml: &nvml, held: &held, former: self.former.as_ref() };
-        let mut found = hardware::discover_knowing(host_root, scan, &plan.specs, &known);
-        let question = hardware::nvml_question(host_root, &found.selection);
-        self.config.question.send_if_modified(|asked| {
-            *asked != question && {
-                *asked = question;
+        let known = hardware::DiscoverInput { names: &remembered, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let mut found = hardware::discover_with(host_root, scan, &plan.specs, &known);
+        let question = hardware::nvml_query(host_root, &found.selection);
+        self.config.question.send_if_modified(|query| {
+            *query != question && {
+                *query = question;
                 true
             }
         });
@@ -111,10 +111,10 @@ impl DiscoveryActor {
         let evidence = evidence(host_root, began, &mut found, held_devices(&grants), listed);
         metrics::scanned(clock.elapsed());
         let warnings: BTreeSet<String> = of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).collect();
-        for warning in warnings.difference(&self.said) {
+        for warning in warnings.difference(&self.warned) {
             tracing::warn!("{warning}");
         }
-        self.said = warnings;
+        self.warned = warnings;
         let named = std::mem::take(&mut found.named);
         // The devices contain the functions too.
         found.scan = hardware::Scan::default();
@@ -220,7 +220,7 @@ impl Actor for DiscoveryActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        ask(&context.address());
+        request_scan(&context.address());
         schedule_poll(context);
     }
 }
@@ -228,13 +228,13 @@ impl Actor for DiscoveryActor {
 /// Schedules the poll at a common tick, so that all pollers wake the machine once.
 fn schedule_poll(context: &mut Context<DiscoveryActor>) {
     context.run_later(host::until_tick(POLL), |_, context| {
-        ask(&context.address());
+        request_scan(&context.address());
         schedule_poll(context);
     });
 }
 
 /// Requests a scan. With a full mailbox a scan is pending anyway.
-fn ask(address: &actix::Addr<DiscoveryActor>) {
+fn request_scan(address: &actix::Addr<DiscoveryActor>) {
     drop(address.try_send(Rescan { asked_at: host::now().boot }));
 }
 
@@ -244,35 +244,35 @@ impl Handler<Rescan> for DiscoveryActor {
 
     fn handle(&mut self, Rescan { asked_at }: Rescan, context: &mut Self::Context) -> Self::Result {
         // Events come in bursts. A scan that began after this event has seen its change.
-        if self.looked_at.is_some_and(|looked_at| looked_at > asked_at) {
+        if self.scanned_at.is_some_and(|scanned_at| scanned_at > asked_at) {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
-        self.looked_at = Some(host::now().boot);
+        self.scanned_at = Some(host::now().boot);
         let (plan, warnings) = planned(&self.config.host_root, &self.config.plan);
-        let (evidence, named) = self.look(&plan, warnings);
+        let (evidence, named) = self.scan(&plan, warnings);
         if let Some(wait) = self.note_unread(&evidence.unread) {
-            context.run_later(wait, |_, context| ask(&context.address()));
+            context.run_later(wait, |_, context| request_scan(&context.address()));
             if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty() {
                 return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
             }
         }
         let config = self.config.clone();
-        AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, config).into_actor(self)))
+        AtomicResponse::new(Box::pin(publish(evidence, plan, named, config).into_actor(self)))
     }
 }
 
 /// Makes new ids durable, then sends the evidence to health. A device whose id cannot be recorded
 /// is not offered, and the next scan tries again. The others are not delayed.
-async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, DeviceId)>, config: DiscoveryConfig) {
+async fn publish(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, DeviceId)>, config: DiscoveryConfig) {
     let DiscoveryConfig { remember, discovered, found, .. } = config;
     if !named.is_empty() {
-        let recorded = match remember.call(Remember(named.clone()), HAND_ON_DEADLINE).await {
+        let recorded = match remember.call(Remember(named.clone()), PUBLISH_DEADLINE).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = recorded {
-            tracing::error!(%error, devices = named.len(), "the ids of new devices cannot be recorded; these devices are not offered");
+            tracing::error!(%error, devices = named.len(), "failed to record the ids of new devices; these devices are not offered");
             for (_, id) in &named {
                 evidence.devices.remove(id);
                 evidence.selected.values_mut().for_each(|selected| {
@@ -283,15 +283,15 @@ async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, De
     }
     let evidence = Arc::new(evidence);
     found.tell(Found(Arc::clone(&evidence)));
-    if let Err(error) = discovered.call(Discovered { evidence, plan }, HAND_ON_DEADLINE).await {
-        tracing::warn!(%error, "what a scan found was not judged");
+    if let Err(error) = discovered.call(Discovered { evidence, plan }, PUBLISH_DEADLINE).await {
+        tracing::warn!(%error, "health evaluation of a scan failed; the next scan retries");
     }
 }
 
 impl Handler<Crash> for DiscoveryActor {
     type Result = ();
 
-    #[expect(clippy::panic, reason = "the message asks for it")]
+    #[expect(clippy::panic, reason = "the message requests it")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
     }
@@ -305,7 +305,7 @@ fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, R
     if plan.patterns.is_empty() {
         return (plan, Ok(Vec::new()));
     }
-    let hardware::Each { specs, warnings } = match hardware::each(root, &plan.patterns) {
+    let hardware::ExpandedSpecs { specs, warnings } = match hardware::expand_patterns(root, &plan.patterns) {
         Ok(each) => each,
         Err(failure) => return (plan, Err(failure)),
     };
@@ -353,7 +353,7 @@ mod tests {
         let mut found = [device("same", "/dev/a"), device("moved", "/dev/z"), device("shared", "/dev/c"), device("new", "/dev/n")];
         let before = found.clone();
         keep_known(&mut found, &inventory);
-        assert_eq!(found, before, "what is found is what is found");
+        assert_eq!(found, before, "the known devices do not change the result");
         let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
     }
@@ -369,24 +369,24 @@ mod tests {
         };
         let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
         let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
-        let look = || {
+        let rescan = || {
             let (planned, warnings) = planned(&root, &plan);
             assert_eq!(planned, *plan.borrow());
             (planned.number, planned.specs.iter().map(|spec| spec.name.to_string()).collect::<Vec<_>>().join(" "), warnings.ok())
         };
         std::fs::create_dir(&dev).unwrap();
         std::fs::write(dev.join("i2c-1"), "").unwrap();
-        assert_eq!(look(), (2, "board/i2c-1".into(), Some(vec![])));
+        assert_eq!(rescan(), (2, "board/i2c-1".into(), Some(vec![])));
         std::fs::write(dev.join("i2c-13"), "").unwrap();
-        assert_eq!(look(), (3, "board/i2c-1 board/i2c-13".into(), Some(vec![])));
-        assert_eq!(look().0, 3, "nothing has changed");
-        let (_, calls) = with_faults(|_| None, look);
+        assert_eq!(rescan(), (3, "board/i2c-1 board/i2c-13".into(), Some(vec![])));
+        assert_eq!(rescan().0, 3, "nothing has changed");
+        let (_, calls) = with_faults(|_| None, rescan);
         assert!(calls >= 3, "the directory and its nodes");
         for failing in 0..calls {
-            let seen = with_faults(move |call| (call == failing).then_some(24), look).0;
+            let seen = with_faults(move |call| (call == failing).then_some(24), rescan).0;
             assert_eq!(seen, (3, "board/i2c-1 board/i2c-13".into(), None));
         }
         std::fs::remove_file(dev.join("i2c-1")).unwrap();
-        assert_eq!(look(), (4, "board/i2c-13".into(), Some(vec![])));
+        assert_eq!(rescan(), (4, "board/i2c-13".into(), Some(vec![])));
     }
 }

@@ -4,7 +4,7 @@ use super::Redactor;
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
 use crate::hardware::NearMiss;
-use crate::host::{InotifyRoom, Medium};
+use crate::host::{InotifyLimits, Medium};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -321,7 +321,7 @@ pub struct Cdi {
 pub struct HostFacts {
     /// Whether further inotify instances can be created; `None` for a tree that is not a running
     /// machine.
-    pub inotify: Option<InotifyRoom>,
+    pub inotify: Option<InotifyLimits>,
     /// Why the kernel log cannot be read; `None` if it can be read, or if there is none.
     pub kernel_log: Option<String>,
     /// Number of IOMMU groups; `None` if sysfs does not show them.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
-use crate::host::{InotifyRoom, Medium};
+use crate::host::{InotifyLimits, Medium};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -83,7 +83,7 @@ pub(super) fn healthy() -> Facts {
         }),
         cdi: Some(Cdi { directory: "/var/run/cdi".into(), exists: true, containerd: vec![containerd], crio_dirs: None }),
         host: Some(HostFacts {
-            inotify: Some(InotifyRoom { instances: 3, refused: None }),
+            inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,
             iommu_groups: Some(40),
             driver_nodes: None,

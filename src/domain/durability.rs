@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The current state of the ledger's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct LedgerHealth {
     /// Whether the journal is writable. If so, every answered grant has the configured durability.
     pub journal: bool,
     /// Whether the query database is up to date with the journal.
@@ -23,13 +23,13 @@ pub struct Unreadable {
     /// Since when it has been unreadable.
     pub since: Timestamp,
     /// The reason.
-    pub because: Because,
+    pub because: UnreadableReason,
 }
 
 /// Why a history cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Because {
+pub enum UnreadableReason {
     /// Its database is slow to open.
     Slow,
     /// The system refuses to open its database.

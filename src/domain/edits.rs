@@ -42,7 +42,7 @@ pub struct ContainerEdits {
 
 /// The capabilities of one version of the kubelet's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wire {
+pub struct ApiCapabilities {
     /// The version, as shown in error messages.
     pub api: &'static str,
     /// Whether a response can carry CDI names.

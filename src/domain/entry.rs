@@ -2,7 +2,7 @@
 
 use super::device::DeviceId;
 use super::grant::{AllocId, Grant, GrantState, GrantedDevice};
-use super::hook::OwedHook;
+use super::hook::PendingHook;
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use super::verdict::Verdict;
@@ -89,5 +89,5 @@ pub enum Entry {
     },
     /// How far the hook has come that is owed to a device after its release. It stands in front of the release that owes it,
     /// so a write that was cut off has both or a hook that nobody runs yet.
-    Hook(Box<OwedHook>),
+    Hook(Box<PendingHook>),
 }

@@ -11,7 +11,7 @@
 //!                             └────────────▶ Done ◀───────────┘
 //! ```
 //!
-//! While a container of another pod waits at the gate ([`Barred`]), the hook is run for it,
+//! While a container of another pod waits at the gate ([`StartBlocked`]), the hook is run for it,
 //! although that pod already holds the device.
 //!
 //! A [`Check`] is not a hook: it changes nothing, and is run periodically to find out whether a
@@ -129,7 +129,7 @@ pub enum HookState {
 
 /// A pending hook after the release of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwedHook {
+pub struct PendingHook {
     /// The resource.
     pub resource: ResourceName,
     /// The device as a whole; for a pool, the resource's name.
@@ -152,7 +152,7 @@ pub struct OwedHook {
     pub state: HookState,
 }
 
-impl OwedHook {
+impl PendingHook {
     /// The reason why its device is unhealthy until then.
     #[must_use]
     pub fn reason(&self) -> Reason {
@@ -164,41 +164,41 @@ impl OwedHook {
 }
 
 /// All pending hooks, by resource and device.
-pub type Owed = BTreeMap<ResourceName, BTreeMap<DeviceId, OwedHook>>;
+pub type PendingHooks = BTreeMap<ResourceName, BTreeMap<DeviceId, PendingHook>>;
 
 /// The hooks that may run now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Due {
+pub struct DueHooks {
     /// Of devices without a holder: they are unhealthy until the hook is done.
-    pub free: Owed,
+    pub free: PendingHooks,
     /// Of devices whose next holder waits at the gate. They are held, and their health does not
     /// change: a kubelet that restarts rejects a waiting pod with an unhealthy device.
-    pub gated: Owed,
+    pub gated: PendingHooks,
 }
 
-impl Due {
+impl DueHooks {
     /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = &OwedHook> {
+    pub fn all(&self) -> impl Iterator<Item = &PendingHook> {
         self.free.values().chain(self.gated.values()).flat_map(BTreeMap::values)
     }
 
     /// The hook of a device.
     #[must_use]
-    pub fn get(&self, resource: &ResourceName, device: &DeviceId) -> Option<&OwedHook> {
-        [&self.free, &self.gated].into_iter().find_map(|owed| owed.get(resource)?.get(device))
+    pub fn get(&self, resource: &ResourceName, device: &DeviceId) -> Option<&PendingHook> {
+        [&self.free, &self.gated].into_iter().find_map(|hooks| hooks.get(resource)?.get(device))
     }
 }
 
 /// The former holder of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Former {
+pub struct FormerHolder {
     /// The pod.
     pub pod: PodRef,
     /// Its container.
     pub container: String,
 }
 
-impl fmt::Display for Former {
+impl fmt::Display for FormerHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pod {} (container {})", self.pod, self.container)
     }
@@ -207,46 +207,46 @@ impl fmt::Display for Former {
 /// Why a container must not start yet with a device that another pod had. The kubelet shows the
 /// text and tries again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Barred {
+pub enum StartBlocked {
     /// Processes of the former pod run, or may run.
     #[error(
-        "{former} had it before, and {}; its hook after_release comes first. The kubelet tries again by itself; if that pod does not end, \
-         delete it or end its processes on the node", seen(*cgroup)
+        "{former} had the device before, and {}; its hook after_release must run first. The kubelet retries; \
+         if that pod does not end, delete it or end its processes on the node", seen(*cgroup)
     )]
     Runs {
         /// The former holder.
-        former: Former,
+        former: FormerHolder,
         /// The state of that pod's cgroup.
         cgroup: CgroupState,
     },
     /// The kubelet's checkpoint does not show which of two pods has the device now.
     #[error(
-        "{former} had it before, and the kubelet's checkpoint does not tell that it has it no more. The kubelet tries again by itself; if \
-         that pod is over and this lasts, restart the kubelet, which writes the checkpoint anew"
+        "{former} had the device before, and the kubelet's checkpoint does not show that the pod no longer has it. \
+         The kubelet retries; if that pod is finished and this persists, restart the kubelet, which rewrites the checkpoint"
     )]
-    Remembered {
+    CheckpointUnclear {
         /// The former holder.
-        former: Former,
+        former: FormerHolder,
     },
     /// A grant of the device is not matched to any container yet.
     #[error(
-        "grant {alloc_id} of it, made before, is not known to be of any pod. That none got it is proven about a minute after it was made; \
-         the kubelet tries again by itself"
+        "grant {alloc_id} of the device, made before, is not matched to a pod yet. It is released after about a minute \
+         if no pod claims it; the kubelet retries"
     )]
     Unknown {
         /// The grant.
         alloc_id: AllocId,
     },
     /// The hook is about to be run, or is running.
-    #[error("the hook after_release of {former}, which had it before, has not ended yet; the kubelet tries again by itself")]
+    #[error("the hook after_release of {former}, which had the device before, has not ended yet; the kubelet retries")]
     Due {
         /// The former holder: a pod, or the id of a grant that was never bound.
         former: String,
     },
     /// The hook has failed.
     #[error(
-        "the hook after_release of {former}, which had it before, has failed {}: {why}. It is run again by itself, and so does \
-         the kubelet try again; mend what it says, or take the hook out of the configuration and have Holdfast read that (`systemctl reload \
+        "the hook after_release of {former}, which had the device before, has failed {}: {why}. Holdfast retries the hook, and the \
+         kubelet retries the pod; fix the cause, or remove the hook from the configuration and reload it (`systemctl reload \
          holdfast`, or SIGHUP)", times(u64::from(*tries))
     )]
     Failed {
@@ -276,35 +276,35 @@ pub fn times(count: u64) -> String {
 
 fn seen(cgroup: CgroupState) -> &'static str {
     match cgroup {
-        CgroupState::Populated => "processes of it still run (its cgroup is populated)",
-        CgroupState::Unknown => "whether anything of it runs cannot be seen, since the kubelet's cgroups are not found on this host",
-        CgroupState::Empty | CgroupState::Gone => "it has just ended",
+        CgroupState::Populated => "processes of that pod still run (its cgroup is populated)",
+        CgroupState::Unknown => "it is unknown whether its processes run, because the kubelet's cgroups were not found on this host",
+        CgroupState::Empty | CgroupState::Absent => "the pod has just ended",
     }
 }
 
-impl OwedHook {
+impl PendingHook {
     /// Why a container must wait for the hook.
     #[must_use]
-    pub fn bars(&self) -> Barred {
+    pub fn start_blocked(&self) -> StartBlocked {
         let former = match (&self.pod, &self.container) {
-            (Some(pod), Some(container)) => Former { pod: pod.clone(), container: container.clone() }.to_string(),
+            (Some(pod), Some(container)) => FormerHolder { pod: pod.clone(), container: container.clone() }.to_string(),
             _ => format!("grant {}", self.alloc_id),
         };
         match &self.state {
-            HookState::Failed { tries, why, .. } => Barred::Failed { former, tries: *tries, why: why.clone() },
-            HookState::Due | HookState::Done => Barred::Due { former },
+            HookState::Failed { tries, why, .. } => StartBlocked::Failed { former, tries: *tries, why: why.clone() },
+            HookState::Due | HookState::Done => StartBlocked::Due { former },
         }
     }
 }
 
 /// Records the progress of a hook. A hook that is done is removed.
-pub fn note_hook(owed: &mut Owed, hook: &OwedHook) {
+pub fn note_hook(hooks: &mut PendingHooks, hook: &PendingHook) {
     if hook.state != HookState::Done {
-        owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());
-    } else if let Some(devices) = owed.get_mut(&hook.resource) {
+        hooks.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());
+    } else if let Some(devices) = hooks.get_mut(&hook.resource) {
         devices.remove(&hook.device);
         if devices.is_empty() {
-            owed.remove(&hook.resource);
+            hooks.remove(&hook.resource);
         }
     }
 }

@@ -45,18 +45,21 @@ pub use contract::{
     NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
-pub use durability::{Because, Durability, Kept, Unreadable};
-pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
+pub use durability::{Durability, LedgerHealth, Unreadable, UnreadableReason};
+pub use edits::{ApiCapabilities, ContainerEdits, EditDevice, EditMount};
 pub use entry::{Entry, Gone, Listed, note_gone, note_list};
 pub use evidence::{Evidence, Unread};
 pub use grant::{AllocId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
 pub use health::{Health, HealthTimings, Reason};
-pub use hook::{Barred, Check, CheckResult, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook, times, without_output};
+pub use hook::{
+    Check, CheckResult, DueHooks, FormerHolder, Hook, HookState, Hooks, PendingHook, PendingHooks, Phase, StartBlocked, note_hook, times,
+    without_output,
+};
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
-pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};
+pub use nvml::{MigPlace, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names};
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
-pub use observation::{CgroupState, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
+pub use observation::{CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
@@ -70,4 +73,4 @@ pub use sharing::{PerContainer, Sharing};
 pub use signal::{Counter, DeviceEvent, EventKind, Signals, Source, Symptom};
 pub use stage::{Stage, Successor};
 pub use time::{Moment, Timestamp};
-pub use verdict::{Cordon, Incident, Instruction, State, Verdict, Verdicts, note_verdict};
+pub use verdict::{Cordon, Incident, OperatorRequest, Verdict, VerdictState, Verdicts, note_verdict};

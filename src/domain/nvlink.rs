@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn those_are_a_hive_that_all_reach_each_other() {
+    fn a_hive_is_a_set_of_gpus_that_all_reach_each_other() {
         assert_eq!(of(3, &[]), ["", "", ""]);
         assert_eq!(of(5, &[(0, 3, 4), (1, 2, 4)]), ["00", "01", "01", "00", ""], "bridges between two cards");
         let all: Vec<_> = (0..16).flat_map(|a| (a + 1..16).map(move |b| (a, b, 1))).collect();
@@ -97,7 +97,7 @@ mod tests {
     /// The mesh of a DGX-1 with V100: two groups of four, one on each socket. Each GPU also has a
     /// link with one GPU of the other group.
     #[test]
-    fn of_a_cube_mesh_the_fours_are_hives_and_those_with_two_links_hives_within_them() {
+    fn a_cube_mesh_has_hives_of_four_and_inner_hives() {
         let four = |first: u8| {
             [(0, 1, 1), (0, 2, 1), (0, 3, 2), (1, 2, 2), (1, 3, 1), (2, 3, 1)].map(|(a, b, links)| (first + a, first + b, links))
         };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_link_less_costs_is_the_whole_and_not_the_hive() {
+    fn one_missing_link_splits_the_whole_and_not_the_hive() {
         let lame = [(0, 1, 3), (0, 2, 4), (0, 3, 4), (1, 2, 4), (1, 3, 4), (2, 3, 4)];
         assert_eq!(of(4, &lame), ["00/00", "00", "00/00", "00/00"], "three of them are joined by all their links");
     }

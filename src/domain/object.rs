@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_overlaps_its_parts_and_its_wholes_and_nothing_beside_them() {
+    fn an_object_overlaps_its_parts_and_wholes_only() {
         let mut objects = Objects::default();
         let held = ["pci:0000:18:00.0", "pci:0000:19:00.0/gi1-ci0", "disk:a/1", "char:188:0", "node:/dev/ttyUSB1"];
         for (holder, text) in held.iter().enumerate() {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_use_of_one_thing_is_shared() {
+    fn only_one_use_of_one_object_is_shared() {
         let (a, b): (ResourceName, ResourceName) = ("a.com/x".parse().unwrap(), "b.com/x".parse().unwrap());
         let share = |one: (&ResourceName, &str), other: (&ResourceName, &str)| {
             share((one.0, &DeviceId::new(one.1)), (other.0, &DeviceId::new(other.1)))

@@ -34,7 +34,7 @@ pub struct Observation {
 
 /// An answer in the kubelet's checkpoint, ours or that of another plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptGrant {
+pub struct CheckpointGrant {
     /// The id in the answer. An answer of another plugin has none, and gets
     /// [`AllocId::of_other_plugin`].
     pub alloc_id: AllocId,
@@ -90,7 +90,7 @@ pub enum CgroupState {
     /// The cgroup exists and no process runs in it.
     Empty,
     /// The kubelet's hierarchy exists and does not contain the pod's cgroup.
-    Gone,
+    Absent,
     /// The kubelet's hierarchy was not found, so the state is unknown.
     #[default]
     Unknown,
@@ -100,6 +100,6 @@ impl CgroupState {
     /// Whether it proves that no process of the pod runs.
     #[must_use]
     pub fn is_dead(self) -> bool {
-        matches!(self, CgroupState::Empty | CgroupState::Gone)
+        matches!(self, CgroupState::Empty | CgroupState::Absent)
     }
 }

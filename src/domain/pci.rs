@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_addresses_are_refused() {
         for text in ["", "0000:18:00", "000:18:00.0", "0000:18:00.8", "0000:18:20.0", "0000:1g:00.0", "0000:18:00.00", "+000:18:00.0"] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
         }

@@ -42,7 +42,8 @@ pub enum AtKubeletStart {
     #[default]
     Withhold,
     /// Their actual health.
-    Tell,
+    #[serde(rename = "tell")]
+    Report,
 }
 
 /// The choices for health.

@@ -68,7 +68,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_acts_on_a_terminal_is_written_out_and_nothing_else_is_changed() {
+    fn only_terminal_control_characters_are_escaped() {
         for (text, wanted) in [
             ("Gerät ×64 ✓ 日本 👍", "Gerät ×64 ✓ 日本 👍"),
             ("a\u{1b}[2Jb", "a\\u{1b}[2Jb"),

@@ -17,7 +17,7 @@ pub enum Refusal {
         id: DeviceId,
     },
     /// The request contains the id twice.
-    #[error("device `{id}` of {resource} is asked for twice in one request")]
+    #[error("device `{id}` of {resource} is requested twice in one request")]
     Duplicate {
         /// The requested resource.
         resource: ResourceName,
@@ -36,7 +36,7 @@ pub enum Refusal {
     },
     /// No response can be made for the device now. It is in the list only because a container holds
     /// it.
-    #[error("device `{id}` of {resource} cannot be given, because {why}")]
+    #[error("device `{id}` of {resource} cannot be granted, because {why}")]
     Unanswerable {
         /// The requested resource.
         resource: ResourceName,
@@ -46,7 +46,7 @@ pub enum Refusal {
         why: String,
     },
     /// A required check failed because a file cannot be read now.
-    #[error("device `{id}` of {resource} cannot be checked now, so it is not given: {why}")]
+    #[error("device `{id}` of {resource} cannot be checked now and is not granted: {why}")]
     Unreadable {
         /// The requested resource.
         resource: ResourceName,
@@ -74,7 +74,7 @@ pub enum Refusal {
     /// A container of another pod provably has the device.
     #[error(
         "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet no longer tracks; it is \
-         freed when the processes of that pod have ended"
+         freed when the pod's processes exit"
     )]
     InUse {
         /// The requested resource.
@@ -87,17 +87,20 @@ pub enum Refusal {
         container: String,
     },
     /// The request exceeds the limit for one container.
-    #[error("a container may have 1 of {resource}, but {asked} are asked for: more shares are no more of the device; set the limit to 1")]
+    #[error(
+        "a container may have 1 of {resource}, but requests {requested}; requesting more than one \
+         share does not grant more of the device, so set the limit to 1"
+    )]
     TooMany {
         /// The requested resource.
         resource: ResourceName,
         /// The number of requested ids.
-        asked: usize,
+        requested: usize,
     },
     /// The request contains two shares of one device, but each must be of another device.
     #[error(
-        "a container gets shares of different devices of {resource}, but `{first}` and `{second}` are of one: fewer devices have a free \
-         share than are asked for"
+        "a container gets shares of different devices of {resource}, but `{first}` and `{second}` are shares of the same device; \
+         fewer devices have a free share than the container requests"
     )]
     SameDevice {
         /// The requested resource.
@@ -115,7 +118,7 @@ pub enum Refusal {
     NotOffered(ResourceName),
     /// A file that lists the devices for the container runtime, or for a CNI plugin, cannot be
     /// written.
-    #[error("{resource} needs the file `{file}` for its containers, which cannot be written: {why}")]
+    #[error("containers with {resource} need the file `{file}`, but it cannot be written: {why}")]
     FileNotWritten {
         /// The requested resource.
         resource: ResourceName,
@@ -126,17 +129,18 @@ pub enum Refusal {
     },
     /// The kubelet's version of the API has no call before a container starts.
     #[error(
-        "{resource} has hooks that come before a container starts, and the kubelet's device-plugin API {api} has no call before a container starts"
+        "{resource} has hooks and needs a call before a container starts (PreStartContainer), \
+         which device-plugin API {api} does not support"
     )]
-    NoRoomForHook {
+    HooksUnsupported {
         /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
         api: &'static str,
     },
     /// The kubelet's version of the API cannot carry CDI names.
-    #[error("{resource} reaches its containers by CDI names, which the kubelet's device-plugin API {api} cannot tell")]
-    NoRoomForCdi {
+    #[error("{resource} uses CDI devices, which device-plugin API {api} does not support")]
+    CdiUnsupported {
         /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
@@ -158,13 +162,13 @@ mod tests {
             Refusal::Unhealthy { resource: resource(), id: id(), reason: Reason::Xid },
             Refusal::Unanswerable { resource: resource(), id: id(), why: "it has no node".into() },
             Refusal::InUse { resource: resource(), id: id(), pod: "ml/train-0".into(), container: "main".into() },
-            Refusal::TooMany { resource: resource(), asked: 2 },
+            Refusal::TooMany { resource: resource(), requested: 2 },
             Refusal::SameDevice { resource: resource(), first: id(), second: id() },
             Refusal::Empty(resource()),
             Refusal::NotOffered(resource()),
             Refusal::FileNotWritten { resource: resource(), file: "/run/cdi/x.json".into(), why: "no space left".into() },
-            Refusal::NoRoomForHook { resource: resource(), api: "v1alpha" },
-            Refusal::NoRoomForCdi { resource: resource(), api: "v1alpha" },
+            Refusal::HooksUnsupported { resource: resource(), api: "v1alpha" },
+            Refusal::CdiUnsupported { resource: resource(), api: "v1alpha" },
         ];
         for refusal in refusals {
             let text = refusal.to_string();

@@ -41,7 +41,7 @@ impl ResourceName {
     pub fn for_each_node(text: &str) -> Result<Self, InvalidResourceName> {
         let refuse = |why| InvalidResourceName { name: text.to_owned(), why };
         if !text.split_once('/').is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE)) {
-            return Err(refuse("`{node}` stands behind the `/`"));
+            return Err(refuse("`{node}` must be in the part after `/`"));
         }
         text.replace(NODE, "node").parse::<ResourceName>().map_err(|error| refuse(error.why))?;
         Ok(ResourceName(text.into()))
@@ -373,7 +373,7 @@ mod tests {
     fn a_name_for_each_node_is_a_name_with_the_node_in_it() {
         let name = |text: &str| ResourceName::for_each_node(text);
         let smarter = name("smarter-devices/{node}").unwrap();
-        assert!(smarter.is_for_each_node() && smarter.as_str().parse::<ResourceName>().is_err(), "the kubelet is never told it");
+        assert!(smarter.is_for_each_node() && smarter.as_str().parse::<ResourceName>().is_err(), "the kubelet never gets it");
         for (path, of) in [("i2c-13", "i2c-13"), ("net/tun", "net_tun"), ("vcsm.cma", "vcsm_cma"), ("bus/usb/001/002", "bus_usb_001_002")] {
             assert_eq!(smarter.of_node(path).unwrap().as_str(), format!("smarter-devices/{of}"));
         }
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_every_match_begins_with_is_plain_to_see() {
+    fn the_literal_beginning_of_a_pattern_is_found() {
         for (regex, beginning, folder) in [
             ("^i2c-[0-9]*$", "/dev/i2c-", "/dev"),
             ("^bus/usb/.*$", "/dev/bus/usb/", "/dev/bus/usb"),

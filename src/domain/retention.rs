@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_third_is_for_records_and_less_beside_thousands_of_live_grants() {
+    fn a_third_is_for_records_and_less_with_thousands_of_live_grants() {
         let mib = 1024 * 1024;
         let sixteen = Retention::of_bytes(16 * mib);
         assert_eq!(sixteen.records(0), 16 * mib / 3);

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_time_is_printed_not_panicked_on() {
+    fn the_largest_timestamp_is_printed_without_a_panic() {
         assert_eq!(Timestamp(u64::MAX).to_string(), "9999-12-31T23:59:59.000Z");
     }
 }

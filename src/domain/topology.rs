@@ -166,12 +166,12 @@ mod tests {
         let gpu = at("0000:18:00.0", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0));
         let of = |other: &Device| nearness(&gpu, other);
         assert_eq!(of(&at("0000:19:00.0", &[switch[0], switch[1], "0000:17:01.0"], None, None)), Nearness::Switch(1));
-        assert_eq!(of(&at("0000:1a:00.0", &[switch[0]], None, Some(1))), Nearness::RootPort, "whatever the NUMA nodes say");
+        assert_eq!(of(&at("0000:1a:00.0", &[switch[0]], None, Some(1))), Nearness::RootPort, "the NUMA nodes do not matter");
         assert_eq!(of(&at("0000:20:00.0", &["0000:15:02.0"], None, None)), Nearness::HostBridge);
         assert_eq!(of(&at("0000:15:00.4", &[], None, None)), Nearness::HostBridge, "an endpoint of the root complex");
         assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(0))), Nearness::Numa);
         assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(1))), Nearness::System);
-        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, None)), Nearness::System, "what is not known is not near");
+        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, None)), Nearness::System, "an unknown place is not near");
         assert_eq!(of(&at("0000:18:00.1", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0))), Nearness::Card);
         assert_eq!(of(&at("0000:18:02.3", &[switch[0], switch[1], "0000:17:00.0"], Some("0000:18:00.0"), None)), Nearness::Card);
         assert_eq!(of(&gpu.clone()), Nearness::Device);

@@ -25,7 +25,7 @@ use std::time::Duration;
 /// the verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum State {
+pub enum VerdictState {
     /// No symptoms.
     #[default]
     Healthy,
@@ -54,15 +54,15 @@ pub enum State {
     },
 }
 
-impl State {
+impl VerdictState {
     /// The word in `status`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
-            State::Healthy => "healthy",
-            State::Suspect { .. } => "suspect",
-            State::Unhealthy { .. } => "unhealthy",
-            State::Recovering { .. } => "recovering",
+            VerdictState::Healthy => "healthy",
+            VerdictState::Suspect { .. } => "suspect",
+            VerdictState::Unhealthy { .. } => "unhealthy",
+            VerdictState::Recovering { .. } => "recovering",
         }
     }
 }
@@ -100,7 +100,7 @@ pub struct Verdict {
     pub boot_id: String,
     /// Its progress.
     #[serde(flatten)]
-    pub state: State,
+    pub state: VerdictState,
     /// Reasons that stay until there is evidence of a reset, with the reading or the report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<Reason, String>,
@@ -133,8 +133,8 @@ impl Verdict {
         match self.state {
             _ if self.cordon.is_some() => Health::Unhealthy(Reason::Cordoned),
             _ if self.is_latched => Health::Unhealthy(Reason::Flapping),
-            State::Healthy | State::Suspect { .. } => Health::Healthy,
-            State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Health::Unhealthy(reason),
+            VerdictState::Healthy | VerdictState::Suspect { .. } => Health::Healthy,
+            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => Health::Unhealthy(reason),
         }
     }
 
@@ -167,7 +167,7 @@ pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<
 /// An order of an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "instruction", rename_all = "snake_case")]
-pub enum Instruction {
+pub enum OperatorRequest {
     /// Give the device to no new container, even if it is healthy.
     Cordon {
         /// Why, in the operator's words.

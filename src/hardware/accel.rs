@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn habanas_older_drivers_tell_the_address_beside_each_node() {
+    fn older_habana_drivers_show_the_address_next_to_each_node() {
         let other = "sys/class/habanalabs/hl0/pci_addr = 0000:19:00.0\n";
         let control = "sys/class/habanalabs/hl_controlD1/dev";
         let mine = "sys/class/habanalabs/hl1/pci_addr = 0000:33:00.0\n";

@@ -67,7 +67,7 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let kernel = KernelNames::of(root);
     let links = links(root);
     let described = matches.iter().map(|found| {
-        let path = found.thing().to_owned();
+        let path = found.real_path().to_owned();
         let mut named = NamedNode { links: links.get(&path).cloned().unwrap_or_default(), path, kernel: None, objects: Vec::new() };
         let mut record = None;
         for node in &found.nodes {
@@ -117,7 +117,7 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
     };
     let mut attributes = attributes_of(record.as_ref());
     let disks = Disks::of(root);
-    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path, node.number)).collect();
+    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.disks_of_node(&node.path, node.number)).collect();
     note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
     let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
     let is_there = !nodes.is_empty();
@@ -129,7 +129,7 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
 /// The objects that a container with the node at this path holds, as far as the host shows them
 /// now.
 #[must_use]
-pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
+pub fn objects_of_node(root: &HostRoot, path: &str) -> Vec<Object> {
     known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
 }
 
@@ -158,17 +158,17 @@ fn objects(node: &HostNode) -> Vec<Object> {
 }
 
 fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
-    let thing = found.thing();
+    let real_path = found.real_path();
     let container = match &found.path.container {
         // The path where a program expects it: the configured, stable path, not the current kernel
         // number.
         None => found.matched.clone(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(thing)),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(real_path)),
         Some(container) => container.clone(),
     };
     let node = |node: &HostNode| DeviceNode {
         host: node.path.clone(),
-        container: format!("{container}{}", node.path.strip_prefix(thing).unwrap_or_default()),
+        container: format!("{container}{}", node.path.strip_prefix(real_path).unwrap_or_default()),
         permissions: found.path.permissions.clone(),
         required: true,
         number: node.number,
@@ -196,7 +196,7 @@ fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
 
 /// Notes how the host uses a node that is a disk or leads to one.
 fn note_use(device: &mut Device, disks: &Disks<'_>) {
-    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host, node.number)).collect();
+    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.disks_of_node(&node.host, node.number)).collect();
     if names.is_empty() {
         return;
     }
@@ -368,14 +368,14 @@ mod tests {
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
         let expected = [
-            "example.com/second: what /dev/ttyACM0 leads to is in example.com/first already, the first resource that names it",
+            "example.com/second: the nodes of /dev/ttyACM0 already belong to example.com/first, the first resource that matches them",
             "example.com/second: no device node matches /dev/none*",
         ];
         assert_eq!(found.warnings, expected);
     }
 
     #[test]
-    fn a_folder_with_too_many_nodes_is_not_one_that_has_gone() {
+    fn a_folder_with_too_many_nodes_does_not_count_as_absent() {
         let dir = tempfile::tempdir().unwrap();
         for node in 0..1025 {
             write(dir.path(), &format!("dev/big/{node}"), "");
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_a_disk_is_a_part_of_it() {
+    fn a_partition_is_a_part_of_its_disk() {
         let dir = tempfile::tempdir().unwrap();
         let pci = "devices/pci0000:00/0000:01:00.0";
         for (name, path) in [
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_gets_the_node_where_the_configuration_says() {
+    fn the_container_gets_the_node_at_the_configured_path() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "dev/video3", "");
         let mut spec = (*char_spec("example.com/camera", &["/dev/video3"])).clone();
@@ -475,10 +475,10 @@ mod tests {
         assert_eq!(nodes(&found, &specs[2]), adapters);
         assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
         let expected = [
-            "example.com/late: what /dev/snd/pcm* leads to is in example.com/audio already, the first resource that names it",
-            "example.com/late: what /dev/snd leads to is in example.com/audio already, the first resource that names it",
-            "example.com/none: no device node matches /dev/empty, which is a folder without one",
-            "example.com/none: /dev/mapper is a folder with the disk sda in it; name disks by their paths",
+            "example.com/late: the nodes of /dev/snd/pcm* already belong to example.com/audio, the first resource that matches them",
+            "example.com/late: the nodes of /dev/snd already belong to example.com/audio, the first resource that matches them",
+            "example.com/none: no device node matches /dev/empty, which is a folder without device nodes",
+            "example.com/none: /dev/mapper is a folder that contains the disk sda; configure disks by their own paths",
         ];
         assert_eq!(found.warnings, expected);
     }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_display_of_a_management_chip_or_a_hypervisor_is_no_gpu_but_what_else_its_vendor_makes_may_be() {
+    fn console_displays_are_no_gpus() {
         let dir = tempfile::tempdir().unwrap();
         let class_of = |vendor, device, class| {
             let function = PciFunction { vendor: Some(vendor), device: Some(device), class: Some(class), ..function("0000:18:00.0") };
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_rdma_device_decides_whatever_the_class_says() {
+    fn an_rdma_device_overrides_the_pci_class() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         for class in [0x02_0000, 0x02_0700, 0x02_8000] {

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_there_and_usable_is_offered() {
+    fn only_present_usable_devices_are_offered() {
         assert_eq!(names(vec![]), Vec::<String>::new());
         assert_eq!(names(vec![gpu("0000:01:00.0", 0x10de, "nouveau"), gpu("0000:00:02.0", 0x8086, "i915")]), Vec::<String>::new());
         let all = vec![gpu("0000:01:00.0", 0x10de, "nvidia"), gpu("0000:02:00.0", 0x1002, "amdgpu"), gpu("0000:03:00.0", 0x8086, "xe")];
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn graphics_in_the_processor_are_left_out_beside_a_card() {
+    fn integrated_graphics_are_left_out_next_to_a_card() {
         let functions = [gpu("0000:00:02.0", 0x8086, "i915"), gpu("0000:03:00.0", 0x8086, "i915")];
         let scan = Scan::of(functions.map(|function| (function.address, function)).into());
         let specs = specs(&scan);

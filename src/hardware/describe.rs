@@ -108,7 +108,7 @@ impl<'a> Describer<'a> {
         let class = classify::classify(self.root, function);
         let mut facts = self.facts(class, function);
         if vfio::is_bound(function) {
-            self.groups.hand_over(self.root, function, &mut facts);
+            self.groups.use_guest_nodes(self.root, function, &mut facts);
         } else if !function.mdevs.is_empty() {
             facts.cut("mdev", mdev::parts(self.root, function));
         }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_for_a_guest_has_vfios_nodes_whatever_it_is() {
+    fn a_function_for_a_guest_has_vfio_nodes_in_any_class() {
         let dir = tempfile::tempdir().unwrap();
         let gpu = PciFunction {
             vendor: Some(nvidia::VENDOR),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_may_be_missing_are_left_out_where_they_are() {
+    fn absent_optional_nodes_are_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let info = "Device Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", info);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_devices_beside_the_whole_and_are_named_by_it() {
+    fn parts_are_devices_named_after_the_whole() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";

@@ -60,7 +60,7 @@ impl Uses {
             Err(_) => {}
         }
         let btrfs = root.entries("sys/fs/btrfs").into_iter().map(|uuid| format!("sys/fs/btrfs/{uuid}/devices"));
-        uses.of.extend(btrfs.flat_map(|devices| root.entries(&devices)).map(|disk| (disk, "part of a btrfs that is mounted".to_owned())));
+        uses.of.extend(btrfs.flat_map(|devices| root.entries(&devices)).map(|disk| (disk, "part of a mounted btrfs".to_owned())));
         let swaps = root.read("proc/swaps").unwrap_or_default();
         let swaps = swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
@@ -68,7 +68,7 @@ impl Uses {
         uses.of.extend(loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))));
         // Only udev knows whether a disk is in a pool.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
-            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it is not there, and ZFS is loaded".into() });
+            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it does not exist, but ZFS is loaded".into() });
         }
         uses.failures.extend(root.take_failures());
         uses
@@ -87,14 +87,14 @@ fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     // bcachefs names all of its disks, separated by colons.
     let sources = source.split(':').filter_map(|source| source.strip_prefix("/dev/"));
     // XFS (xfs(5)) and ext4 (ext4(5)) may have their journal, or files, on another disk.
-    let beside = options.split(',').filter_map(|option| {
+    let log_disks = options.split(',').filter_map(|option| {
         let (key, disk) = option.split_once('=')?;
         disk.strip_prefix("/dev/").filter(|_| matches!(key, "logdev" | "rtdev" | "journal_path"))
     });
     // A node that is mounted at another path: the kubelet does that for a volume of
     // `volumeMode: Block`.
     let node = within.strip_prefix('/').filter(|node| kind == "devtmpfs" && !node.is_empty());
-    let of = number.into_iter().chain(sources).chain(beside).chain(node);
+    let of = number.into_iter().chain(sources).chain(log_disks).chain(node);
     Some(of.map(|disk| (disk.to_owned(), format!("mounted at {place}"))).collect())
 }
 
@@ -118,7 +118,7 @@ impl<'a> Disks<'a> {
     /// namespace, or an NVMe controller, which has several disks.
     ///
     /// A block node is identified by its number, because it may have any name.
-    pub(super) fn behind(&self, node: &str, number: Option<DeviceNumber>) -> Vec<String> {
+    pub(super) fn disks_of_node(&self, node: &str, number: Option<DeviceNumber>) -> Vec<String> {
         let Some(name) = node.strip_prefix("/dev/") else { return Vec::new() };
         if let Some(DeviceNumber { major, minor, .. }) = number.filter(|number| number.is_block) {
             let number = format!("{major}:{minor}");
@@ -127,7 +127,7 @@ impl<'a> Disks<'a> {
             }
             if self.root.is_live() {
                 // Then it is unknown whether the host uses it.
-                let error = format!("no disk there has the number {number}");
+                let error = format!("no disk has the number {number}");
                 self.root.repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
                 return Vec::new();
             }
@@ -209,8 +209,8 @@ impl<'a> Disks<'a> {
         self.root.repeat_failures(&uses.failures);
         let names = self.with_partitions(disk);
         let numbers: Vec<String> = names.iter().filter_map(|name| self.number(name)).collect();
-        let is_it = |what: &str| is_part(disk, what) || numbers.iter().any(|number| number == what);
-        let used = uses.of.iter().find(|(what, _)| is_it(what)).map(|(_, by)| by.clone());
+        let is_it = |name: &str| is_part(disk, name) || numbers.iter().any(|number| number == name);
+        let used = uses.of.iter().find(|(name, _)| is_it(name)).map(|(_, by)| by.clone());
         let holder = || names.iter().find_map(|name| self.root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next());
         used.or_else(|| holder().map(|holder| format!("part of {holder}")))
     }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_uses_is_told() {
+    fn uses_by_the_host_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let mounts = ["0:21 /proc proc", "259:3 / /dev/nvme1n1p2", "259:9 /var /dev/nvme10n1", "8:2 /home /dev/sda2"];
         let mounts = mounts.map(|mount| mount.split(' ').collect::<Vec<_>>()).map(|mount| line(mount[0], mount[1], mount[2])).concat();
@@ -295,13 +295,13 @@ mod tests {
         write(dir.path(), "sys/class/block/nvme3n1p1/holders/dm-0/dev", "253:0\n");
         let root = HostRoot::new(dir.path());
         let disks = ["nvme1n1", "nvme10n1", "nvme2n1", "nvme3n1", "sda", "nvme4n1", "nvme1n10", "sd", "nvme1n1p3"];
-        let told = |by: &str| Some(by.to_owned());
+        let some = |by: &str| Some(by.to_owned());
         let expected = [
-            told("mounted at /"),
-            told("mounted at /var"),
-            told("swap"),
-            told("part of dm-0"),
-            told("mounted at /home"),
+            some("mounted at /"),
+            some("mounted at /var"),
+            some("swap"),
+            some("part of dm-0"),
+            some("mounted at /home"),
             None,
             None,
             None,
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mounted_disk_is_known_by_its_number_whatever_it_is_called_there() {
+    fn a_mounted_disk_is_known_by_its_number_and_not_its_name() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "proc/1/mountinfo", &(line("259:10", "/", "/dev/root") + &line("259:7", "/data", "/dev/disk/by-id/nvme-x")));
         write(dir.path(), "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_beside_a_file_system_below_a_loop_device_or_mounted_as_a_node_is_in_use() {
+    fn log_disks_loop_devices_and_bind_mounts_count_as_uses() {
         let dir = tempfile::tempdir().unwrap();
         let mounts = "\
 36 35 8:1 / /srv rw - xfs /dev/sda1 rw,logdev=/dev/sdb,rtdev=/dev/sdc1,noquota
@@ -354,27 +354,27 @@ mod tests {
         let number = |is_block, minor| Some(DeviceNumber { is_block, major: 8, minor });
         let root = HostRoot::new(dir.path());
         let disks = Disks::of(&root);
-        assert_eq!(disks.behind("/dev/disk-sda", number(true, 0)), ["sda"]);
-        assert_eq!(disks.behind("/dev/sdb", number(true, 0)), ["sda"]);
-        assert_eq!(disks.behind("/dev/sdb", None), ["sdb"]);
-        assert_eq!(disks.behind("/dev/disk-sdb", number(true, 16)), ["sdb"], "also without its link");
-        assert_eq!(disks.behind("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
+        assert_eq!(disks.disks_of_node("/dev/disk-sda", number(true, 0)), ["sda"]);
+        assert_eq!(disks.disks_of_node("/dev/sdb", number(true, 0)), ["sda"]);
+        assert_eq!(disks.disks_of_node("/dev/sdb", None), ["sdb"]);
+        assert_eq!(disks.disks_of_node("/dev/disk-sdb", number(true, 16)), ["sdb"], "also without its link");
+        assert_eq!(disks.disks_of_node("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
         // A live machine shows every disk that it has.
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();
-        assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 32)), Vec::<String>::new());
-        assert!(root.take_failures()[0].to_string().contains("no disk there has the number 8:32"));
+        assert_eq!(Disks::of(&root).disks_of_node("/dev/sdb", number(true, 32)), Vec::<String>::new());
+        assert!(root.take_failures()[0].to_string().contains("no disk has the number 8:32"));
     }
 
     #[test]
-    fn every_disk_of_a_btrfs_is_in_use_although_one_alone_is_named() {
+    fn every_disk_of_a_mounted_btrfs_is_in_use() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "proc/1/mountinfo", &line("0:42", "/srv", "/dev/nvme1n1"));
         for disk in ["nvme1n1", "nvme2n1p1"] {
             write(dir.path(), &format!("sys/fs/btrfs/6f0c/devices/{disk}/dev"), "");
         }
         let used = used(&HostRoot::new(dir.path()), &["nvme1n1", "nvme2n1", "nvme3n1"]);
-        assert_eq!(used, [Some("mounted at /srv".to_owned()), Some("part of a btrfs that is mounted".to_owned()), None]);
+        assert_eq!(used, [Some("mounted at /srv".to_owned()), Some("part of a mounted btrfs".to_owned()), None]);
     }
 
     #[test]
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nobody_can_say_what_is_mounted_every_disk_is_the_hosts() {
+    fn with_unreadable_mounts_every_disk_counts_as_used() {
         // A live machine: its `dev/null` is a character device.
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_of_a_pool_is_told_by_udev() {
+    fn udev_marks_members_of_pools() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
         for (name, number, kind) in [("nvme0n1", "259:8", "other"), ("nvme0n1p1", "259:10", "zfs_member"), ("nvme1n1", "259:7", "ext4")] {

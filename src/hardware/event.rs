@@ -48,7 +48,7 @@ mod tests {
 
     const CARD: &str = "/devices/pci0000:00/0000:00:02.0/0000:03:00.0";
 
-    fn told(action: &str, devpath: &str, fields: &str) -> Option<DeviceEvent> {
+    fn parsed(action: &str, devpath: &str, fields: &str) -> Option<DeviceEvent> {
         let text = format!("{action}@{devpath}\0ACTION={action}\0{}\0SEQNUM=7\0", fields.replace(' ', "\0"));
         event(&Uevent::parse(text.as_bytes()).unwrap())
     }
@@ -58,20 +58,20 @@ mod tests {
     }
 
     #[test]
-    fn the_course_of_a_recovery_is_told_of_the_function_and_of_bridges() {
+    fn recovery_events_are_parsed_for_functions_and_bridges() {
         for (word, kind) in [
             ("BEGIN_RECOVERY", EventKind::RecoveryBegan),
             ("SUCCESSFUL_RECOVERY", EventKind::Recovered),
             ("FAILED_RECOVERY", EventKind::RecoveryFailed),
         ] {
             let fields = format!("SUBSYSTEM=pci ERROR_EVENT={word} DEVICE_ONLINE=0");
-            assert_eq!(told("change", CARD, &fields), at("0000:03:00.0", kind.clone()));
-            assert_eq!(told("change", "/devices/pci0000:00/0000:00:02.0", &fields), at("0000:00:02.0", kind));
+            assert_eq!(parsed("change", CARD, &fields), at("0000:03:00.0", kind.clone()));
+            assert_eq!(parsed("change", "/devices/pci0000:00/0000:00:02.0", &fields), at("0000:00:02.0", kind));
         }
         for nothing in
             ["SUBSYSTEM=pci", "SUBSYSTEM=pci ERROR_EVENT=", "SUBSYSTEM=pci ERROR_EVENT=what?", "SUBSYSTEM=net ERROR_EVENT=BEGIN_RECOVERY"]
         {
-            assert_eq!(told("change", CARD, nothing), None, "{nothing}");
+            assert_eq!(parsed("change", CARD, nothing), None, "{nothing}");
         }
     }
 
@@ -79,38 +79,38 @@ mod tests {
     fn a_driver_gives_a_gpu_up_or_has_reset_it() {
         let card = format!("{CARD}/drm/card0");
         let wedged = EventKind::Wedged("rebind,bus-reset".into());
-        assert_eq!(told("change", &card, "SUBSYSTEM=drm DEVNAME=dri/card0 WEDGED=rebind,bus-reset PID=7"), at("0000:03:00.0", wedged));
-        assert_eq!(told("change", &card, "SUBSYSTEM=drm WEDGED=none"), at("0000:03:00.0", EventKind::WasReset));
-        assert_eq!(told("change", &card, "SUBSYSTEM=drm HOTPLUG=1"), None);
-        assert_eq!(told("change", "/devices/platform/amdgpu_xcp_3/drm/card4", "SUBSYSTEM=drm WEDGED=unknown"), None);
+        assert_eq!(parsed("change", &card, "SUBSYSTEM=drm DEVNAME=dri/card0 WEDGED=rebind,bus-reset PID=7"), at("0000:03:00.0", wedged));
+        assert_eq!(parsed("change", &card, "SUBSYSTEM=drm WEDGED=none"), at("0000:03:00.0", EventKind::WasReset));
+        assert_eq!(parsed("change", &card, "SUBSYSTEM=drm HOTPLUG=1"), None);
+        assert_eq!(parsed("change", "/devices/platform/amdgpu_xcp_3/drm/card4", "SUBSYSTEM=drm WEDGED=unknown"), None);
     }
 
     #[test]
-    fn a_driver_comes_and_goes_with_the_function_and_not_with_what_is_below() {
+    fn bind_events_of_child_devices_are_ignored() {
         let own = "SUBSYSTEM=pci PCI_SLOT_NAME=0000:03:00.0";
         for (action, kind) in
             [("add", EventKind::Bound), ("bind", EventKind::Bound), ("unbind", EventKind::Unbound), ("remove", EventKind::Unbound)]
         {
-            assert_eq!(told(action, CARD, own), at("0000:03:00.0", kind));
-            assert_eq!(told(action, &format!("{CARD}/virtio4"), "SUBSYSTEM=virtio"), None);
-            assert_eq!(told(action, &format!("{CARD}/drm/card0"), "SUBSYSTEM=drm"), None);
-            assert_eq!(told(action, &format!("{CARD}/0000:03:00.0:pcie001"), "SUBSYSTEM=pci_express"), None);
+            assert_eq!(parsed(action, CARD, own), at("0000:03:00.0", kind));
+            assert_eq!(parsed(action, &format!("{CARD}/virtio4"), "SUBSYSTEM=virtio"), None);
+            assert_eq!(parsed(action, &format!("{CARD}/drm/card0"), "SUBSYSTEM=drm"), None);
+            assert_eq!(parsed(action, &format!("{CARD}/0000:03:00.0:pcie001"), "SUBSYSTEM=pci_express"), None);
         }
-        assert_eq!(told("move", CARD, own), None);
+        assert_eq!(parsed("move", CARD, own), None);
         let behind_vmd = "/devices/pci0000:6f/0000:6f:00.5/pci10001:80/10001:80:07.0/10001:84:00.0";
-        assert_eq!(told("bind", behind_vmd, own), at("10001:84:00.0", EventKind::Bound));
+        assert_eq!(parsed("bind", behind_vmd, own), at("10001:84:00.0", EventKind::Bound));
     }
 
     #[test]
-    fn an_event_that_somebody_asked_for_heals_nothing() {
+    fn synthetic_events_are_ignored() {
         for fields in
             ["SUBSYSTEM=pci SYNTH_UUID=0", "SUBSYSTEM=pci SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed SYNTH_ARG_ERROR_EVENT=X"]
         {
             for action in ["add", "bind", "remove", "unbind", "change"] {
-                assert_eq!(told(action, CARD, fields), None, "{action} {fields}");
+                assert_eq!(parsed(action, CARD, fields), None, "{action} {fields}");
             }
         }
         let forged = "SUBSYSTEM=drm SYNTH_UUID=0 WEDGED=none";
-        assert_eq!(told("change", &format!("{CARD}/drm/card0"), forged), None);
+        assert_eq!(parsed("change", &format!("{CARD}/drm/card0"), forged), None);
     }
 }

@@ -37,8 +37,8 @@ impl Facts {
     }
 
     /// Cuts it into parts.
-    pub(super) fn cut(&mut self, what: &'static str, parts: Vec<Part>) {
-        self.parts_are = Some(what);
+    pub(super) fn cut(&mut self, kind: &'static str, parts: Vec<Part>) {
+        self.parts_are = Some(kind);
         self.parts = parts;
     }
 }

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_told_by_its_region_and_offers_its_ports() {
+    fn a_card_is_found_by_its_region_and_offers_its_ports() {
         let dir = tempfile::tempdir().unwrap();
         let regions = "sys/bus/pci/devices/0000:b1:00.0/fpga_region";
         write(dir.path(), &format!("{regions}/region0/dfl-port.0/afu_id"), "d8424dc4a4a3c413f89e433683f9040b\n");

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_have_places_of_their_own_and_keep_their_names_when_the_whole_gets_a_better_one() {
+    fn parts_keep_their_names_when_the_whole_gets_a_better_name() {
         let part = |id: &str, part: &str| {
             let device = device("0000:01:00.0", id);
             Device { key: format!("{}/{part}", device.key), ..device }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_moved_takes_its_name_along() {
+    fn a_moved_card_keeps_its_name() {
         let mut devices = [device("0000:01:00.0", "0000:01:00.0"), device("0000:02:00.0", "GPU-1")];
         let remembered = memory(&devices, &["GPU-1", "GPU-1"]);
         assert_eq!(remember(&mut devices, &remembered).len(), 1);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn new_names_are_told_once_and_never_collide_with_kept_ones() {
+    fn new_names_are_reported_once_and_do_not_collide() {
         let mut devices = [device("0000:01:00.0", "GPU-1"), device("0000:02:00.0", "0000:02:00.0")];
         let remembered = BTreeMap::from([(devices[1].key.clone(), DeviceId::new("GPU-1"))]);
         let named = remember(&mut devices, &remembered);

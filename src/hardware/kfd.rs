@@ -164,7 +164,7 @@ mod tests {
             let nodes = |at: usize| facts.parts[at].facts.nodes.iter().map(|node| node.host.as_str()).collect::<Vec<_>>();
             assert_eq!(facts.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["partition0", "partition1"]);
             assert_eq!(nodes(0), ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]);
-            assert_eq!(nodes(1), ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"], "whatever the order of the nodes");
+            assert_eq!(nodes(1), ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"], "in any order of the nodes");
             let second = &facts.parts[1].facts.attributes;
             assert_eq!((&second["compute_partition"], &second["xcp"]), ("cpx", "amdgpu_xcp_4"));
         }

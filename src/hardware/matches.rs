@@ -2,8 +2,8 @@
 
 use super::chardev::{CharDevices, note_failure};
 use super::disks::Disks;
-use super::each::Dev;
 use super::node_names::base_name;
+use super::patterns::Dev;
 use crate::domain::{CharPath, NodePattern, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub(super) struct Match<'a> {
 
 impl Match<'_> {
     /// The real path.
-    pub(super) fn thing(&self) -> &str {
+    pub(super) fn real_path(&self) -> &str {
         let first = || self.nodes.first().map_or("", |node| node.path.as_str());
         self.folder.as_deref().unwrap_or_else(first)
     }
@@ -40,40 +40,41 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
             if matches!(path.host, NodePattern::Regex(_)) {
                 root.repeat_failures(&of_dev);
             }
-            let things = things(root, dev.as_ref(), &mut listings, spec, path);
+            let candidates = matches_of_path(root, dev.as_ref(), &mut listings, spec, path);
             let (failures, before) = (root.take_failures(), matches.len());
             note_failure(found, spec, &failures);
             let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
-            let things = match things {
+            let candidates = match candidates {
                 Err(error) => {
                     // Nodes that the former scan found may still exist.
-                    warn(format!("{} is not looked at, because {error}", path.host));
+                    warn(format!("{} is not scanned, because {error}", path.host));
                     found.unread.entry(spec.name.clone()).or_insert_with(|| error.to_string());
                     continue;
                 }
-                Ok(things) if things.is_empty() && failures.is_empty() => {
+                Ok(candidates) if candidates.is_empty() && failures.is_empty() => {
                     let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path));
-                    let why = if is_folder { ", which is a folder without one" } else { "" };
+                    let why = if is_folder { ", which is a folder without device nodes" } else { "" };
                     warn(format!("no device node matches {}{why}", path.host));
                     continue;
                 }
-                Ok(things) => things,
+                Ok(candidates) => candidates,
             };
             let mut of_other: Option<ResourceName> = None;
-            for mut thing in things {
-                let other = thing.nodes.iter().find_map(|node| taken.get(&node.path));
+            for mut candidate in candidates {
+                let other = candidate.nodes.iter().find_map(|node| taken.get(&node.path));
                 of_other = other.filter(|other| **other != spec.name).cloned().or(of_other);
-                thing.nodes.retain(|node| !taken.contains_key(&node.path));
-                let disk = thing.nodes.iter().map(|node| base_name(&node.path)).find(|name| thing.folder.is_some() && disks.has(name));
+                candidate.nodes.retain(|node| !taken.contains_key(&node.path));
+                let disk =
+                    candidate.nodes.iter().map(|node| base_name(&node.path)).find(|name| candidate.folder.is_some() && disks.has(name));
                 if let Some(disk) = disk {
-                    warn(format!("{} is a folder with the disk {disk} in it; name disks by their paths", path.host));
-                } else if !thing.nodes.is_empty() {
-                    taken.extend(thing.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
-                    matches.push(thing);
+                    warn(format!("{} is a folder that contains the disk {disk}; configure disks by their own paths", path.host));
+                } else if !candidate.nodes.is_empty() {
+                    taken.extend(candidate.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
+                    matches.push(candidate);
                 }
             }
             if let Some(other) = of_other.filter(|_| matches.len() == before) {
-                warn(format!("what {} leads to is in {other} already, the first resource that names it", path.host));
+                warn(format!("the nodes of {} already belong to {other}, the first resource that matches them", path.host));
             }
         }
     }
@@ -81,7 +82,7 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
 }
 
 /// The matches of one path.
-fn things<'a>(
+fn matches_of_path<'a>(
     root: &HostRoot,
     dev: Result<&Dev, &TooMany>,
     listings: &mut Listings,
@@ -102,9 +103,9 @@ fn things<'a>(
     }
     let is_glob = matches!(path.host, NodePattern::Glob(_));
     let of_node = |(node, matched): (HostNode, &String)| Match { spec, path, folder: None, nodes: vec![node], matched: matched.clone() };
-    let mut things: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
-    if is_glob && !things.is_empty() {
-        return Ok(things);
+    let mut candidates: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
+    if is_glob && !candidates.is_empty() {
+        return Ok(candidates);
     }
     let mut folders = BTreeMap::new();
     for matched in paths {
@@ -112,6 +113,6 @@ fn things<'a>(
             folders.entry(path).or_insert((nodes, matched));
         }
     }
-    things.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match { spec, path, folder: Some(folder), nodes, matched }));
-    Ok(things)
+    candidates.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match { spec, path, folder: Some(folder), nodes, matched }));
+    Ok(candidates)
 }

@@ -23,7 +23,6 @@ pub mod defaults;
 mod describe;
 mod disks;
 mod drm;
-mod each;
 mod event;
 mod facts;
 mod fpga;
@@ -36,6 +35,7 @@ mod node_names;
 mod numa;
 mod nvidia;
 mod nvme;
+mod patterns;
 mod pci;
 mod rdma;
 mod routes;
@@ -46,19 +46,19 @@ pub(crate) mod testing;
 mod vfio;
 mod xid;
 
-pub use chardev::{behind, known_node};
+pub use chardev::{known_node, objects_of_node};
 pub use disks::used_for;
-pub use each::{Each, each};
 pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
+pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
 pub use select::{NearMiss, Nearest, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
 use crate::contract;
-use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuery, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub struct Discovery {
     /// A device for every PCI function, also of the class `other`, in the order of their addresses;
     /// each is followed by its parts. Then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
-    /// The resources, with those for each node among them: see [`each()`].
+    /// The resources, with those for each node among them: see [`expand_patterns`].
     pub specs: Vec<Arc<ResourceSpec>>,
     /// Which resource offers which of these devices.
     pub selection: Selection,
@@ -87,10 +87,10 @@ pub struct Discovery {
 
 /// The inputs of a scan besides the host's files and the configuration.
 #[derive(Debug, Clone, Copy)]
-pub struct Known<'a> {
+pub struct DiscoverInput<'a> {
     /// The ids that were assigned before, by [`Device::key`].
     pub names: &'a BTreeMap<String, DeviceId>,
-    /// NVML's answers to [`nvml_question`].
+    /// NVML's answers to [`nvml_query`].
     pub nvml: &'a NvmlSnapshot,
     /// The nodes of `/dev` that containers hold.
     pub held: &'a [HeldNode],
@@ -98,12 +98,12 @@ pub struct Known<'a> {
     pub former: Option<&'a Discovery>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> DiscoverInput<'a> {
     /// For a first scan: only the ids that were assigned before are known.
     #[must_use]
-    pub fn names(names: &'a BTreeMap<String, DeviceId>) -> Self {
+    pub fn first(names: &'a BTreeMap<String, DeviceId>) -> Self {
         static NO_NVML: NvmlSnapshot = NvmlSnapshot::empty();
-        Known { names, nvml: &NO_NVML, held: &[], former: None }
+        DiscoverInput { names, nvml: &NO_NVML, held: &[], former: None }
     }
 }
 
@@ -120,32 +120,26 @@ pub fn stated_numa_node(root: &HostRoot, address: PciAddress) -> Option<u32> {
     numa::stated(root, address)
 }
 
-/// What NVML must be asked, because the files of NVIDIA's driver do not contain it. `offered`
-/// limits the question about links to offered GPUs.
+/// What NVML must return, because the files of NVIDIA's driver do not contain it. `offered`
+/// limits the query about links to offered GPUs.
 #[must_use]
-pub fn nvml_question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
-    nvidia::question(root, offered)
+pub fn nvml_query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
+    nvidia::query(root, offered)
 }
 
 /// Scans the host once. `remembered` holds the ids that were assigned before, by [`Device::key`].
 #[must_use]
 pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
-    discover_in(root, scan(root), specs, remembered)
+    discover_with(root, scan(root), specs, &DiscoverInput::first(remembered))
 }
 
-/// [`discover`] with an existing PCI scan. [`defaults::specs`] needs that scan before there are
-/// resources.
+/// [`discover`] with an existing PCI scan and all other inputs. [`defaults::specs`] needs that scan
+/// before there are resources.
 #[must_use]
-pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
-    discover_knowing(root, scan, specs, &Known::names(remembered))
-}
-
-/// [`discover_in`] with all inputs.
-#[must_use]
-pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &Known<'_>) -> Discovery {
-    let Each { specs, mut warnings } = each(root, specs).unwrap_or_else(|failure| {
+pub fn discover_with(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &DiscoverInput<'_>) -> Discovery {
+    let ExpandedSpecs { specs, mut warnings } = expand_patterns(root, specs).unwrap_or_else(|failure| {
         let specs = specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
-        Each { specs, warnings: vec![format!("nothing is known of resources for each node: {failure}")] }
+        ExpandedSpecs { specs, warnings: vec![format!("resources with `{{node}}` in their names cannot be determined: {failure}")] }
     });
     let root = &root.recording();
     let disks = disks::Disks::of(root);
@@ -173,7 +167,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
-    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; what it would show is taken to be as before")));
+    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; its last known state is kept")));
     // Only ids of selected devices are remembered: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
@@ -285,12 +279,12 @@ mod tests {
         let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
         assert_eq!(found.missing_nodes, ["/dev/accel/accel1".to_owned()].into(), "the control node is not needed");
         let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
-        assert_eq!(nodes, [2, 1], "what is needed stays, what is not and is not there is left out");
+        assert_eq!(nodes, [2, 1], "a required node stays; an absent optional node is left out");
         assert_eq!(found.unread, Unread::default());
     }
 
     #[test]
-    fn a_device_that_is_as_it_was_takes_no_memory_again() {
+    fn an_unchanged_device_shares_the_memory_of_the_former_scan() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "dev/a", "");
         write(dir.path(), "dev/b", "");
@@ -302,7 +296,7 @@ mod tests {
         let first = discover(&root, &specs, &names);
         std::fs::remove_file(dir.path().join("dev/b")).unwrap();
         std::os::unix::fs::symlink("a", dir.path().join("dev/b")).unwrap();
-        let second = discover_knowing(&root, scan(&root), &specs, &Known { former: Some(&first), ..Known::names(&names) });
+        let second = discover_with(&root, scan(&root), &specs, &DiscoverInput { former: Some(&first), ..DiscoverInput::first(&names) });
         let [a] = &second.devices[..] else { panic!("{:?}", second.devices) };
         assert_eq!(first.devices.iter().filter(|device| Arc::ptr_eq(device, a)).count(), 1);
     }

@@ -44,7 +44,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn the_interface_tells_the_kind_of_the_link() {
+    fn the_interface_decides_the_link_type() {
         let dir = tempfile::tempdir().unwrap();
         let folder = "sys/bus/pci/devices/0000:3b:00.0/net";
         for (number, expected) in [("1\n", Some("ether")), ("32\n", Some("infiniband")), ("772\n", None)] {

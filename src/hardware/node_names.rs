@@ -57,14 +57,14 @@ pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
 
 /// Names that stay with a held node although their link leads elsewhere.
 #[derive(Default)]
-struct Kept<'a> {
+struct KeptNames<'a> {
     by_node: BTreeMap<usize, NodeName>,
     /// The node that keeps a link.
     by_link: BTreeMap<&'a str, usize>,
 }
 
-fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> Kept<'a> {
-    let mut kept = Kept::default();
+fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> KeptNames<'a> {
+    let mut kept = KeptNames::default();
     if held.is_empty() {
         return kept;
     }
@@ -123,7 +123,7 @@ mod tests {
     fn a_link_that_moves_does_not_take_the_id_from_a_held_node() {
         let twins = [node("/dev/ttyUSB0", &["by-path/1"]), node("/dev/ttyUSB1", &["by-id/usb-a", "by-path/2"])];
         let own = [name("1", "serial/by-path/1"), name("usb-a", "serial/by-id/usb-a")];
-        assert_eq!(names(&twins, &[]), own, "nobody holds one");
+        assert_eq!(names(&twins, &[]), own, "no node is held");
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB0")]), [name("usb-a", "serial/by-id/usb-a"), name("2", "serial/by-path/2")]);
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB1")]), own, "the link leads to the held one");
         assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB7")]), own, "it was plugged in again, and has another number");

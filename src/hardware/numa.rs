@@ -83,7 +83,7 @@ impl NumaNodes {
     /// The nodes near a function; empty if unknown.
     pub(super) fn near(&self, root: &HostRoot, function: &PciFunction) -> Vec<u32> {
         let with_cpus: Vec<u32> = self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();
-        let told = if with_cpus.len() == 1 {
+        let nodes = if with_cpus.len() == 1 {
             with_cpus
         } else {
             let stated: Vec<u32> = stated(root, function.address).into_iter().collect();
@@ -94,7 +94,7 @@ impl NumaNodes {
                 _ => stated,
             }
         };
-        told.into_iter().filter(|node| *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())).collect()
+        nodes.into_iter().filter(|node| *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())).collect()
     }
 
     /// The nodes whose processors are all in `local_cpulist`; empty if these are all processors,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_firmware_did_not_tell_is_unknown_but_on_a_machine_with_one_node() {
+    fn a_missing_numa_node_is_unknown_except_on_a_machine_with_one() {
         assert_eq!(near(&[(0, "0-3"), (1, "4-7")], None, None), Vec::<u32>::new());
         assert_eq!(near(&[(0, "0-3"), (1, "4-7")], Some(-1), None), Vec::<u32>::new());
         assert_eq!(near(&[(0, "0-3")], None, None), [0]);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_without_processors_and_beyond_63_are_not_told() {
+    fn nodes_without_processors_or_above_63_are_left_out() {
         assert_eq!(near(&[(0, "0-87"), (8, "88-175"), (255, "")], Some(255), None), Vec::<u32>::new());
         assert_eq!(near(&[(0, "0-1"), (9, "")], Some(9), None), [0], "one node with processors");
         assert_eq!(near(&[(0, "0-1"), (100, "2-3")], Some(100), None), Vec::<u32>::new());

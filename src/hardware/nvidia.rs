@@ -11,7 +11,7 @@
 //! Before driver 470 an instance was named
 //! `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`. Since then it has a UUID of its own
 //! (the same guide, "CUDA visible devices"), which only NVML reports. NVML also reports which GPUs
-//! are connected by NVLink. [`question`] lists what NVML must be asked. The ids of instances do not
+//! are connected by NVLink. [`query`] lists what NVML must be asked. The ids of instances do not
 //! depend on the answer, which may come late or never.
 //!
 //! In MIG mode a GPU cannot be used as a whole, even while it has no instance: between two layouts,
@@ -21,7 +21,7 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
-use crate::domain::{Device, DeviceClass, DeviceNode, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -87,8 +87,8 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
     let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
     let empty = devices.iter().filter(|device| of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu)));
-    let why =
-        "it is in MIG mode without an instance: `nvidia-smi mig -cgi` with profiles and `-C` makes some, `nvidia-smi -mig 0` ends the mode";
+    let why = "it is in MIG mode without an instance; create instances with \
+                   `nvidia-smi mig -cgi <profiles> -C`, or end the mode with `nvidia-smi -mig 0`";
     empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
 }
 
@@ -98,33 +98,33 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
 /// - the MIG instances of a driver that gives them UUIDs;
 /// - whether a GPU is in MIG mode;
 /// - the links between GPUs that a resource offers as wholes. MIG instances have no links.
-pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
+pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
     let gpus = Gpus::read(root);
     if gpus.0.is_empty() {
-        return NvmlQuestion::new();
+        return NvmlQuery::new();
     }
     let by_place = names_by_place(root);
     // NVML does not know excluded GPUs.
     let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
-    let ask = |(gpu, information): (&PciAddress, &Information)| {
+    let of_gpu = |(gpu, information): (&PciAddress, &Information)| {
         let minor = information.minor.as_ref();
         let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
         let uuid = information.uuid.is_none() || !instances.is_empty();
-        // Also asked of a GPU with instances: the answer is needed as soon as its instances are
+        // Also queried of a GPU with instances: the answer is needed as soon as its instances are
         // removed.
         let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
-        (uuid || mig_mode).then_some((*gpu, NvmlAsked { uuid, instances, mig_mode, links: false }))
+        (uuid || mig_mode).then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false }))
     };
     let linked = offered.resources.values().flat_map(|devices| {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
         if wholes.len() > 1 { wholes } else { Vec::new() }
     });
     let linked: BTreeSet<PciAddress> = linked.filter(|gpu| known.contains_key(gpu)).collect();
-    let mut question: NvmlQuestion = known.iter().filter_map(ask).collect();
+    let mut query: NvmlQuery = known.iter().filter_map(of_gpu).collect();
     for gpu in linked {
-        question.entry(gpu).or_default().links = true;
+        query.entry(gpu).or_default().links = true;
     }
-    question
+    query
 }
 
 /// The address of a GPU that the host's driver uses as one whole.
@@ -196,7 +196,13 @@ fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
 
 /// Cuts a GPU with GPU instances into its compute instances: only these can be used. The last
 /// argument returns NVML's UUID of an instance.
-fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>, told: impl Fn(MigPlace) -> Option<&'a str>) {
+fn cut_into_instances<'a>(
+    root: &HostRoot,
+    facts: &mut Facts,
+    minor: &str,
+    uuid: Option<&str>,
+    name_of: impl Fn(MigPlace) -> Option<&'a str>,
+) {
     let dir = mig_folder(minor);
     let instances = numbered(root, &dir, "gi");
     if instances.is_empty() {
@@ -223,7 +229,7 @@ fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid:
                 node
             }));
             let of_its_place = || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
-            let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&told).map(str::to_owned);
+            let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&name_of).map(str::to_owned);
             instance.note("uuid", own.or_else(of_its_place));
             instance.note("model", facts.attributes.get("model"));
             for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_the_driver_was_told_to_leave_alone_is_known_as_such_and_counts_for_nothing() {
+    fn an_excluded_gpu_is_marked_and_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         // The format of driver 580.
@@ -281,26 +287,26 @@ mod tests {
                  GPU Firmware: \t 580.159.04\n{excluded}\n"
             )
         };
-        let told = |excluded: &str| {
+        let seen = |excluded: &str| {
             write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", &text("GPU-????????", 0, excluded));
             write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", &text("GPU-1", 1, "GPU Excluded:\t No"));
             let [first, second] = ["0004:03:00.0", "0004:04:00.0"].map(|address| {
                 facts(&root, &PciFunction { address: address.parse().unwrap(), ..gpu() }, &NvmlSnapshot::default()).attributes
             });
-            let asked = question(&root, &Selection::default()).len();
+            let wanted = query(&root, &Selection::default()).len();
             (
                 first.contains_key("excluded"),
                 first.get("index").map(str::to_owned),
                 second.contains_key("excluded"),
                 second["index"].to_owned(),
-                asked,
+                wanted,
             )
         };
         for excluded in ["GPU Excluded:\t Yes", "Blacklisted:\t Yes"] {
-            assert_eq!(told(excluded), (true, None, false, "0".into(), 0), "{excluded}");
+            assert_eq!(seen(excluded), (true, None, false, "0".into(), 0), "{excluded}");
         }
         for excluded in ["GPU Excluded:\t No", "Blacklisted:\t No", ""] {
-            assert_eq!(told(excluded), (false, Some("0".into()), false, "1".into(), 1), "{excluded}");
+            assert_eq!(seen(excluded), (false, Some("0".into()), false, "1".into(), 1), "{excluded}");
         }
     }
 
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_of_question_marks_is_none() {
+    fn a_uuid_of_question_marks_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let text = "GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", text);
@@ -364,7 +370,7 @@ mod tests {
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
         let uuid =
             || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").map(str::to_owned);
-        assert_eq!(uuid(), None, "of a driver that says nothing, nothing is known");
+        assert_eq!(uuid(), None, "a driver without a version line has an unknown release");
         for (version, expected) in [
             ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
             ("NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021", None),
@@ -376,13 +382,13 @@ mod tests {
     }
 
     #[test]
-    fn nvml_is_asked_for_what_the_files_leave_open_and_answers_name_without_renaming() {
+    fn nvml_supplies_missing_names_without_renaming() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
-        let question = |root: &HostRoot| question(root, &Selection::default());
-        assert!(question(&root).is_empty() && question(&HostRoot::new(dir.path().join("nothing"))).is_empty());
+        let query = |root: &HostRoot| query(root, &Selection::default());
+        assert!(query(&root).is_empty() && query(&HostRoot::new(dir.path().join("nothing"))).is_empty());
 
         write(dir.path(), "proc/driver/nvidia/gpus/0004:05:00.0/information", "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n");
         for instance in ["gi1/ci0", "gi1/ci1", "gi13/ci0"] {
@@ -391,50 +397,50 @@ mod tests {
             write(dir.path(), &format!("{mig}/{}/access", &instance[..instance.len() - 4]), "DeviceFileMinor: 300\n");
         }
         let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
-        let asked = question(&root);
-        let of_cut = NvmlAsked { mig_mode: true, ..NvmlAsked::names([(1, 0), (1, 1), (13, 0)]) };
-        assert_eq!(asked, [(cut, of_cut), (unused, NvmlAsked::names([]))].into());
+        let wanted = query(&root);
+        let of_cut = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::names([(1, 0), (1, 1), (13, 0)]) };
+        assert_eq!(wanted, [(cut, of_cut), (unused, NvmlGpuQuery::names([]))].into());
 
-        let mut told = NvmlSnapshot::default();
-        told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
-        told.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
-        let cut = facts(&root, &gpu(), &told);
+        let mut nvml = NvmlSnapshot::default();
+        nvml.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
+        nvml.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
+        let cut = facts(&root, &gpu(), &nvml);
         let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
         assert_eq!(uuids, [None, None, Some("MIG-a")]);
-        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, whatever NVML says and when");
-        let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
+        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, independent of NVML's answer");
+        let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &nvml);
         assert_eq!((unused.identity.as_deref(), &unused.attributes["uuid"]), (Some("GPU-2"), "GPU-2"));
 
         // A driver that names instances by their places needs no answer from NVML.
         write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
-        let of_cut = NvmlAsked { mig_mode: true, ..NvmlAsked::default() };
-        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [of_cut, NvmlAsked::names([])]);
+        let of_cut = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() };
+        assert_eq!(query(&root).into_values().collect::<Vec<_>>(), [of_cut, NvmlGpuQuery::names([])]);
     }
 
     #[test]
-    fn a_gpu_in_mig_mode_is_no_whole_although_it_has_no_instance_and_that_is_told() {
+    fn a_gpu_in_mig_mode_without_instances_is_not_offered_and_warned_of() {
         let dir = tempfile::tempdir().unwrap();
         let (root, address) = (HostRoot::new(dir.path()), gpu().address);
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
-        assert!(question(&root, &Selection::default()).is_empty(), "a driver that knows of no MIG");
+        assert!(query(&root, &Selection::default()).is_empty(), "a driver that knows of no MIG");
         fs::create_dir_all(dir.path().join("proc/driver/nvidia/capabilities/gpu2/mig")).unwrap();
-        let asked = NvmlAsked { mig_mode: true, ..NvmlAsked::default() };
-        assert_eq!(question(&root, &Selection::default()), [(address, asked)].into());
+        let wanted = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() };
+        assert_eq!(query(&root, &Selection::default()), [(address, wanted)].into());
 
         let gpu = PciFunction { class: Some(0x03_0200), ..gpu() };
         let scan = Scan::of([(address, gpu.clone())].into());
         let described = |mig_mode| {
-            let mut told = NvmlSnapshot::default();
-            told.gpus.entry(address).or_default().mig_mode = mig_mode;
-            let devices: Vec<_> = Describer::new(&root, &scan, &told, &Disks::of(&root)).devices(&gpu).into_iter().map(Arc::new).collect();
+            let mut nvml = NvmlSnapshot::default();
+            nvml.gpus.entry(address).or_default().mig_mode = mig_mode;
+            let devices: Vec<_> = Describer::new(&root, &scan, &nvml, &Disks::of(&root)).devices(&gpu).into_iter().map(Arc::new).collect();
             (devices[0].attribute("parts").map(str::to_owned), devices.len() - 1, without_instances(&devices))
         };
         for whole in [None, Some(false)] {
             assert_eq!(described(whole), (None, 0, vec![]), "{whole:?}");
         }
-        let (parts_are, parts, told) = described(Some(true));
+        let (parts_are, parts, warnings) = described(Some(true));
         assert_eq!((parts_are.as_deref(), parts), (Some("mig"), 0));
-        assert!(told[0].starts_with("GPU-1 is not offered, because it is in MIG mode without an instance"), "{told:?}");
+        assert!(warnings[0].starts_with("GPU-1 is not offered, because it is in MIG mode without an instance"), "{warnings:?}");
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         for instance in ["gi1", "gi1/ci0"] {
             write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 300\n");
@@ -452,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_asked_for_between_whole_gpus_of_one_resource() {
+    fn links_are_queried_between_whole_gpus_of_one_resource() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let name = |number: u8| format!("0000:{number:02x}:00.0");
@@ -469,13 +475,13 @@ mod tests {
         function.pci.as_mut().unwrap().physfn = name(1).parse().ok();
         for_a_guest.pci.as_mut().unwrap().driver = Some("vfio-pci".into());
         let resource = |name: &str, devices: Vec<Device>| (name.parse().unwrap(), devices.into_iter().map(Arc::new).collect());
-        let asked = |devices| -> Vec<String> {
+        let wanted = |devices| -> Vec<String> {
             let resources = [resource("nvidia.com/gpu", devices), resource("nvidia.com/single", vec![gpu(6)])].into();
-            let question = question(&root, &Selection { resources, warnings: Vec::new() });
-            assert!(question.values().all(|asked| *asked == NvmlAsked { links: true, ..NvmlAsked::default() }), "{question:?}");
-            question.into_keys().map(|gpu| gpu.to_string()).collect()
+            let query = query(&root, &Selection { resources, warnings: Vec::new() });
+            assert!(query.values().all(|wanted| *wanted == NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() }), "{query:?}");
+            query.into_keys().map(|gpu| gpu.to_string()).collect()
         };
-        assert_eq!(asked(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]), ["0000:01:00.0", "0000:02:00.0"]);
-        assert!(asked(vec![gpu(1)]).is_empty(), "one alone has nobody to be joined with");
+        assert_eq!(wanted(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]), ["0000:01:00.0", "0000:02:00.0"]);
+        assert!(wanted(vec![gpu(1)]).is_empty(), "a single GPU has no peer");
     }
 }

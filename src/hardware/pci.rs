@@ -71,7 +71,7 @@ pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let mut scan = Scan::default();
     let mut claims = Vec::new();
     for (name, address) in names {
-        let read = |folder: Option<&Folder>, said: &Said<'_>| read(folder, said, address, &children);
+        let read = |folder: Option<&Folder>, first: &FirstReads<'_>| read(folder, first, address, &children);
         let whole = read_whole(&bus, name, read);
         if let Some(failure) = root.take_failures().first() {
             scan.unread.of_function.insert(address, failure.to_string());
@@ -125,7 +125,7 @@ type Numbered = Vec<(u32, PciAddress)>;
 
 /// Reads a function, and once more if its folder was removed during the read. The result is never
 /// half of a function.
-fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>, &Said<'_>) -> T) -> Option<T> {
+fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>, &FirstReads<'_>) -> T) -> Option<T> {
     for _ in 0..2 {
         // A dangling link is still a function, without facts. A removed link is none.
         let target = bus.link_target(name);
@@ -137,8 +137,8 @@ fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>,
         // after the group was read, no group was lost.
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
         let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
-        let said = Said { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
-        let function = read(folder.as_ref(), &said);
+        let first = FirstReads { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
+        let function = read(folder.as_ref(), &first);
         // A file that is not found may also mean that the link dangles.
         let may_be_half = |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
@@ -149,7 +149,7 @@ fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>,
 }
 
 /// The values of a function that are read first.
-struct Said<'a> {
+struct FirstReads<'a> {
     /// The target of the link to its folder.
     target: Option<&'a str>,
     uevent: Option<&'a str>,
@@ -157,18 +157,18 @@ struct Said<'a> {
 }
 
 /// Reads the rest of a function from its folder, where there is one.
-fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
+fn read(folder: Option<&Folder>, first: &FirstReads<'_>, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
     let text = |name: &str| folder?.read(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // `uevent` has most values. Other files are read only for what it lacks: most of a scan's time
     // is opening files.
-    let uevent = |key: &str| uevent_value(said.uevent?, key);
+    let uevent = |key: &str| uevent_value(first.uevent?, key);
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
     // What only drivers and SR-IOV create is read only where these exist: most functions of a
     // server have neither.
-    let busy = folder.filter(|folder| !is_bare(folder, said.uevent.unwrap_or_default()));
+    let busy = folder.filter(|folder| !is_bare(folder, first.uevent.unwrap_or_default()));
     let entries = || busy.into_iter().flat_map(Folder::names);
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
@@ -192,8 +192,8 @@ fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children:
         vf_index: None,
         sriov_totalvfs: count("sriov_totalvfs"),
         sriov_numvfs: count("sriov_numvfs"),
-        iommu_group: said.group.and_then(|group| group.parse().ok()),
-        bridges: bridges(said.target.unwrap_or_default(), address),
+        iommu_group: first.group.and_then(|group| group.parse().ok()),
+        bridges: bridges(first.target.unwrap_or_default(), address),
         net: children.of(address, busy, "net"),
         rdma: children.of(address, busy, "infiniband"),
         nvme: children.of(address, busy, "nvme"),
@@ -214,12 +214,12 @@ fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children:
 /// the `driver` link and a truncated uevent.
 fn is_bare(folder: &Folder, uevent: &str) -> bool {
     const BRIDGE: u32 = 0x0604;
-    let says = |key| uevent_value(uevent, key);
-    let is_bridge = says("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
-    let is_driven = says("DRIVER").is_some();
-    let driver_is_known = is_driven || says("MODALIAS").is_some() || folder.lacks("driver");
+    let value = |key| uevent_value(uevent, key);
+    let is_bridge = value("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
+    let is_driven = value("DRIVER").is_some();
+    let driver_is_known = is_driven || value("MODALIAS").is_some() || folder.lacks("driver");
     let has_nothing = is_bridge || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
-    says("PCI_ID").is_some() && driver_is_known && has_nothing
+    value("PCI_ID").is_some() && driver_is_known && has_nothing
 }
 
 /// The links `virtfn0`, `virtfn1`, … sorted by number, which is not the order of their names.
@@ -353,12 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_goes_away_while_it_is_read_is_never_half_of_one() {
+    fn a_function_removed_during_a_read_is_not_half_read() {
         let dir = tempfile::tempdir().unwrap();
         let (root, path, name) = (dir.path(), "pci0000:00/0000:18:00.0", "0000:18:00.0");
         let whole = [("uevent", "DRIVER=vfio-pci\n"), ("numa_node", "1\n")];
         let (folder, link) = (root.join("sys/devices").join(path), root.join(DEVICES).join(name));
-        let gone = || {
+        let remove = || {
             fs::remove_dir_all(&folder).unwrap();
             fs::remove_file(&link).unwrap();
         };
@@ -366,10 +366,10 @@ mod tests {
         let read_while = |mut meanwhile: Box<dyn FnMut() + '_>| {
             let mut times = 0;
             let bus = HostRoot::new(root).folder(DEVICES).unwrap();
-            let read = read_whole(&bus, name, |opened, said| {
+            let read = read_whole(&bus, name, |opened, first| {
                 times += 1;
                 let opened = opened?;
-                assert!(opened.has("numa_node") && said.uevent.is_some());
+                assert!(opened.has("numa_node") && first.uevent.is_some());
                 meanwhile();
                 opened.read("numa_node")
             });
@@ -377,18 +377,18 @@ mod tests {
         };
         place(root, path, &whole);
         assert_eq!(read_while(Box::new(|| ())), (Some(Some("1".into())), 1));
-        assert_eq!(read_while(Box::new(gone)), (None, 1), "half of a function was believed");
+        assert_eq!(read_while(Box::new(remove)), (None, 1), "half of a function was believed");
 
         // The kernel deletes `uevent` first: a folder without it is being removed.
         place(root, path, &whole[1..]);
         let bus = HostRoot::new(root).folder(DEVICES).unwrap();
-        assert_eq!(read_whole(&bus, name, |_, said| (gone(), said.uevent.is_some()).1), None);
+        assert_eq!(read_whole(&bus, name, |_, first| (remove(), first.uevent.is_some()).1), None);
 
         // If only one file is removed, as a driver does, the function is still there.
         place(root, path, &whole);
         let unbound = || fs::remove_file(folder.join("numa_node")).unwrap();
         assert_eq!(read_while(Box::new(unbound)), (Some(None), 1));
-        gone();
+        remove();
 
         // A link whose target was removed is still a function, without facts.
         place(root, path, &whole);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_links_tell_what_the_uevent_does_not() {
+    fn files_and_links_supplement_the_uevent() {
         let dir = tempfile::tempdir().unwrap();
         let uevent = "DRIVER=dfl-pci\nPCI_CLASS=30200\nPCI_ID=8086:none\nPCI_SUBSYS_ID=8086:1771\n";
         place(dir.path(), "pci0000:b0/0000:b1:00.0", &[("uevent", uevent), ("device", "0xbccf")]);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_without_a_driver_still_has_its_group_its_physical_function_and_its_virtual_ones() {
+    fn a_function_without_a_driver_has_its_group_pf_and_vfs() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let path = |address: &str| format!("pci0000:00/0000:00:03.0/{address}");
@@ -446,11 +446,11 @@ mod tests {
         assert_eq!((pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns), (Some(16), Some(1), &vec![vf.address]));
         assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
         assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
-        assert!(bare.net.is_empty(), "nobody drives an interface: the folder is not listed");
+        assert!(bare.net.is_empty(), "without a driver there is no interface: the folder is not listed");
     }
 
     #[test]
-    fn a_uevent_that_is_whole_is_believed_and_one_that_is_cut_short_is_not() {
+    fn a_truncated_uevent_is_not_trusted() {
         let dir = tempfile::tempdir().unwrap();
         let cut = "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SLOT_NAME=0000:00:01.0";
         let whole = format!("{cut}\nMODALIAS=pci:v00008086d00001572sv00000000sd00000000bc02sc00i00");
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_dangle_pipes_and_folders_in_place_of_links_stop_nothing() {
+    fn dangling_links_pipes_and_folders_do_not_stop_a_scan() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         place(root, "pci0000:00/0000:00:01.0", &[("iommu_group/type", "DMA"), ("device", "garbage")]);

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_default_route_leads_through_what_a_bond_is_made_of() {
+    fn a_default_route_over_a_bond_uses_its_members() {
         let dir = tempfile::tempdir().unwrap();
         let route = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
                      bond0.7\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_tells_routes_there_are_none() {
+    fn without_route_files_there_are_no_routes() {
         let dir = tempfile::tempdir().unwrap();
         assert!(DefaultRoutes::read(&HostRoot::new(dir.path())).0.is_empty());
     }

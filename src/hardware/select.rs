@@ -47,15 +47,15 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
     }
     warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
-    withhold_kept(devices, &mut chosen, &mut selection.warnings);
+    withhold_excluded(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
-    withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
+    withhold_duplicate_paths(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
             blocked.map(|(by, group)| {
-                format!("{}: {} is unhealthy, because {by} keeps IOMMU group {group} from guests", spec.name, device.id)
+                format!("{}: {} is unhealthy, because {by} blocks IOMMU group {group} for guests", spec.name, device.id)
             }),
         );
     }
@@ -108,15 +108,16 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
         let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
             continue;
         };
-        let asks = |spec: &&Arc<ResourceSpec>| {
+        let selects_whole = |spec: &&Arc<ResourceSpec>| {
             spec.class == device.class
                 && spec.select.part == Some(false)
                 && host.matches(&spec.select, device)
                 && !host.excludes(spec, device)
         };
-        if let Some(spec) = specs.iter().find(asks) {
+        if let Some(spec) = specs.iter().find(selects_whole) {
             warnings.push(format!(
-                "{}: {} is not offered, because it is cut into parts ({parts}), and no resource offers these: `part = false` asks for wholes",
+                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; \
+                 `part = false` selects whole devices only",
                 spec.name, device.id,
             ));
         }
@@ -127,7 +128,7 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
 /// Why a device is withheld although a resource selects it.
-struct Kept {
+struct Exclusion {
     /// The reason, as the end of a sentence.
     why: String,
     /// The criterion, as in [`NearMiss`].
@@ -144,29 +145,29 @@ struct Kept {
 /// - A member of a pool that the host may use, unless the resource names it by address or id.
 /// - An adapter with the host's default route, if a CNI plugin would move its interface into the
 ///   pod, unless the resource names it.
-fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
-    let host = |why: String, found: &str| Kept { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
+fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusion> {
+    let host = |why: String, found: &str| Exclusion { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
     if let Some(by) = device.attribute("in_use") {
         return Some(host(format!("the host uses it: {by}"), by));
     }
     if device.attribute("excluded").is_some() {
-        let why = "its driver was told to exclude it".to_owned();
-        return Some(Kept { why, criterion: "driver", wanted: "not told to exclude it", found: "excluded".into() });
+        let why = "its driver is configured to exclude it".to_owned();
+        return Some(Exclusion { why, criterion: "driver", wanted: "not excluded by its driver", found: "excluded".into() });
     }
     if lacks_node(device) {
-        let why = "no node of `/dev` is known for it; the class `char` offers one by its path".to_owned();
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path".to_owned();
         let found = device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
-        return Some(Kept { why, criterion: "driver", wanted: "one that makes a node in /dev", found });
+        return Some(Exclusion { why, criterion: "driver", wanted: "a driver that creates a node in /dev", found });
     }
-    if names(spec, device) {
+    if is_named_by(spec, device) {
         return None;
     }
     if let Some(pool) = device.attribute("member_of") {
-        let why = format!("it is part of {pool}, which the host may use: name its address or id to offer it all the same");
+        let why = format!("it is part of {pool}, which the host may use; to offer it anyway, select it by address or id");
         return Some(host(why, &format!("part of {pool}")));
     }
     let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
-    let why = format!("the host's default route leads through {way}: name its address or id to offer it all the same");
+    let why = format!("the host's default route uses {way}; to offer it anyway, select it by address or id");
     Some(host(why, &format!("default route through {way}")))
 }
 
@@ -176,15 +177,15 @@ fn moves_interfaces(spec: &ResourceSpec) -> bool {
 }
 
 /// Whether a resource selects this device by id or address.
-fn names(spec: &ResourceSpec, device: &Device) -> bool {
+fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
     spec.select.id.contains(&device.id) || address.is_some_and(|address| spec.select.address.contains(address))
 }
 
-fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_excluded(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
-        let kept = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, kept(spec, device)?.why)));
-        if let Some((name, why)) = kept {
+        let exclusion = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, exclusion(spec, device)?.why)));
+        if let Some((name, why)) = exclusion {
             warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
             chosen.remove(device.key.as_str());
         }
@@ -207,7 +208,7 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
 /// - an IOMMU group, which a guest gets as a whole;
 /// - a disk that several controllers reach, or that is also named by a partition;
 /// - a node of `/dev` that a PCI function also has, where both resources are exclusive.
-fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_duplicate_paths(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let mut given: Objects<usize> = Objects::default();
     // A second path to a disk comes after the device that has the disk's id.
     let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
@@ -220,8 +221,11 @@ fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnin
             is_node && !(spec.is_exclusive() && other.is_some_and(|other| other.is_exclusive()))
         };
         if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
-            let thing = common(&objects, first);
-            warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
+            let object = common(&objects, first);
+            warnings.push(format!(
+                "{}: {} is not offered separately, because {object} is already offered with {}",
+                spec.name, device.id, first.id
+            ));
             chosen.remove(device.key.as_str());
         } else {
             given.hold(&index, objects);
@@ -258,13 +262,13 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
     for device in devices {
         let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else { continue };
-        if names(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
+        if is_named_by(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
             continue;
         }
         let why = if parents.contains(&function.address) {
-            "its virtual functions are"
+            "its virtual functions are offered"
         } else if moves_interfaces(spec) && !function.virtfns.is_empty() {
-            "it has virtual functions: name its address or id to offer it all the same"
+            "it has virtual functions; to offer it anyway, select it by address or id"
         } else {
             continue;
         };
@@ -293,7 +297,7 @@ fn lacks_node(device: &Device) -> bool {
 }
 
 /// Mediated devices are for guests: a resource gets them only if it names their type, UUID or id.
-fn means_it(select: &Select, device: &Device) -> bool {
+fn selects_mdev(select: &Select, device: &Device) -> bool {
     let is_named = !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
     device.attribute("part") != Some("mdev") || is_named
 }
@@ -312,7 +316,7 @@ impl<'a> Host<'a> {
     fn offers(&self, spec: &ResourceSpec, device: &Device, named: Option<&ResourceName>) -> bool {
         let of_class = match spec.class {
             DeviceClass::Char => named == Some(&spec.name),
-            class => device.class == class && is_usable(device) && means_it(&spec.select, device),
+            class => device.class == class && is_usable(device) && selects_mdev(&spec.select, device),
         };
         of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
     }
@@ -403,12 +407,12 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_withheld_while_its_virtual_functions_are_offered_unless_it_is_named() {
+    fn a_pf_is_withheld_while_its_vfs_are_offered_unless_named() {
         let devices = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:01:00.4", 0x10de, Some("0000:01:00.0"))];
         let any = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), &[any]);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec!["0000:01:00.4".into()])]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are"]);
+        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are offered"]);
 
         let whole = spec("a.com/gpu", DeviceClass::Gpu, Select { vf: Some(false), ..Select::default() });
         let selection = select(&devices, &BTreeMap::new(), &[whole]);
@@ -468,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_function_has_the_link_of_its_physical_one_where_its_own_is_not_seen() {
+    fn a_vf_without_a_visible_link_has_the_link_type_of_its_pf() {
         let wanted = Select { link_type: vec!["infiniband".into()], vf: Some(true), ..Select::default() };
         assert_eq!(ids_of(&adapters(), DeviceClass::Nic, wanted), ["0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
     }
@@ -496,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_is_not_offered_beside_its_parts_and_a_mediated_device_only_by_its_kind() {
+    fn a_whole_with_parts_is_not_offered_and_a_mediated_device_only_by_type() {
         let part = |kind: &str, name: &str, more: &[(&'static str, &str)]| {
             let mut part = (*gpu("0000:01:00.0", 0x10de, None)).clone();
             part.key = format!("{}/{name}", part.key);
@@ -522,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_could_be_told_of_is_not_offered() {
+    fn a_device_that_the_contract_cannot_name_is_not_offered() {
         let mut instance = (*gpu("0000:01:00.0", 0x10de, None)).clone();
         instance.attributes.insert("part", "mig");
         let devices = [Arc::new(instance), gpu("0000:02:00.0", 0x10de, None)];
@@ -538,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_to_one_guest_and_who_blocks_it_is_named() {
+    fn an_iommu_group_is_offered_once_and_its_blocker_is_named() {
         let guest = |address: &str| {
             let mut gpu = (*gpu(address, 0x10de, None)).clone();
             gpu.nodes = ["/dev/vfio/vfio", "/dev/vfio/33"].map(DeviceNode::at).into();
@@ -550,8 +554,8 @@ mod tests {
         let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/gpu", DeviceClass::Gpu, Select::default())]);
         assert_eq!(chosen(&selection)[0].1, ["0000:01:00.0"]);
         let warnings = [
-            "a.com/gpu: 0000:01:00.1 is not offered on its own, because IOMMU group 33 comes with 0000:01:00.0",
-            "a.com/gpu: 0000:01:00.0 is unhealthy, because 0000:01:00.2 (xhci_hcd) keeps IOMMU group 33 from guests",
+            "a.com/gpu: 0000:01:00.1 is not offered separately, because IOMMU group 33 is already offered with 0000:01:00.0",
+            "a.com/gpu: 0000:01:00.0 is unhealthy, because 0000:01:00.2 (xhci_hcd) blocks IOMMU group 33 for guests",
         ];
         assert_eq!(selection.warnings, warnings);
     }
@@ -574,13 +578,13 @@ mod tests {
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
         let warnings = [
             "a.com/disk: 0000:01:00.0 is not offered, because the host uses it: mounted at /",
-            "a.com/disk: 0000:03:00.0 is not offered on its own, because /dev/nvme1n1 comes with 0000:02:00.0",
+            "a.com/disk: 0000:03:00.0 is not offered separately, because /dev/nvme1n1 is already offered with 0000:02:00.0",
         ];
         assert_eq!(selection.warnings, warnings);
     }
 
     #[test]
-    fn what_may_be_the_hosts_own_is_offered_only_where_it_is_named() {
+    fn devices_that_the_host_may_use_are_offered_only_by_name() {
         let with = |address: &str, class: DeviceClass, attribute: (&'static str, &str)| {
             let mut device = device(address, address);
             device.class = class;
@@ -603,7 +607,7 @@ mod tests {
         let (none, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
         assert!(none.is_empty() && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"), "{why}");
         let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
-        assert!(none.is_empty() && why.contains("because the host's default route leads through ens1f0"), "{why}");
+        assert!(none.is_empty() && why.contains("because the host's default route uses ens1f0"), "{why}");
         // A device that is selected by address is offered. Without a CNI plugin that moves the
         // interface, the host keeps its route.
         let disk = "0000:01:00.0";
@@ -614,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn a_physical_function_with_virtual_ones_is_no_interface_for_a_pod_and_may_be_in_a_pool() {
+    fn a_pf_with_vfs_is_offered_only_in_a_pool() {
         let mut devices = adapters();
         let pf = Arc::make_mut(&mut devices[0]);
         pf.pci.as_mut().unwrap().virtfns = vec!["0000:3b:00.1".parse().unwrap()];
@@ -635,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_comes_with_a_function_is_not_offered_by_its_path_too_unless_it_is_shared() {
+    fn a_node_of_a_function_is_not_offered_by_path_too_unless_shared() {
         let node = |path: &str| {
             let mut node = device("0000:00:00.0", path);
             (node.class, node.pci, node.key) = (DeviceClass::Char, None, format!("dev:{path}"));
@@ -657,14 +661,14 @@ mod tests {
         assert_eq!(ids, ["/dev/fuse", "/dev/kfd"]);
         assert_eq!(
             warnings,
-            ["a.com/path: /dev/dri/renderD129 is not offered on its own, because /dev/dri/renderD129 comes with 0000:02:00.0"]
+            ["a.com/path: /dev/dri/renderD129 is not offered separately, because /dev/dri/renderD129 is already offered with 0000:02:00.0"]
         );
         path.sharing = Sharing::Replicas(4);
         assert_eq!(offered(&path).0.len(), 3);
     }
 
     #[test]
-    fn a_gpu_that_its_driver_lets_nobody_open_is_not_offered() {
+    fn a_gpu_that_its_driver_excludes_is_not_offered() {
         let mut excluded = device("0000:01:00.0", "0000:01:00.0");
         (excluded.class, excluded.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some("nvidia".into()));
         excluded.attributes.insert("excluded", "true");
@@ -672,7 +676,7 @@ mod tests {
         let spec = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver was told to exclude it"]);
+        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver is configured to exclude it"]);
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
@@ -696,7 +700,7 @@ mod tests {
         let spec = spec("a.com/x", DeviceClass::Accelerator, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
-        let why = "no node of `/dev` is known for it; the class `char` offers one by its path";
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path";
         assert_eq!(selection.warnings, [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]);
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
@@ -710,15 +714,15 @@ mod tests {
         let specs = [Arc::new(excluding), char_spec("a.com/tty", &["/dev/ttyS*"])];
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &specs);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]);
-        let near = "0000:01:00.0 would be offered but for `exclude`: wanted is not excluded, and it is excluded";
+        let near = "0000:01:00.0 would be offered if not for `exclude`: wanted not excluded, found excluded";
         assert_eq!(selection.warnings, [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]);
         let other = spec("a.com/other", DeviceClass::Gpu, Select { vendor: vec![1], device: vec![1], ..Select::default() });
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &[other]);
-        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two things keep it out");
+        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two criteria exclude it");
     }
 
     #[test]
-    fn a_whole_that_is_cut_is_told_of_where_nothing_offers_its_parts() {
+    fn a_split_whole_without_offered_parts_causes_a_warning() {
         let disk = |id: &str, attribute: (&'static str, &str)| {
             let mut disk = device("0000:01:00.0", id);
             (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));
@@ -731,8 +735,8 @@ mod tests {
         let wholes = spec("a.com/whole", DeviceClass::Nvme, Select { part: Some(false), ..Select::default() });
         let parts = spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
         let warnings = |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
-        let cut = "it is cut into parts (namespaces), and no resource offers these: `part = false` asks for wholes";
+        let cut = "it is split into parts (namespaces) and no resource offers them; `part = false` selects whole devices only";
         assert_eq!(warnings(std::slice::from_ref(&wholes))[0], format!("a.com/whole: nvme0 is not offered, because {cut}"));
-        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is cut into parts (")));
+        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is split into parts (")));
     }
 }

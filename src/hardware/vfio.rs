@@ -53,7 +53,7 @@ impl Groups {
     }
 
     /// Replaces the nodes of the host's driver by the nodes that a guest gets.
-    pub(super) fn hand_over(&self, root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
+    pub(super) fn use_guest_nodes(&self, root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
         facts.nodes = nodes(root, function);
         let others = || self.members(function).iter().filter(|member| member.address != function.address && !member.is_bridge);
         let is_in_the_way =
@@ -102,10 +102,10 @@ mod tests {
         PciFunction { class: Some(class), driver: driver.map(str::to_owned), iommu_group: Some(33), ..function(address) }
     }
 
-    fn handed_over(dir: &tempfile::TempDir, functions: &[PciFunction]) -> Facts {
+    fn for_guest(dir: &tempfile::TempDir, functions: &[PciFunction]) -> Facts {
         let scan = Scan::of(functions.iter().map(|function| (function.address, function.clone())).collect());
         let mut facts = Facts::default();
-        Groups::of(&scan).hand_over(&HostRoot::new(dir.path()), &functions[0], &mut facts);
+        Groups::of(&scan).use_guest_nodes(&HostRoot::new(dir.path()), &functions[0], &mut facts);
         facts
     }
 
@@ -113,7 +113,7 @@ mod tests {
     fn a_sibling_that_the_host_uses_keeps_the_group_from_guests() {
         let dir = tempfile::tempdir().unwrap();
         let gpu = member("0000:01:00.0", 0x03_0000, Some("vfio-pci"));
-        let with = |sibling: PciFunction| handed_over(&dir, &[gpu.clone(), sibling]).attributes;
+        let with = |sibling: PciFunction| for_guest(&dir, &[gpu.clone(), sibling]).attributes;
         for driver in [None, Some("vfio-pci"), Some("mlx5_vfio_pci"), Some("pci-stub"), Some("pcieport")] {
             let attributes = with(member("0000:01:00.1", 0x04_0300, driver));
             assert!(!attributes.contains_key("group_blocked_by"), "{driver:?}");
@@ -133,19 +133,19 @@ mod tests {
         let plain = member("0000:01:00.0", 0x03_0000, Some("vfio-pci"));
         let hosts = |facts: Facts| facts.nodes.into_iter().map(|node| (node.host, node.required)).collect::<Vec<_>>();
         let expected = |nodes: &[(&str, bool)]| nodes.iter().map(|(host, required)| ((*host).to_owned(), *required)).collect::<Vec<_>>();
-        assert_eq!(hosts(handed_over(&dir, std::slice::from_ref(&plain))), expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true)]));
+        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&plain))), expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true)]));
 
         let iommufd = PciFunction { vfio_dev: Some("vfio4".into()), ..plain.clone() };
         let both = expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true), ("/dev/iommu", false), ("/dev/vfio/devices/vfio4", false)]);
-        assert_eq!(hosts(handed_over(&dir, std::slice::from_ref(&iommufd))), both);
+        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), both);
         write(dir.path(), "dev/iommu", "");
         let alone = expected(&[("/dev/iommu", true), ("/dev/vfio/devices/vfio4", true)]);
-        assert_eq!(hosts(handed_over(&dir, std::slice::from_ref(&iommufd))), alone, "a kernel without the nodes of groups");
+        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), alone, "a kernel without the nodes of groups");
         write(dir.path(), "dev/vfio/vfio", "");
-        assert_eq!(hosts(handed_over(&dir, std::slice::from_ref(&iommufd))), both);
+        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), both);
 
         write(dir.path(), "sys/bus/pci/devices/0000:01:00.0/iommu_group/name", "vfio-noiommu\n");
-        let node = handed_over(&dir, std::slice::from_ref(&plain)).nodes.remove(1);
+        let node = for_guest(&dir, std::slice::from_ref(&plain)).nodes.remove(1);
         assert_eq!((node.host.as_str(), node.container.as_str()), ("/dev/vfio/noiommu-33", "/dev/vfio/33"));
     }
 }

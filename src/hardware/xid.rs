@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slot_and_the_number_are_read_in_every_form() {
+    fn xid_lines_are_parsed_in_every_form() {
         for (line, slot, code) in [
             ("NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting", "0000:9b:00.0", 119),
             ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", "0000:cb:00.0", 13),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_gpu_needs_is_read_of_the_line_that_tells_it() {
+    fn recovery_actions_are_parsed() {
         let line = |rest: &str| format!("NVRM: Xid (PCI:0018:02:00): 154, {rest}");
         for (rest, kind) in [
             (
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_one_is_none() {
+    fn similar_lines_are_ignored() {
         for line in [
             "",
             "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",

@@ -6,7 +6,7 @@ use super::prober::{ProbeDevice, Prober};
 use super::report;
 use super::since::new_since;
 use crate::domain::{
-    AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Instruction, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts,
+    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, OperatorRequest, Plan, Source, Verdicts,
 };
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Forget, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
@@ -48,7 +48,7 @@ pub struct HealthConfig {
     /// The grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The pending hooks of free devices.
-    pub due: watch::Receiver<Arc<Due>>,
+    pub due: watch::Receiver<Arc<DueHooks>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The channel of the inventory. The channel and its last value outlive the actor.
@@ -118,7 +118,7 @@ impl HealthActor {
     /// Judges by another plan from now on.
     fn apply_plan(&mut self, plan: Arc<Plan>) {
         self.judge.apply_plan(Arc::clone(&plan.specs), rules(&self.config, &plan));
-        if plan.health.at_kubelet_start == AtKubeletStart::Tell {
+        if plan.health.at_kubelet_start == AtKubeletStart::Report {
             self.judge.withhold_until(Duration::ZERO);
         }
         self.plan = plan;
@@ -182,7 +182,7 @@ impl HealthActor {
 
     /// A kubelet that has just started must not reject pods for a failure that may end soon.
     fn note_kubelet_start(&mut self, generation: Option<KubeletGeneration>) {
-        if self.plan.health.at_kubelet_start == AtKubeletStart::Tell {
+        if self.plan.health.at_kubelet_start == AtKubeletStart::Report {
             return;
         }
         let now = host::now();
@@ -230,8 +230,8 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-impl StreamHandler<Arc<Due>> for HealthActor {
-    fn handle(&mut self, _: Arc<Due>, context: &mut Self::Context) {
+impl StreamHandler<Arc<DueHooks>> for HealthActor {
+    fn handle(&mut self, _: Arc<DueHooks>, context: &mut Self::Context) {
         self.publish(context);
     }
 
@@ -328,8 +328,8 @@ impl Handler<Instruct> for HealthActor {
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
-            Instruction::Cordon { .. } => tracing::info!(%device, "device cordoned by an operator"),
-            Instruction::Uncordon => tracing::info!(%device, "device uncordoned by an operator"),
+            OperatorRequest::Cordon { .. } => tracing::info!(%device, "device cordoned by an operator"),
+            OperatorRequest::Uncordon => tracing::info!(%device, "device uncordoned by an operator"),
         }
         let verdicts = self.judge_all(context);
         let judged = self.config.ledger.clone();

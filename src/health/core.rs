@@ -20,8 +20,9 @@ use self::cases::{Cases, Verdicts, parents};
 use self::departures::{ALLOCATE_IN_FLIGHT_MAX, EMPTY_LIST_FOR, IdsInUse, overlaps, resolve_conflicts};
 use self::observations::{absent_health, placeholder_device};
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
-    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom, Verdict,
+    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Moment,
+    Offered, Offering, OperatorRequest, PciAddress, PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom,
+    Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -173,7 +174,7 @@ impl Judge {
     }
 
     /// Takes an operator's order. Returns false if the device is unknown.
-    pub(crate) fn apply_instruction(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
+    pub(crate) fn apply_instruction(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) -> bool {
         let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
         if is_known {
@@ -245,7 +246,7 @@ impl Judge {
     /// Judges everything. `None` before the first evidence: nothing is known yet.
     ///
     /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
-    pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
+    pub(crate) fn judge(&mut self, held: &Held, due: &PendingHooks, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         for (event, at) in std::mem::take(&mut self.early_events) {
             self.apply_event(&event, at, held);

@@ -127,7 +127,7 @@ impl Prober {
         let thread = state.threads;
         let (probe_device, notify, shared) = (Arc::clone(&self.probe_device), Arc::clone(&self.notify), Arc::clone(&self.state));
         let work = move || {
-            host::step_back();
+            host::lower_thread_priority();
             while let Some(probed) = probe_next(thread, &probe_device, &shared) {
                 let was_stuck = finish(thread, probed, &shared);
                 if was_stuck {

@@ -94,11 +94,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_told_and_nothing_else() {
-        let told: Vec<String> =
+    fn the_environment_has_the_known_facts_only() {
+        let variables: Vec<String> =
             environment(&occasion(), &HostRoot::new("/host")).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(
-            told,
+            variables,
             [
                 "HOLDFAST_ALLOC_ID=a-1",
                 "HOLDFAST_CONTAINER=main",

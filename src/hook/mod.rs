@@ -18,7 +18,7 @@ mod environment;
 mod records;
 
 pub use environment::{Occasion, environment};
-pub use records::{NotRun, Outputs, Said, Shortages};
+pub use records::{HookOutput, NotRun, Outputs, Shortages};
 
 use crate::domain::{Device, Hook, PciAddress, Phase};
 use crate::host::{self, CommandError, HostRoot, ResetError};
@@ -39,7 +39,7 @@ const CHECKS_MAX: usize = 2;
 
 /// The number of threads that must be possible after a failed check. With less capacity, the system
 /// may have refused a process that the check wanted to start.
-const ROOM_FOR_A_CHECK: usize = 8;
+const TASKS_OF_A_CHECK: usize = 8;
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,17 +51,20 @@ pub enum HookError {
     #[error(transparent)]
     Reset(#[from] ResetError),
     /// There is no function to reset.
-    #[error("it has no PCI function that could be reset")]
+    #[error("the device has no PCI function to reset")]
     NoFunction,
     /// The reset would affect other devices.
-    #[error("it is a part of PCI function {0}, whose other parts a reset would hit")]
+    #[error("the device is a part of PCI function {0}; a reset would affect the other parts")]
     Part(PciAddress),
     /// The system lacks the resources to run it.
     #[error("it cannot be run: {0}")]
     NotRun(#[from] io::Error),
     /// A check failed, but the system may have refused a process that it wanted to start.
-    #[error("it has failed, but this process can have no more threads and processes, nor could the check")]
-    NoRoom,
+    #[error(
+        "the check failed, perhaps only because the system refuses further threads and processes; \
+         raise the limit of tasks"
+    )]
+    OutOfTasks,
 }
 
 impl HookError {
@@ -72,7 +75,7 @@ impl HookError {
     pub fn is_no_result(&self, phase: Phase) -> bool {
         match self {
             HookError::Command(error) => error.is_shortage() || phase == Phase::Check && error.is_no_result(),
-            HookError::NotRun(_) | HookError::NoRoom => true,
+            HookError::NotRun(_) | HookError::OutOfTasks => true,
             HookError::Reset(_) | HookError::NoFunction | HookError::Part(_) => false,
         }
     }
@@ -80,7 +83,7 @@ impl HookError {
 
 /// Runs hooks.
 #[derive(Debug, Clone)]
-pub struct Performer {
+pub struct HookExecutor {
     host_root: HostRoot,
     before_start: Arc<Semaphore>,
     after_release: Arc<Semaphore>,
@@ -89,13 +92,13 @@ pub struct Performer {
     shortages: Shortages,
 }
 
-impl Performer {
+impl HookExecutor {
     /// One for the whole daemon: its bounds cover all callers.
     #[must_use]
     pub fn new(host_root: HostRoot) -> Self {
         let [before_start, after_release, checks] =
             [BEFORE_START_MAX, AFTER_RELEASE_MAX, CHECKS_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Performer { host_root, before_start, after_release, checks, outputs: Outputs::default(), shortages: Shortages::default() }
+        HookExecutor { host_root, before_start, after_release, checks, outputs: Outputs::default(), shortages: Shortages::default() }
     }
 
     /// The host of the hooks.
@@ -120,7 +123,7 @@ impl Performer {
     ///
     /// # Errors
     /// When the hook failed, with the reason in one line.
-    pub async fn perform(&self, hook: &Hook, occasion: &Occasion) -> Result<(), HookError> {
+    pub async fn run(&self, hook: &Hook, occasion: &Occasion) -> Result<(), HookError> {
         let slots = match occasion.phase {
             Phase::BeforeStart => &self.before_start,
             Phase::AfterRelease => &self.after_release,
@@ -141,12 +144,12 @@ impl Performer {
                 match io::pipe() {
                     Ok((cancelled, cancel)) => {
                         let run = move || {
-                            let host::Ran { ended, said } = host::run_command(&argv, &env, limit, &cancelled);
-                            let may_lack_room = is_check && matches!(ended, Err(CommandError::Failed(_)));
-                            if may_lack_room && host::room_for_tasks(ROOM_FOR_A_CHECK).is_err() {
-                                return (Err(HookError::NoRoom), said);
+                            let host::Ran { ended, output } = host::run_command(&argv, &env, limit, &cancelled);
+                            let may_lack_tasks = is_check && matches!(ended, Err(CommandError::Failed(_)));
+                            if may_lack_tasks && host::check_task_limit(TASKS_OF_A_CHECK).is_err() {
+                                return (Err(HookError::OutOfTasks), output);
                             }
-                            (ended.map_err(HookError::from), said)
+                            (ended.map_err(HookError::from), output)
                         };
                         let ran = self.ended(slot, run).await;
                         // Also closed when this future is dropped, at any point.
@@ -167,36 +170,36 @@ impl Performer {
         slot: tokio::sync::OwnedSemaphorePermit,
         run: impl FnOnce() -> (Result<(), HookError>, String) + Send + 'static,
     ) -> (Result<(), HookError>, String) {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let work = move || {
             let ended = run();
             drop(slot);
             // A caller that no longer waits does not receive it.
-            drop(tell.send(ended));
+            drop(sender.send(ended));
         };
         match thread::Builder::new().name("hook".into()).spawn(work) {
-            Ok(_) => told.await.unwrap_or_else(|_| (Err(io::Error::other("its thread has panicked").into()), String::new())),
+            Ok(_) => receiver.await.unwrap_or_else(|_| (Err(io::Error::other("its thread has panicked").into()), String::new())),
             Err(error) => (Err(error.into()), String::new()),
         }
     }
 
-    fn note(&self, occasion: &Occasion, began: Instant, (ended, said): (Result<(), HookError>, String)) -> Result<(), HookError> {
+    fn note(&self, occasion: &Occasion, began: Instant, (ended, output): (Result<(), HookError>, String)) -> Result<(), HookError> {
         let Occasion { phase, resource, device, .. } = occasion;
-        let (now, wrote) = (host::now().wall, said.len());
+        let (now, wrote) = (host::now().wall, output.len());
         match &ended {
             Err(error) if error.is_no_result(*phase) => {
                 metrics::hook_not_run(resource.as_str(), phase.as_str());
                 if self.shortages.begun(occasion, now, error.to_string()) {
-                    tracing::warn!(%resource, device = %device.id, %phase, %error, "a hook cannot be run");
+                    tracing::warn!(%resource, device = %device.id, %phase, %error, "hook cannot be run; it is retried");
                 }
             }
             _ => {
                 metrics::hook_ended(resource.as_str(), phase.as_str(), ended.is_ok());
-                self.outputs.ended(occasion, now, ended.as_ref().err().map(ToString::to_string), said);
+                self.outputs.ended(occasion, now, ended.as_ref().err().map(ToString::to_string), output);
                 if self.shortages.over(occasion) {
-                    tracing::info!(%resource, %phase, "hooks can be run again");
+                    tracing::info!(%resource, %phase, "hooks can run again");
                 }
-                tracing::debug!(%resource, device = %device.id, %phase, wrote, took = ?began.elapsed(), "a hook has run");
+                tracing::debug!(%resource, device = %device.id, %phase, wrote, took = ?began.elapsed(), "hook finished");
             }
         }
         ended
@@ -233,15 +236,15 @@ mod tests {
 
     /// The bound holds: the allowed number run, not one more, and the next begins when one ends.
     #[tokio::test]
-    async fn so_many_run_at_a_time_and_one_that_nobody_waits_for_is_ended() {
+    async fn runs_are_bounded_and_a_dropped_one_is_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let performer = Performer::new(HostRoot::new(dir.path()));
+        let performer = HookExecutor::new(HostRoot::new(dir.path()));
         assert_eq!(performer.after_release.available_permits(), AFTER_RELEASE_MAX);
         assert_eq!(performer.before_start.available_permits(), BEFORE_START_MAX);
         let wait = |n: usize| {
             let (performer, file) = (performer.clone(), dir.path().join(n.to_string()));
             let script = format!("echo >{0}; while [ ! -e {0}.go ]; do sleep 0.01; done", file.display());
-            tokio::spawn(async move { performer.perform(&command(script), &occasion()).await })
+            tokio::spawn(async move { performer.run(&command(script), &occasion()).await })
         };
         let runs: Vec<_> = (0..=AFTER_RELEASE_MAX).map(wait).collect();
         let started = || (0..=AFTER_RELEASE_MAX).filter(|n| dir.path().join(n.to_string()).exists()).count();

@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most lines that are kept: more than the devices of a usual node, and some 100 KB.
-const SAID_MAX: usize = 256;
+const OUTPUTS_MAX: usize = 256;
 
 /// The last line of a failed command's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct HookOutput {
     /// When it ended.
     pub at: Timestamp,
     /// The resource of the run.
@@ -26,7 +26,8 @@ pub struct Said {
     /// How it ended.
     pub ended: String,
     /// The line.
-    pub said: String,
+    #[serde(rename = "said")]
+    pub output: String,
 }
 
 /// Hooks of a resource that cannot be run.
@@ -46,26 +47,26 @@ pub struct NotRun {
 #[derive(Debug, Clone, Default)]
 pub struct Outputs(Arc<Mutex<LastLines>>);
 
-type LastLines = BTreeMap<(DeviceId, ResourceName, Phase), Said>;
+type LastLines = BTreeMap<(DeviceId, ResourceName, Phase), HookOutput>;
 
 impl Outputs {
     /// The lines of a device.
     #[must_use]
-    pub fn of(&self, device: &DeviceId) -> Vec<Said> {
-        lock(&self.0).iter().filter(|((of, ..), _)| of == device).map(|(_, said)| said.clone()).collect()
+    pub fn of(&self, device: &DeviceId) -> Vec<HookOutput> {
+        lock(&self.0).iter().filter(|((of, ..), _)| of == device).map(|(_, output)| output.clone()).collect()
     }
 
     /// Records the end of a run: a success (`None`) removes the line.
-    pub(super) fn ended(&self, occasion: &Occasion, at: Timestamp, failed: Option<String>, said: String) {
+    pub(super) fn ended(&self, occasion: &Occasion, at: Timestamp, failed: Option<String>, output: String) {
         let Occasion { phase, resource, device, .. } = occasion;
         let mut kept = lock(&self.0);
         let key = (device.id.clone(), resource.clone(), *phase);
-        let Some(ended) = failed.filter(|_| !said.is_empty()) else { return drop(kept.remove(&key)) };
-        let oldest = kept.iter().min_by_key(|(_, said)| said.at).map(|(key, _)| key.clone());
-        if let Some(oldest) = oldest.filter(|_| kept.len() >= SAID_MAX && !kept.contains_key(&key)) {
+        let Some(ended) = failed.filter(|_| !output.is_empty()) else { return drop(kept.remove(&key)) };
+        let oldest = kept.iter().min_by_key(|(_, output)| output.at).map(|(key, _)| key.clone());
+        if let Some(oldest) = oldest.filter(|_| kept.len() >= OUTPUTS_MAX && !kept.contains_key(&key)) {
             kept.remove(&oldest);
         }
-        kept.insert(key, Said { at, resource: resource.to_string(), phase: phase.to_string(), ended, said });
+        kept.insert(key, HookOutput { at, resource: resource.to_string(), phase: phase.to_string(), ended, output });
     }
 }
 
@@ -80,13 +81,13 @@ impl Shortages {
     /// All of them.
     #[must_use]
     pub fn all(&self) -> Vec<NotRun> {
-        let told = |((resource, phase), (since, why)): (&(ResourceName, Phase), &(Timestamp, String))| NotRun {
+        let not_run = |((resource, phase), (since, why)): (&(ResourceName, Phase), &(Timestamp, String))| NotRun {
             resource: resource.to_string(),
             phase: phase.to_string(),
             since: *since,
             why: why.clone(),
         };
-        lock(&self.0).iter().map(told).collect()
+        lock(&self.0).iter().map(not_run).collect()
     }
 
     /// Records that a run was possible. Returns whether that is new.
@@ -115,29 +116,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_of_a_failure_is_kept_until_the_next_end_and_no_more_than_so_many() {
+    fn a_failures_output_is_kept_until_the_next_run_and_bounded() {
         let (outputs, mut occasion) = (Outputs::default(), occasion());
         let device = occasion.device.id.clone();
         outputs.ended(&occasion, Timestamp(1), Some("exit status: 1".into()), "no key".into());
-        assert_eq!(outputs.of(&device)[0].said, "no key");
+        assert_eq!(outputs.of(&device)[0].output, "no key");
         outputs.ended(&occasion, Timestamp(2), None, "fine".into());
-        assert_eq!(outputs.of(&device), [], "what ends well has nothing to be explained");
-        for n in 0..SAID_MAX as u64 + 10 {
+        assert_eq!(outputs.of(&device), [], "a successful run has no output to explain");
+        for n in 0..OUTPUTS_MAX as u64 + 10 {
             Arc::make_mut(&mut occasion.device).id = DeviceId::new(format!("GPU-{n}"));
             outputs.ended(&occasion, Timestamp(n), Some("exit status: 1".into()), n.to_string());
         }
-        assert_eq!(lock(&outputs.0).len(), SAID_MAX);
-        assert_eq!(outputs.of(&DeviceId::new("GPU-9")), [], "the oldest has gone");
+        assert_eq!(lock(&outputs.0).len(), OUTPUTS_MAX);
+        assert_eq!(outputs.of(&DeviceId::new("GPU-9")), [], "the oldest was removed");
     }
 
     #[test]
-    fn what_cannot_be_run_is_told_since_the_first_time_until_it_can() {
+    fn hooks_that_cannot_run_are_listed_since_the_first_time() {
         let (shortages, occasion) = (Shortages::default(), occasion());
         assert!(!shortages.over(&occasion));
         assert!(shortages.begun(&occasion, Timestamp(5), "first".into()));
         assert!(!shortages.begun(&occasion, Timestamp(6), "second".into()));
-        let [told] = shortages.all().try_into().unwrap();
-        assert_eq!((told.since, told.why.as_str(), told.phase.as_str()), (Timestamp(5), "second", "after_release"));
+        let [not_run] = shortages.all().try_into().unwrap();
+        assert_eq!((not_run.since, not_run.why.as_str(), not_run.phase.as_str()), (Timestamp(5), "second", "after_release"));
         assert!(shortages.over(&occasion));
         assert_eq!(shortages.all(), []);
     }

@@ -1,7 +1,6 @@
-//! Clocks, thread priorities and the boot id.
+//! Clocks and the boot id.
 
 use crate::domain::{Moment, Timestamp};
-use nix::sys::prctl::set_timerslack;
 use nix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -30,67 +29,9 @@ pub fn boot_id(host_root: &Path) -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Lowers the priority of this thread, and of threads that it starts from now on: for background
-/// work. Raising it again needs privileges.
-pub fn step_back() {
-    lower_priority(10);
-}
-
-/// Lowers the priority by `by` (nice(2)): for work with a waiting caller that is less important
-/// than other work.
-pub fn lower_priority(by: i32) {
-    // Linux counts niceness by thread. If the call is refused, the priority stays as it is.
-    let _refused = rustix::process::nice(by);
-}
-
-/// While this value exists, the kernel may fire the timers of this thread late, so that the machine
-/// need not wake up for them. Threads started meanwhile keep the slack for ever. This thread itself
-/// should not sleep meanwhile.
-#[derive(Debug)]
-pub struct LateTimers(());
-
-impl LateTimers {
-    /// Allows a delay of up to `slack`. If the call is refused, nothing changes.
-    #[must_use]
-    pub fn allow(slack: Duration) -> Self {
-        let _refused = set_timerslack(u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX));
-        LateTimers(())
-    }
-}
-
-impl Drop for LateTimers {
-    fn drop(&mut self) {
-        // 0 means the thread's default slack.
-        let _refused = set_timerslack(0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::prctl::get_timerslack;
-
-    #[test]
-    fn the_threads_of_a_thread_inherit_its_late_timers() {
-        let usual = get_timerslack().unwrap();
-        let late = LateTimers::allow(Duration::from_secs(1));
-        let inherited = std::thread::spawn(|| get_timerslack().unwrap()).join().unwrap();
-        drop(late);
-        assert_eq!((inherited, get_timerslack().unwrap()), (1_000_000_000, usual));
-    }
-
-    #[test]
-    fn only_the_thread_that_steps_back_does_so() {
-        let nice = || rustix::process::getpriority_process(None).unwrap();
-        let before = nice();
-        let (after, inherited) = std::thread::spawn(move || {
-            step_back();
-            (nice(), std::thread::spawn(nice).join().unwrap())
-        })
-        .join()
-        .unwrap();
-        assert_eq!((after, inherited, nice()), ((before + 10).min(19), (before + 10).min(19), before));
-    }
 
     #[test]
     fn boot_time_grows_and_the_boot_has_a_name() {

@@ -38,10 +38,10 @@ pub enum CommandError {
     #[error("{0}")]
     Failed(ExitStatus),
     /// It exceeded its time limit.
-    #[error("it was killed: it has not ended within {}", humantime::format_duration(*.0))]
+    #[error("it was killed: it did not end within {}", humantime::format_duration(*.0))]
     TooLong(Duration),
     /// Its result is no longer needed.
-    #[error("it was killed: its result is not wanted any more")]
+    #[error("it was killed: its result is no longer needed")]
     Cancelled,
 }
 
@@ -70,14 +70,14 @@ pub struct Ran {
     /// How it ended.
     pub ended: Result<(), CommandError>,
     /// The last line of its output, for its operator alone.
-    pub said: String,
+    pub output: String,
 }
 
 /// Runs `argv` with this environment and no other, in `/`, and waits for its end. It is killed when
 /// the other end of `cancelled` is closed, or after `limit`.
 #[must_use]
 pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Ran {
-    let not_started = |error| Ran { ended: Err(CommandError::NotStarted(error)), said: String::new() };
+    let not_started = |error| Ran { ended: Err(CommandError::NotStarted(error)), output: String::new() };
     let mut running = match Running::start(argv, env) {
         Ok(running) => running,
         Err(error) => return not_started(error),
@@ -87,16 +87,16 @@ pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, can
     let ended = match (end, status) {
         (End::TooLong, _) => Err(CommandError::TooLong(limit)),
         (End::Cancelled, _) => Err(CommandError::Cancelled),
-        (End::Itself, Ok(status)) if status.success() => Ok(()),
-        (End::Itself, Ok(status)) => Err(CommandError::Failed(status)),
-        (End::Itself, Err(error)) => return not_started(error),
+        (End::Exited, Ok(status)) if status.success() => Ok(()),
+        (End::Exited, Ok(status)) => Err(CommandError::Failed(status)),
+        (End::Exited, Err(error)) => return not_started(error),
     };
-    Ran { ended, said: output.last_line() }
+    Ran { ended, output: output.last_line() }
 }
 
 /// Why watching it ended.
 enum End {
-    Itself,
+    Exited,
     TooLong,
     Cancelled,
 }
@@ -153,9 +153,9 @@ impl Running {
             }
             // Rounded up, so that the last wait is not a busy loop of zero timeouts.
             let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-            let look = |pipe| PollFd::new(pipe, PollFlags::POLLIN);
-            let mut pipes = vec![look(self.ended.as_fd()), look(cancelled.as_fd())];
-            pipes.extend(is_open.then(|| look(self.output.as_fd())));
+            let readable = |pipe| PollFd::new(pipe, PollFlags::POLLIN);
+            let mut pipes = vec![readable(self.ended.as_fd()), readable(cancelled.as_fd())];
+            pipes.extend(is_open.then(|| readable(self.output.as_fd())));
             // An interrupted wait has no result.
             if poll(&mut pipes, wait).unwrap_or(0) <= 0 {
                 continue;
@@ -166,7 +166,7 @@ impl Running {
                 is_open = tail.read(&mut self.output);
             }
             match seen[..] {
-                [true, ..] => return (End::Itself, tail),
+                [true, ..] => return (End::Exited, tail),
                 [_, true, ..] => return (End::Cancelled, tail),
                 _ => {}
             }
@@ -233,10 +233,10 @@ mod tests {
     fn run_for(script: &str, limit: Duration) -> Result<String, String> {
         let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned()), ("WHAT".to_owned(), "gpu".to_owned())]);
         let (cancelled, _keep) = never();
-        let Ran { ended, said } = run(&sh(script), &env, limit, &cancelled);
+        let Ran { ended, output } = run(&sh(script), &env, limit, &cancelled);
         match ended {
-            Ok(()) => Ok(said),
-            Err(error) => Err(format!("{error}; it wrote: {said}")),
+            Ok(()) => Ok(output),
+            Err(error) => Err(format!("{error}; it wrote: {output}")),
         }
     }
 
@@ -249,20 +249,20 @@ mod tests {
                 .and_then(|stat| stat.rsplit_once(") ").map(|(_, rest)| rest.to_owned()))
         };
         while state().is_some_and(|state| !state.starts_with('Z')) {
-            assert!(began.elapsed() < LONG, "process {pid} lives on");
+            assert!(began.elapsed() < LONG, "process {pid} still runs");
             thread::yield_now();
         }
     }
 
     #[test]
-    fn it_gets_its_environment_and_nothing_else_and_its_last_line_is_told() {
+    fn a_program_gets_only_its_environment_and_its_last_line_is_returned() {
         assert_eq!(run_for("echo first; echo \"$WHAT in $PWD with ${HOME:-nothing}\"; echo", LONG).unwrap(), "gpu in / with nothing");
         let many = run_for("i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done", LONG);
         assert_eq!(many.unwrap(), "line 19999");
     }
 
     #[test]
-    fn an_error_tells_the_status_and_the_last_line() {
+    fn an_error_has_the_status_and_the_last_line() {
         assert_eq!(run_for("echo no key >&2; exit 3", LONG).unwrap_err(), "exit status: 3; it wrote: no key");
         let (cancelled, _keep) = never();
         let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled).ended.unwrap_err();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_says_nothing_is_told_from_a_failure() {
+    fn an_end_without_a_result_differs_from_a_failure() {
         let ended = |script: &str| {
             let (cancelled, _keep) = never();
             run(&sh(script), &BTreeMap::new(), LONG, &cancelled).ended.unwrap_err()
@@ -291,19 +291,19 @@ mod tests {
         let pid = dir.path().join("pid");
         let script = format!("trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait", pid.display());
         let error = run_for(&script, Duration::from_secs(1)).unwrap_err();
-        assert_eq!(error, "it was killed: it has not ended within 1s; it wrote: waiting");
+        assert_eq!(error, "it was killed: it did not end within 1s; it wrote: waiting");
         is_gone(std::fs::read_to_string(pid).unwrap().trim());
     }
 
     #[test]
-    fn what_it_leaves_behind_goes_with_it() {
+    fn remaining_child_processes_are_killed() {
         // The child keeps the pipe of the output open; the run must not wait for that.
         let child = run_for("sleep 1000 & echo $!", LONG).unwrap();
         is_gone(&child);
     }
 
     #[test]
-    fn it_is_killed_when_nobody_waits_any_more() {
+    fn it_is_killed_when_it_is_cancelled() {
         let dir = tempfile::tempdir().unwrap();
         let started = dir.path().join("started");
         let (cancelled, cancel) = never();

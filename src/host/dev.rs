@@ -39,7 +39,7 @@ impl HostRoot {
             here.push(DevEntry { path, is_folder: kind.is_dir() });
         }
         if entries.len() + here.len() > ENTRIES_MAX {
-            return Err(TooMany { folder: "/dev".into(), what: "entries", max: ENTRIES_MAX });
+            return Err(TooMany { folder: "/dev".into(), kind: "entries", max: ENTRIES_MAX });
         }
         here.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         for entry in here {

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_error_that_says_so_is_an_absence() {
+    fn only_errors_of_absence_count_as_absence() {
         for errno in [libc::ENOENT, libc::ENOTDIR, libc::ENODEV, libc::ENXIO, libc::EINVAL, libc::ELOOP] {
             assert!(is_absence(&io::Error::from_raw_os_error(errno)), "{errno}");
         }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_kept_until_they_are_taken_and_only_so_many() {
+    fn failures_are_kept_until_taken_and_bounded() {
         let failures = Failures::recording();
         let read = |errno| failures.found(|| "/x".into(), io::Result::<()>::Err(io::Error::from_raw_os_error(errno)));
         assert_eq!(read(libc::ENOENT), None);

@@ -64,7 +64,7 @@ pub fn is_tmpfs(path: &Path) -> bool {
 /// The free bytes for the file system of `path`; 0 if it is read-only. `u64::MAX` if that cannot be
 /// determined, and on a file system that reports 0 for everything (ramfs).
 #[must_use]
-pub fn room(path: &Path) -> u64 {
+pub fn free_bytes(path: &Path) -> u64 {
     statvfs(path).map_or(u64::MAX, |about| match about.blocks() {
         _ if about.flags().contains(FsFlags::ST_RDONLY) => 0,
         0 => u64::MAX,
@@ -75,7 +75,7 @@ pub fn room(path: &Path) -> u64 {
 /// The additional free bytes there for root: those that ext4 reserves, by default five of a
 /// hundred. ext4 uses a few MiB of them itself.
 #[must_use]
-pub fn room_of_root(path: &Path) -> u64 {
+pub fn free_bytes_of_root(path: &Path) -> u64 {
     let kept_back = |about: nix::sys::statvfs::Statvfs| about.blocks_free().saturating_sub(about.blocks_available());
     statvfs(path).map_or(0, |about| kept_back(about).saturating_mul(about.fragment_size()))
 }
@@ -148,17 +148,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_where_a_file_can_be_written_and_where_nothing_is_known() {
+    fn there_is_free_space_where_a_file_can_be_written_or_nothing_is_known() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), [7; 4096]).unwrap();
-        assert!(room(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path()));
+        assert!(free_bytes(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path()));
         let nothing = dir.path().join("nothing");
-        assert_eq!((room(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
+        assert_eq!((free_bytes(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
     }
 
     /// `tests/hardware/doctor_real` covers the file systems that a test can mount.
     #[test]
-    fn what_lies_on_another_machine_is_known_by_its_number() {
+    fn network_file_systems_are_known_by_their_number() {
         let others = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326];
         assert!(others.into_iter().all(|number| medium_of(FsType(number)) == Medium::Network));
         let disks = [0xEF53, 0x5846_5342, 0x9123_683E, 0x6573_5546];

@@ -75,17 +75,17 @@ impl Names {
 impl Folder {
     /// Opens it; `None` if there is no such directory, or if it cannot be read. The path without
     /// the root is for messages. Failed reads are recorded in `failures`.
-    pub(super) fn open(at: impl AsFd, path: &Path, told: String, failures: Failures) -> Option<Self> {
+    pub(super) fn open(at: impl AsFd, path: &Path, path_text: String, failures: Failures) -> Option<Self> {
         let open = || Ok(openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?);
-        let dir = failures.found(|| told.clone(), call(open))?;
-        Some(Folder { dir, path: told, failures, names: OnceCell::new(), lost: Cell::new(false) })
+        let dir = failures.found(|| path_text.clone(), call(open))?;
+        Some(Folder { dir, path: path_text, failures, names: OnceCell::new(), lost: Cell::new(false) })
     }
 
     fn list(&self) -> Names {
         // Only one system call: readdir(3) makes four more for each directory, and a scan opens a
         // thousand.
-        let mut room = [MaybeUninit::uninit(); ENTRIES_BYTES];
-        let mut entries = RawDir::new(&self.dir, &mut room);
+        let mut buffer = [MaybeUninit::uninit(); ENTRIES_BYTES];
+        let mut entries = RawDir::new(&self.dir, &mut buffer);
         let mut names = Names::default();
         while let Some(entry) = entries.next() {
             let Some(entry) = self.failures.found(|| self.path.clone(), call(|| Ok(entry?))) else { break };
@@ -224,7 +224,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn what_is_read_is_of_the_directory_that_was_opened_and_what_is_gone_is_noticed() {
+    fn reads_are_of_the_opened_directory_and_removals_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let device = dir.path().join("device");
         fs::create_dir_all(device.join("net/eth0")).unwrap();

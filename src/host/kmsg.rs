@@ -25,7 +25,7 @@ const RECORD_BYTES_MAX: usize = 8192;
 /// The device's number (Linux `Documentation/admin-guide/devices.txt`).
 const NUMBER: (u64, u64) = (1, 11);
 /// Majors of pseudo-terminals: one of them simulates the log of a simulated node.
-const PLAYED_MAJORS: RangeInclusive<u64> = 136..=143;
+const SIMULATED_MAJORS: RangeInclusive<u64> = 136..=143;
 /// The lowest bits of a record's first number are its level. The bits above are its facility, 0 for
 /// the kernel.
 const LEVEL_BITS: u32 = 3;
@@ -76,14 +76,14 @@ impl KernelLog {
         // A plain file with the name in a captured tree is not opened.
         let is_device = about.file_type().is_char_device();
         let (major, minor) = (major(about.rdev()), minor(about.rdev()));
-        if !is_device || ((major, minor) != NUMBER && !PLAYED_MAJORS.contains(&major)) {
+        if !is_device || ((major, minor) != NUMBER && !SIMULATED_MAJORS.contains(&major)) {
             // Containers without access get `/dev/null` or the console there.
-            let is = if is_device { "another device than the kernel's log" } else { "no character device" };
+            let is = if is_device { "not the kernel's log device" } else { "not a character device" };
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
         }
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-        #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
+        #[expect(deprecated, reason = "its replacement is unsafe; its requirement, an owned descriptor, is met")]
         let log = AsyncFd::with_interest(file, Interest::READABLE)?;
         Ok(KernelLog(log))
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_not_said_is_passed_over() {
+    fn lines_of_user_space_are_skipped() {
         let line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.";
         for (priority, is_kernel) in [(0, true), (6, true), (7, true), (8, false), (12, false), (30, false), (1_u64 << 40, false)] {
             assert_eq!(KernelRecord::parse(format!("{priority},1,2,-;{line}\n").as_bytes()).is_some(), is_kernel, "{priority}");
@@ -164,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overwritten_is_no_end_and_an_error_is_one() {
+    fn overwritten_records_do_not_end_the_log_and_errors_do() {
         let buffer = *b"6,1,2,-;x\n6,2,3,-;beyond";
         let errno = |number| answer(Err(io::Error::from_raw_os_error(number)), &buffer);
         assert!(errno(nix::libc::EPIPE).is_none() && errno(nix::libc::EINTR).is_none());
         assert!(errno(nix::libc::EIO).unwrap().is_err() && answer(Ok(0), &buffer).unwrap().is_err());
-        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "what the buffer had before is not read again");
+        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "earlier bytes of the buffer are not read again");
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(kind(&root), io::ErrorKind::NotFound);
         std::fs::remove_file(&kmsg).unwrap();
         std::os::unix::fs::symlink("/dev/null", &kmsg).unwrap();
-        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("another device"));
+        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("not the kernel's log device"));
     }
 
     /// The log of this machine, with lines that this test adds as a user, since a process cannot
@@ -216,11 +216,11 @@ mod tests {
             }
         }
         if !all.iter().any(|record| String::from_utf8_lossy(record).contains(&forged)) {
-            let _printed = writeln!(io::stderr(), "SKIPPED: no forged line could be tried: this kernel lets nobody write (printk.devkmsg)");
+            let _printed = writeln!(io::stderr(), "SKIPPED: the forged line was not tested: this kernel forbids writes (printk.devkmsg)");
             return;
         }
         let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
-        assert!(!expected.is_empty(), "the kernel has said something since it was started");
+        assert!(!expected.is_empty(), "the kernel has logged something since its start");
         let read = runtime.block_on(async {
             let mut read = vec![log.next().await.unwrap()];
             while read.last().unwrap().sequence < expected.last().unwrap().sequence {

@@ -9,7 +9,7 @@ mod failure;
 mod filesystem;
 mod folder;
 mod glob;
-mod inotify_room;
+mod inotify_limits;
 mod kmsg;
 mod nodes;
 mod nvml;
@@ -19,35 +19,38 @@ pub mod private;
 mod process;
 mod regular;
 mod reset;
-mod room;
 mod root;
 mod runtime;
+mod scheduling;
 mod signals;
 mod spec_folder;
 mod uevent;
 mod watch;
+mod writable;
 
-pub use clock::{LateTimers, boot_id, lower_priority, now, step_back, until_tick};
+pub use clock::{boot_id, now, until_tick};
 pub use command::{CommandError, Ran, run as run_command};
 pub use dev::DevEntry;
 #[cfg(test)]
 pub(crate) use failure::injected as faults;
 pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
-    Medium, disk_error, exchange, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
+    Medium, disk_error, exchange, files_left, free_bytes, free_bytes_of_root, is_read_only, is_tmpfs, lock_holder, medium, selinux_label,
+    size_below,
 };
 pub use folder::Folder;
-pub use inotify_room::{InotifyRoom, Refused, inotify_room};
+pub use inotify_limits::{InotifyLimits, InotifyRefusal, inotify_limits};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nodes::{NodeFolder, TooMany};
-pub use nvml::{NvmlAnswer, ask_nvml};
-pub use process::{file_size_limit, hang_up, is_shortage, open_files, raise_open_files, room_for_tasks, terminate, waits_for_disk};
+pub use nvml::{NvmlAnswer, query_nvml};
+pub use process::{check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files, terminate, waits_for_disk};
 pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_regular, read_whole};
 pub use reset::{ResetError, reset_function};
-pub use room::has_room;
 pub use root::{HostNode, HostRoot, Listings};
-pub use runtime::{limit_in_the_way, runtime, runtime_of};
-pub use signals::{EndsAtOnce, outlive_too_large_files};
+pub use runtime::{insufficient_limit, runtime, runtime_of};
+pub use scheduling::{TimerSlack, lower_thread_priority, lower_thread_priority_by};
+pub use signals::{ExitOnSignal, ignore_sigxfsz};
 pub use spec_folder::SpecFolder;
-pub use uevent::{PLAYED_EVENTS, Uevent, UeventSocket};
+pub use uevent::{SIMULATED_EVENTS, Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};
+pub use writable::is_writable_within;

@@ -23,10 +23,10 @@ pub struct NodeFolder {
 
 /// A folder with more entries than any folder of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{folder} has more than {max} {what}")]
+#[error("{folder} has more than {max} {kind}")]
 pub struct TooMany {
     pub(super) folder: String,
-    pub(super) what: &'static str,
+    pub(super) kind: &'static str,
     pub(super) max: usize,
 }
 
@@ -61,7 +61,7 @@ impl HostRoot {
                 nodes.extend(self.node_at(&path));
             }
             if nodes.len() > NODES_MAX {
-                return Err(TooMany { folder: folder.to_owned(), what: "nodes", max: NODES_MAX });
+                return Err(TooMany { folder: folder.to_owned(), kind: "nodes", max: NODES_MAX });
             }
         }
         Ok(())
@@ -95,7 +95,7 @@ mod tests {
         let expected = ["/dev/snd/by-path/deep", "/dev/snd/controlC0", "/dev/snd/timer"].map(str::to_owned).to_vec();
         assert_eq!(nodes("/dev/snd"), Some(("/dev/snd".into(), expected.clone())));
         assert_eq!(nodes("/dev/sound"), Some(("/dev/snd".into(), expected)), "a link leads to the folder");
-        assert_eq!(nodes("/dev/snd/pts"), Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])), "it was asked for");
+        assert_eq!(nodes("/dev/snd/pts"), Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])), "it was requested");
         for path in ["/dev/other", "/dev/none", "/dev/outside", "/etc", "/dev"] {
             assert_eq!(nodes(path), None, "{path}");
         }

@@ -20,7 +20,7 @@
 use super::HostRoot;
 #[cfg(feature = "nvml")]
 use crate::domain::{NvLinks, PciAddress};
-use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot};
+use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -45,11 +45,11 @@ const FOLDERS: [&str; 8] = [
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlAnswer {
     /// The facts.
-    pub told: NvmlSnapshot,
+    pub facts: NvmlSnapshot,
     /// Why requested names are missing, or why all facts are.
     pub failed: Option<String>,
     /// Why links or MIG modes are missing. Names do not depend on them.
-    pub untold: Option<String>,
+    pub incomplete: Option<String>,
 }
 
 impl NvmlAnswer {
@@ -63,18 +63,18 @@ impl NvmlAnswer {
 ///
 /// # Errors
 /// If no thread can be started.
-pub fn ask_nvml(
+pub fn query_nvml(
     root: &HostRoot,
     library: &NvmlLibrary,
-    question: NvmlQuestion,
-    tell: impl FnOnce(NvmlAnswer) + Send + 'static,
+    query: NvmlQuery,
+    on_answer: impl FnOnce(NvmlAnswer) + Send + 'static,
 ) -> io::Result<()> {
     let libraries = candidates(root, library);
     let work = move || {
-        super::step_back();
+        super::lower_thread_priority();
         // A library without the shutdown function panics when it is dropped.
-        let answer = catch_unwind(AssertUnwindSafe(|| ask_first(&libraries, &question)));
-        tell(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is not complete"))));
+        let answer = catch_unwind(AssertUnwindSafe(|| query_first(&libraries, &query)));
+        on_answer(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is incomplete"))));
     };
     std::thread::Builder::new().name("nvml".into()).spawn(work).map(drop)
 }
@@ -94,38 +94,38 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
 }
 
 /// The answer of the first library that can be loaded and returns an answer.
-fn ask_first(libraries: &[PathBuf], question: &NvmlQuestion) -> NvmlAnswer {
+fn query_first(libraries: &[PathBuf], query: &NvmlQuery) -> NvmlAnswer {
     let mut why = Vec::new();
     for library in libraries {
-        match library_says(library, question) {
+        match query_library(library, query) {
             Ok(answer) => return answer,
             Err(error) => why.push(format!("{}: {error}", library.display())),
         }
     }
     if why.is_empty() {
-        why.push(format!("{NAME} is in none of the folders where drivers put it; `[nvidia] nvml` has room for its path"));
+        why.push(format!("{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`"));
     }
     NvmlAnswer::failed(why.join("; "))
 }
 
 #[cfg(not(feature = "nvml"))]
-fn library_says(_: &std::path::Path, _: &NvmlQuestion) -> Result<NvmlAnswer, &'static str> {
-    Err("this build of Holdfast has no part that asks NVML (cargo feature `nvml`)")
+fn query_library(_: &std::path::Path, _: &NvmlQuery) -> Result<NvmlAnswer, &'static str> {
+    Err("this build of Holdfast does not support NVML (cargo feature `nvml`)")
 }
 
 #[cfg(feature = "nvml")]
-fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
-    use crate::domain::{NvmlAsked, NvmlGpu};
+fn query_library(library: &std::path::Path, query: &NvmlQuery) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
+    use crate::domain::{NvmlGpu, NvmlGpuQuery};
 
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
     let mut answer = NvmlAnswer::default();
     let mut linked = Vec::new();
-    for (address, NvmlAsked { uuid, instances, links, mig_mode }) in question {
+    for (address, NvmlGpuQuery { uuid, instances, links, mig_mode }) in query {
         let device = nvml.device_by_pci_bus_id(address.to_string());
         let (device, uuid) = match device.and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device))) {
             Ok((uuid, device)) => (device, uuid),
             Err(error) => {
-                let failed = if *uuid { &mut answer.failed } else { &mut answer.untold };
+                let failed = if *uuid { &mut answer.failed } else { &mut answer.incomplete };
                 failed.get_or_insert_with(|| format!("the GPU {address}: {error}"));
                 continue;
             }
@@ -142,17 +142,17 @@ fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<Nv
             // A mode that is set for later does not count yet.
             match known(device.mig_mode()) {
                 Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
-                Err(error) => drop(answer.untold.get_or_insert_with(|| format!("the MIG mode of the GPU {address}: {error}"))),
+                Err(error) => drop(answer.incomplete.get_or_insert_with(|| format!("the MIG mode of the GPU {address}: {error}"))),
             }
         }
         gpu.uuid = uuid;
-        answer.told.gpus.insert(*address, gpu);
+        answer.facts.gpus.insert(*address, gpu);
         linked.extend(links.then_some((*address, device)));
     }
     for (address, device) in &linked {
         match links(device, *address, &linked) {
-            Ok(links) => answer.told.gpus.entry(*address).or_default().links = Some(links),
-            Err(error) => drop(answer.untold.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
+            Ok(links) => answer.facts.gpus.entry(*address).or_default().links = Some(links),
+            Err(error) => drop(answer.incomplete.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
         }
     }
     Ok(answer)
@@ -195,11 +195,11 @@ fn links(
 
 /// `None` if the feature does not exist, or if the library is too old for it.
 #[cfg(feature = "nvml")]
-fn known<T>(told: Result<T, nvml_wrapper::error::NvmlError>) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
+fn known<T>(result: Result<T, nvml_wrapper::error::NvmlError>) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
     use nvml_wrapper::error::NvmlError::{FailedToLoadSymbol, InvalidArg, NotSupported, UnexpectedVariant};
 
-    match told {
-        Ok(told) => Ok(Some(told)),
+    match result {
+        Ok(value) => Ok(Some(value)),
         Err(NotSupported | InvalidArg | FailedToLoadSymbol(_) | UnexpectedVariant(_)) => Ok(None),
         Err(error) => Err(error),
     }

@@ -76,10 +76,10 @@ impl TrustedListener {
                     Ok(()) => return stream,
                     Err(why) => {
                         (self.refused)();
-                        (format!("a connection was refused: {why}"), Duration::ZERO)
+                        (format!("connection refused: {why}"), Duration::ZERO)
                     }
                 },
-                Err(error) => (format!("no connection can be taken: {error}"), ACCEPT_AGAIN),
+                Err(error) => (format!("failed to accept a connection: {error}"), ACCEPT_AGAIN),
             };
             tracing::warn!(path = %self.path().unwrap_or_else(|| "?".into()).display(), "{problem}");
             tokio::time::sleep(wait).await;
@@ -102,16 +102,16 @@ pub fn is_root() -> bool {
 /// Whether the other side has closed the connection.
 #[must_use]
 pub fn is_hung_up(socket: impl AsFd) -> bool {
-    let mut look = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    poll(&mut look, PollTimeout::ZERO).is_ok() && look[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
+    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
 }
 
 fn is_trusted(stream: &UnixStream) -> Result<(), String> {
     match stream.peer_cred().map(|peer| (peer.uid(), peer.pid())) {
         Ok((uid, _)) if uid == 0 || uid == geteuid().as_raw() => Ok(()),
         // A process in a user namespace of its own has another uid here, also if it is root there.
-        Ok((uid, pid)) => Err(format!("it is of uid {uid} (process {}), and only root may ask", pid.unwrap_or_default())),
-        Err(error) => Err(format!("the kernel does not say whose it is: {error}")),
+        Ok((uid, pid)) => Err(format!("the client has uid {uid} (process {}), and only root may connect", pid.unwrap_or_default())),
+        Err(error) => Err(format!("the kernel does not report the client's uid: {error}")),
     }
 }
 

@@ -126,7 +126,7 @@ impl PodCgroups {
             // On v1 every controller has all of them.
             most = most.max(running);
         }
-        if self.is_incomplete && most == 0 { Err(io::Error::other("not every folder of cgroups could be read")) } else { Ok(most) }
+        if self.is_incomplete && most == 0 { Err(io::Error::other("not all cgroup folders could be read")) } else { Ok(most) }
     }
 
     /// Whether a folder could not be read during the search for the hierarchies. Then the search
@@ -157,7 +157,7 @@ impl PodCgroups {
         (is_seen && !self.is_incomplete).then_some(present)
     }
 
-    /// The state of one pod's cgroups. `Populated` in one hierarchy is enough; `Gone` means absent
+    /// The state of one pod's cgroups. `Populated` in one hierarchy is enough; `Absent` means absent
     /// from all.
     #[must_use]
     pub fn state(&self, uid: &str) -> CgroupState {
@@ -176,7 +176,7 @@ impl PodCgroups {
                 continue;
             }
             if state == CgroupState::Unknown {
-                state = CgroupState::Gone;
+                state = CgroupState::Absent;
             }
             for folder in candidates(root, uid) {
                 if is_dir(&folder)? {
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(present(&tree), Some([UID, "2c"].map(str::to_owned).into()));
         for uid in others.iter().chain([&UID]) {
             let cgroups = PodCgroups::find(tree.0.path(), None);
-            assert_eq!(cgroups.present().unwrap().contains(*uid), cgroups.state(uid) != CgroupState::Gone, "{uid}");
+            assert_eq!(cgroups.present().unwrap().contains(*uid), cgroups.state(uid) != CgroupState::Absent, "{uid}");
         }
         assert_eq!(present(&Tree::v1()), None, "where nothing is seen nothing is absent");
         // A folder of a class that cannot be listed hides pods.
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(Tree::v1().state(), CgroupState::Unknown);
         assert_eq!(Tree::v2().with("sys/fs/cgroup/system.slice/x.service/cgroup.procs", "1").state(), CgroupState::Unknown);
         let other = format!("sys/fs/cgroup/kubepods/pod{}/cgroup.events", UID.replace('0', "1"));
-        assert_eq!(Tree::v2().with(&other, "populated 1\n").state(), CgroupState::Gone);
+        assert_eq!(Tree::v2().with(&other, "populated 1\n").state(), CgroupState::Absent);
     }
 
     #[test]

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_is_tightened_and_nothing_else() {
+    fn only_own_files_get_stricter_modes() {
         let dir = tempfile::tempdir().unwrap();
         let at = |rel: &str| dir.path().join(rel);
         let set = |rel: &str, mode| fs::set_permissions(at(rel), Permissions::from_mode(mode)).unwrap();

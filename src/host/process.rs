@@ -61,26 +61,26 @@ pub fn is_shortage(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// The system's error at the first thread that could not be started.
-pub fn room_for_tasks(count: usize) -> io::Result<()> {
+pub fn check_task_limit(count: usize) -> io::Result<()> {
     let gate = Arc::new(RwLock::new(()));
     let closed = gate.write();
     let wait = || {
         let gate = Arc::clone(&gate);
         move || drop(gate.read())
     };
-    let (mut tasks, mut room) = (Vec::with_capacity(count), Ok(()));
+    let (mut tasks, mut result) = (Vec::with_capacity(count), Ok(()));
     for _ in 0..count {
-        match thread::Builder::new().name("room".into()).spawn(wait()) {
+        match thread::Builder::new().name("limit-check".into()).spawn(wait()) {
             Ok(task) => tasks.push(task),
             Err(error) => {
-                room = Err(error);
+                result = Err(error);
                 break;
             }
         }
     }
     drop(closed);
     tasks.into_iter().for_each(|task| drop(task.join()));
-    room
+    result
 }
 
 /// Makes a process reload its configuration (SIGHUP).
@@ -112,7 +112,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_limit_of_open_files_is_raised_as_far_as_it_may_be_and_never_lowered() {
+    fn the_limit_of_open_files_is_raised_and_never_lowered() {
         let raised = |current, maximum| raised(Rlimit { current, maximum }).current;
         assert_eq!(raised(Some(1024), Some(524_288)), Some(OPEN_FILES));
         assert_eq!(raised(Some(1024), Some(4096)), Some(4096));

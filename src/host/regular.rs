@@ -81,7 +81,7 @@ pub fn read_whole(from: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
 }
 
 fn check(found: FileType) -> io::Result<()> {
-    let what = match found {
+    let kind = match found {
         found if found.is_file() => return Ok(()),
         found if found.is_dir() => "a directory",
         found if found.is_symlink() => "a symbolic link",
@@ -89,7 +89,7 @@ fn check(found: FileType) -> io::Result<()> {
         found if found.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(io::Error::new(io::ErrorKind::InvalidInput, NotRegular(what)))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, NotRegular(kind)))
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn what_is_no_regular_file_is_named_and_never_waited_for() {
+    fn a_file_that_is_not_regular_is_named_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("file"), "text").unwrap();
@@ -112,10 +112,10 @@ mod tests {
         assert_eq!(read_regular(&at("file")).unwrap(), b"text");
         assert_eq!(read_regular(&at("nothing")).unwrap_err().kind(), io::ErrorKind::NotFound);
         let others = [("directory", "a directory"), ("fifo", "a FIFO"), ("link", "a symbolic link"), ("socket", "a socket")];
-        for (name, what) in others {
+        for (name, kind) in others {
             for options in [File::options().read(true), File::options().create(true).truncate(false).read(true).write(true)] {
                 let error = open_regular(&at(name), options).unwrap_err();
-                assert!(NotRegular::is(&error) && error.to_string() == format!("it is {what}, not a regular file"), "{name}: {error}");
+                assert!(NotRegular::is(&error) && error.to_string() == format!("it is {kind}, not a regular file"), "{name}: {error}");
             }
         }
         let error = read_regular(Path::new("/dev/null")).unwrap_err();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_followed_where_it_may_be_one_and_no_more_is_read_than_may_be() {
+    fn links_are_followed_where_allowed_and_reads_are_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         mkfifo(&at("pipe"), Mode::from_bits_truncate(0o600)).unwrap();

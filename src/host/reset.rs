@@ -14,13 +14,13 @@ use std::io::{self, Write};
 #[derive(Debug, thiserror::Error)]
 pub enum ResetError {
     /// It does not exist.
-    #[error("PCI function {0} is gone")]
-    Gone(PciAddress),
+    #[error("PCI function {0} no longer exists")]
+    NotFound(PciAddress),
     /// The kernel has no reset method for it.
-    #[error("PCI function {0} cannot be reset: the kernel knows no way for it, since sysfs has no file `reset` there")]
+    #[error("PCI function {0} cannot be reset: the kernel has no reset method for it (its sysfs folder has no file `reset`)")]
     NoWay(PciAddress),
     /// Other functions would be reset with it.
-    #[error("PCI function {address} is not reset: its {vfs} virtual functions would be reset with it")]
+    #[error("PCI function {address} is not reset, because its {vfs} virtual functions would be reset too")]
     HasVirtualFunctions {
         /// The function.
         address: PciAddress,
@@ -40,7 +40,7 @@ pub enum ResetError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; it takes root, and a container needs the host's /sys mounted writable"
+            "; a reset needs root, and in a container a writable mount of the host's /sys"
         }
         _ => "",
     }
@@ -53,7 +53,7 @@ fn hint(error: &io::Error) -> &'static str {
 pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetError> {
     let folder = format!("sys/bus/pci/devices/{address}");
     if !root.is_dir(&folder) {
-        return Err(ResetError::Gone(address));
+        return Err(ResetError::NotFound(address));
     }
     let vfs = root.read(&format!("{folder}/sriov_numvfs")).and_then(|count| count.parse().ok()).unwrap_or(0);
     if vfs > 0 {
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_reset_where_that_is_possible_and_hurts_nobody() {
+    fn a_function_is_reset_only_if_no_other_is_affected() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let address: PciAddress = "0000:18:00.0".parse().unwrap();
         let folder = dir.path().join("sys/bus/pci/devices/0000:18:00.0");
         let error = || reset_function(&root, address).unwrap_err().to_string();
-        assert_eq!(error(), "PCI function 0000:18:00.0 is gone");
+        assert_eq!(error(), "PCI function 0000:18:00.0 no longer exists");
         std::fs::create_dir_all(&folder).unwrap();
         assert!(error().contains("no file `reset`"), "{}", error());
         assert!(!folder.join("reset").exists(), "nothing is made in a tree");

@@ -159,12 +159,12 @@ impl HostRoot {
 
     /// Records a failure of `read`, and returns its result.
     fn noting<T>(&self, rel: &str, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        read().inspect_err(|error| self.failures.note(|| told(rel), error))
+        read().inspect_err(|error| self.failures.note(|| absolute(rel), error))
     }
 
     /// The value of a call. An error that does not prove absence is recorded.
     pub(super) fn found<T>(&self, rel: &str, result: io::Result<T>) -> Option<T> {
-        self.failures.found(|| told(rel), result)
+        self.failures.found(|| absolute(rel), result)
     }
 
     /// A regular file, with its reported length.
@@ -194,7 +194,7 @@ impl HostRoot {
     /// An open directory; `None` if there is none that can be read.
     #[must_use]
     pub fn folder(&self, rel: &str) -> Option<Folder> {
-        Folder::open(AT_FDCWD, &self.path(rel), told(rel), self.failures.clone())
+        Folder::open(AT_FDCWD, &self.path(rel), absolute(rel), self.failures.clone())
     }
 
     /// The names in a directory, sorted; empty if it cannot be read.
@@ -369,7 +369,7 @@ fn number_of(metadata: &Metadata) -> Option<DeviceNumber> {
 }
 
 /// A path for messages: without the root, beginning with `/`.
-fn told(rel: &str) -> String {
+fn absolute(rel: &str) -> String {
     format!("/{}", rel.trim_start_matches('/'))
 }
 

@@ -5,7 +5,7 @@
 //! never ends: tasks then wait for it. Only short tasks may be given to the pool. A hook or a probe
 //! that may hang has a thread of its own, or none.
 
-use super::process::{file_size_limit, open_files, room_for_tasks};
+use super::process::{check_task_limit, file_size_limit, open_files};
 use std::io;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
@@ -42,7 +42,7 @@ pub fn runtime() -> io::Result<Runtime> {
 pub fn runtime_of(builder: &mut Builder) -> io::Result<Runtime> {
     let runtime = builder.enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
     // Without this check `spawn_blocking` would panic.
-    room_for_tasks(1)?;
+    check_task_limit(1)?;
     drop(runtime.spawn_blocking(|| ()));
     Ok(runtime)
 }
@@ -50,23 +50,24 @@ pub fn runtime_of(builder: &mut Builder) -> io::Result<Runtime> {
 /// Which limit of this process is too low for a daemon with this many resources, and the remedy;
 /// `None` if all are sufficient.
 #[must_use]
-pub fn limit_in_the_way(resources: usize) -> Option<String> {
+pub fn insufficient_limit(resources: usize) -> Option<String> {
     let wanted = FILES_MIN + FILES_OF_A_RESOURCE * resources as u64;
     if let Some(limit) = open_files().filter(|limit| *limit < wanted) {
         return Some(format!(
-            "RLIMIT_NOFILE is {limit}, and holdfast needs at least {wanted} descriptors (resources: {resources}): raise it (`LimitNOFILE` of the \
-             unit, `ulimit -n`)"
+            "RLIMIT_NOFILE is {limit}, but holdfast needs at least {wanted} descriptors (resources: {resources}); \
+             raise it (`LimitNOFILE` of the unit, `ulimit -n`)"
         ));
     }
     if let Some(limit) = file_size_limit().filter(|limit| *limit < FILE_BYTES_MIN) {
         return Some(format!(
-            "RLIMIT_FSIZE is {limit}, and the ledger needs files of at least {FILE_BYTES_MIN} bytes: raise it (`LimitFSIZE` of the unit)"
+            "RLIMIT_FSIZE is {limit}, but the ledger needs files of at least {FILE_BYTES_MIN} bytes; \
+             raise it (`LimitFSIZE` of the unit)"
         ));
     }
-    if let Err(error) = room_for_tasks(TASKS_MIN) {
+    if let Err(error) = check_task_limit(TASKS_MIN) {
         return Some(format!(
-            "this process cannot have {TASKS_MIN} threads more, which holdfast needs: {error}: raise the limit of tasks (`TasksMax` of the unit, the pod's \
-             limit of PIDs, `pids.max` of a cgroup above, RLIMIT_NPROC) or of memory (RLIMIT_AS)"
+            "this process cannot create {TASKS_MIN} more threads, which holdfast needs: {error}; raise the limit of tasks \
+             (`TasksMax` of the unit, the pod's limit of PIDs, `pids.max` of a cgroup above, RLIMIT_NPROC) or of memory (RLIMIT_AS)"
         ));
     }
     None
@@ -77,9 +78,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_is_room_nothing_is_in_the_way() {
-        assert_eq!(limit_in_the_way(1), None);
-        let told = limit_in_the_way(1_000_000_000).unwrap();
-        assert!(told.contains("RLIMIT_NOFILE is ") && told.contains("LimitNOFILE"), "{told}");
+    fn sufficient_limits_are_not_reported() {
+        assert_eq!(insufficient_limit(1), None);
+        let why = insufficient_limit(1_000_000_000).unwrap();
+        assert!(why.contains("RLIMIT_NOFILE is ") && why.contains("LimitNOFILE"), "{why}");
     }
 }

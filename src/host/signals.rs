@@ -9,23 +9,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// start, which may hang on a disk or a file and has no commitments yet. The system's default would
 /// not work: the first process of a container ignores these signals.
 #[derive(Debug)]
-pub struct EndsAtOnce(Arc<AtomicBool>);
+pub struct ExitOnSignal(Arc<AtomicBool>);
 
-impl EndsAtOnce {
+impl ExitOnSignal {
     /// Begins.
     ///
     /// # Errors
     /// If a signal handler cannot be installed.
-    pub fn begin() -> io::Result<Self> {
+    pub fn install() -> io::Result<Self> {
         let is_on = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT] {
             signal_hook::flag::register_conditional_shutdown(signal, 0, Arc::clone(&is_on))?;
         }
-        Ok(EndsAtOnce(is_on))
+        Ok(ExitOnSignal(is_on))
     }
 }
 
-impl Drop for EndsAtOnce {
+impl Drop for ExitOnSignal {
     fn drop(&mut self) {
         self.0.store(false, Ordering::SeqCst);
     }
@@ -36,6 +36,6 @@ impl Drop for EndsAtOnce {
 ///
 /// # Errors
 /// If the signal handler cannot be installed.
-pub fn outlive_too_large_files() -> io::Result<()> {
+pub fn ignore_sigxfsz() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_there_as_it_should_be_whatever_happened_to_it() {
+    fn a_spec_file_is_restored_after_any_change() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run/cdi");
         let folder = SpecFolder::new(&path, "own-");
@@ -94,16 +94,16 @@ mod tests {
         assert_eq!(text(), "2");
         std::fs::remove_file(path.join("own-a.json")).unwrap();
         folder.ensure("own-a.json", "2").unwrap();
-        assert_eq!(text(), "2", "somebody has removed it");
+        assert_eq!(text(), "2", "another process has removed it");
         let mode = std::fs::metadata(path.join("own-a.json")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o644, "the runtime may be another user");
         std::fs::write(path.join("other.json"), "").unwrap();
         assert_eq!(folder.own(), ["own-a.json"], "nothing is left over from the writing");
         std::fs::write(path.join(".own-cut.new"), "").unwrap();
-        assert!(folder.own().contains(&".own-cut.new".to_owned()), "what a kill has left is ours");
+        assert!(folder.own().contains(&".own-cut.new".to_owned()), "a file left by a killed process is ours");
         folder.remove(".own-cut.new").unwrap();
         folder.remove("own-a.json").unwrap();
         folder.remove("own-a.json").unwrap();
-        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "what is not ours stays");
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "a file of another program stays");
     }
 }

@@ -81,7 +81,7 @@ impl Uevent {
 
 /// The socket of a simulated kernel's events, of type `SOCK_SEQPACKET`. Each packet is one datagram
 /// of the kernel. Events of this machine are not about a tree.
-pub const PLAYED_EVENTS: &str = "sys/kernel/uevents";
+pub const SIMULATED_EVENTS: &str = "sys/kernel/uevents";
 
 /// The socket of the kernel's events.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl UeventSocket {
             // Only the kernel has port 0; any process may send to the group's members.
             return Self::with(fd, Some(0)).map(Some);
         }
-        let path = root.path(PLAYED_EVENTS);
+        let path = root.path(SIMULATED_EVENTS);
         if !path.exists() {
             return Ok(None);
         }
@@ -115,7 +115,7 @@ impl UeventSocket {
     }
 
     fn with(fd: OwnedFd, sender: Option<u32>) -> io::Result<Self> {
-        #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
+        #[expect(deprecated, reason = "its replacement is unsafe; its requirement, an owned descriptor, is met")]
         let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(UeventSocket { fd, sender })
     }
@@ -165,7 +165,7 @@ mod tests {
         let event = Uevent::parse(datagram).unwrap();
         assert_eq!((event.action.as_str(), event.subsystem.as_deref()), ("unbind", Some("pci")));
         assert_eq!(event.devpath, "/devices/pci0000:00/0000:00:04.0");
-        assert_eq!((event.sequence, event.fields.len()), (Some(7), 0), "fields that nobody asks for are not kept");
+        assert_eq!((event.sequence, event.fields.len()), (Some(7), 0), "unused fields are not kept");
         assert!(event.may_matter());
         let of = |subsystem: &str, action: &str, devpath: &str| Uevent {
             action: action.into(),

@@ -114,7 +114,7 @@ impl DirWatch {
                 Err(error) => {
                     if self.refused.insert(path.clone()) {
                         let path = path.display();
-                        tracing::warn!(%path, %error, "the directory cannot be watched (see fs.inotify.max_user_watches); it is looked at");
+                        tracing::warn!(%path, %error, "cannot watch directory (see fs.inotify.max_user_watches); falling back to polling");
                     }
                 }
             }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_appears_goes_and_comes_again_is_followed() {
+    async fn a_directory_that_is_removed_and_created_again_is_watched() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("kubelet/device-plugins");
         let mut watch = DirWatch::new([dir.clone()]).unwrap();
@@ -180,13 +180,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_relative_directory_of_which_nothing_is_there_is_awaited_here() {
+    async fn an_absent_relative_directory_is_awaited() {
         let watch = DirWatch::new([PathBuf::from("never-made/device-plugins")]).unwrap();
         assert!(watch.watched.contains_key(Path::new("")), "{:?}", watch.watched.keys());
     }
 
     #[tokio::test]
-    async fn noise_beside_the_way_to_a_directory_is_not_reported() {
+    async fn changes_next_to_the_path_are_not_reported() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("plugins");
         let mut watch = DirWatch::new([dir.clone()]).unwrap();

@@ -11,7 +11,7 @@ pub use reader::{CheckpointReader, CheckpointUnread};
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, KeptGrant, ResourceName, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, CheckpointGrant, ContainerEdits, DeviceId, ResourceName, Timestamp};
 use crate::host::{open_to_read, read_whole};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -95,12 +95,12 @@ struct Any(Option<CheckpointEntry>);
 /// An entry with our answer.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
-struct Ours(Option<KeptGrant>);
+struct Ours(Option<CheckpointGrant>);
 
 /// An entry with another plugin's answer.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
-struct OfOthers(Option<KeptGrant>);
+struct OfOthers(Option<CheckpointGrant>);
 
 #[derive(Deserialize)]
 struct PodDeviceEntry {
@@ -134,7 +134,7 @@ pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
+pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<CheckpointGrant>, CheckpointError> {
     let entries: Vec<Ours> = entries(&open(device_plugin_dir)?.read()?)?;
     Ok(entries.into_iter().filter_map(|Ours(kept)| kept).collect())
 }
@@ -144,7 +144,7 @@ pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointE
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
+pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<CheckpointGrant>, CheckpointError> {
     let entries: Vec<OfOthers> = entries(&open(device_plugin_dir)?.read()?)?;
     Ok(entries.into_iter().filter_map(|OfOthers(kept)| kept).collect())
 }
@@ -218,7 +218,7 @@ impl From<PodDeviceEntry> for OfOthers {
     }
 }
 
-fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
+fn kept(entry: PodDeviceEntry) -> Option<CheckpointGrant> {
     let response = response(entry.alloc_resp.as_deref()?)?;
     let alloc_id = response.annotations.get(AllocId::ANNOTATION).map(AllocId::new)?;
     let resource = entry.resource_name.parse().ok()?;
@@ -227,7 +227,7 @@ fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
 
 /// One entry with another plugin's answer. Some checkpoints have no answer; one that cannot be
 /// decoded counts as empty.
-fn of_other(entry: PodDeviceEntry) -> Option<KeptGrant> {
+fn of_other(entry: PodDeviceEntry) -> Option<CheckpointGrant> {
     let resource: ResourceName = entry.resource_name.parse().ok()?;
     let response = entry.alloc_resp.as_deref().and_then(response).unwrap_or_default();
     if response.annotations.contains_key(AllocId::ANNOTATION) {
@@ -237,14 +237,14 @@ fn of_other(entry: PodDeviceEntry) -> Option<KeptGrant> {
     Some(grant_with(entry, resource, alloc_id, api::v1beta1::edits(response)))
 }
 
-fn grant_with(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> KeptGrant {
+fn grant_with(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> CheckpointGrant {
     let mut devices: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for (node, ids) in entry.device_ids.into_iter().flatten() {
         for id in ids.into_iter().flatten() {
             devices.entry(id).or_default().extend(node.parse::<u32>().ok());
         }
     }
-    KeptGrant { alloc_id, pod_uid: entry.pod_uid, container: entry.container_name, resource, devices, edits }
+    CheckpointGrant { alloc_id, pod_uid: entry.pod_uid, container: entry.container_name, resource, devices, edits }
 }
 
 /// Our annotation in a stored response.
@@ -316,7 +316,7 @@ mod tests {
         );
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(FILE_NAME), json).unwrap();
-        let grant = KeptGrant {
+        let grant = CheckpointGrant {
             alloc_id: AllocId::new("alloc-7"),
             pod_uid: "u".into(),
             container: "c".into(),

@@ -10,7 +10,7 @@ use super::reconciler::Reconciler;
 use super::report;
 use super::sight::{Seen, is_held, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{Entry, Grant, Inventory, Kept, Refusal, WhenNotDurable};
+use crate::domain::{Entry, Grant, Inventory, LedgerHealth, Refusal, WhenNotDurable};
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Publish, Record, RecordError, WithReply};
 use crate::telemetry::metrics;
@@ -60,7 +60,7 @@ struct Commit;
 struct AfterCommit {
     entries: Vec<(Change, Entry)>,
     appended: Written,
-    kept: Kept,
+    kept: LedgerHealth,
     took: Duration,
 }
 

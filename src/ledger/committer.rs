@@ -3,7 +3,7 @@
 //! The first entry of a batch sends a `Commit` to the actor, behind the requests that already wait in its mailbox. So one
 //! write and one fdatasync answer them all.
 
-use crate::domain::{Entry, Grant, Kept};
+use crate::domain::{Entry, Grant, LedgerHealth};
 use crate::messages::RecordError;
 use crate::store::{Store, StoreError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,7 +47,7 @@ pub(super) struct Outcome {
     /// What the callers are answered: a grant may be served although it is not durable (`when_not_durable`).
     pub(super) result: Written,
     /// How the store is kept now.
-    pub(super) kept: Kept,
+    pub(super) kept: LedgerHealth,
     /// How long the write took.
     pub(super) took: Duration,
 }

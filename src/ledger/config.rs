@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
 use super::core::{Ledger, ReleaseHooks};
-use crate::domain::{DeviceId, Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
+use crate::domain::{DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
@@ -24,11 +24,11 @@ pub struct LedgerConfig {
     /// Which resources have a hook after release, and what is done where no answer is right for everybody.
     pub plan: watch::Receiver<Arc<Plan>>,
     /// Where it is published how the ledger is kept.
-    pub kept: Arc<watch::Sender<Kept>>,
+    pub kept: Arc<watch::Sender<LedgerHealth>>,
     /// Where the live grants are published.
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the hooks are published that may run.
-    pub due: Arc<watch::Sender<Arc<Due>>>,
+    pub due: Arc<watch::Sender<Arc<DueHooks>>>,
     /// Health, which forgets what the ledger does; nobody where nobody judges.
     pub forget: Option<Mailbox<Forget>>,
     /// Where the remembered ids are published.

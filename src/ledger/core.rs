@@ -43,8 +43,8 @@ pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_M
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
-    AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName, Verdicts,
-    note_gone, note_hook, note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, PendingHooks, ResourceName,
+    Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub struct Ledger {
     names: Arc<BTreeMap<String, DeviceId>>,
     listed: Listed,
     verdicts: Verdicts,
-    owed: Owed,
+    owed: PendingHooks,
     gone: Gone,
 }
 
@@ -96,7 +96,7 @@ impl Ledger {
         grants: impl IntoIterator<Item = Grant>,
         names: BTreeMap<String, DeviceId>,
         listed: Listed,
-        owed: Owed,
+        owed: PendingHooks,
         verdicts: Verdicts,
     ) -> Self {
         let mut ledger = Ledger { names: Arc::new(names), listed, owed, verdicts, ..Ledger::default() };

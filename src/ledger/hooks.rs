@@ -4,7 +4,7 @@
 use super::actor::LedgerActor;
 use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
 use super::observe::KubeletObserver;
-use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName};
+use crate::domain::{AllocId, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName, StartBlocked};
 use crate::host;
 use crate::messages::{HookEnded, Pass};
 use crate::store::StoreError;
@@ -60,7 +60,7 @@ impl Handler<HookEnded> for LedgerActor {
 }
 
 impl Handler<Pass> for LedgerActor {
-    type Result = ResponseActFuture<Self, Result<(), (DeviceId, Barred)>>;
+    type Result = ResponseActFuture<Self, Result<(), (DeviceId, StartBlocked)>>;
 
     fn handle(&mut self, pass: Pass, _: &mut Self::Context) -> Self::Result {
         let checkpoint = self.reconciler.observer.checkpoint().into_actor(self);
@@ -74,7 +74,7 @@ impl LedgerActor {
         Pass { resource, ids }: Pass,
         checkpoint: Option<Arc<Checkpoint>>,
         context: &mut Context<Self>,
-    ) -> Result<(), (DeviceId, Barred)> {
+    ) -> Result<(), (DeviceId, StartBlocked)> {
         let view = Now { observer: &self.reconciler.observer, checkpoint };
         let passage = passage(&self.ledger, &self.hooks, &resource, &ids, &view, host::now().wall);
         let Some(sharing) = self.hooks.get(&resource) else { return Ok(()) };
@@ -89,7 +89,7 @@ impl LedgerActor {
         match passage {
             Passage::Open => Ok(()),
             Passage::Barred(id, barred) => {
-                if let Barred::Runs { cgroup: CgroupState::Unknown, .. } = barred {
+                if let StartBlocked::Runs { cgroup: CgroupState::Unknown, .. } = barred {
                     // A look finds the kubelet's hierarchies again.
                     self.reconcile(context);
                 }
@@ -104,7 +104,7 @@ impl LedgerActor {
                     // The container waits for what is due then.
                     drop(self.submit(entries, context));
                 }
-                Err((id, Barred::Due { former: former.to_string() }))
+                Err((id, StartBlocked::Due { former: former.to_string() }))
             }
         }
     }

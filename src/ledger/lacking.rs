@@ -8,7 +8,7 @@ use super::actor::LedgerActor;
 use super::committer::lock;
 use super::config::LedgerConfig;
 use super::core::{rebuild, unheard_of};
-use crate::domain::{AllocId, Entry, KeptGrant};
+use crate::domain::{AllocId, CheckpointGrant, Entry};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::CheckpointError;
@@ -31,7 +31,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 #[rtype(result = "()")]
 enum Lacking {
     /// Answers of ours that the kubelet has kept, and that were never here.
-    These(Vec<KeptGrant>),
+    These(Vec<CheckpointGrant>),
     /// What was released cannot be read yet.
     Unknown,
 }
@@ -58,7 +58,7 @@ impl LedgerActor {
 }
 
 /// Looks, on a thread that may wait.
-fn lacking(config: &LedgerConfig) -> Result<Vec<KeptGrant>, Box<dyn Error + Send + Sync>> {
+fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error + Send + Sync>> {
     let mut kept = match config.checkpoint.read_kept() {
         // No device was ever given out on this node.
         Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -97,7 +97,7 @@ impl Handler<Lacking> for LedgerActor {
              an older copy; they are back"
         );
         let root = self.host_root();
-        let resolved = grants.into_iter().map(|grant| grant.resolve(|node| hardware::behind(&root, node)));
+        let resolved = grants.into_iter().map(|grant| grant.resolve(|node| hardware::objects_of_node(&root, node)));
         let entries = resolved.map(|grant| Entry::Grant(Arc::new(grant))).collect();
         // Nobody waits for this answer; a failed write is logged, and the next life finds the same again.
         drop(self.submit(entries, context));

@@ -4,7 +4,7 @@
 use super::actor::LedgerActor;
 use super::committer::lock;
 use super::report;
-use crate::domain::{Kept, WhenNotDurable};
+use crate::domain::{LedgerHealth, WhenNotDurable};
 use crate::messages::Reconcile;
 use crate::store::StoreError;
 use crate::telemetry::metrics;
@@ -42,7 +42,7 @@ impl LedgerActor {
     }
 
     /// Takes note of how the store is kept now.
-    pub(super) fn note_kept(&mut self, kept: Kept, error: Option<&Arc<StoreError>>, context: &mut Context<Self>) {
+    pub(super) fn note_kept(&mut self, kept: LedgerHealth, error: Option<&Arc<StoreError>>, context: &mut Context<Self>) {
         if self.upkeep.kept != kept {
             let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
             report::changed(self.upkeep.kept, kept, serves, error);

@@ -244,7 +244,7 @@ mod tests {
             let cgroups = dir.path().join("sys/fs/cgroup");
             fs::create_dir_all(cgroups.join("kubepods")).unwrap();
             observer.find_hierarchies();
-            assert_eq!(see(&observer), CgroupState::Gone);
+            assert_eq!(see(&observer), CgroupState::Absent);
             let pod = cgroups.join("kubepods.slice/kubepods-podu1.slice");
             fs::create_dir_all(&pod).unwrap();
             fs::write(pod.join("cgroup.events"), "populated 1\n").unwrap();

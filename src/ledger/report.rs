@@ -1,7 +1,7 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt, Proof};
-use crate::domain::{Entry, Grant, GrantState, HookState, Kept, Observation, OwedHook, Refuse};
+use crate::domain::{Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
 
 /// One line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so
 /// once.
-pub(super) fn changed(before: Kept, now: Kept, serves: bool, error: Option<&Arc<StoreError>>) {
+pub(super) fn changed(before: LedgerHealth, now: LedgerHealth, serves: bool, error: Option<&Arc<StoreError>>) {
     match (before.journal, now.journal) {
         (true, false) => {
             let error = error.map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
@@ -90,8 +90,8 @@ pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
 }
 
 /// One line of the log for how far a hook has come.
-fn tell_hook(hook: &OwedHook) {
-    let OwedHook { resource, device, alloc_id, state, .. } = hook;
+fn tell_hook(hook: &PendingHook) {
+    let PendingHook { resource, device, alloc_id, state, .. } = hook;
     match state {
         HookState::Due => tracing::info!(%resource, %device, %alloc_id, "given back; the hook after release is due"),
         HookState::Failed { tries, why, .. } => {

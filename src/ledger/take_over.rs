@@ -7,7 +7,7 @@
 use super::actor::LedgerActor;
 use super::committer::lock;
 use super::core::rebuild;
-use crate::domain::{AllocId, Entry, KeptGrant, ResourceName};
+use crate::domain::{AllocId, CheckpointGrant, Entry, ResourceName};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{CheckpointError, CheckpointReader};
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What the kubelet's checkpoint has of other plugins' answers for these resources.
-fn others(checkpoint: &CheckpointReader, resources: &[ResourceName]) -> Result<Vec<KeptGrant>, CheckpointError> {
+fn others(checkpoint: &CheckpointReader, resources: &[ResourceName]) -> Result<Vec<CheckpointGrant>, CheckpointError> {
     let mut kept = match checkpoint.read_others() {
         // No device was ever given out on this node.
         Err(error) if error.is_missing() => return Ok(Vec::new()),
@@ -41,12 +41,12 @@ impl Handler<TakeOver> for LedgerActor {
             Ok((kept, known))
         };
         let read = async move { tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string())) };
-        let record = |read: Result<(Vec<KeptGrant>, BTreeSet<AllocId>), String>, this: &mut Self, context: &mut Self::Context| {
+        let record = |read: Result<(Vec<CheckpointGrant>, BTreeSet<AllocId>), String>, this: &mut Self, context: &mut Self::Context| {
             let entries: Result<Vec<Entry>, String> = read.map(|(kept, known)| {
                 let grants = rebuild(kept, &known, this.ledger.names(), host::now().wall);
                 grants
                     .into_iter()
-                    .map(|grant| Entry::Grant(Arc::new(grant.resolve(|node| hardware::behind(&this.host_root(), node)))))
+                    .map(|grant| Entry::Grant(Arc::new(grant.resolve(|node| hardware::objects_of_node(&this.host_root(), node)))))
                     .collect()
             });
             let recorded = entries.map(|entries| {

@@ -2,7 +2,7 @@
 
 use super::committer::lock;
 use super::config::LedgerConfig;
-use crate::domain::{Evidence, Kept};
+use crate::domain::{Evidence, LedgerHealth};
 use actix::SpawnHandle;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Forgetting {
 #[derive(Debug)]
 pub(super) struct Upkeep {
     /// How the store was last seen to be kept.
-    pub(super) kept: Kept,
+    pub(super) kept: LedgerHealth,
     /// Whether a sync after the answer is under way.
     pub(super) syncing: bool,
     /// Whether the query database may lack something.

@@ -86,7 +86,7 @@ fn shown(parts: &[Part], all: bool) -> Vec<Shown> {
         if all || these.len() <= max {
             drawn.extend(these.iter().map(|part| one(part, all)));
         } else {
-            drawn.extend(crowd(these, all));
+            drawn.extend(collapse(these, all));
         }
     }
     drawn
@@ -111,11 +111,11 @@ fn one(part: &Part, all: bool) -> Shown {
 }
 
 fn title(part: &Part) -> String {
-    let what = part.kind.in_words();
+    let kind = part.kind.in_words();
     let named = match (&part.name, part.kind) {
-        (Some(name), _) => format!("{what} {name}"),
-        (None, Kind::NumaNode) => format!("{what} not told"),
-        (None, _) => what.to_owned(),
+        (Some(name), _) => format!("{kind} {name}"),
+        (None, Kind::NumaNode) => format!("{kind} unknown"),
+        (None, _) => kind.to_owned(),
     };
     part.cpus.as_ref().map_or(named.clone(), |cpus| format!("{named}, processors {cpus}"))
 }
@@ -127,23 +127,23 @@ fn is_like(a: &Part, b: &Part) -> bool {
     a.parts.is_empty() && b.parts.is_empty() && of(one) == of(other)
 }
 
-fn crowd(parts: &[Part], all: bool) -> Vec<Shown> {
+fn collapse(parts: &[Part], all: bool) -> Vec<Shown> {
     let stands_out = |part: &&Part| part.device.as_ref().is_some_and(|leaf| leaf.is_unhealthy() || !leaf.holders.is_empty());
     // Unhealthy devices come before held ones.
     let (bad, used): (Vec<&Part>, Vec<&Part>) =
         parts.iter().filter(stands_out).partition(|part| part.device.as_ref().is_some_and(Leaf::is_unhealthy));
     let alone: Vec<&Part> = bad.into_iter().chain(used).take(ALONE_MAX).collect();
-    let crowd: Vec<&Leaf> = parts.iter().filter(|part| !alone.contains(part)).filter_map(|part| part.device.as_ref()).collect();
+    let rest: Vec<&Leaf> = parts.iter().filter(|part| !alone.contains(part)).filter_map(|part| part.device.as_ref()).collect();
     let mut drawn: Vec<Shown> = alone.iter().map(|part| one(part, all)).collect();
-    if let (Some(first), Some(last)) = (crowd.first(), crowd.last()) {
+    if let (Some(first), Some(last)) = (rest.first(), rest.last()) {
         drawn.push(Shown::Alike(Alike {
-            count: crowd.len(),
+            count: rest.len(),
             kind: first.kind(),
             range: (first.name(), last.name()),
             resources: first.resources.clone(),
-            is_healthy: crowd.iter().all(|leaf| leaf.health == Some("Healthy")),
-            unhealthy: crowd.iter().filter(|leaf| leaf.is_unhealthy()).count(),
-            held: crowd.iter().filter(|leaf| !leaf.holders.is_empty()).count(),
+            is_healthy: rest.iter().all(|leaf| leaf.health == Some("Healthy")),
+            unhealthy: rest.iter().filter(|leaf| leaf.is_unhealthy()).count(),
+            held: rest.iter().filter(|leaf| !leaf.holders.is_empty()).count(),
         }));
     }
     drawn
@@ -155,27 +155,27 @@ mod tests {
     use super::super::{Cpus, tree};
     use super::*;
 
-    fn crowd_of(parts: &[Shown]) -> Option<&Alike> {
+    fn equal_devices_of(parts: &[Shown]) -> Option<&Alike> {
         parts.iter().find_map(|part| match part {
             Shown::Alike(alike) => Some(alike),
-            Shown::Group { parts, .. } | Shown::Device { parts, .. } => crowd_of(parts),
+            Shown::Group { parts, .. } | Shown::Device { parts, .. } => equal_devices_of(parts),
         })
     }
 
     #[test]
-    fn functions_that_are_alike_are_one_and_the_one_that_is_held_stands_beside_them() {
+    fn equal_functions_are_one_box_and_a_held_one_is_separate() {
         let picture = tree(machine(), &Cpus::new());
         let figure = fold(&picture, false);
-        let crowd = crowd_of(&figure.parts).unwrap();
-        assert_eq!((crowd.count, crowd.kind.as_str(), crowd.held, crowd.state()), (63, "rdma vf", 0, None));
-        assert_eq!(crowd_of(&fold(&picture, true).parts), None);
+        let rest = equal_devices_of(&figure.parts).unwrap();
+        assert_eq!((rest.count, rest.kind.as_str(), rest.held, rest.state()), (63, "rdma vf", 0, None));
+        assert_eq!(equal_devices_of(&fold(&picture, true).parts), None);
         let Shown::Group { parts, .. } = &figure.parts[0] else { unreachable!() };
         let Shown::Group { title, .. } = &parts[0] else { unreachable!() };
         assert_eq!(title, "host bridge 0000:15 · switch 0000:16:00.0");
     }
 
     #[test]
-    fn of_a_crowd_the_broken_stand_alone_first_and_no_more_than_can_be_read() {
+    fn of_equal_devices_unhealthy_ones_are_drawn_alone_first() {
         let leaf = |n: usize| {
             let leaf = Leaf { health: Some("Healthy"), ..node(&format!("/dev/x{n:03}")) };
             match n {
@@ -188,8 +188,8 @@ mod tests {
         let Shown::Group { parts, .. } = &figure.parts[0] else { unreachable!() };
         assert_eq!(parts.len(), ALONE_MAX + 1);
         assert!(matches!(&parts[0], Shown::Device { leaf, .. } if leaf.is_unhealthy()));
-        let crowd = crowd_of(parts).unwrap();
-        assert_eq!((crowd.count, crowd.held, crowd.unhealthy), (292, 95, 0));
-        assert_eq!(crowd.state().as_deref(), Some("healthy"));
+        let rest = equal_devices_of(parts).unwrap();
+        assert_eq!((rest.count, rest.held, rest.unhealthy), (292, 95, 0));
+        assert_eq!(rest.state().as_deref(), Some("healthy"));
     }
 }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_from_outside_is_text_and_no_more() {
+    fn foreign_text_is_escaped() {
         assert_eq!(escape(r#"<script>alert("1" & '2')</script>"#), "&lt;script&gt;alert(&quot;1&quot; &amp; &#39;2&#39;)&lt;/script&gt;");
         assert_eq!(escape("a\u{0}\u{1b}[31m\n\u{202e}gpj\u{fffe}"), "a\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}gpj\u{fffd}");
         assert_eq!(escape("Gerät ×64 ✓"), "Gerät ×64 ✓");

@@ -95,7 +95,7 @@ impl Holder {
         match (&self.namespace, &self.pod, &self.pod_uid) {
             (Some(namespace), Some(pod), _) => format!("{namespace}/{pod}"),
             (_, _, Some(uid)) => format!("uid:{uid}"),
-            _ => "granted, not seen yet".into(),
+            _ => "granted, pod not known yet".into(),
         }
     }
 }

@@ -28,7 +28,7 @@ const DASH: &str = "M2 6 L10 6";
 
 /// The style of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum Style {
     Healthy,
     Unhealthy,
     /// Offered, but not judged yet.
@@ -36,28 +36,28 @@ enum Look {
     NotOffered,
 }
 
-impl Look {
+impl Style {
     /// The style of a device with unknown health.
-    fn unjudged(resources: &[String]) -> Look {
-        if resources.is_empty() { Look::NotOffered } else { Look::Unknown }
+    fn unjudged(resources: &[String]) -> Style {
+        if resources.is_empty() { Style::NotOffered } else { Style::Unknown }
     }
 
     fn in_words(self) -> &'static str {
         match self {
-            Look::Healthy => "healthy",
-            Look::Unhealthy => "unhealthy",
-            Look::Unknown => "not judged",
-            Look::NotOffered => "not offered",
+            Style::Healthy => "healthy",
+            Style::Unhealthy => "unhealthy",
+            Style::Unknown => "not judged",
+            Style::NotOffered => "not offered",
         }
     }
 
     /// Background, border, and the mark.
     fn colours(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Look::Healthy => ("#e6f4ea", "#1e7e34", CHECK),
-            Look::Unhealthy => ("#fde7e6", "#c5221f", CROSS),
-            Look::Unknown => ("#ffffff", "#5f6368", DASH),
-            Look::NotOffered => ("#f1f3f4", "#80868b", DASH),
+            Style::Healthy => ("#e6f4ea", "#1e7e34", CHECK),
+            Style::Unhealthy => ("#fde7e6", "#c5221f", CROSS),
+            Style::Unknown => ("#ffffff", "#5f6368", DASH),
+            Style::NotOffered => ("#f1f3f4", "#80868b", DASH),
         }
     }
 }
@@ -75,7 +75,7 @@ struct Tile {
 pub fn draw(figure: &Figure, count: Count, boxes_max: usize) -> String {
     let mut pen = Pen { left: boxes_max, missing: 0 };
     let tiles: Vec<Tile> = figure.parts.iter().filter_map(|part| pen.tile(part, WIDTH)).collect();
-    let Tile { width, mut height, svg } = shelves(&tiles, 0);
+    let Tile { width, mut height, svg } = rows(&tiles, 0);
     let head = format!("{count}");
     let mut text = format!("<text x=\"0\" y=\"14\" class=\"hf-head\">{}</text>", escape(&head));
     let _infallible = write!(text, "<g transform=\"translate(0 {TITLE_HEIGHT})\">{svg}</g>");
@@ -109,9 +109,9 @@ impl Pen {
                 let tiles: Vec<Tile> = parts.iter().filter_map(|part| self.tile(part, width - 2 * PAD)).collect();
                 Some(frame(title, &tiles, width))
             }
-            Shown::Alike(alike) => self.take(alike.count).then(|| crowd(alike)),
+            Shown::Alike(alike) => self.reserve(alike.count).then(|| equal_devices(alike)),
             Shown::Device { leaf, parts } => {
-                let own = self.take(1).then(|| device(leaf))?;
+                let own = self.reserve(1).then(|| device(leaf))?;
                 if parts.is_empty() {
                     return Some(own);
                 }
@@ -122,7 +122,7 @@ impl Pen {
         }
     }
 
-    fn take(&mut self, devices: usize) -> bool {
+    fn reserve(&mut self, devices: usize) -> bool {
         if self.left == 0 {
             self.missing += devices;
             return false;
@@ -133,7 +133,7 @@ impl Pen {
 }
 
 /// Tiles in rows of at most this width; zero means the width of the whole drawing.
-fn shelves(tiles: &[Tile], width: u32) -> Tile {
+fn rows(tiles: &[Tile], width: u32) -> Tile {
     let max = if width == 0 { WIDTH } else { width };
     let (mut x, mut y, mut row, mut widest) = (0, 0, 0, 0);
     let mut svg = String::new();
@@ -150,7 +150,7 @@ fn shelves(tiles: &[Tile], width: u32) -> Tile {
 }
 
 fn frame(title: &str, tiles: &[Tile], max: u32) -> Tile {
-    let inner = shelves(tiles, max - 2 * PAD);
+    let inner = rows(tiles, max - 2 * PAD);
     // At least as wide as its title.
     let of_title = u32::try_from(title.chars().count()).unwrap_or(0).min(70) * 7;
     let width = (inner.width.max(of_title) + 2 * PAD).min(max);
@@ -166,19 +166,19 @@ fn frame(title: &str, tiles: &[Tile], max: u32) -> Tile {
 }
 
 fn device(leaf: &Leaf) -> Tile {
-    let look = match leaf.health {
-        Some("Healthy") => Look::Healthy,
-        Some(_) => Look::Unhealthy,
-        None => Look::unjudged(&leaf.resources),
+    let style = match leaf.health {
+        Some("Healthy") => Style::Healthy,
+        Some(_) => Style::Unhealthy,
+        None => Style::unjudged(&leaf.resources),
     };
-    let state = leaf.state().unwrap_or_else(|| look.in_words().into());
+    let state = leaf.state().unwrap_or_else(|| style.in_words().into());
     let about =
         [leaf.resources.join(", "), leaf.about().unwrap_or_default(), leaf.model.clone().unwrap_or_default(), leaf.names.join(", ")];
-    let mut told = vec![format!("{} {}", leaf.kind(), leaf.name()), leaf.id.clone(), state.clone()];
-    told.extend(about.iter().filter(|text| !text.is_empty()).cloned());
-    told.extend(leaf.holders.iter().map(|holder| format!("held by {}", held(holder))));
+    let mut facts = vec![format!("{} {}", leaf.kind(), leaf.name()), leaf.id.clone(), state.clone()];
+    facts.extend(about.iter().filter(|text| !text.is_empty()).cloned());
+    facts.extend(leaf.holders.iter().map(|holder| format!("held by {}", held(holder))));
     let about = about.iter().find(|text| !text.is_empty()).cloned().unwrap_or_default();
-    let mut tile = plain(look, &leaf.kind(), &short(&leaf.name()), &about, &state, &told.join(" · "));
+    let mut tile = plain(style, &leaf.kind(), &short(&leaf.name()), &about, &state, &facts.join(" · "));
     let names = leaf.holders.iter().take(HOLDERS_MAX).map(Holder::in_words);
     let more = leaf.holders.len().saturating_sub(HOLDERS_MAX);
     for name in names.chain((more > 0).then(|| format!("and {more} more"))) {
@@ -198,25 +198,25 @@ fn device(leaf: &Leaf) -> Tile {
     tile
 }
 
-fn crowd(alike: &Alike) -> Tile {
-    let look = match (alike.unhealthy, alike.is_healthy) {
-        (0, true) => Look::Healthy,
-        (0, false) => Look::unjudged(&alike.resources),
-        _ => Look::Unhealthy,
+fn equal_devices(alike: &Alike) -> Tile {
+    let style = match (alike.unhealthy, alike.is_healthy) {
+        (0, true) => Style::Healthy,
+        (0, false) => Style::unjudged(&alike.resources),
+        _ => Style::Unhealthy,
     };
-    let state = alike.state().unwrap_or_else(|| look.in_words().into());
+    let state = alike.state().unwrap_or_else(|| style.in_words().into());
     let state = if alike.held > 0 { format!("{state}, {} held", alike.held) } else { state };
     let about = alike.resources.join(", ");
     let (first, last) = &alike.range;
     let all = format!("{} × {}, {first} to {last}, {about} {state}", alike.count, alike.kind);
     let about = if about.is_empty() { format!("{} to {}", short(first), short(last)) } else { about };
-    let mut tile = plain(look, &format!("× {}", alike.count), &alike.kind, &about, &state, &all);
+    let mut tile = plain(style, &format!("× {}", alike.count), &alike.kind, &about, &state, &all);
     // A second sheet behind the first one.
     tile.svg.insert_str(
         0,
         &format!(
             "<rect x=\"4\" y=\"4\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\" fill=\"none\" stroke=\"{}\"/>",
-            look.colours().1
+            style.colours().1
         ),
     );
     tile.height += 4;
@@ -224,10 +224,10 @@ fn crowd(alike: &Alike) -> Tile {
     tile
 }
 
-fn plain(look: Look, name: &str, place: &str, about: &str, state: &str, all: &str) -> Tile {
-    let (ground, edge, mark) = look.colours();
-    let dashes = if look == Look::NotOffered { " stroke-dasharray=\"3 2\"" } else { "" };
-    let width = if look == Look::Unhealthy { 2 } else { 1 };
+fn plain(style: Style, name: &str, place: &str, about: &str, state: &str, all: &str) -> Tile {
+    let (ground, edge, mark) = style.colours();
+    let dashes = if style == Style::NotOffered { " stroke-dasharray=\"3 2\"" } else { "" };
+    let width = if style == Style::Unhealthy { 2 } else { 1 };
     let svg = format!(
         "<g><title>{}</title><rect width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\" fill=\"{ground}\" stroke=\"{edge}\" \
          stroke-width=\"{width}\"{dashes}/><text x=\"10\" y=\"18\" class=\"hf-name\">{}</text>\
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_told_by_a_sign_a_word_and_a_colour_and_its_holder_stands_below() {
+    fn a_box_has_a_sign_a_word_and_a_colour_with_holders_below() {
         let svg = drawn(machine(), 100);
         elements(&svg);
         for text in
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_has_no_more_boxes_than_it_may_and_says_so() {
+    fn the_number_of_boxes_is_bounded_and_the_rest_is_counted() {
         let gpu = |n: u32| leaf(&format!("0000:{n:02x}:00.0"), DeviceClass::Gpu, &[], Some(n / 8));
         let svg = drawn((0..200).map(gpu).collect(), 50);
         elements(&svg);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_stand_where_they_are_and_bridges_that_say_nothing_are_left_out() {
+    fn devices_are_at_their_place_and_uninformative_bridges_left_out() {
         let wanted = "\
 NUMA node 0
   host bridge 0000:15
@@ -177,7 +177,7 @@ nodes of /dev -
     }
 
     #[test]
-    fn what_states_no_numa_node_is_on_the_lowest_of_its_host_bridge_and_a_card_is_one_thing() {
+    fn a_device_without_a_numa_node_is_on_the_lowest_of_its_host_bridge() {
         let nic = |address, numa| leaf(address, DeviceClass::Nic, &["0000:00:0c.0"], numa);
         let picture = tree(
             [
@@ -204,7 +204,7 @@ NUMA node -
     }
 
     #[test]
-    fn the_document_is_what_is_promised() {
+    fn the_document_has_the_documented_schema() {
         let picture = tree([leaf("0000:18:00.0", DeviceClass::Gpu, &["0000:15:01.0"], Some(0))], &Cpus::new());
         let wanted = concat!(
             r#"{"schema":1,"parts":[{"kind":"numa_node","name":"0","cpus":null,"device":null,"parts":["#,

@@ -9,7 +9,7 @@
 
 use super::core::{Holders, holders};
 use super::plugin::Shared;
-use crate::domain::{Barred, Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal, ResourceName};
+use crate::domain::{Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal, ResourceName, StartBlocked};
 use crate::hook::Occasion;
 use crate::messages::{Mailbox, Pass};
 use futures_util::future::try_join_all;
@@ -74,7 +74,7 @@ async fn pass(ledger: &Mailbox<Pass>, resource: &ResourceName, ids: &[DeviceId],
         if !std::mem::replace(&mut said, true) {
             tracing::info!(%resource, device = %id, why = %barred, "a container is about to start, and waits");
         }
-        if matches!(barred, Barred::Failed { .. }) || Instant::now() + ASK_EVERY > until {
+        if matches!(barred, StartBlocked::Failed { .. }) || Instant::now() + ASK_EVERY > until {
             tracing::warn!(%resource, device = %id, why = %barred, "a container cannot start yet; the kubelet tries again");
             return Err(Status::failed_precondition(format!("device `{id}` of {resource} cannot be started with yet: {barred}")));
         }
@@ -124,7 +124,7 @@ async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceI
     };
     let until = Instant::now() + ROOM_WITHIN;
     loop {
-        match shared.performer.perform(hook, &occasion).await {
+        match shared.performer.run(hook, &occasion).await {
             Err(error) if error.is_no_result(Phase::BeforeStart) && Instant::now() + ROOM_AGAIN_AFTER < until => {
                 tokio::time::sleep(ROOM_AGAIN_AFTER).await;
             }

@@ -1,7 +1,8 @@
 //! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
 
 use crate::domain::{
-    ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal, ResourceSpec, Wire, overlap,
+    ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal,
+    ResourceSpec, overlap,
 };
 
 /// Decides on one container's request. The answer holds the devices in the order of the request.
@@ -29,7 +30,7 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
         granted.push(offered);
     }
     match offering.spec.per_container {
-        PerContainer::One if ids.len() > 1 => return Err(Refusal::TooMany { resource: resource(), asked: ids.len() }),
+        PerContainer::One if ids.len() > 1 => return Err(Refusal::TooMany { resource: resource(), requested: ids.len() }),
         PerContainer::Distinct => {
             let of = |index: usize| &granted[index].device.id;
             if let Some((first, second)) = (1..ids.len()).find_map(|b| Some(((0..b).find(|a| of(*a) == of(b))?, b))) {
@@ -45,13 +46,13 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
 ///
 /// # Errors
 /// When it would lose CDI names, a hook before start or the gate: the container would start without what they stand for.
-pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, wire: Wire) -> Result<(), Refusal> {
+pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, wire: ApiCapabilities) -> Result<(), Refusal> {
     let resource = || spec.name.clone();
     if !edits.cdi_devices.is_empty() && !wire.has_cdi {
-        return Err(Refusal::NoRoomForCdi { resource: resource(), api: wire.api });
+        return Err(Refusal::CdiUnsupported { resource: resource(), api: wire.api });
     }
     if spec.needs_pre_start() && !wire.has_pre_start {
-        return Err(Refusal::NoRoomForHook { resource: resource(), api: wire.api });
+        return Err(Refusal::HooksUnsupported { resource: resource(), api: wire.api });
     }
     Ok(())
 }
@@ -141,9 +142,9 @@ pub(super) mod tests {
         for (per_container, request, refused) in [
             (PerContainer::Any, vec!["a::0", "a::1"], None),
             (PerContainer::One, vec!["a::1"], None),
-            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but 2 are asked for")),
+            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but requests 2")),
             (PerContainer::Distinct, vec!["a::1", "b::0"], None),
-            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are of one")),
+            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are shares of the same device")),
         ] {
             let mut offering = offering(&shares);
             offering.spec = Arc::new(ResourceSpec { per_container, ..(*offering.spec).clone() });
@@ -158,8 +159,10 @@ pub(super) mod tests {
         let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
         let plain = ContainerEdits { envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]), ..ContainerEdits::default() };
         let cdi = ContainerEdits { cdi_devices: vec!["example.com/device=0".to_owned()], ..plain.clone() };
-        let [beta, alpha] =
-            [Wire { api: "v1beta1", has_cdi: true, has_pre_start: true }, Wire { api: "v1alpha", has_cdi: false, has_pre_start: false }];
+        let [beta, alpha] = [
+            ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true },
+            ApiCapabilities { api: "v1alpha", has_cdi: false, has_pre_start: false },
+        ];
         assert_eq!((fits(&spec, &plain, alpha), fits(&spec, &plain, beta), fits(&spec, &cdi, beta)), (Ok(()), Ok(()), Ok(())));
         let error = fits(&spec, &cdi, alpha).unwrap_err().to_string();
         assert!(error.contains("CDI") && error.contains("v1alpha") && error.contains("example.com/device"), "{error}");

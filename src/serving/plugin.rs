@@ -9,8 +9,8 @@ use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
 use crate::domain::limits::LISTS_MAX;
-use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
-use crate::hook::Performer;
+use crate::domain::{AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage};
+use crate::hook::HookExecutor;
 use crate::host;
 use crate::kubelet::api;
 use crate::messages::{Broken, HungUp, Mailbox, Pass, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened};
@@ -59,7 +59,7 @@ pub struct Shared {
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// Runs the hooks before a start.
-    pub performer: Performer,
+    pub performer: HookExecutor,
     /// What an Allocate comes to.
     pub preparer: Arc<Preparer>,
     /// The ledger.
@@ -116,7 +116,7 @@ impl api::Plugin for Plugin {
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
         let answer = self.allocate_here_or_there(containers, wire).await;
         metrics::allocated(self.resource.as_str(), answer.is_ok(), began.elapsed());
@@ -166,7 +166,7 @@ impl Plugin {
         }
     }
 
-    async fn allocate_here_or_there(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate_here_or_there(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let mut turns = Turns::new(&self.shared, &self.resource);
         loop {
             match turns.next().await? {
@@ -181,7 +181,7 @@ impl Plugin {
     }
 
     /// What another instance answered, if the kubelet's version has room for it.
-    fn fitting(&self, answers: Vec<ContainerEdits>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+    fn fitting(&self, answers: Vec<ContainerEdits>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let inventory = self.shared.inventory.borrow();
         if let Some(offering) = inventory.resources.get(&self.resource) {
             for edits in &answers {
@@ -191,7 +191,7 @@ impl Plugin {
         Ok(answers)
     }
 
-    async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
@@ -276,8 +276,8 @@ fn status(error: &AllocateError) -> Status {
             | Refusal::HeldAsOther { .. }
             | Refusal::InUse { .. }
             | Refusal::SameDevice { .. }
-            | Refusal::NoRoomForCdi { .. }
-            | Refusal::NoRoomForHook { .. },
+            | Refusal::CdiUnsupported { .. }
+            | Refusal::HooksUnsupported { .. },
         ) => Status::failed_precondition(text),
         AllocateError::Refused(Refusal::FileNotWritten { .. } | Refusal::Unreadable { .. }) | AllocateError::NotRecorded { .. } => {
             Status::unavailable(text)

@@ -5,8 +5,8 @@ use super::core;
 use super::files::SpecFiles;
 use crate::contract;
 use crate::domain::{
-    AllocId, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal,
-    ResourceName, Sharing, Wire,
+    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration,
+    Reason, Refusal, ResourceName, Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
@@ -28,7 +28,7 @@ pub(super) struct Request<'a> {
     /// In the order of the request.
     pub(super) ids: &'a [DeviceId],
     /// What the answer has room for.
-    pub(super) wire: Wire,
+    pub(super) wire: ApiCapabilities,
 }
 
 /// What an Allocate comes to.
@@ -200,7 +200,7 @@ mod tests {
     }
 
     fn allocate(preparer: &Preparer, resource: &ResourceName, id: &DeviceId) -> Result<ContainerEdits, Refusal> {
-        let wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
+        let wire = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
         let request = Request { alloc_id: AllocId::new("a"), resource, ids: std::slice::from_ref(id), wire };
         preparer.prepare(request).map(|prepared| prepared.edits)
     }

@@ -5,7 +5,7 @@ use super::journal::{JournalReplay, codec, segments};
 use super::layout::journal_dir;
 use super::notes::Notes;
 use super::{LivePayloads, Store, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
+use crate::domain::{AllocId, DeviceId, Grant, Listed, PendingHooks, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -22,8 +22,8 @@ pub enum Told {
         /// What the kubelet was told last.
         listed: Listed,
         /// What is owed to devices after their release.
-        #[serde(default, skip_serializing_if = "Owed::is_empty")]
-        owed: Owed,
+        #[serde(default, skip_serializing_if = "PendingHooks::is_empty")]
+        owed: PendingHooks,
         /// What is remembered of devices' health.
         #[serde(default, skip_serializing_if = "Verdicts::is_empty")]
         verdicts: Verdicts,

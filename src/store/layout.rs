@@ -63,7 +63,7 @@ pub(super) fn has_free_space(dir: &Path) -> bool {
     let log = || fs::metadata(dir.join("db")).map_or(0, |about| about.len());
     let below_limit = host::file_size_limit().map_or(u64::MAX, |limit| limit.saturating_sub(log()));
     let parent = dir.parent().unwrap_or(dir);
-    host::room(parent).min(host::room(dir)).min(below_limit) >= FREE_BYTES_MIN
+    host::free_bytes(parent).min(host::free_bytes(dir)).min(below_limit) >= FREE_BYTES_MIN
 }
 
 /// sled is not opened without free space.

@@ -68,7 +68,7 @@ use self::index::{IndexWorker, Update};
 use self::journal::{Journal, JournalReplay, codec};
 use self::lock::Lock;
 use self::notes::{Notes, encode_all};
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Gone, Grant, Kept, Listed, Owed, Retention, Verdicts};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Gone, Grant, LedgerHealth, Listed, PendingHooks, Retention, Verdicts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ pub struct Recovered {
     /// The last list that the kubelet got for each resource, as far as it is known.
     pub listed: Listed,
     /// Hooks after release that have not run, as far as they are known.
-    pub owed: Owed,
+    pub owed: PendingHooks,
     /// Verdicts on devices' health.
     pub verdicts: Verdicts,
     /// Since when devices have been gone.
@@ -362,9 +362,9 @@ impl Store {
 
     /// The same, and how many entries are unwritten.
     #[must_use]
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> LedgerHealth {
         let (journal, database) = self.is_sound();
-        Kept { journal, database, not_durable: self.unwritten.len(), unreadable: self.index.unreadable() }
+        LedgerHealth { journal, database, not_durable: self.unwritten.len(), unreadable: self.index.unreadable() }
     }
 
     fn has_failed(&self) -> bool {

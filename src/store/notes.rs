@@ -2,7 +2,9 @@
 
 use super::journal::{Journal, JournalReplay, codec};
 use super::{LivePayloads, StoreError};
-use crate::domain::{DeviceId, Entry, Gone, Listed, Owed, Timestamp, Verdict, Verdicts, note_gone, note_hook, note_list, note_verdict};
+use crate::domain::{
+    DeviceId, Entry, Gone, Listed, PendingHooks, Timestamp, Verdict, Verdicts, note_gone, note_hook, note_list, note_verdict,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -11,7 +13,7 @@ use std::path::Path;
 pub(super) struct Notes {
     pub(super) names: BTreeMap<String, DeviceId>,
     pub(super) listed: Listed,
-    pub(super) owed: Owed,
+    pub(super) owed: PendingHooks,
     pub(super) verdicts: Verdicts,
     pub(super) gone: Gone,
 }
@@ -20,7 +22,7 @@ impl Notes {
     /// The notes of a replay, without the sequence numbers.
     pub(super) fn of(replay: &JournalReplay) -> Self {
         let JournalReplay { listed, verdicts, gone, .. } = replay;
-        let mut owed = Owed::new();
+        let mut owed = PendingHooks::new();
         replay.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
         let names = replay.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
         Notes { names, listed: listed.clone(), owed, verdicts: verdicts.clone(), gone: gone.clone() }

@@ -2,7 +2,7 @@
 
 use crate::domain::{
     AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, HookState,
-    Incident, KubeletGeneration, OwedHook, PciAddress, PodRef, Reason, State, Timestamp, Verdict,
+    Incident, KubeletGeneration, PciAddress, PendingHook, PodRef, Reason, Timestamp, Verdict, VerdictState,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub(super) fn judged(n: u64) -> Entry {
     let at: PciAddress = "0000:01:00.0".parse().unwrap();
     let verdict = Verdict {
         boot_id: "boot".into(),
-        state: State::Unhealthy { reason: Reason::Xid, seen: Duration::from_millis(7_500) },
+        state: VerdictState::Unhealthy { reason: Reason::Xid, seen: Duration::from_millis(7_500) },
         faults: BTreeMap::from([(Reason::Xid, "Xid 79".into())]),
         reset_at: Duration::from_secs(3),
         is_away: true,
@@ -128,7 +128,7 @@ fn ids(of: &[u64]) -> Vec<DeviceId> {
 /// How far the hook has come that the `n`-th grant's device is owed.
 pub(super) fn hook(n: u64, state: HookState) -> Entry {
     let device = &grant(n).devices[0];
-    Entry::Hook(Box::new(OwedHook {
+    Entry::Hook(Box::new(PendingHook {
         resource: grant(n).resource,
         device: device.id.clone(),
         key: device.key.clone(),

@@ -6,7 +6,7 @@ use super::lock::Lock;
 use super::samples::{bound, grant, hook, made, named, released_at};
 use super::testing::slow;
 use super::*;
-use crate::domain::{Because, HookState, Timestamp};
+use crate::domain::{HookState, Timestamp, UnreadableReason};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +61,7 @@ fn until_open(store: &Store) {
 }
 
 /// Waits until it is said that the history cannot be read, and says why.
-fn until_unreadable(store: &Store) -> Because {
+fn until_unreadable(store: &Store) -> UnreadableReason {
     loop {
         if let Some(unreadable) = store.kept().unreadable {
             return unreadable.because;
@@ -89,7 +89,7 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
         let held = slow::hold(&database_dir(dir.path()));
         let (mut store, recovered) = open(dir.path(), boot);
         assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{boot:?}: {}", recovered.report);
-        assert_eq!((recovered.names.len(), until_unreadable(&store)), (1, Because::Slow), "{boot:?}");
+        assert_eq!((recovered.names.len(), until_unreadable(&store)), (1, UnreadableReason::Slow), "{boot:?}");
         // Grants are recorded and moved on meanwhile.
         store.append(&[made(4), made(5), released(4)]).unwrap();
         store.append(&[bound(5)]).unwrap();
@@ -248,7 +248,7 @@ fn what_the_system_refuses_is_tried_again_and_no_file_is_moved() {
             let held = slow::refuse(&database_dir(dir.path()), errno, u32::MAX);
             let (mut store, recovered) = open(dir.path(), boot);
             assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{errno}: {}", recovered.report);
-            assert_eq!(until_unreadable(&store), Because::Refused, "{errno}");
+            assert_eq!(until_unreadable(&store), UnreadableReason::Refused, "{errno}");
             store.append(&[made(4), released(4)]).unwrap();
             store.checkpoint().unwrap();
             let error = store.history(9, |_| true).unwrap_err().to_string();
@@ -281,7 +281,7 @@ fn a_fifo_in_place_of_a_file_hangs_nothing_and_is_named() {
             drop(fs::rename(&there, &aside));
             make_fifo(&there);
             let (store, recovered) = open(dir.path(), boot);
-            assert_eq!((numbers(&recovered.grants), until_unreadable(&store)), (vec![1], Because::Refused), "{name}");
+            assert_eq!((numbers(&recovered.grants), until_unreadable(&store)), (vec![1], UnreadableReason::Refused), "{name}");
             let error = store.history(9, |_| true).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             fs::remove_file(&there).unwrap();

@@ -5,7 +5,7 @@ use super::layout::{database_dir, journal_dir};
 use super::notes::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, Because, GrantState, HookState, Owed, Retention, Timestamp};
+use crate::domain::{AllocId, GrantState, HookState, PendingHooks, Retention, Timestamp, UnreadableReason};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -1070,7 +1070,7 @@ fn beside_a_database_that_hangs_the_journal_goes_on_alone_and_the_next_start_has
     let _hangs = std::mem::ManuallyDrop::new(hang(&store));
     store.append(&[released(2)]).unwrap();
     store.index.set_patience(Duration::ZERO);
-    assert_eq!((store.is_sound(), store.kept().unreadable.unwrap().because), ((true, false), Because::Failed));
+    assert_eq!((store.is_sound(), store.kept().unreadable.unwrap().because), ((true, false), UnreadableReason::Failed));
     assert!(matches!(store.history(1, |_| true), Err(StoreError::Unopened { .. })));
     assert!(matches!(store.begin_checkpoint(), Err(StoreError::Unopened { .. })));
     store.append(&[made(4)]).unwrap();
@@ -1196,8 +1196,8 @@ fn model_of_devices(entries: &[Entry]) -> (BTreeMap<String, DeviceId>, Gone) {
 }
 
 /// What is owed to devices.
-fn model_of_hooks(entries: &[Entry]) -> Owed {
-    let mut owed = Owed::new();
+fn model_of_hooks(entries: &[Entry]) -> PendingHooks {
+    let mut owed = PendingHooks::new();
     for entry in entries {
         if let Entry::Hook(hook) = entry {
             owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), (**hook).clone());

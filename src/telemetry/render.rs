@@ -87,7 +87,7 @@ impl State {
     fn start(&mut self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) {
         let (send, receive) = oneshot::channel();
         drop(spawn_blocking(move || {
-            host::lower_priority(NICENESS);
+            host::lower_thread_priority_by(NICENESS);
             // The receiver may have been dropped.
             drop(send.send(render()));
         }));

@@ -30,7 +30,7 @@ pub(super) fn handle() -> io::Result<Handle> {
     let runtime = host::runtime_of(Builder::new_current_thread().event_interval(EVENT_INTERVAL))?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("telemetry".into()).spawn(move || {
-        host::lower_priority(NICENESS);
+        host::lower_thread_priority_by(NICENESS);
         runtime.block_on(pending::<()>());
     })?;
     Ok(running.insert(handle).clone())

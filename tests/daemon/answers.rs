@@ -146,7 +146,7 @@ fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
         daemon.logged("registered with the kubelet").await;
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let error = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
-        assert!(error.code() == Code::Unavailable && error.message().contains("which cannot be written"), "{error}");
+        assert!(error.code() == Code::Unavailable && error.message().contains("but it cannot be written"), "{error}");
     });
 }
 
@@ -161,7 +161,7 @@ fn a_request_for_more_shares_than_allowed_is_refused_with_the_reason() {
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let error = allocate(&mut api, &["dev:gpu0::0", "dev:gpu0::1"]).await.unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition);
-        assert!(error.message().contains("`dev:gpu0::0` and `dev:gpu0::1` are of one"), "{error}");
+        assert!(error.message().contains("`dev:gpu0::0` and `dev:gpu0::1` are shares of the same device"), "{error}");
         // The kubelet is led to different devices, as long as there are any.
         let uid = admit(&kubelet, PodSpec::new("default", "both").app("main", &gpu(), 2)).await;
         let devices = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.devices.len());

@@ -230,7 +230,7 @@ fn a_resource_without_devices_is_explained() {
     quiet.finds(&["resource-selects-nothing", "iommu-off"]);
     let (_, report) = look(place(&quiet.node));
     let finding = report.findings.iter().find(|finding| finding.code == "resource-selects-nothing").unwrap();
-    assert!(finding.found.contains("but for `driver`: wanted is vfio-pci, and it is nvidia"), "{finding:?}");
+    assert!(finding.found.contains("if not for `driver`: wanted vfio-pci, found nvidia"), "{finding:?}");
     fs::create_dir_all(quiet.node.path("host/sys/kernel/iommu_groups/7")).unwrap();
     quiet.finds(&["resource-selects-nothing"]);
     quiet.host("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");

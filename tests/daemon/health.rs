@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
     AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
-    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, State,
-    Symptom, Timestamp, Verdict, Verdicts,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals,
+    Symptom, Timestamp, Verdict, VerdictState, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -49,7 +49,7 @@ fn shown(node: &Node, device: &str) -> serde_json::Value {
 }
 
 /// Writes this verdict on a device to the ledger, in the boot of the node's tree.
-fn remember(node: &Node, device: &DeviceId, state: State) {
+fn remember(node: &Node, device: &DeviceId, state: VerdictState) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let verdict = Verdict { boot_id: "unknown".into(), state, ..Verdict::default() };
     store.append(&[Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict)) }]).unwrap();
@@ -112,8 +112,8 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
             adapter.join("ports/1/state")
         };
         // One has been down for its whole patience; another has been up again for its whole hold.
-        remember(&node, &of(1), State::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
-        remember(&node, &of(2), State::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(&node, &of(1), VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
+        remember(&node, &of(2), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
         for function in [1, 3] {
             std::fs::write(port(function), "1: DOWN\n").unwrap();
         }
@@ -137,7 +137,7 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering");
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
-        remember(&node, &of(1), State::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(&node, &of(1), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
         let _daemon = node.start_daemon();
         listed(&kubelet, &rdma, (8, 0)).await;
     });
@@ -164,7 +164,7 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
         let folder = host.root().join(format!("sys/bus/pci/devices/{address}/infiniband"));
         let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
         std::fs::write(adapter.join("ports/1/state"), "1: DOWN\n").unwrap();
-        remember(&node, &held, State::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
+        remember(&node, &held, VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
 
         let mut daemon = node.start_daemon();
         until(
@@ -252,7 +252,7 @@ fn a_failing_check_makes_a_device_unhealthy_until_it_passes_again() {
         until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering");
         daemon.kill();
         let hold = Duration::from_secs(1);
-        remember(&node, &DeviceId::new("dev:gpu1"), State::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });
+        remember(&node, &DeviceId::new("dev:gpu1"), VerdictState::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (2, 0)).await;
     });
@@ -447,7 +447,7 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
         // It has hung until its patience is nearly over.
         let stuck = Verdict {
             boot_id: "boot".into(),
-            state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
+            state: VerdictState::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
             ..Verdict::default()
         };
         let mut health = StandaloneHealth::start(probe_device, [(DeviceId::new("a"), stuck)].into(), &[]);
@@ -460,7 +460,7 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
         drop(pipe);
         let recovers = |judgement: &Judgement| {
             let state = judgement.verdicts.get(&DeviceId::new("a")).map(|verdict| verdict.state);
-            matches!(state, Some(State::Recovering { reason: Reason::ProbeStuck, .. }))
+            matches!(state, Some(VerdictState::Recovering { reason: Reason::ProbeStuck, .. }))
         };
         let has_recovered = async {
             // The result counts when a scan and a probe are newer than the one that hung.
@@ -477,8 +477,11 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
 #[test]
 fn a_kubelet_gets_soft_failures_of_held_devices_after_running_for_a_minute() {
     run(async {
-        let down =
-            |since| Verdict { boot_id: "boot".into(), state: State::Suspect { reason: Reason::PortDown, since }, ..Verdict::default() };
+        let down = |since| Verdict {
+            boot_id: "boot".into(),
+            state: VerdictState::Suspect { reason: Reason::PortDown, since },
+            ..Verdict::default()
+        };
         let remembered: Verdicts = ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
         let started = |age: Duration| {
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();

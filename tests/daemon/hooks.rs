@@ -2,7 +2,7 @@
 //! which pod waits for it, and its state after a kill.
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
-use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
+use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, PendingHook, PodRef, ResourceName, Timestamp};
 use holdfast::lab::sim::hardware::SimNode;
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
@@ -57,7 +57,7 @@ fn shown(node: &Node) -> Option<(String, String)> {
 /// A ledger after a kill: a release is written and its hook has not run.
 fn write_due_hook(node: &Node, resource: &ResourceName, device: &str) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
-    let hook = OwedHook {
+    let hook = PendingHook {
         resource: resource.clone(),
         device: DeviceId::new(device),
         key: String::new(),
@@ -279,7 +279,7 @@ fn a_command_that_hangs_is_killed_with_its_children() {
         write_due_hook(&node, &gpu(), "dev:gpu0");
         let daemon = node.start_daemon();
         let said = daemon.logged("the hook after release has failed").await;
-        assert!(said.contains("has not ended within 1s"), "{said}");
+        assert!(said.contains("did not end within 1s"), "{said}");
         let child = lines(&node, "children").remove(0);
         let is_running = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
         until("the end of the child", is_running, |is_running| !is_running);

@@ -6,8 +6,8 @@
 
 use crate::common::inside::{has_program, say};
 use crate::common::{Node, allocate, count, dial, name, offered, run, soon};
-use holdfast::domain::{ContainerEdits, NvLinks, NvmlAsked, NvmlLibrary, NvmlQuestion, PciAddress};
-use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
+use holdfast::domain::{ContainerEdits, NvLinks, NvmlGpuQuery, NvmlLibrary, NvmlQuery, PciAddress};
+use holdfast::host::{HostRoot, NvmlAnswer, query_nvml};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
@@ -179,7 +179,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
         let gpu = name("nvidia.com/gpu");
         let daemon = node.start_daemon();
         offered(&kubelet, &gpu, GPUS - 1).await;
-        let refused = daemon.logged("told by NVML only").await;
+        let refused = daemon.logged("comes from NVML only").await;
         assert!(refused.contains("gi1-ci0 is not offered"), "{refused}");
 
         fs::remove_file(node.path("script.hang")).unwrap();
@@ -226,7 +226,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
         let mut api = dial(&kubelet, &node, &gpu).await;
         let id = format!("{whole}-gi1-ci0");
         let refused = allocate(&mut api, &[&id]).await.unwrap_err();
-        assert!(refused.message().contains("told by NVML only"), "{refused}");
+        assert!(refused.message().contains("comes from NVML only"), "{refused}");
         fs::remove_file(node.path("script.hang")).unwrap();
         soon("the name", async { while allocate(&mut api, &[&id]).await.is_err() {} }).await;
         assert_eq!(visible(&node.grants().last().unwrap().edits), FIRST);
@@ -289,9 +289,9 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
 }
 
 /// The answer to one query.
-fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAnswer {
+fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuery) -> NvmlAnswer {
     let (tell, told) = mpsc::channel();
-    ask_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
+    query_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
     told.recv_timeout(crate::common::HANG).unwrap()
 }
 
@@ -299,7 +299,7 @@ fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAns
 fn an_unusable_library_is_reported_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let gpu: PciAddress = "0000:18:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0)]))]);
+    let question = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0)]))]);
     let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
     let ask = || answer(dir.path(), &NvmlLibrary::At(library.clone()), question.clone());
     let why = |answer: NvmlAnswer| answer.failed.unwrap_or_default();
@@ -316,7 +316,7 @@ fn an_unusable_library_is_reported_with_the_reason() {
     assert!(why(ask()).contains("nvmlInit_v2"), "{:?}", ask());
     fs::remove_file(&library).unwrap();
     compile("endless", "int nvmlInit_v2(void) { return 0; }", &library, &script, &[]);
-    assert!(why(ask()).contains("is not complete"), "{:?}", ask());
+    assert!(why(ask()).contains("is incomplete"), "{:?}", ask());
 
     // A partial answer has all the facts that the library knows. (The library before was never
     // unloaded, and keeps its path.)
@@ -324,10 +324,10 @@ fn an_unusable_library_is_reported_with_the_reason() {
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
     let other: PciAddress = "0000:19:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0), (7, 0)])), (other, NvmlAsked::names([]))]);
+    let question = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0), (7, 0)])), (other, NvmlGpuQuery::names([]))]);
     let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
-    assert_eq!((partial.told.uuid(gpu), partial.told.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
-    assert_eq!((partial.told.instance(gpu, (7, 0)), partial.told.uuid(other)), (None, None));
+    assert_eq!((partial.facts.uuid(gpu), partial.facts.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
+    assert_eq!((partial.facts.instance(gpu, (7, 0)), partial.facts.uuid(other)), (None, None));
     assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
 }
 
@@ -343,11 +343,11 @@ fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<Stri
         (1..=gpus).map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}"))).collect();
     let known: String = named.iter().map(|(address, uuid)| format!("{address} {uuid}\n")).collect();
     fs::write(&path, format!("{known}{script}")).unwrap();
-    let asked = |address: &PciAddress| NvmlAsked { links: *address != named.last().unwrap().0, ..NvmlAsked::default() };
+    let asked = |address: &PciAddress| NvmlGpuQuery { links: *address != named.last().unwrap().0, ..NvmlGpuQuery::default() };
     let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
-    let NvmlAnswer { mut told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let NvmlAnswer { facts: mut told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
     assert_eq!(failed, None, "no name was asked for");
-    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), untold))
+    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), incomplete))
 }
 
 fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
@@ -391,11 +391,11 @@ fn the_present_mig_mode_is_reported_and_not_the_pending_one() {
     let gpus: Vec<PciAddress> = (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
     let known: String = gpus.iter().map(|gpu| format!("{gpu} GPU-{gpu}\n")).collect();
     fs::write(&script, format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3])).unwrap();
-    let question = gpus.iter().map(|gpu| (*gpu, NvmlAsked { mig_mode: true, ..NvmlAsked::default() })).collect();
-    let NvmlAnswer { told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let question = gpus.iter().map(|gpu| (*gpu, NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() })).collect();
+    let NvmlAnswer { facts: told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
     let modes: Vec<Option<bool>> = gpus.iter().map(|gpu| told.gpus.get(gpu)?.mig_mode).collect();
     assert_eq!(modes, [Some(true), Some(false), Some(false), None], "the third knows of no such mode, the fourth is lost");
-    assert!(failed.is_none() && untold.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
+    assert!(failed.is_none() && incomplete.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
 }
 
 #[test]

@@ -115,7 +115,7 @@ const HANGS_AT: &str = "HOLDFAST_TEST_HANGS_AT";
 #[test]
 fn a_start_that_hangs_is_ended_by_sigterm() {
     if let Some(pipe) = std::env::var_os(HANGS_AT) {
-        let _ends_at_once = holdfast::host::EndsAtOnce::begin().unwrap();
+        let _ends_at_once = holdfast::host::ExitOnSignal::install().unwrap();
         fs::read(pipe).unwrap();
         return;
     }
@@ -196,7 +196,7 @@ fn a_start_with_too_few_threads_is_reported() {
     for limit in ["2", "8", "12"] {
         tasks.limit(limit);
         let said = refused(&mut tasks.run(&node.command(&["run"])), exit::LIMITS);
-        assert!(said.contains("18 threads more") && said.contains("TasksMax"), "{limit}: {said}");
+        assert!(said.contains("18 more threads") && said.contains("TasksMax"), "{limit}: {said}");
     }
     // No verb panics either.
     tasks.limit("2");
@@ -242,7 +242,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         until("sled", || threads(&daemon, "sled-io"), |threads| *threads == 7);
         let status = || serde_json::from_slice::<serde_json::Value>(&node.output(&["status", "-o", "json"]).stdout).unwrap();
         tasks.limit("1");
-        daemon.logged("a hook cannot be run").await;
+        daemon.logged("hook cannot be run; it is retried").await;
         let short = status();
         assert_eq!(short["not_run"][0]["phase"], "check", "{short}");
         assert!(short["ailing"].as_array().unwrap().is_empty(), "{short}");
@@ -267,7 +267,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         offered(&kubelet, &name("example.com/lamp"), 1).await;
         allocate(&mut api, &["dev:sensor1"]).await.unwrap();
         tasks.limit("max");
-        daemon.logged("hooks can be run again").await;
+        daemon.logged("hooks can run again").await;
         soon("an answer", api.pre_start_container(request)).await.unwrap();
         until("all of it", || status()["not_run"].as_array().unwrap().len(), |waiting| *waiting == 0);
         assert!(!daemon.log().iter().any(|line| line.contains("panic") || line.contains("check_failed")), "{}", daemon.log().join("\n"));

@@ -5,8 +5,8 @@
 //! `HOLDFAST_ROUNDS` is the number of rounds of `the_time_from_a_failure_to_its_list_is_printed`: eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
-use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, State};
-use holdfast::host::{HostRoot, PLAYED_EVENTS};
+use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, VerdictState};
+use holdfast::host::{HostRoot, SIMULATED_EVENTS};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::health::HealthSimulation;
 use holdfast::lab::sim::kubelet::Kubelet;
@@ -46,7 +46,7 @@ impl Machine {
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[health]\npoll = \"{poll}\"\n{resource}"));
         let log = openpty(None, None).unwrap();
         symlink(nix::unistd::ttyname(&log.slave).unwrap(), host.root().join("dev/kmsg")).unwrap();
-        let events = host.root().join(PLAYED_EVENTS);
+        let events = host.root().join(SIMULATED_EVENTS);
         fs::create_dir_all(events.parent().unwrap()).unwrap();
         let listener = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
         socket::bind(listener.as_raw_fd(), &UnixAddr::new(&events).unwrap()).unwrap();
@@ -261,7 +261,7 @@ fn a_flapping_device_is_listed_a_few_times_and_then_latched() {
     let mut hidden = simulate(&host, 10);
     let count = lists(&mut hidden, secs(900 + 3600), poll, |simulation| {
         let verdict = simulation.verdict(&id).map(|verdict| verdict.state);
-        set(matches!(verdict, None | Some(State::Healthy)));
+        set(matches!(verdict, None | Some(VerdictState::Healthy)));
     });
     assert_eq!(count, 9, "five failures, four recoveries");
     assert_eq!(hidden.unhealthy(), [(id.clone(), Reason::Flapping)].into());

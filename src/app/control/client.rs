@@ -220,7 +220,7 @@ mod tests {
         let line = serde_json::to_string(&Line::Part(Told::Notes {
             names: std::collections::BTreeMap::new(),
             listed: crate::domain::Listed::default(),
-            owed: crate::domain::Owed::default(),
+            owed: crate::domain::PendingHooks::default(),
             verdicts: crate::domain::Verdicts::default(),
         }));
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());

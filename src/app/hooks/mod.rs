@@ -2,7 +2,7 @@
 //! run.
 //!
 //! ```text
-//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (a thread)
+//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ HookExecutor (a thread)
 //!      ▲                              ▲  inventory: is the device present?  │
 //!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
 //! ```
@@ -16,9 +16,9 @@
 mod schedule;
 
 use self::schedule::{Run, Schedule};
-use crate::domain::{Device, Due, Grant, GrantedDevice, Hook, Inventory, OwedHook, Phase};
+use crate::domain::{Device, DueHooks, Grant, GrantedDevice, Hook, Inventory, PendingHook, Phase};
 use crate::hardware;
-use crate::hook::{Occasion, Performer};
+use crate::hook::{HookExecutor, Occasion};
 use crate::host;
 use crate::messages::{CallError, HookEnded, Mailbox};
 use std::collections::BTreeMap;
@@ -38,8 +38,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// The runner of hooks.
 #[derive(Debug)]
 pub(super) struct Runner {
-    pub(super) performer: Performer,
-    pub(super) due: watch::Receiver<Arc<Due>>,
+    pub(super) performer: HookExecutor,
+    pub(super) due: watch::Receiver<Arc<DueHooks>>,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(super) ended: Mailbox<HookEnded>,
@@ -76,7 +76,7 @@ impl Runner {
 }
 
 /// One run, and its record.
-async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
+async fn one(performer: HookExecutor, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
     let Run { key, pending, hook, device } = run;
     let sharer = sharer(&grants.borrow(), &hook, &device);
     let sharer = sharer.map(|alloc_id| format!("a reset would also reset another part of its PCI function, which grant {alloc_id} holds"));
@@ -105,11 +105,11 @@ async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>
 }
 
 /// A hook that could not start for lack of processes or memory has not failed: it is tried again.
-async fn perform(performer: &Performer, hook: &Hook, pending: &OwedHook, device: Arc<Device>) -> Result<(), String> {
-    let OwedHook { resource, alloc_id, pod, container, .. } = pending.clone();
+async fn perform(performer: &HookExecutor, hook: &Hook, pending: &PendingHook, device: Arc<Device>) -> Result<(), String> {
+    let PendingHook { resource, alloc_id, pod, container, .. } = pending.clone();
     let occasion = Occasion { phase: Phase::AfterRelease, resource, device, alloc_id: Some(alloc_id), pod, container };
     loop {
-        match performer.perform(hook, &occasion).await {
+        match performer.run(hook, &occasion).await {
             Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(RETRY_START_AFTER).await,
             ended => return ended.map_err(|error| error.to_string()),
         }

@@ -1,6 +1,6 @@
 //! When a due hook runs: at once, after a failure with growing pauses, or on new evidence. Pure.
 
-use crate::domain::{Device, DeviceId, Due, Health, Hook, Inventory, OwedHook, Reason, ResourceName};
+use crate::domain::{Device, DeviceId, DueHooks, Health, Hook, Inventory, PendingHook, Reason, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) type Key = (ResourceName, DeviceId);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) key: Key,
-    pub(super) pending: OwedHook,
+    pub(super) pending: PendingHook,
     pub(super) hook: Hook,
     pub(super) device: Arc<Device>,
 }
@@ -29,7 +29,7 @@ pub(super) struct Schedule(BTreeMap<Key, Known>);
 #[derive(Debug)]
 struct Known {
     /// The due hook, with its release.
-    pending: OwedHook,
+    pending: PendingHook,
     runs: u32,
     state: State,
 }
@@ -45,7 +45,7 @@ enum State {
 
 impl Schedule {
     /// The runs that begin now.
-    pub(super) fn start(&mut self, due: &Due, inventory: &Inventory, now: Duration) -> Vec<Run> {
+    pub(super) fn start(&mut self, due: &DueHooks, inventory: &Inventory, now: Duration) -> Vec<Run> {
         let is_due = |(resource, device): &Key| due.get(resource, device).is_some();
         self.0.retain(|key, known| known.state == State::Running || is_due(key));
         let mut runs = Vec::new();
@@ -93,7 +93,7 @@ fn wait(runs: u32) -> Duration {
 }
 
 /// The hook and the device, if both exist.
-fn found(inventory: &Inventory, pending: &OwedHook) -> Option<(Hook, Arc<Device>)> {
+fn found(inventory: &Inventory, pending: &PendingHook) -> Option<(Hook, Arc<Device>)> {
     let offering = inventory.resources.get(&pending.resource)?;
     let hook = offering.spec.hooks.after_release.clone()?;
     let is_present = |health: Health| health.reason() != Some(Reason::DeviceGone);
@@ -112,10 +112,10 @@ mod tests {
         "example.com/gpu".parse().unwrap()
     }
 
-    fn due(devices: &[(&str, &str)]) -> Due {
-        let mut due = Due::default();
+    fn due(devices: &[(&str, &str)]) -> DueHooks {
+        let mut due = DueHooks::default();
         for (device, alloc_id) in devices {
-            let hook = OwedHook {
+            let hook = PendingHook {
                 resource: resource(),
                 device: DeviceId::new(*device),
                 key: String::new(),
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(1))), ["a"]);
         // A hook that is no longer due is removed from the schedule.
         schedule.ended(&key("a"), at(2));
-        assert!(schedule.start(&Due::default(), &inventory, at(2)).is_empty());
+        assert!(schedule.start(&DueHooks::default(), &inventory, at(2)).is_empty());
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(2))), ["a"]);
     }
 
@@ -217,7 +217,7 @@ mod tests {
             let (mut alloc, mut is_due, mut is_present) = (0, true, true);
             let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_present: bool, running: &mut bool| {
                 let alloc = alloc.to_string();
-                let due = if is_due { due(&[("a", &alloc)]) } else { Due::default() };
+                let due = if is_due { due(&[("a", &alloc)]) } else { DueHooks::default() };
                 let runs = schedule.start(&due, &inventory(&[("a", if is_present { PENDING } else { ABSENT })]), now);
                 if !runs.is_empty() {
                     assert!(!*running && is_due && is_present && runs.len() == 1);

@@ -7,7 +7,9 @@ use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::text::Text;
 use crate::console::{Global, eprintln, show};
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
+use crate::domain::{
+    AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, PendingHook, PendingHooks, Retention, Timestamp, Verdicts,
+};
 use crate::host;
 use crate::store::{Recovered, Store, keep_private};
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,7 @@ struct Document {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
     #[serde(default)]
-    owed: Owed,
+    owed: PendingHooks,
     #[serde(default)]
     verdicts: Verdicts,
     grants: Vec<Exported>,
@@ -44,7 +46,7 @@ struct Document {
 struct Import {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
-    owed: Owed,
+    owed: PendingHooks,
     verdicts: Verdicts,
     grants: BTreeMap<AllocId, Grant>,
 }
@@ -169,7 +171,7 @@ fn plan(
         entries.push(Entry::Listed { resource, devices });
     }
     // A hook that runs twice does no harm; one that never runs does.
-    let is_pending = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
+    let is_pending = |hook: &PendingHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
     for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_pending(hook)) {
         done.owed += 1;
         entries.push(Entry::Hook(Box::new(hook)));

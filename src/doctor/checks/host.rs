@@ -4,7 +4,7 @@ use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE,
 use super::super::gather::INOTIFY_WANTED;
 use super::super::{Facts, Finding};
 use super::text;
-use crate::host::Refused;
+use crate::host::InotifyRefusal;
 
 pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "run it as root, so that every check can run";
@@ -35,7 +35,7 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
     let inotify = facts.host.as_ref()?.inotify.as_ref()?;
     let (why, todo, command) = match &inotify.refused {
         None => return Some(Vec::new()),
-        Some(Refused::Limit { name, value }) => {
+        Some(InotifyRefusal::Limit { name, value }) => {
             let is = value.map(|value| format!(" ({value})")).unwrap_or_default();
             // At least the present value.
             let usual = if name.ends_with("watches") { USUAL_WATCHES } else { USUAL_INSTANCES };
@@ -44,7 +44,9 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
                         processes that use it up (docs/doctor.md shows how to find them)";
             (format!("this user has reached {name}{is}"), todo, Some(format!("sysctl {name}={more}")))
         }
-        Some(Refused::Other(why)) => (why.clone(), "find what prevents this process from watching files: a sandbox, an old kernel", None),
+        Some(InotifyRefusal::Other(why)) => {
+            (why.clone(), "find what prevents this process from watching files: a sandbox, an old kernel", None)
+        }
     };
     let found = match inotify.instances {
         0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),

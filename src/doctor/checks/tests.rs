@@ -7,7 +7,7 @@ use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Level, PathState,
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
 use crate::hardware::NearMiss;
-use crate::host::{InotifyRoom, Medium, Refused};
+use crate::host::{InotifyLimits, InotifyRefusal, Medium};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearM
     vec![miss("0000:01:00.0"), miss("0000:02:00.0")]
 }
 
-const LIMIT: Refused = Refused::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
+const LIMIT: InotifyRefusal = InotifyRefusal::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
 
 /// Each misconfiguration, with all findings that it causes apart from those of level `Ok`.
 const BROKEN: &[(&[Code], Break)] = &[
@@ -223,14 +223,14 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.ledger.as_mut().unwrap().clock.oldest_of_boot = Some(Timestamp(NOW - 48 * 3600 * 1000));
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_LOW], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 1, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 1, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        let refused = Some(Refused::Other("Function not implemented".into()));
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused });
+        let refused = Some(InotifyRefusal::Other("Function not implemented".into()));
+        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused });
     }),
     (&[codes::SELINUX_LABEL], |facts| facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())),
 ];
@@ -319,12 +319,12 @@ fn a_near_miss_is_reported_with_its_criterion() {
     let mut facts = healthy();
     empty(&mut facts).near = near("driver", "vfio-pci", Some("nvidia"));
     let finding = examine(&facts).findings.remove(0);
-    let wanted = "0000:01:00.0, 0000:02:00.0 would be offered but for `driver`: wanted is vfio-pci, and it is nvidia";
+    let wanted = "0000:01:00.0, 0000:02:00.0 would be offered if not for `driver`: wanted vfio-pci, found nvidia";
     assert_eq!((finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")), (wanted, true));
     let misses = &mut empty(&mut facts).near;
     (misses[0].found, misses[1].found) = (None, Some("mlx5_core".into()));
     let finding = examine(&facts).findings.remove(0);
-    assert!(finding.found.ends_with("wanted is vfio-pci, and it is mlx5_core or not known"), "{}", finding.found);
+    assert!(finding.found.ends_with("wanted vfio-pci, found mlx5_core or not known"), "{}", finding.found);
     empty(&mut facts).near = near("driver", "netdevice", Some("mlx5_core"));
     let finding = examine(&facts).findings.remove(0);
     assert_eq!(finding.todo, "`netdevice` is not a driver; remove `driver` from the resource's `select`");

@@ -51,9 +51,9 @@ pub(super) fn state(input: &ReaderInput) -> AddFacts {
     let at = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let state = State {
         medium: host::medium(&dir),
-        free_bytes: host::room(&dir),
+        free_bytes: host::free_bytes(&dir),
         free_inodes: host::files_left(&dir),
-        root_reserve_bytes: host::room_of_root(&dir),
+        root_reserve_bytes: host::free_bytes_of_root(&dir),
         writes: writes(&dir, mount_of(&mounts(input), &at)),
         moved_aside,
         dir,

@@ -3,7 +3,7 @@
 
 use super::super::{Facts, Resource};
 use super::{AddFacts, ReaderInput};
-use crate::domain::{ContractKind, Device, ResourceSpec, asks_for_names};
+use crate::domain::{ContractKind, Device, ResourceSpec, requests_names};
 use crate::hardware::{self, Discovery, near_misses};
 use crate::host::HostRoot;
 use crate::store;
@@ -17,8 +17,8 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     let names = store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
-    let found = hardware::discover_in(&root, scan, &specs, &names);
-    let asks_nvml = asks_for_names(&hardware::nvml_question(&root, &found.selection));
+    let found = hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&names));
+    let asks_nvml = requests_names(&hardware::nvml_query(&root, &found.selection));
     let taken = found.selection.resource_of();
     let resource = |spec: &Arc<ResourceSpec>| {
         let devices = found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();

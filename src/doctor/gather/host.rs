@@ -17,7 +17,7 @@ pub(super) fn host(input: &ReaderInput) -> AddFacts {
     let is_enforcing = root.read("sys/fs/selinux/enforce").as_deref() == Some("1");
     let driver_nodes = driver_nodes(&root);
     // A path that exists in every container.
-    let inotify = host::inotify_room(INSTANCES_WANTED, Path::new("/"));
+    let inotify = host::inotify_limits(INSTANCES_WANTED, Path::new("/"));
     Box::new(move |facts: &mut Facts| {
         let host = facts.host.get_or_insert_default();
         host.inotify = Some(inotify);

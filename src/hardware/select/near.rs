@@ -1,7 +1,7 @@
 //! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
 //! no device.
 
-use super::{Host, is_usable, kept, means_it};
+use super::{Host, exclusion, is_usable, selects_mdev};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -59,7 +59,7 @@ impl Display for Nearest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unbound {
             let them = if self.misses.len() == 1 { "it" } else { "them" };
-            return write!(f, "{} would be offered, but no driver has taken {them}", named(self.misses.iter()));
+            return write!(f, "{} would be offered, but no driver is bound to {them}", named(self.misses.iter()));
         }
         let mut criteria: Vec<&str> = vec![self.first.criterion];
         for miss in self.misses {
@@ -74,7 +74,7 @@ impl Display for Nearest<'_> {
             let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
             let wanted = misses().next().map(|miss| miss.wanted.as_str()).unwrap_or_default();
             let between = if index == 0 { "" } else { "; " };
-            write!(f, "{between}{} would be offered but for `{criterion}`: wanted is {wanted}, and it is {is}", named(misses()))?;
+            write!(f, "{between}{} would be offered if not for `{criterion}`: wanted {wanted}, found {is}", named(misses()))?;
         }
         Ok(())
     }
@@ -212,15 +212,15 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
     let is_excluded = spec.exclude.as_ref().is_some_and(|exclude| host.matches(exclude, device));
     let is_selected = host.matches(&spec.select, device);
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
-    match (is_selected, is_excluded, is_usable(device) && means_it(&spec.select, device)) {
+    match (is_selected, is_excluded, is_usable(device) && selects_mdev(&spec.select, device)) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
-            Some(other) => miss("name", "not offered by a resource before this one", Some(other.to_string())),
-            None => kept(spec, device).and_then(|kept| miss(kept.criterion, kept.wanted, Some(kept.found))),
+            Some(other) => miss("name", "not offered by an earlier resource", Some(other.to_string())),
+            None => exclusion(spec, device).and_then(|exclusion| miss(exclusion.criterion, exclusion.wanted, Some(exclusion.found))),
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
         (true, false, false) if !has_driver => miss("driver", "any", None),
         (true, false, false) => {
-            let parts = device.attribute("parts").map(|parts| format!("cut into parts: {parts}"));
+            let parts = device.attribute("parts").map(|parts| format!("split into parts: {parts}"));
             parts.and_then(|parts| miss("part", "whole", Some(parts)))
         }
         (false, false, _) => CRITERIA.iter().find_map(|criterion| {
@@ -229,7 +229,7 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
             (criterion.clear)(&mut rest);
             // A device without a driver cannot be used. Then a missing driver is the one criterion.
             let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
-            let is_the_one = !wanted.is_empty() && is_usable && means_it(&rest, device) && host.matches(&rest, device);
+            let is_the_one = !wanted.is_empty() && is_usable && selects_mdev(&rest, device) && host.matches(&rest, device);
             if is_the_one { miss(criterion.key, &wanted, (criterion.found)(host, device)) } else { None }
         }),
         _ => None,
@@ -316,18 +316,18 @@ mod tests {
         ] {
             assert_eq!(of(wanted), [expected]);
         }
-        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two things keep it out");
+        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two criteria exclude it");
     }
 
     #[test]
-    fn a_missing_driver_is_named_whether_one_was_asked_for_or_not() {
+    fn a_missing_driver_is_named_with_and_without_a_wanted_one() {
         let unbound = || gpu("0000:01:00.0", None);
         assert_eq!(why(unbound(), Select::default()), ["driver: any, -"]);
         assert_eq!(why(unbound(), Select { driver: vec!["nvidia".into()], ..Select::default() }), ["driver: nvidia, -"]);
     }
 
     #[test]
-    fn what_is_excluded_or_in_other_hands_is_said_to_be_so() {
+    fn excluded_devices_and_devices_of_another_resource_are_near_misses() {
         let mut excluding = (*spec("a.com/gpu", DeviceClass::Gpu, Select::default())).clone();
         let devices = [gpu("0000:01:00.0", Some("nvidia"))];
         let other: ResourceName = "a.com/other".parse().unwrap();

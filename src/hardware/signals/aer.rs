@@ -10,26 +10,26 @@
 //! has such a file, `status` reports it once.
 
 use super::super::pci::folder;
-use super::Look;
+use super::Probe;
 use crate::domain::{PciAddress, Reason, Source};
 
 const FATAL: &str = "aer_dev_fatal";
 const NONFATAL: &str = "aer_dev_nonfatal";
 
-pub(super) fn look(look: &mut Look<'_>) {
-    let function = look.function;
-    read(look, function.address, FATAL, Reason::AerFatal);
-    read(look, function.address, NONFATAL, Reason::AerNonfatal);
+pub(super) fn probe(probe: &mut Probe<'_>) {
+    let function = probe.function;
+    read(probe, function.address, FATAL, Reason::AerFatal);
+    read(probe, function.address, NONFATAL, Reason::AerNonfatal);
     for bridge in &function.bridges {
-        read(look, *bridge, FATAL, Reason::AerFatalAbove);
-        read(look, *bridge, NONFATAL, Reason::AerNonfatal);
+        read(probe, *bridge, FATAL, Reason::AerFatalAbove);
+        read(probe, *bridge, NONFATAL, Reason::AerNonfatal);
     }
 }
 
-fn read(look: &mut Look<'_>, at: PciAddress, file: &str, reason: Reason) {
-    let text = look.root.try_read(&format!("{}/{file}", folder(at)));
-    let sum = look.allowed(Source::Aer, text).and_then(|text| sum(&text));
-    look.count(reason, at, sum);
+fn read(probe: &mut Probe<'_>, at: PciAddress, file: &str, reason: Reason) {
+    let text = probe.root.try_read(&format!("{}/{file}", folder(at)));
+    let sum = probe.allowed(Source::Aer, text).and_then(|text| sum(&text));
+    probe.count(reason, at, sum);
 }
 
 /// The sum of all lines except the total. Kernels name them differently (`DLP 0`,
@@ -48,7 +48,7 @@ mod tests {
     use crate::domain::Counter;
 
     #[test]
-    fn lines_are_summed_whatever_they_are_called_and_totals_are_left_out() {
+    fn all_lines_except_totals_are_summed() {
         assert_eq!(sum("Undefined 0\nDLP 1\nTLP 2\nTOTAL_ERR_FATAL 3\n"), Some(3));
         assert_eq!(sum("Data Link Protocol 2\nMalformed TLP 40\nTOTAL_ERR_NONFATAL 42"), Some(42));
         assert_eq!(sum("Undefined 0\n"), Some(0));
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn the_device_and_every_bridge_above_it_count() {
         let mut host = Host::new("0000:18:00.0");
-        let [root_port, switch, gone] = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"].map(|text| text.parse().unwrap());
-        host.function().bridges = vec![root_port, switch, gone];
+        let [root_port, switch, absent] = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"].map(|text| text.parse().unwrap());
+        host.function().bridges = vec![root_port, switch, absent];
         host.write("aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1");
         host.write("aer_dev_nonfatal", "DLP 2\nTOTAL_ERR_NONFATAL 2");
         host.write_at("sys/bus/pci/devices/0000:15:01.0/aer_dev_fatal", "DLP 3\n");

@@ -8,50 +8,50 @@
 
 use super::super::fpga::XILINX;
 use super::super::pci::is_numbered;
-use super::Look;
+use super::Probe;
 use crate::domain::{Device, Reason};
 
 /// The folders of regions, management half and port: of the framework, and of its predecessor.
 const FRAMEWORKS: [(&str, &str, &str); 2] = [("fpga_region", "dfl-fme.", "dfl-port."), ("fpga", "intel-fpga-fme.", "intel-fpga-port.")];
 
-pub(super) fn look(look: &mut Look<'_>, device: &Device) {
+pub(super) fn probe(probe: &mut Probe<'_>, device: &Device) {
     // Managers of other drivers are directly below the function.
-    managers(look, &look.dir.clone());
+    managers(probe, &probe.dir.clone());
     for (class, management, _) in FRAMEWORKS {
-        for half in below(look, class, management) {
-            if let Some(errors) = nonzero(look, &format!("{half}/errors/catfatal_errors")) {
-                look.complain(Reason::FpgaError, format!("catfatal_errors is {errors}"));
+        for half in below(probe, class, management) {
+            if let Some(errors) = nonzero(probe, &format!("{half}/errors/catfatal_errors")) {
+                probe.add_symptom(Reason::FpgaError, format!("catfatal_errors is {errors}"));
             }
-            managers(look, &half);
-            for entry in look.root.entries(&half).iter().filter(|entry| is_numbered(entry, "dfl-fme-mgr.")) {
-                managers(look, &format!("{half}/{entry}"));
+            managers(probe, &half);
+            for entry in probe.root.entries(&half).iter().filter(|entry| is_numbered(entry, "dfl-fme-mgr.")) {
+                managers(probe, &format!("{half}/{entry}"));
             }
         }
     }
-    look_at_ports(look, device);
-    if look.function.vendor == Some(XILINX) {
-        xrt(look);
+    probe_ports(probe, device);
+    if probe.function.vendor == Some(XILINX) {
+        xrt(probe);
     }
 }
 
 /// Probes the ports of a device: all ports of an uncut card, the one port of a part, none of a card
 /// that is cut.
-pub(super) fn look_at_ports(look: &mut Look<'_>, device: &Device) {
+pub(super) fn probe_ports(probe: &mut Probe<'_>, device: &Device) {
     let is_own = |name: &str| device.nodes.iter().any(|node| node.host.strip_prefix("/dev/") == Some(name));
     for (class, _, port) in FRAMEWORKS {
-        for dir in below(look, class, port) {
+        for dir in below(probe, class, port) {
             let name = dir.rsplit('/').next().unwrap_or_default();
             if !is_own(name) {
                 continue;
             }
-            if let Some(errors) = nonzero(look, &format!("{dir}/errors/errors")) {
-                look.complain(Reason::FpgaError, format!("errors of {name} is {errors}"));
+            if let Some(errors) = nonzero(probe, &format!("{dir}/errors/errors")) {
+                probe.add_symptom(Reason::FpgaError, format!("errors of {name} is {errors}"));
             }
             // The card slows the accelerator down (first threshold), or almost stops it (second
             // threshold).
             for event in ["ap1_event", "ap2_event"] {
-                if nonzero(look, &format!("{dir}/{event}")).is_some() {
-                    look.complain(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
+                if nonzero(probe, &format!("{dir}/{event}")).is_some() {
+                    probe.add_symptom(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
                 }
             }
         }
@@ -59,36 +59,36 @@ pub(super) fn look_at_ports(look: &mut Look<'_>, device: &Device) {
 }
 
 /// The folders of this kind in the regions of the function.
-fn below(look: &Look<'_>, class: &str, prefix: &str) -> Vec<String> {
-    let regions = look.root.entries(&format!("{}/{class}", look.dir)).into_iter().map(|region| format!("{}/{class}/{region}", look.dir));
+fn below(probe: &Probe<'_>, class: &str, prefix: &str) -> Vec<String> {
+    let regions = probe.root.entries(&format!("{}/{class}", probe.dir)).into_iter().map(|region| format!("{}/{class}/{region}", probe.dir));
     let inside = |region: String| {
-        let entries = look.root.entries(&region).into_iter().filter(|entry| is_numbered(entry, prefix));
+        let entries = probe.root.entries(&region).into_iter().filter(|entry| is_numbered(entry, prefix));
         entries.map(|entry| format!("{region}/{entry}")).collect::<Vec<_>>()
     };
     regions.flat_map(inside).collect()
 }
 
-fn managers(look: &mut Look<'_>, dir: &str) {
-    for manager in look.root.entries(&format!("{dir}/fpga_manager")) {
-        let state = look.root.read(&format!("{dir}/fpga_manager/{manager}/state")).filter(|state| state.ends_with("error"));
+fn managers(probe: &mut Probe<'_>, dir: &str) {
+    for manager in probe.root.entries(&format!("{dir}/fpga_manager")) {
+        let state = probe.root.read(&format!("{dir}/fpga_manager/{manager}/state")).filter(|state| state.ends_with("error"));
         if let Some(state) = state {
-            look.complain(Reason::FpgaError, format!("{manager} is in the state `{state}`"));
+            probe.add_symptom(Reason::FpgaError, format!("{manager} is in the state `{state}`"));
         }
     }
 }
 
-fn xrt(look: &mut Look<'_>) {
+fn xrt(probe: &mut Probe<'_>) {
     for (file, wanted) in [("ready", 1), ("dev_offline", 0), ("device_bad_state", 0)] {
-        let text = look.read(file);
+        let text = probe.read(file);
         if let Some(text) = text.filter(|text| number(text).is_some_and(|value| value != wanted)) {
-            look.complain(Reason::NotReady, format!("{file} is {text}"));
+            probe.add_symptom(Reason::NotReady, format!("{file} is {text}"));
         }
     }
 }
 
 /// The text of a number that is not zero.
-fn nonzero(look: &Look<'_>, file: &str) -> Option<String> {
-    look.root.read(file).filter(|text| number(text).is_some_and(|value| value != 0))
+fn nonzero(probe: &Probe<'_>, file: &str) -> Option<String> {
+    probe.root.read(file).filter(|text| number(text).is_some_and(|value| value != 0))
 }
 
 /// Parses a register, in hexadecimal with `0x` or decimal.
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_cannot_tell_is_in_order() {
+    fn a_manager_without_an_error_state_is_healthy() {
         let host = card(&[]);
         let below = "fpga_region/region0/dfl-fme.0";
         for (file, state, is_bad) in [
@@ -123,7 +123,7 @@ mod tests {
         ] {
             host.write(&file, state);
             let expected = if is_bad { vec![(Reason::FpgaError, format!("fpga0 is in the state `{state}`"))] } else { Vec::new() };
-            assert_eq!(host.complaints(), expected, "{file} {state}");
+            assert_eq!(host.symptoms(), expected, "{file} {state}");
             host.write(&file, "unknown");
         }
     }
@@ -138,14 +138,14 @@ mod tests {
             host.write(&format!("{class}/{fme}/errors/inject_errors"), "0x7\n");
             host.write(&format!("{class}/{port}0/errors/errors"), "0x0\n");
             host.write(&format!("{class}/{port}1/errors/errors"), "0x800\n");
-            assert_eq!(host.complaints(), [], "the card is cut: the port is another device");
+            assert_eq!(host.symptoms(), [], "the card is cut: the port is another device");
             host.write(&format!("{class}/{fme}/errors/catfatal_errors"), "0x40\n");
-            assert_eq!(host.complaints(), [(Reason::FpgaError, "catfatal_errors is 0x40".into())]);
+            assert_eq!(host.symptoms(), [(Reason::FpgaError, "catfatal_errors is 0x40".into())]);
             host.device.attributes.insert("part", "port");
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}0"))];
-            assert_eq!(host.complaints(), []);
+            assert_eq!(host.symptoms(), []);
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}1"))];
-            assert_eq!(host.complaints(), [(Reason::FpgaError, format!("errors of {port}1 is 0x800"))]);
+            assert_eq!(host.symptoms(), [(Reason::FpgaError, format!("errors of {port}1 is 0x800"))]);
         }
     }
 
@@ -154,32 +154,32 @@ mod tests {
         let host = card(&["dfl-port.0"]);
         host.write("fpga_region/region0/dfl-port.0/ap1_event", "0\n");
         host.write("fpga_region/region0/dfl-port.0/ap2_event", "1\n");
-        assert_eq!(host.complaints(), [(Reason::TooHot, "ap2_event of dfl-port.0: the card has throttled it".into())]);
+        assert_eq!(host.symptoms(), [(Reason::TooHot, "ap2_event of dfl-port.0: the card has throttled it".into())]);
     }
 
     #[test]
-    fn xrts_cards_say_whether_they_are_ready() {
+    fn xrt_cards_report_whether_they_are_ready() {
         let mut host = card(&[]);
         host.write("ready", "0x0");
-        assert_eq!(host.complaints(), [], "another maker's `ready` may mean anything");
+        assert_eq!(host.symptoms(), [], "another maker's `ready` may mean anything");
         host.function().vendor = Some(XILINX);
-        assert_eq!(host.complaints(), [(Reason::NotReady, "ready is 0x0".into())]);
+        assert_eq!(host.symptoms(), [(Reason::NotReady, "ready is 0x0".into())]);
         for (file, good, bad) in [("ready", "0x1", "0"), ("dev_offline", "0", "1"), ("device_bad_state", "0", "1")] {
             host.write(file, bad);
             host.write("ready", if file == "ready" { bad } else { "1" });
-            assert_eq!(host.complaints(), [(Reason::NotReady, format!("{file} is {bad}"))]);
+            assert_eq!(host.symptoms(), [(Reason::NotReady, format!("{file} is {bad}"))]);
             host.write(file, good);
-            assert_eq!(host.complaints(), []);
+            assert_eq!(host.symptoms(), []);
         }
     }
 
     #[test]
-    fn a_card_that_sleeps_is_let_sleep() {
+    fn a_suspended_card_is_not_probed() {
         let host = card(&["dfl-port.0"]);
         host.write("fpga_region/region0/dfl-port.0/errors/errors", "0xffffffffffffffff");
         host.write("power/runtime_status", "suspended");
-        assert_eq!(host.complaints(), []);
+        assert_eq!(host.symptoms(), []);
         host.write("power/runtime_status", "active");
-        assert_eq!(host.complaints().len(), 1);
+        assert_eq!(host.symptoms().len(), 1);
     }
 }

@@ -40,52 +40,52 @@ use std::io;
 pub fn signals(root: &HostRoot, device: &Device) -> Signals {
     let root = &root.recording();
     let Some(function) = device.pci.as_ref() else { return Signals::default() };
-    let mut look = Look { root, function, dir: folder(function.address), signals: Signals::default() };
-    if !root.is_dir(&look.dir) {
-        look.end(&ALL);
-        return look.signals;
+    let mut probe = Probe { root, function, dir: folder(function.address), signals: Signals::default() };
+    if !root.is_dir(&probe.dir) {
+        probe.end(&ALL);
+        return probe.signals;
     }
     if device.attribute("part").is_some() {
         if device.class == DeviceClass::Fpga {
-            fpga::look_at_ports(&mut look, device);
-            look.end(&FPGA);
+            fpga::probe_ports(&mut probe, device);
+            probe.end(&FPGA);
         }
-        return look.signals;
+        return probe.signals;
     }
-    let is_awake = pci::look(&mut look, device.class);
-    look.end(&PCI);
-    aer::look(&mut look);
-    look.end(&AER);
+    let is_powered = pci::probe(&mut probe, device.class);
+    probe.end(&PCI);
+    aer::probe(&mut probe);
+    probe.end(&AER);
     match device.class {
         DeviceClass::Rdma => {
-            rdma::look(&mut look);
+            rdma::probe(&mut probe);
             // The verdict on a port depends on the other ports, and an RDMA device that is not
             // found is reported as lost.
-            look.end_without(&RDMA);
+            probe.end_without(&RDMA);
         }
         DeviceClass::Nic => {
-            net::look(&mut look);
-            look.end(&NET);
+            net::probe(&mut probe);
+            probe.end(&NET);
         }
         DeviceClass::Nvme => {
-            nvme::look(&mut look);
-            look.end_without(&NVME);
+            nvme::probe(&mut probe);
+            probe.end_without(&NVME);
         }
-        DeviceClass::Fpga if is_awake => {
-            fpga::look(&mut look, device);
-            look.end(&FPGA);
+        DeviceClass::Fpga if is_powered => {
+            fpga::probe(&mut probe, device);
+            probe.end(&FPGA);
         }
         DeviceClass::Gpu => {
-            drm::look(&mut look);
-            look.end(&DRM);
+            drm::probe(&mut probe);
+            probe.end(&DRM);
         }
         _ => {}
     }
-    if is_awake {
-        thermal::look(&mut look);
-        look.end(&THERMAL);
+    if is_powered {
+        thermal::probe(&mut probe);
+        probe.end(&THERMAL);
     }
-    look.signals
+    probe.signals
 }
 
 /// The reasons that each step of a probe can report.
@@ -114,7 +114,7 @@ const ALL: [Reason; 13] = [
 ];
 
 /// A probe in progress: where it reads, and what it found so far.
-struct Look<'a> {
+struct Probe<'a> {
     root: &'a HostRoot,
     function: &'a PciFunction,
     /// The function's folder.
@@ -122,7 +122,7 @@ struct Look<'a> {
     signals: Signals,
 }
 
-impl Look<'_> {
+impl Probe<'_> {
     /// Ends a step of the probe. After a failed read, the reasons of this step that were not seen
     /// count as unread.
     fn end(&mut self, reasons: &[Reason]) -> bool {
@@ -134,7 +134,7 @@ impl Look<'_> {
     }
 
     /// The same for a step that also concludes from absence: after a failed read none of its
-    /// complaints count.
+    /// symptoms count.
     fn end_without(&mut self, reasons: &[Reason]) {
         if self.end(reasons) {
             self.signals.symptoms.retain(|symptom| !reasons.contains(&symptom.reason));
@@ -146,7 +146,7 @@ impl Look<'_> {
         self.root.read(&format!("{}/{file}", self.dir))
     }
 
-    fn complain(&mut self, reason: Reason, detail: impl Into<String>) {
+    fn add_symptom(&mut self, reason: Reason, detail: impl Into<String>) {
         self.signals.symptoms.insert(Symptom { reason, detail: detail.into() });
     }
 
@@ -211,18 +211,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_is_off_and_what_is_missing_is_not() {
+    fn a_forbidden_source_is_off_and_a_missing_file_is_not() {
         let host = Host::new("0000:18:00.0");
-        let mut look = host.look();
+        let mut probe = host.probe();
         let refused: io::Result<()> = Err(io::ErrorKind::PermissionDenied.into());
-        assert_eq!(look.allowed(Source::Aer, refused), None);
-        assert_eq!(look.allowed::<()>(Source::ConfigSpace, Err(io::ErrorKind::NotFound.into())), None);
-        assert_eq!(look.allowed(Source::ConfigSpace, Ok(1)), Some(1));
-        assert_eq!(look.signals.off, [Source::Aer].into());
+        assert_eq!(probe.allowed(Source::Aer, refused), None);
+        assert_eq!(probe.allowed::<()>(Source::ConfigSpace, Err(io::ErrorKind::NotFound.into())), None);
+        assert_eq!(probe.allowed(Source::ConfigSpace, Ok(1)), Some(1));
+        assert_eq!(probe.signals.off, [Source::Aer].into());
     }
 
     #[test]
-    fn a_function_that_is_gone_and_a_node_of_dev_have_no_signals() {
+    fn an_absent_function_and_a_dev_node_have_no_signals() {
         let mut host = Host::new("0000:18:00.0");
         host.device.class = DeviceClass::Nvme;
         host.function().driver = Some("nvme".into());

@@ -5,7 +5,7 @@
 //! that do not set it. An interface in a pod is not visible from the host, so no symptom of it is
 //! reported.
 
-use super::Look;
+use super::Probe;
 use crate::domain::Reason;
 
 /// Flag of `flags` (Linux `if.h`): the interface was switched on.
@@ -24,26 +24,26 @@ pub(super) enum Link {
     Unknown,
 }
 
-pub(super) fn look(look: &mut Look<'_>) {
-    for (name, link) in links(look) {
+pub(super) fn probe(probe: &mut Probe<'_>) {
+    for (name, link) in links(probe) {
         if link == Link::NoCarrier {
-            look.complain(Reason::NoCarrier, format!("{name} is up and has no carrier"));
+            probe.add_symptom(Reason::NoCarrier, format!("{name} is up and has no carrier"));
         }
     }
 }
 
 /// The function's interfaces. Representors of its virtual functions (`pf0vf3`) follow the state of
 /// these, and are left out.
-pub(super) fn links(look: &Look<'_>) -> Vec<(String, Link)> {
-    let children = look.children("net", &look.function.net);
+pub(super) fn links(probe: &Probe<'_>) -> Vec<(String, Link)> {
+    let children = probe.children("net", &probe.function.net);
     let own =
-        children.into_iter().filter(|(_, dir)| !look.root.read(&format!("{dir}/phys_port_name")).is_some_and(|port| stands_for(&port)));
-    own.map(|(name, dir)| (name, link(look, &dir))).collect()
+        children.into_iter().filter(|(_, dir)| !probe.root.read(&format!("{dir}/phys_port_name")).is_some_and(|port| stands_for(&port)));
+    own.map(|(name, dir)| (name, link(probe, &dir))).collect()
 }
 
-fn link(look: &Look<'_>, dir: &str) -> Link {
-    let flags = look.root.read(&format!("{dir}/flags")).and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
-    match (flags.map(|flags| flags & IFF_UP != 0), look.root.read(&format!("{dir}/carrier")).as_deref()) {
+fn link(probe: &Probe<'_>, dir: &str) -> Link {
+    let flags = probe.root.read(&format!("{dir}/flags")).and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
+    match (flags.map(|flags| flags & IFF_UP != 0), probe.root.read(&format!("{dir}/carrier")).as_deref()) {
         (Some(true), Some("1")) => Link::Carrier,
         (Some(true), Some("0")) => Link::NoCarrier,
         (Some(false), _) => Link::Off,
@@ -90,20 +90,20 @@ mod tests {
             // This value means neither.
             host.write("net/ens1/operstate", "unknown\n");
             let expected: &[(Reason, String)] = &[(Reason::NoCarrier, "ens1 is up and has no carrier".into())];
-            assert_eq!(host.complaints(), if is_bad { expected } else { &[] }, "{flags} {carrier}");
+            assert_eq!(host.symptoms(), if is_bad { expected } else { &[] }, "{flags} {carrier}");
         }
         std::fs::remove_dir_all(host.path("net")).unwrap();
-        assert_eq!(host.complaints(), [], "it is in a pod");
+        assert_eq!(host.symptoms(), [], "it is in a pod");
     }
 
     #[test]
-    fn what_stands_for_a_virtual_function_is_no_link_of_the_card() {
+    fn a_vf_representor_is_not_a_link_of_the_card() {
         let host = card();
         for (port, is_bad) in [("pf0vf3", false), ("c1pf0vf3", false), ("pf1sf88", false), ("p0", true), ("", true)] {
             host.write("net/ens1/flags", "0x1003");
             host.write("net/ens1/carrier", "0");
             host.write("net/ens1/phys_port_name", port);
-            assert_eq!(!host.complaints().is_empty(), is_bad, "{port}");
+            assert_eq!(!host.symptoms().is_empty(), is_bad, "{port}");
         }
     }
 
@@ -115,12 +115,12 @@ mod tests {
         host.write_at("sys/class/net/keep", "");
         let link = host.path("../../../../class/net/ens1");
         std::os::unix::fs::symlink("../../bus/pci/devices/0000:3b:00.0/virtio0/net/ens1", &link).unwrap();
-        assert_eq!(host.complaints().len(), 1);
+        assert_eq!(host.symptoms().len(), 1);
         // By now another device has the name.
         std::fs::remove_file(&link).unwrap();
         host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/flags", "0x1003");
         host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/carrier", "0");
         std::os::unix::fs::symlink("../../bus/pci/devices/0000:99:00.0/net/ens1", &link).unwrap();
-        assert_eq!(host.complaints(), []);
+        assert_eq!(host.symptoms(), []);
     }
 }

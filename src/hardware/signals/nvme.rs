@@ -5,28 +5,28 @@
 //! sensors are not read, because that is a command to the controller.
 
 use super::super::pci::is_numbered;
-use super::Look;
+use super::Probe;
 use crate::domain::Reason;
 
 const DRIVER: &str = "nvme";
 
-pub(super) fn look(look: &mut Look<'_>) {
-    let mut controllers = look.children("nvme", &look.function.nvme);
+pub(super) fn probe(probe: &mut Probe<'_>) {
+    let mut controllers = probe.children("nvme", &probe.function.nvme);
     controllers.retain(|(name, _)| is_numbered(name, "nvme"));
     for (name, dir) in &controllers {
-        let Some(state) = look.root.read(&format!("{dir}/state")) else { continue };
+        let Some(state) = probe.root.read(&format!("{dir}/state")) else { continue };
         match state.as_str() {
-            "dead" => look.complain(Reason::NvmeDead, format!("{name} is dead")),
+            "dead" => probe.add_symptom(Reason::NvmeDead, format!("{name} is dead")),
             // `deleting (no IO)` is also possible.
-            "new" | "resetting" | "connecting" => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
-            _ if state.starts_with("deleting") => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
+            "new" | "resetting" | "connecting" => probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}")),
+            _ if state.starts_with("deleting") => probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}")),
             _ => {}
         }
     }
     // Discovery saw a controller, or would have seen one: not every capture has the class.
-    let has_seen = !look.function.nvme.is_empty() || look.root.is_dir("sys/class/nvme");
-    if controllers.is_empty() && has_seen && look.function.driver.as_deref() == Some(DRIVER) && look.keeps_driver() {
-        look.complain(Reason::NvmeDead, "its driver has it, and there is no controller");
+    let has_seen = !probe.function.nvme.is_empty() || probe.root.is_dir("sys/class/nvme");
+    if controllers.is_empty() && has_seen && probe.function.driver.as_deref() == Some(DRIVER) && probe.keeps_driver() {
+        probe.add_symptom(Reason::NvmeDead, "its driver is bound, but it has no controller");
     }
 }
 
@@ -46,37 +46,37 @@ mod tests {
     }
 
     #[test]
-    fn only_a_live_controller_is_in_order() {
+    fn only_a_live_controller_is_healthy() {
         let host = disk();
-        let complaint = |reason, text: &str| vec![(reason, text.to_owned())];
+        let symptom = |reason, text: &str| vec![(reason, text.to_owned())];
         for (state, expected) in [
             ("live\n", vec![]),
             ("", vec![]),
             ("a new word\n", vec![]),
-            ("resetting\n", complaint(Reason::NvmeNotLive, "nvme0 is resetting")),
-            ("connecting\n", complaint(Reason::NvmeNotLive, "nvme0 is connecting")),
-            ("new\n", complaint(Reason::NvmeNotLive, "nvme0 is new")),
-            ("deleting (no IO)\n", complaint(Reason::NvmeNotLive, "nvme0 is deleting (no IO)")),
-            ("dead\n", complaint(Reason::NvmeDead, "nvme0 is dead")),
+            ("resetting\n", symptom(Reason::NvmeNotLive, "nvme0 is resetting")),
+            ("connecting\n", symptom(Reason::NvmeNotLive, "nvme0 is connecting")),
+            ("new\n", symptom(Reason::NvmeNotLive, "nvme0 is new")),
+            ("deleting (no IO)\n", symptom(Reason::NvmeNotLive, "nvme0 is deleting (no IO)")),
+            ("dead\n", symptom(Reason::NvmeDead, "nvme0 is dead")),
         ] {
             host.write("nvme/nvme0/state", state);
-            assert_eq!(host.complaints(), expected, "{state}");
+            assert_eq!(host.symptoms(), expected, "{state}");
         }
     }
 
     #[test]
     fn a_controller_that_its_driver_took_away_is_dead() {
         let mut host = disk();
-        let dead = vec![(Reason::NvmeDead, "its driver has it, and there is no controller".to_owned())];
-        assert_eq!(host.complaints(), dead);
+        let dead = vec![(Reason::NvmeDead, "its driver is bound, but it has no controller".to_owned())];
+        assert_eq!(host.symptoms(), dead);
         host.function().nvme.clear();
-        assert_eq!(host.complaints(), [], "a capture without such a class");
+        assert_eq!(host.symptoms(), [], "a capture without such a class");
         host.write_at("sys/class/nvme/keep", "");
-        assert_eq!(host.complaints(), dead, "discovery did not see it any more either");
+        assert_eq!(host.symptoms(), dead, "discovery did not see it any more either");
         host.write("uevent", "PCI_CLASS=10802\n");
-        assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+        assert_eq!(host.symptoms(), [], "an unbound driver is another reason");
         host.write("uevent", "DRIVER=nvme\n");
         host.write("nvme/nvme3/state", "live");
-        assert_eq!(host.complaints(), [], "it has another number by now");
+        assert_eq!(host.symptoms(), [], "it has another number by now");
     }
 }

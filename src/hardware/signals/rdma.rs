@@ -11,7 +11,7 @@
 
 use super::super::pci::is_numbered;
 use super::net::{self, Link};
-use super::{Look, number_of};
+use super::{Probe, number_of};
 use crate::domain::Reason;
 
 const DOWN: u32 = 1;
@@ -23,67 +23,69 @@ struct Port {
     /// `port 1`, with the adapter's name where the function has several.
     name: String,
     /// `1: DOWN, 2: Polling`.
-    says: String,
+    text: String,
     is_good: bool,
     is_down: bool,
     is_ethernet: bool,
 }
 
-pub(super) fn look(look: &mut Look<'_>) {
-    let adapters = look.children("infiniband", &look.function.rdma);
+pub(super) fn probe(probe: &mut Probe<'_>) {
+    let adapters = probe.children("infiniband", &probe.function.rdma);
     if adapters.is_empty() {
-        lost(look);
+        lost(probe);
         return;
     }
     let mut ports: Vec<Port> = Vec::new();
     for (adapter, dir) in &adapters {
         let prefix = if adapters.len() == 1 { String::new() } else { format!("{adapter} ") };
-        let numbers = look.root.entries(&format!("{dir}/ports")).into_iter().filter(|entry| is_numbered(entry, ""));
-        ports.extend(numbers.filter_map(|number| port(look, &format!("{dir}/ports/{number}"), format!("{prefix}port {number}"))));
+        let numbers = probe.root.entries(&format!("{dir}/ports")).into_iter().filter(|entry| is_numbered(entry, ""));
+        ports.extend(numbers.filter_map(|number| port(probe, &format!("{dir}/ports/{number}"), format!("{prefix}port {number}"))));
     }
     let has_good = ports.iter().any(|port| port.is_good);
-    let links: Vec<Link> = net::links(look).into_iter().map(|(_, link)| link).collect();
+    let links: Vec<Link> = net::links(probe).into_iter().map(|(_, link)| link).collect();
     for port in ports.iter().filter(|port| !port.is_good) {
-        let text = format!("{} is {}", port.name, port.says);
+        let text = format!("{} is {}", port.name, port.text);
         let excuse = match port {
             Port { is_down: false, .. } => None,
-            _ if has_good => Some("another one of the adapter is up"),
+            _ if has_good => Some("another port of the adapter is up"),
             Port { is_ethernet: true, .. } if !links.is_empty() && links.iter().all(|link| *link == Link::Off) => {
-                Some("its interface is switched off")
+                Some("its interface is down")
             }
             // Its interface is in a pod, or its link is not set up before a pod gets it.
-            Port { is_ethernet, .. } if look.function.is_vf() && (!is_ethernet || links.is_empty()) => Some("it is a virtual function's"),
+            Port { is_ethernet, .. } if probe.function.is_vf() && (!is_ethernet || links.is_empty()) => {
+                Some("it belongs to a virtual function")
+            }
             _ => None,
         };
         match excuse {
-            Some(excuse) => look.remark(format!("{text}; {excuse}")),
-            None => look.complain(Reason::PortDown, text),
+            Some(excuse) => probe.remark(format!("{text}; {excuse}")),
+            None => probe.add_symptom(Reason::PortDown, text),
         }
     }
 }
 
 /// A port with a readable state; without one it is unknown.
-fn port(look: &Look<'_>, dir: &str, name: String) -> Option<Port> {
-    let text = look.root.read(&format!("{dir}/state"))?;
+fn port(probe: &Probe<'_>, dir: &str, name: String) -> Option<Port> {
+    let text = probe.root.read(&format!("{dir}/state"))?;
     let state = number_of(&text)?;
-    let physical = look.root.read(&format!("{dir}/phys_state"));
+    let physical = probe.root.read(&format!("{dir}/phys_state"));
     let is_linked = physical.as_deref().and_then(number_of).is_none_or(|state| state == LINK_UP);
-    let is_ethernet = look.root.read(&format!("{dir}/link_layer")).as_deref() == Some("Ethernet");
-    let says = physical.map_or(text.clone(), |physical| format!("{text}, {physical}"));
-    Some(Port { name, says, is_good: state == ACTIVE && is_linked, is_down: state == DOWN, is_ethernet })
+    let is_ethernet = probe.root.read(&format!("{dir}/link_layer")).as_deref() == Some("Ethernet");
+    let text = physical.map_or(text.clone(), |physical| format!("{text}, {physical}"));
+    Some(Port { name, text, is_good: state == ACTIVE && is_linked, is_down: state == DOWN, is_ethernet })
 }
 
 /// The function still has its driver, but the RDMA device that discovery saw is missing. The driver
 /// removed it, as after a firmware error.
-fn lost(look: &mut Look<'_>) {
-    let names = look.function.rdma.join(", ");
-    if names.is_empty() || !look.keeps_driver() {
+fn lost(probe: &mut Probe<'_>) {
+    let names = probe.function.rdma.join(", ");
+    if names.is_empty() || !probe.keeps_driver() {
         return;
     }
-    if look.root.read("sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
-        look.remark(format!("{names} is not to be seen; it may be in a pod"));
+    if probe.root.read("sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
+        probe.remark(format!("{names} is not visible; it may be in a pod"));
     } else {
-        look.complain(Reason::RdmaLost, format!("{names} is gone, and its function still has its driver"));
+        probe.add_symptom(Reason::RdmaLost, format!("{names} has disappeared, but its function still has its driver"));
     }
 }
 
@@ -126,23 +128,23 @@ mod tests {
             ("what?", "2: Polling", vec![]),
         ] {
             port(&host, 1, "InfiniBand", state, physical);
-            assert_eq!(host.complaints(), expected, "{state} {physical}");
+            assert_eq!(host.symptoms(), expected, "{state} {physical}");
         }
     }
 
     #[test]
-    fn nothing_is_plugged_into_a_second_port() {
+    fn a_second_port_may_be_unused() {
         let host = adapter();
         port(&host, 1, "InfiniBand", "4: ACTIVE", "5: LinkUp");
         port(&host, 2, "InfiniBand", "1: DOWN", "2: Polling");
-        assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another one of the adapter is up"]);
+        assert_eq!(host.symptoms(), []);
+        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another port of the adapter is up"]);
         // The link is up, but the port never becomes active.
         port(&host, 2, "InfiniBand", "2: INIT", "5: LinkUp");
-        assert_eq!(host.complaints(), down("port 2 is 2: INIT, 5: LinkUp"));
+        assert_eq!(host.symptoms(), down("port 2 is 2: INIT, 5: LinkUp"));
         port(&host, 1, "InfiniBand", "1: DOWN", "2: Polling");
         port(&host, 2, "InfiniBand", "1: DOWN", "3: Disabled");
-        assert_eq!(host.complaints().len(), 2);
+        assert_eq!(host.symptoms().len(), 2);
     }
 
     #[test]
@@ -150,13 +152,13 @@ mod tests {
         let mut host = adapter();
         host.function().net = vec!["ens1".into()];
         port(&host, 1, "Ethernet", "1: DOWN", "3: Disabled");
-        assert_eq!(host.complaints().len(), 1, "no interface excuses it");
+        assert_eq!(host.symptoms().len(), 1, "no interface excuses it");
         host.write("net/ens1/flags", "0x1002");
-        assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["port 1 is 1: DOWN, 3: Disabled; its interface is switched off"]);
+        assert_eq!(host.symptoms(), []);
+        assert_eq!(host.remarks(), ["port 1 is 1: DOWN, 3: Disabled; its interface is down"]);
         host.write("net/ens1/flags", "0x1003");
         host.write("net/ens1/carrier", "0");
-        assert_eq!(host.complaints(), down("port 1 is 1: DOWN, 3: Disabled"));
+        assert_eq!(host.symptoms(), down("port 1 is 1: DOWN, 3: Disabled"));
     }
 
     #[test]
@@ -165,34 +167,34 @@ mod tests {
         host.function().physfn = "0000:1b:00.1".parse().ok();
         for layer in ["InfiniBand", "Ethernet"] {
             port(&host, 1, layer, "1: DOWN", "2: Polling");
-            assert_eq!(host.complaints(), [], "{layer}");
+            assert_eq!(host.symptoms(), [], "{layer}");
         }
         port(&host, 1, "InfiniBand", "2: INIT", "5: LinkUp");
-        assert_eq!(host.complaints().len(), 1, "its link is up, and nobody manages it");
+        assert_eq!(host.symptoms().len(), 1, "its link is up, but no subnet manager is active");
         port(&host, 1, "Ethernet", "1: DOWN", "3: Disabled");
         host.write("net/ens1v0/flags", "0x1003");
         host.write("net/ens1v0/carrier", "0");
-        assert_eq!(host.complaints().len(), 1, "its interface is here, and up");
+        assert_eq!(host.symptoms().len(), 1, "its interface is here, and up");
     }
 
     #[test]
     fn an_rdma_device_that_its_driver_took_down_is_lost() {
         let host = adapter();
-        let lost = vec![(Reason::RdmaLost, "mlx5_0 is gone, and its function still has its driver".to_owned())];
-        assert_eq!(host.complaints(), lost);
+        let lost = vec![(Reason::RdmaLost, "mlx5_0 has disappeared, but its function still has its driver".to_owned())];
+        assert_eq!(host.symptoms(), lost);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
-        assert_eq!(host.complaints(), lost);
+        assert_eq!(host.symptoms(), lost);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "N\n");
-        assert_eq!(host.complaints(), []);
-        assert_eq!(host.remarks(), ["mlx5_0 is not to be seen; it may be in a pod"]);
+        assert_eq!(host.symptoms(), []);
+        assert_eq!(host.remarks(), ["mlx5_0 is not visible; it may be in a pod"]);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
         for uevent in ["DRIVER=vfio-pci\n", "PCI_CLASS=20000\n"] {
             host.write("uevent", uevent);
-            assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+            assert_eq!(host.symptoms(), [], "an unbound driver is another reason");
         }
         host.write("uevent", "DRIVER=mlx5_core\n");
         // It came back under another name.
         host.write("infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
-        assert_eq!(host.complaints(), []);
+        assert_eq!(host.symptoms(), []);
     }
 }

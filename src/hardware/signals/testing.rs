@@ -1,7 +1,7 @@
 //! A host with one function, for the tests of the signals.
 
 use super::super::testing::{device, write};
-use super::{Look, signals};
+use super::{Probe, signals};
 use crate::domain::{Device, PciFunction, Reason, Signals};
 use crate::host::HostRoot;
 use std::path::PathBuf;
@@ -44,17 +44,17 @@ impl Host {
         std::fs::write(path, text).unwrap();
     }
 
-    pub(super) fn look(&self) -> Look<'_> {
+    pub(super) fn probe(&self) -> Probe<'_> {
         let function = self.device.pci.as_ref().unwrap();
-        Look { root: &self.root, function, dir: super::folder(function.address), signals: Signals::default() }
+        Probe { root: &self.root, function, dir: super::folder(function.address), signals: Signals::default() }
     }
 
     pub(super) fn signals(&self) -> Signals {
         signals(&self.root, &self.device)
     }
 
-    /// The complaints, as reason and text.
-    pub(super) fn complaints(&self) -> Vec<(Reason, String)> {
+    /// The symptoms, as reason and text.
+    pub(super) fn symptoms(&self) -> Vec<(Reason, String)> {
         self.signals().symptoms.into_iter().map(|symptom| (symptom.reason, symptom.detail)).collect()
     }
 

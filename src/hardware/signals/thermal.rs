@@ -5,18 +5,18 @@
 //! because zeros and placeholders are common there.
 
 use super::super::pci::is_numbered;
-use super::Look;
+use super::Probe;
 use crate::domain::Reason;
 
-pub(super) fn look(look: &mut Look<'_>) {
-    let sensors = format!("{}/hwmon", look.dir);
-    for chip in look.root.entries(&sensors).into_iter().filter(|name| is_numbered(name, "hwmon")) {
+pub(super) fn probe(probe: &mut Probe<'_>) {
+    let sensors = format!("{}/hwmon", probe.dir);
+    for chip in probe.root.entries(&sensors).into_iter().filter(|name| is_numbered(name, "hwmon")) {
         let dir = format!("{sensors}/{chip}");
-        for file in look.root.entries(&dir) {
+        for file in probe.root.entries(&dir) {
             let Some(sensor) = file.strip_suffix("_crit_alarm").filter(|sensor| is_numbered(sensor, "temp")) else { continue };
-            if look.root.read(&format!("{dir}/{file}")).as_deref() == Some("1") {
-                let label = look.root.read(&format!("{dir}/{sensor}_label")).map_or_else(String::new, |label| format!(" ({label})"));
-                look.complain(Reason::TooHot, format!("{sensor}{label} is critical"));
+            if probe.root.read(&format!("{dir}/{file}")).as_deref() == Some("1") {
+                let label = probe.root.read(&format!("{dir}/{sensor}_label")).map_or_else(String::new, |label| format!(" ({label})"));
+                probe.add_symptom(Reason::TooHot, format!("{sensor}{label} is critical"));
             }
         }
     }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_critical_alarm_of_its_own_sensors_counts() {
+    fn a_critical_alarm_of_its_own_sensors_is_a_symptom() {
         let host = Host::new("0000:03:00.0");
         host.write("hwmon/hwmon7/temp1_crit_alarm", "0\n");
         host.write("hwmon/hwmon7/temp2_crit_alarm", "0\n");
@@ -38,12 +38,12 @@ mod tests {
         host.write("hwmon/hwmon7/in0_crit_alarm", "1\n");
         host.write("hwmon/hwmon7/temp1_crit", "0\n");
         host.write("hwmon/hwmon7/temp1_input", "45000\n");
-        assert_eq!(host.complaints(), []);
+        assert_eq!(host.symptoms(), []);
         host.write("hwmon/hwmon7/temp1_crit_alarm", "1\n");
         host.write("hwmon/hwmon7/temp2_crit_alarm", "1\n");
         let critical = ["temp1 is critical", "temp2 (junction) is critical"].map(|text| (Reason::TooHot, text.to_owned()));
-        assert_eq!(host.complaints(), critical);
+        assert_eq!(host.symptoms(), critical);
         host.write("power/runtime_status", "suspended\n");
-        assert_eq!(host.complaints(), [], "a sensor may not answer while the device sleeps");
+        assert_eq!(host.symptoms(), [], "a sensor may not answer while the device is suspended");
     }
 }

@@ -1,7 +1,7 @@
 //! The state machine of one device's verdict, driven by observations and events. It is pure: the
 //! same events give the same verdict, with or without a restart of the daemon between them.
 
-use crate::domain::{Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Symptom, Verdict};
+use crate::domain::{Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom, Verdict, VerdictState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ pub(super) trait Case {
     /// Takes an event.
     fn apply_event(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
     /// Executes an operator's order.
-    fn apply_instruction(&mut self, instruction: &Instruction, at: Moment);
+    fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment);
     /// When an observation is wanted that may change the verdict.
     fn next_observation_at(&self) -> Option<Duration>;
 }
@@ -73,16 +73,16 @@ impl Case for Verdict {
         self.baselines.clear();
         (self.reset_at, self.healthy_since, self.is_away) = (Duration::ZERO, Duration::ZERO, false);
         self.state = match self.state {
-            State::Healthy | State::Suspect { .. } => {
+            VerdictState::Healthy | VerdictState::Suspect { .. } => {
                 // It was healthy when the machine went down: a failure in this boot is not a
                 // repetition.
                 self.flaps = if self.is_latched { self.flaps } else { 0 };
-                State::Healthy
+                VerdictState::Healthy
             }
             // The failure is older by a whole boot, so the first observation without symptoms
             // ends it.
-            State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
-                State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
+            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
+                VerdictState::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
             }
         };
     }
@@ -124,8 +124,8 @@ impl Case for Verdict {
         match worst {
             Some((reason, detail, at)) if counts_now(&self.state, reason, at.boot) => fail(self, reason, detail, at),
             Some((reason, _, at)) => {
-                let since = if let State::Suspect { since, .. } = self.state { since } else { at.boot };
-                self.state = State::Suspect { reason, since };
+                let since = if let VerdictState::Suspect { since, .. } = self.state { since } else { at.boot };
+                self.state = VerdictState::Suspect { reason, since };
             }
             None => self.state = recover(self, observation),
         }
@@ -159,10 +159,10 @@ impl Case for Verdict {
         fail(self, reason, detail, at);
     }
 
-    fn apply_instruction(&mut self, instruction: &Instruction, at: Moment) {
+    fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment) {
         match instruction {
-            Instruction::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
-            Instruction::Uncordon => {
+            OperatorRequest::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
+            OperatorRequest::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);
                 reset(self, at);
                 require_newer_observation(self, at);
@@ -174,26 +174,26 @@ impl Case for Verdict {
         match self.state {
             // Only the next poll shows whether the counter still rises: directly after a probe,
             // another one shows nothing new.
-            State::Healthy | State::Unhealthy { .. } | State::Suspect { reason: Reason::AerNonfatal, .. } => None,
-            State::Suspect { reason, since } => Some(since + reason.timings().fail_after),
-            State::Recovering { since, hold, .. } => Some(since + hold),
+            VerdictState::Healthy | VerdictState::Unhealthy { .. } | VerdictState::Suspect { reason: Reason::AerNonfatal, .. } => None,
+            VerdictState::Suspect { reason, since } => Some(since + reason.timings().fail_after),
+            VerdictState::Recovering { since, hold, .. } => Some(since + hold),
         }
     }
 }
 
 /// Whether a symptom counts now: a hard one does, any one does while the device is unhealthy, and
 /// a soft one does if it has lasted.
-fn counts_now(state: &State, reason: Reason, now: Duration) -> bool {
+fn counts_now(state: &VerdictState, reason: Reason, now: Duration) -> bool {
     let fail_after = reason.timings().fail_after;
     match state {
-        State::Healthy => fail_after.is_zero(),
-        State::Suspect { since, .. } => now.saturating_sub(*since) >= fail_after,
-        State::Unhealthy { .. } | State::Recovering { .. } => true,
+        VerdictState::Healthy => fail_after.is_zero(),
+        VerdictState::Suspect { since, .. } => now.saturating_sub(*since) >= fail_after,
+        VerdictState::Unhealthy { .. } | VerdictState::Recovering { .. } => true,
     }
 }
 
 fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
-    if matches!(verdict.state, State::Healthy | State::Suspect { .. }) {
+    if matches!(verdict.state, VerdictState::Healthy | VerdictState::Suspect { .. }) {
         if at.boot.saturating_sub(verdict.healthy_since) >= STEADY {
             verdict.flaps = 0;
         }
@@ -208,29 +208,29 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
         let unexplained = recent.filter(|incident| !incident.reason.timings().is_presence()).count();
         verdict.is_latched |= unexplained >= FLAPS_MAX;
     }
-    let before = if let State::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
-    verdict.state = State::Unhealthy { reason, seen: at.boot.max(before) };
+    let before = if let VerdictState::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
+    verdict.state = VerdictState::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
 /// The next state of a device without symptoms.
-fn recover(verdict: &mut Verdict, observation: &Observation<'_>) -> State {
+fn recover(verdict: &mut Verdict, observation: &Observation<'_>) -> VerdictState {
     match verdict.state {
-        State::Unhealthy { reason, seen } if observation.complete_at > seen => {
+        VerdictState::Unhealthy { reason, seen } if observation.complete_at > seen => {
             let doublings = verdict.flaps.saturating_sub(1).min(HOLD_DOUBLINGS_MAX);
             let max = if reason.timings().is_presence() { PRESENCE_HOLD_MAX } else { HOLD_MAX };
             let hold = (reason.timings().recover_after * 2_u32.pow(doublings)).min(max);
-            State::Recovering { reason, since: observation.complete_at, hold }
+            VerdictState::Recovering { reason, since: observation.complete_at, hold }
         }
         // `complete_at` is zero for a device that was not probed in this boot, so it stays
         // unhealthy.
-        State::Recovering { since, hold, .. } if observation.complete_at > since && observation.complete_at - since >= hold => {
+        VerdictState::Recovering { since, hold, .. } if observation.complete_at > since && observation.complete_at - since >= hold => {
             verdict.healthy_since = observation.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
                 incident.until.get_or_insert(observation.at.wall);
             }
-            State::Healthy
+            VerdictState::Healthy
         }
-        State::Suspect { since, .. } if observation.complete_at > since => State::Healthy,
+        VerdictState::Suspect { since, .. } if observation.complete_at > since => VerdictState::Healthy,
         state => state,
     }
 }
@@ -250,7 +250,7 @@ fn clear_failures(verdict: &mut Verdict, at: Moment) {
 
 /// After a reset only an observation newer than the reset counts.
 fn require_newer_observation(verdict: &mut Verdict, at: Moment) {
-    if let State::Unhealthy { seen, .. } = &mut verdict.state {
+    if let VerdictState::Unhealthy { seen, .. } = &mut verdict.state {
         *seen = (*seen).max(at.boot);
     }
 }

@@ -3,8 +3,8 @@
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Observation, SymptomSeen};
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress, Reason, Signals,
-    State, Symptom, Timestamp, Verdict,
+    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment, OperatorRequest, PciAddress, Reason,
+    Signals, Symptom, Timestamp, Verdict, VerdictState,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -168,7 +168,7 @@ impl Cases {
         self.observed.insert(id.clone());
         let is_unprobed = self.verdicts.get(id).is_some_and(|verdict| {
             let is_over = symptoms_seen.iter().all(|seen| seen.at.boot < verdict.reset_at);
-            is_over && verdict.faults.is_empty() && matches!(verdict.state, State::Unhealthy { seen, .. } if complete_at <= seen)
+            is_over && verdict.faults.is_empty() && matches!(verdict.state, VerdictState::Unhealthy { seen, .. } if complete_at <= seen)
         });
         if is_unprobed && is_probed && !self.waits_for_check(id) {
             self.unprobed.insert(id.clone());
@@ -237,7 +237,7 @@ impl Cases {
     }
 
     /// Takes an operator's order.
-    pub(super) fn apply_instruction(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
+    pub(super) fn apply_instruction(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) {
         self.change(id, |verdict| verdict.apply_instruction(instruction, at));
     }
 
@@ -271,7 +271,7 @@ impl Cases {
         let mut recorded = Vec::with_capacity(changed.len());
         for id in changed {
             let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
-            if let (State::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
+            if let (VerdictState::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
                 && incident.until.is_none()
                 && incident.held_by.is_empty()
             {
@@ -290,15 +290,22 @@ impl Cases {
     /// The reason of a device's present state.
     fn present_reason(&self, id: &DeviceId) -> Option<Reason> {
         match self.verdicts.get(id)?.state {
-            State::Healthy => None,
-            State::Suspect { reason, .. } | State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Some(reason),
+            VerdictState::Healthy => None,
+            VerdictState::Suspect { reason, .. } | VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
+                Some(reason)
+            }
         }
     }
 
     /// Whether the device has failed its health check.
     fn waits_for_check(&self, id: &DeviceId) -> bool {
         let state = self.verdicts.get(id).map(|verdict| verdict.state);
-        matches!(state, Some(State::Unhealthy { reason: Reason::CheckFailed, .. } | State::Recovering { reason: Reason::CheckFailed, .. }))
+        matches!(
+            state,
+            Some(
+                VerdictState::Unhealthy { reason: Reason::CheckFailed, .. } | VerdictState::Recovering { reason: Reason::CheckFailed, .. }
+            )
+        )
     }
 
     fn change(&mut self, id: &DeviceId, change: impl FnOnce(&mut Verdict)) {
@@ -322,7 +329,9 @@ impl Cases {
 /// device would cause a write at every probe.
 fn must_be_recorded(before: &Verdict, after: &Verdict) -> bool {
     let timeless = |verdict: &Verdict| match verdict.state {
-        State::Unhealthy { reason, .. } => Verdict { state: State::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() },
+        VerdictState::Unhealthy { reason, .. } => {
+            Verdict { state: VerdictState::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() }
+        }
         _ => verdict.clone(),
     };
     before != after && timeless(before) != timeless(after)

@@ -11,7 +11,9 @@
 //! object: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
-use crate::domain::{Device, DeviceId, Evidence, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share};
+use crate::domain::{
+    Device, DeviceId, Evidence, Health, Object, Objects, Offering, PendingHooks, Reason, ResourceName, ResourceSpec, share,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,7 +103,7 @@ pub(super) fn resolve_conflicts(
     resources: &mut BTreeMap<ResourceName, Offering>,
     mut in_use: Vec<IdsInUse>,
     held: &Held,
-    due: &Owed,
+    due: &PendingHooks,
 ) -> bool {
     let mut has_conflicts = false;
     // A held id also uses the present nodes of its device, which may differ from those that its
@@ -167,7 +169,7 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
+    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, PendingHooks, Sharing, Timestamp, Verdict};
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -224,7 +226,7 @@ mod tests {
         }
 
         fn at(&mut self, secs: u64) -> Arc<Inventory> {
-            self.judge.judge(&self.held, &Owed::new(), at(secs)).unwrap()
+            self.judge.judge(&self.held, &PendingHooks::new(), at(secs)).unwrap()
         }
 
         fn hold(&mut self, resource: &str, id: &str) {

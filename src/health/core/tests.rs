@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::{
-    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, HookState, Moment, OwedHook, Timestamp,
+    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, HookState, Moment, PendingHook, Timestamp,
     note_hook,
 };
 
@@ -87,14 +87,14 @@ fn list(inventory: Option<Arc<Inventory>>) -> Vec<String> {
 
 #[test]
 fn nothing_is_published_before_the_first_evidence() {
-    assert_eq!(judge(1).judge(&Held::default(), &Owed::new(), at(0)), None);
+    assert_eq!(judge(1).judge(&Held::default(), &PendingHooks::new(), at(0)), None);
 }
 
 #[test]
 fn a_resource_without_devices_is_offered_empty() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &[], &[], &[]));
-    assert!(list(judge.judge(&Held::default(), &Owed::new(), at(0))).is_empty());
+    assert!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(0))).is_empty());
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn an_unchanged_list_is_not_copied() {
     let mut judge = judge(1);
     let mut listed = |secs, missing: &[&str]| {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
-        let inventory = judge.judge(&Held::default(), &Owed::new(), at(secs)).unwrap();
+        let inventory = judge.judge(&Held::default(), &PendingHooks::new(), at(secs)).unwrap();
         Arc::clone(&inventory.resources[&spec(1).name])
     };
     let first = listed(0, &[]);
@@ -114,16 +114,16 @@ fn an_unchanged_list_is_not_copied() {
 fn every_replica_follows_its_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
     assert_eq!(
-        list(judge.judge(&Held::default(), &Owed::new(), at(1))),
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(1))),
         ["a::0=node_missing", "a::1=node_missing"],
         "it must be absent for the hold time"
     );
     assert_eq!(judge.next_probe(), Some(at(2)));
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(judge.next_probe(), None);
 }
 
@@ -131,28 +131,28 @@ fn every_replica_follows_its_device() {
 fn an_unusable_device_stays_unhealthy_until_newer_evidence_clears_it() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(0));
     judge.report_unusable(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
     // A scan that had begun before the failure proves nothing.
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(6, &["a"], &["a"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(6));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(6));
     judge.discovered(evidence(7, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(7))), ["a::0=ok", "a::1=ok"]);
 }
 
 #[test]
 fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(0));
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(10))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(10)), Some(at(70)));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(69))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(70))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(69))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(70))), ["b=ok"]);
     assert_eq!(judge.next_deadline(at(0)), None);
 }
 
@@ -160,20 +160,20 @@ fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
 fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&holding(&["a"]), &Owed::new(), at(0));
+    judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0));
     judge.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=device_gone"]);
-    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(100_000))), ["a=device_gone"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(100_000))), ["a=device_gone"]);
     assert_eq!(judge.next_deadline(at(0)), None);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(100_010))), ["a=device_gone"]);
-    assert!(list(judge.judge(&Held::default(), &Owed::new(), at(100_070))).is_empty());
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100_010))), ["a=device_gone"]);
+    assert!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100_070))).is_empty());
 }
 
 #[test]
 fn a_held_device_unknown_to_a_new_daemon_is_listed_with_its_numa_node() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &[], &[], &[]));
-    let inventory = judge.judge(&holding(&["a"]), &Owed::new(), at(0)).unwrap();
+    let inventory = judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0)).unwrap();
     let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a")];
     assert_eq!(offered.health, Health::Unhealthy(Reason::DeviceGone));
     assert_eq!(offered.device.numa_nodes, [1]);
@@ -183,20 +183,20 @@ fn a_held_device_unknown_to_a_new_daemon_is_listed_with_its_numa_node() {
 fn a_deselected_device_keeps_its_health_for_its_holder_only() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&holding(&["a"]), &Owed::new(), at(0));
+    judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0));
     judge.discovered(evidence(10, &["a"], &[], &[]));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(20))), ["a=deselected"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(10))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(20))), ["a=deselected"]);
 }
 
 #[test]
 fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
     first.discovered(evidence(0, &["a"], &["a"], &[]));
-    let published = first.judge(&Held::default(), &Owed::new(), at(0)).unwrap();
+    let published = first.judge(&Held::default(), &PendingHooks::new(), at(0)).unwrap();
     let mut second = new_judge(spec(1), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=device_gone"]);
 }
 
 #[test]
@@ -204,11 +204,11 @@ fn an_id_listed_by_an_earlier_process_stays_for_a_minute_after_its_first_absence
     let earlier = Listed::from([(spec(1).name.clone(), [known("a"), known("b")].into())]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(64))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(65))), ["b=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(66))), ["b=ok"], "it does not return");
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(64))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(65))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(66))), ["b=ok"], "it does not return");
 }
 
 #[test]
@@ -217,11 +217,11 @@ fn holders_matter_only_where_an_id_is_not_offered() {
     let holds = |judge: &Judge, ids: &[&str]| judge.is_unchanged_by([grant(ids)].iter());
     assert!(!holds(&judge, &["a"]), "nothing has been judged yet");
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(0));
     assert!(holds(&judge, &["a", "b"]));
     assert!(!holds(&judge, &["unlisted"]), "it has to be listed");
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(10));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(10));
     assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
 
@@ -229,7 +229,7 @@ fn holders_matter_only_where_an_id_is_not_offered() {
 fn a_held_share_that_is_deselected_keeps_the_nodes_of_its_device() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &[], &[]));
-    let inventory = judge.judge(&holding(&["a::3"]), &Owed::new(), at(0)).unwrap();
+    let inventory = judge.judge(&holding(&["a::3"]), &PendingHooks::new(), at(0)).unwrap();
     let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a::3")];
     assert!(offered.health.is_healthy() && offered.device.nodes[0].host == "/dev/a");
 }
@@ -242,7 +242,7 @@ fn another_card_in_the_same_slot_does_not_make_the_old_one_healthy() {
     let mut seen = (*evidence(0, &[], &["new"], &[])).clone();
     seen.devices.insert(DeviceId::new("new"), Arc::new(replaced));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(0))), ["a=device_gone", "new=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))), ["a=device_gone", "new=ok"]);
 }
 
 #[test]
@@ -253,8 +253,8 @@ fn a_node_held_under_an_older_name_is_not_given_under_its_new_one() {
     let mut seen = (*evidence(0, &["a"], &["by-id"], &[])).clone();
     seen.devices.insert(DeviceId::new("by-id"), Arc::new(renamed));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(0))), ["a=ok", "by-id=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(10))), ["a=deselected", "by-id=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))), ["a=ok", "by-id=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=deselected", "by-id=ok"]);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
     let mut judge = judge(1);
     judge.discovered(evidence(10, &["a"], &["a"], &["/dev/a"]));
     judge.discovered(evidence(9, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(11))), ["a=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(11))), ["a=node_missing"]);
 }
 
 #[test]
@@ -279,10 +279,10 @@ fn a_held_disk_is_not_given_again_by_its_second_path() {
     };
     let mut judge = judge(1);
     judge.discovered(observe(1, "first"));
-    assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(1))), ["first=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["first"]), &PendingHooks::new(), at(1))), ["first=ok"]);
     judge.discovered(observe(2, "second"));
-    assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["first=device_gone", "second=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["first"]), &PendingHooks::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["first=device_gone", "second=ok"]);
 }
 
 #[test]
@@ -296,11 +296,11 @@ fn a_blocked_iommu_group_is_unhealthy_until_its_sibling_is_released() {
         Arc::new(evidence)
     };
     judge.discovered(observe(1, true));
-    assert_eq!(list(judge.judge(&holding(&["gpu"]), &Owed::new(), at(1))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(list(judge.judge(&holding(&["gpu"]), &PendingHooks::new(), at(1))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(observe(2, false));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(observe(3, false));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["gpu=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["gpu=ok"]);
 }
 
 /// A judge of a pool for this many containers.
@@ -318,24 +318,24 @@ fn pool_nodes(judge: &Judge) -> Vec<String> {
 fn a_pool_offers_the_nodes_of_its_healthy_members_under_numbers() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a", "b"], &["a", "b"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(1))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(1))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/a", "/dev/optional", "/dev/b"]);
     judge.discovered(evidence(2, &["a", "b"], &["a", "b"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/b", "/dev/optional"]);
     judge.discovered(evidence(3, &["a", "b"], &["a", "b"], &["/dev/a", "/dev/b"]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["0=node_missing", "1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["0=node_missing", "1=node_missing"]);
 }
 
 #[test]
 fn a_pool_that_an_allocate_found_unusable_is_unhealthy_until_the_next_scan() {
     let mut judge = pool_of(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     judge.report_unusable(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["0=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["0=node_missing"]);
     judge.discovered(evidence(3, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["0=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["0=ok"]);
 }
 
 #[test]
@@ -343,17 +343,17 @@ fn a_held_id_of_a_pool_stays_when_the_pool_shrinks_or_disappears() {
     let mut judge = pool_of(1);
     let held = holding(&["7"]);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(1))), ["0=ok", "7=ok"]);
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(1))), ["0=ok", "7=ok"]);
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(2))), ["0=device_gone", "7=device_gone"]);
-    judge.judge(&Held::default(), &Owed::new(), at(3));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3 + 60))), Vec::<String>::new());
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(2))), ["0=device_gone", "7=device_gone"]);
+    judge.judge(&Held::default(), &PendingHooks::new(), at(3));
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3 + 60))), Vec::<String>::new());
 }
 
 #[test]
 fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
     let due = |state: HookState| {
-        let hook = OwedHook {
+        let hook = PendingHook {
             resource: spec(1).name.clone(),
             device: DeviceId::new("a"),
             key: "pci:a".into(),
@@ -364,7 +364,7 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
             released_at: Timestamp(1),
             state,
         };
-        let mut due = Owed::new();
+        let mut due = PendingHooks::new();
         note_hook(&mut due, &hook);
         due
     };
@@ -378,7 +378,7 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
     assert_eq!(list(judge.judge(&Held::default(), &due(failed), at(2)))[0], "a::0=hook_failed");
     // The ledger reports a free device; the holders here may be of an earlier time.
     assert_eq!(list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0], "a::0=hook_pending");
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(4)))[0], "a::0=ok");
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(4)))[0], "a::0=ok");
     // A failure of the device itself comes first.
     judge.discovered(evidence(5, &[], &[], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
@@ -417,13 +417,13 @@ fn observe(judge: &mut Judge, secs: u64, of: &str, symptoms: &[Reason]) -> Vec<S
         let symptoms = symptoms.iter().map(|reason| Symptom { reason: *reason, detail: String::new() }).collect();
         judge.probed(&device, moment(secs), &Signals { symptoms, ..Signals::default() });
     }
-    list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
+    list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
 }
 
 fn deliver_event(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
     judge.apply_event(&event, moment(secs), &Held::default());
-    list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
+    list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
 }
 
 #[test]
@@ -450,7 +450,11 @@ fn a_function_does_not_recover_before_it_was_probed() {
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
-        assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "there was no probe");
+        assert_eq!(
+            list(second.judge(&Held::default(), &PendingHooks::new(), at(secs))),
+            ["mig=ok", "vf=off_the_bus"],
+            "there was no probe"
+        );
     }
     assert_eq!(observe(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
     assert_eq!(second.next_probe(), Some(at(331)));
@@ -460,18 +464,18 @@ fn a_function_does_not_recover_before_it_was_probed() {
 #[test]
 fn a_cordon_survives_restarts_and_reboots_until_the_uncordon() {
     let mut first = judge(2);
-    let (id, cordon) = (DeviceId::new("a"), Instruction::Cordon { reason: "fan".into() });
+    let (id, cordon) = (DeviceId::new("a"), OperatorRequest::Cordon { reason: "fan".into() });
     assert!(!first.apply_instruction(&id, &cordon, moment(0)), "the device is unknown");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
     assert!(first.apply_instruction(&id, &cordon, moment(1)));
-    assert_eq!(list(first.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(list(first.judge(&Held::default(), &PendingHooks::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let rules = Rules { boot_id: "next".into(), ..rules() };
     let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
     second.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
-    assert!(second.apply_instruction(&id, &Instruction::Uncordon, moment(2)));
-    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert!(second.apply_instruction(&id, &OperatorRequest::Uncordon, moment(2)));
+    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to record");
 }
 
@@ -482,24 +486,24 @@ fn soft_failures_of_held_devices_are_hidden_from_a_kubelet_that_just_started() {
     for secs in [1, 40] {
         observe(&mut judge, secs, "mig", &[Reason::PortDown]);
     }
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(41))), ["mig=port_down", "vf=ok"]);
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(41))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(100));
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(50))), ["mig=ok", "vf=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "no new container gets it");
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(50))), ["mig=ok", "vf=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(50))), ["mig=port_down", "vf=ok"], "no new container gets it");
     assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(100))), ["mig=port_down", "vf=ok"]);
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(100))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(200));
     observe(&mut judge, 110, "mig", &[Reason::OffTheBus]);
-    assert_eq!(list(judge.judge(&held, &Owed::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard failure is shown");
+    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard failure is shown");
 }
 
 #[test]
 fn a_device_named_by_its_path_fails_like_any_other() {
     let mut judge = judge(1);
     judge.discovered(evidence(1, &["/dev/a"], &["/dev/a"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["/dev/a=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["/dev/a=device_gone"]);
     let recorded = judge.take_changed(|_| Vec::new());
     let reasons: Vec<_> = recorded.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
     assert_eq!(reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(), [Reason::DeviceGone]);
@@ -509,7 +513,7 @@ fn a_device_named_by_its_path_fails_like_any_other() {
 fn an_incident_records_the_holders_of_the_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
-    judge.judge(&Held::default(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
     let recorded = judge.take_changed(|id| holders(&grants, id));
     let incident = &recorded[0].1.as_ref().unwrap().incidents[0];
@@ -550,7 +554,7 @@ fn a_fault_of_an_unselected_device_counts_when_a_resource_selects_it() {
         for device in judge.probed_devices(&Held::default()) {
             judge.probed(&device, moment(secs), &Signals::default());
         }
-        list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
     };
     let recorded = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
     let mut judge = judge(1);
@@ -605,20 +609,20 @@ fn a_device_that_returns_need_not_wait_for_its_next_check() {
     judge.checked(&DeviceId::new("a"), moment(1), CheckResult::Passed);
     for (secs, missing) in [(5, &["/dev/a"][..]), (6, &[]), (7, &[])] {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
-        judge.judge(&Held::default(), &Owed::new(), at(secs));
+        judge.judge(&Held::default(), &PendingHooks::new(), at(secs));
     }
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(7))), ["a=ok"]);
     // Recovery needs the health check itself.
     judge.checked(&DeviceId::new("a"), moment(8), CheckResult::Failed("no".into()));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["a=check_failed"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))), ["a=check_failed"]);
     judge.discovered(evidence(100, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(100))), ["a=check_failed"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100))), ["a=check_failed"]);
     for secs in [101, 161] {
         judge.checked(&DeviceId::new("a"), moment(secs), CheckResult::Passed);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
-        judge.judge(&Held::default(), &Owed::new(), at(secs));
+        judge.judge(&Held::default(), &PendingHooks::new(), at(secs));
     }
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(161))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(161))), ["a=ok"]);
 }
 
 #[test]
@@ -628,8 +632,8 @@ fn a_check_that_could_not_be_run_changes_nothing() {
     let observe = |judge: &mut Judge, secs: u64, result: CheckResult| {
         judge.checked(&id, moment(secs), result);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
-        judge.judge(&Held::default(), &Owed::new(), at(secs));
-        list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
+        judge.judge(&Held::default(), &PendingHooks::new(), at(secs));
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
     };
     assert_eq!(observe(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
     assert_eq!(observe(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
@@ -648,10 +652,10 @@ fn a_check_that_could_not_be_run_changes_nothing() {
 fn a_pool_follows_its_check() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.judge(&Held::default(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     let pool = judge.inventory.resources.values().next().unwrap().devices.values().next().unwrap().device.id.clone();
     judge.checked(&pool, moment(2), CheckResult::Failed("no".into()));
-    let now = list(judge.judge(&Held::default(), &Owed::new(), at(2)));
+    let now = list(judge.judge(&Held::default(), &PendingHooks::new(), at(2)));
     assert!(!now.is_empty() && now.iter().all(|id| id.ends_with("=check_failed")), "{now:?}");
 }
 
@@ -668,7 +672,7 @@ fn nonfatal_errors_count_when_they_rise_at_several_polls_in_a_row() {
                 let counters = if device.id.as_str() == "vf" { [(counter.clone(), *value)].into() } else { BTreeMap::new() };
                 judge.probed(&device, moment(*secs), &Signals { counters, ..Signals::default() });
             }
-            now = list(judge.judge(&Held::default(), &Owed::new(), at(*secs)));
+            now = list(judge.judge(&Held::default(), &PendingHooks::new(), at(*secs)));
         }
         now
     };
@@ -687,10 +691,10 @@ fn a_device_that_returns_is_probed_at_once() {
     away.devices.remove(&DeviceId::new("vf"));
     away.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
     judge.discovered(Arc::new(away));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["mig=ok", "vf=device_gone"]);
     assert_eq!(judge.next_probe(), None);
     judge.discovered(cards(8));
-    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))), ["mig=ok", "vf=device_gone"]);
     assert_eq!(judge.next_probe(), Some(at(9)));
     observe(&mut judge, 9, "", &[]);
     assert_eq!(judge.next_probe(), Some(at(10)));
@@ -709,7 +713,7 @@ fn a_deselected_device_is_probed_and_shows_a_lost_driver_as_its_reason() {
         evidence.devices.insert(vf.id.clone(), Arc::new(vf));
         Arc::new(evidence)
     };
-    let lists_after = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &Owed::new(), at(secs)))[1].clone();
+    let lists_after = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))[1].clone();
     judge.discovered(without(5, Some("nvme")));
     assert_eq!(lists_after(&mut judge, 5), "vf=deselected");
     let vf = judge.probed_devices(&Held::default()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();

@@ -4,7 +4,8 @@
 //! names. Each package has a file of its own that registers, serves and translates, and nothing
 //! else. Every package is served on every socket, and [`negotiation`] decides which one is used
 //! with a kubelet. The service behind a socket is a [`Plugin`]. It uses the domain's types. Of the
-//! version that called it, a plugin knows only which fields an answer can carry ([`Wire`]).
+//! version that called it, a plugin knows only which fields an answer can carry
+//! ([`ApiCapabilities`]).
 //!
 //! Another version of the API needs one more file here and one more line in [`API_PACKAGES`].
 
@@ -12,7 +13,7 @@ pub mod negotiation;
 pub mod v1alpha;
 pub mod v1beta1;
 
-use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire, printable};
+use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, Offering, ResourceName, printable};
 use crate::host::peer::TrustedListener;
 use crate::kubelet::conversation::{Conversation, Followed};
 use crate::kubelet::services::Services;
@@ -137,7 +138,7 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status>;
 
     /// The answer for each container's ids; the grants are durable before this returns (I1).
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status>;
+    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status>;
 
     /// The ids of `available` that the plugin prefers.
     fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status>;

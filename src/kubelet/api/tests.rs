@@ -50,7 +50,7 @@ impl Plugin for FakePlugin {
         Ok(futures_util::stream::iter(self.lists.clone()).chain(futures_util::stream::pending()).boxed())
     }
 
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         self.wires.lock().unwrap().insert(wire.api);
         let edits = |ids: Vec<DeviceId>| {
             let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();

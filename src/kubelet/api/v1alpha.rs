@@ -1,11 +1,11 @@
 //! `v1alpha2` and `v1alpha1`: the API of kubelets 1.9 and 1.8.
 //!
 //! It has no options, no preferred allocation, no topology, no call before a container's start and
-//! no CDI names. A resource that needs one of the last two is refused ([`Wire`]), because its
-//! container would lack something. The other three are features that such a kubelet does not have.
+//! no CDI names. A resource that needs one of the last two is refused ([`ApiCapabilities`]), because
+//! its container would lack something. The other three are features that such a kubelet does not have.
 
 use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
-use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
+use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering};
 use crate::kubelet::proto::v1alpha as api;
 use crate::kubelet::proto::v1alpha::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1alpha::registration_client::RegistrationClient;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-const WIRE: Wire = Wire { api: "v1alpha", has_cdi: false, has_pre_start: false };
+const WIRE: ApiCapabilities = ApiCapabilities { api: "v1alpha", has_cdi: false, has_pre_start: false };
 
 /// The package.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! `v1beta1`: the API of kubelet 1.10 and newer.
 
 use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
-use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
+use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 /// An answer can carry every field. Kubelets before 1.28 drop CDI names silently, and the API does
 /// not show a kubelet's version.
-const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
+const WIRE: ApiCapabilities = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
 
 /// The package.
 #[derive(Debug)]

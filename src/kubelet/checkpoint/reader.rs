@@ -3,7 +3,7 @@
 //! It parses each version of the file once, and records since when the file cannot be read.
 
 use super::{CheckpointError, open, parse, read_kept, read_others};
-use crate::domain::{Checkpoint, KeptGrant, Timestamp};
+use crate::domain::{Checkpoint, CheckpointGrant, Timestamp};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::fs::Metadata;
@@ -82,7 +82,7 @@ impl CheckpointReader {
     ///
     /// # Errors
     /// When it is missing, unreadable or malformed.
-    pub fn read_kept(&self) -> Result<Vec<KeptGrant>, CheckpointError> {
+    pub fn read_kept(&self) -> Result<Vec<CheckpointGrant>, CheckpointError> {
         read_kept(&self.device_plugins)
     }
 
@@ -90,7 +90,7 @@ impl CheckpointReader {
     ///
     /// # Errors
     /// As [`CheckpointReader::read_kept`].
-    pub fn read_others(&self) -> Result<Vec<KeptGrant>, CheckpointError> {
+    pub fn read_others(&self) -> Result<Vec<CheckpointGrant>, CheckpointError> {
         read_others(&self.device_plugins)
     }
 

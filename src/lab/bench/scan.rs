@@ -185,7 +185,7 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &St
 fn scan_once(root: &HostRoot, configured: &[Arc<ResourceSpec>]) -> Discovery {
     let scan = hardware::scan(root);
     let specs = hardware::defaults::or_usual(configured, &scan);
-    hardware::discover_in(root, scan, &specs, &BTreeMap::new())
+    hardware::discover_with(root, scan, &specs, &hardware::DiscoverInput::first(&BTreeMap::new()))
 }
 
 /// The directories of the functions, without links in their paths.

@@ -313,7 +313,7 @@ mod tests {
     use super::*;
     use crate::domain::{Device, DeviceClass, Health, Reason, ResourceSpec, Select};
     use crate::hardware::testing::spec;
-    use crate::hardware::{Discovery, defaults, discover, discover_in, node_health, scan};
+    use crate::hardware::{DiscoverInput, Discovery, defaults, discover, discover_with, node_health, scan};
     use crate::host::HostRoot;
     use std::collections::BTreeMap;
     use std::sync::Arc;
@@ -370,7 +370,7 @@ mod tests {
         let discover = || {
             let functions = scan(&root);
             let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
-            discover_in(&root, functions, &specs, &BTreeMap::new())
+            discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()))
         };
         let health = |index: usize| node_health(&root, &offered(&discover(), "nvidia.com/gpu")[index]);
 

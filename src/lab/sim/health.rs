@@ -7,8 +7,8 @@
 
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, NvmlSnapshot, Owed, Reason,
-    ResourceSpec, Timestamp, Verdict, Verdicts,
+    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Inventory, Listed, Moment, NvmlSnapshot, OperatorRequest, PendingHooks,
+    Reason, ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
 use crate::health::PROBE_DEADLINE;
@@ -72,8 +72,8 @@ impl HealthSimulation {
         let scan = hardware::scan_after(&self.root, self.former.as_ref().map_or(&[], |former| &former.devices));
         let held = discovery::held_nodes(&self.grants);
         let nvml = NvmlSnapshot::default();
-        let known = hardware::Known { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
-        let mut found = hardware::discover_knowing(&self.root, scan, &self.specs, &known);
+        let known = hardware::DiscoverInput { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let mut found = hardware::discover_with(&self.root, scan, &self.specs, &known);
         let evidence = discovery::evidence(&self.root, began, &mut found, discovery::held_devices(&self.grants), std::iter::empty());
         self.names.extend(found.named.clone());
         self.former = Some(found);
@@ -103,7 +103,7 @@ impl HealthSimulation {
     }
 
     /// Delivers an operator's instruction. Returns whether the device is known.
-    pub fn apply_instruction(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
+    pub fn apply_instruction(&mut self, device: &DeviceId, instruction: &OperatorRequest) -> bool {
         let is_known = self.judge.apply_instruction(device, instruction, self.moment());
         self.scan_and_probe();
         is_known
@@ -198,7 +198,7 @@ impl HealthSimulation {
 
     fn judge_all(&mut self) {
         let held = self.held();
-        if let Some(inventory) = self.judge.judge(&held, &Owed::new(), self.now) {
+        if let Some(inventory) = self.judge.judge(&held, &PendingHooks::new(), self.now) {
             self.inventory = inventory;
         }
         let grants = &self.grants;

@@ -14,7 +14,7 @@
 //! Beyond its bound the one leaves that has been gone for longest; of the last two kinds that is said, with its name.
 
 use super::{Change, Ledger};
-use crate::domain::{DeviceId, Entry, HookState, Inventory, OwedHook, Timestamp, Verdict};
+use crate::domain::{DeviceId, Entry, HookState, Inventory, PendingHook, Timestamp, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    fn owed_hooks<'a>(&'a self, device: &'a DeviceId) -> impl Iterator<Item = &'a OwedHook> {
+    fn owed_hooks<'a>(&'a self, device: &'a DeviceId) -> impl Iterator<Item = &'a PendingHook> {
         self.owed.values().filter_map(move |devices| devices.get(device))
     }
 }
@@ -147,7 +147,7 @@ pub fn forget(
     entries.extend(in_batches(&back, &|devices| Entry::Gone { devices, since: None }));
     entries.extend(in_batches(&gone, &|devices| Entry::Gone { devices, since: Some(now) }));
     let dropped = forgotten.iter().flat_map(|device| ledger.owed_hooks(device));
-    entries.extend(dropped.map(|hook| Entry::Hook(Box::new(OwedHook { state: HookState::Done, ..hook.clone() }))));
+    entries.extend(dropped.map(|hook| Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))));
     entries.extend(in_batches(&forgotten, &|devices| Entry::Forgotten { devices }));
     (entries, told)
 }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use crate::domain::{
         AllocId, Attributes, ContainerEdits, Cordon, Device, DeviceClass, Grant, GrantState, GrantedDevice, Health, Incident, Offered,
-        Offering, PodRef, Reason, ResourceSpec, State, Unread,
+        Offering, PodRef, Reason, ResourceSpec, Unread, VerdictState,
     };
 
     const DAY: u64 = 24 * 3600 * 1000;
@@ -177,7 +177,7 @@ mod tests {
     /// As health leaves a device that went.
     fn went() -> Verdict {
         let incident = Incident { reason: Reason::DeviceGone, detail: String::new(), at: Timestamp(1), until: None, held_by: Vec::new() };
-        let state = State::Unhealthy { reason: Reason::DeviceGone, seen: Duration::from_secs(1) };
+        let state = VerdictState::Unhealthy { reason: Reason::DeviceGone, seen: Duration::from_secs(1) };
         Verdict { state, is_away: true, incidents: vec![incident], ..Verdict::default() }
     }
 
@@ -194,7 +194,7 @@ mod tests {
     }
 
     fn owed(n: usize) -> Entry {
-        Entry::Hook(Box::new(OwedHook {
+        Entry::Hook(Box::new(PendingHook {
             resource: "example.com/sensor".parse().unwrap(),
             device: id(n),
             key: String::new(),

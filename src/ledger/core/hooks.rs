@@ -11,8 +11,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, DeviceId, Due, Entry, Grant, GrantState, GrantedDevice, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp,
-    note_hook, overlap,
+    AllocId, DeviceId, DueHooks, Entry, Grant, GrantState, GrantedDevice, HookState, PendingHook, PendingHooks, Refusal, ResourceName,
+    Sharing, Timestamp, note_hook, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,14 +26,14 @@ pub type HeldBack = BTreeSet<(ResourceName, DeviceId)>;
 impl Ledger {
     /// Every hook that is owed, also those that wait for a holder.
     #[must_use]
-    pub fn owed(&self) -> &Owed {
+    pub fn owed(&self) -> &PendingHooks {
         &self.owed
     }
 
     /// The hooks that may run: those of devices that nobody holds, or of which the holder is held back.
     #[must_use]
-    pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> Due {
-        let mut due = Due::default();
+    pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> DueHooks {
+        let mut due = DueHooks::default();
         for hook in self.owed.values().flat_map(BTreeMap::values) {
             let Some(sharing) = hooks.get(&hook.resource) else { continue };
             let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook)).peekable();
@@ -54,7 +54,7 @@ impl Ledger {
             return None;
         }
         // Of a device that another pod has already only that pod waits.
-        let is_free = |hook: &OwedHook| {
+        let is_free = |hook: &PendingHook| {
             let Some(sharing) = hooks.get(&hook.resource) else { return false };
             let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
             holders.all(|grant| goes_on(grant, *sharing, hook))
@@ -63,13 +63,13 @@ impl Ledger {
             Entry::Hook(hook) if hook.state != HookState::Done && is_free(hook) => Some(&**hook),
             _ => None,
         };
-        let about: Vec<&OwedHook> = written.filter_map(about).collect();
+        let about: Vec<&PendingHook> = written.filter_map(about).collect();
         // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
-        let is_due = |hook: &OwedHook| {
+        let is_due = |hook: &PendingHook| {
             let sharing = hooks.get(&hook.resource);
             sharing.is_some_and(|sharing| !self.grants.values().any(|grant| holds(grant, *sharing, hook)))
         };
-        let is_its = |device: &GrantedDevice, hook: &OwedHook| {
+        let is_its = |device: &GrantedDevice, hook: &PendingHook| {
             let sharing = hooks.get(&wanted.resource).filter(|_| hook.resource == wanted.resource);
             let by_id = sharing.is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
             by_id || overlap(&device.objects, &hook.objects)
@@ -85,21 +85,21 @@ impl Ledger {
 }
 
 /// Whether a live grant has the device that a hook is for: by its id, or by another one.
-fn holds(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
+fn holds(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
     let is_its = |device: &GrantedDevice| !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects);
     grant.devices.iter().any(|device| is_same(&device.id) || is_its(device))
 }
 
 /// Whether the hook is for what was before this grant: one that a cut-off write has left is for a holder that is still there.
-pub(super) fn comes_after(grant: &Grant, hook: &OwedHook) -> bool {
+pub(super) fn comes_after(grant: &Grant, hook: &PendingHook) -> bool {
     grant.resource == hook.resource && grant.alloc_id != hook.alloc_id
 }
 
 /// Whether nothing is owed yet for what a pod had, since this grant goes on with it. An exclusive device that another pod has
 /// meanwhile is not gone on with: that pod waits at the gate. So does whoever got the device after a grant of which nobody has
 /// ever known the pod; who had it before that one may run.
-fn goes_on(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
+fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_gated = sharing == Sharing::Exclusive && grant.resource == hook.resource;
     let is_same = || match &hook.pod {
         Some(pod) => grant.pod().is_some_and(|other| other.uid == pod.uid),
@@ -126,13 +126,13 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
     let coming = written.filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     let holders: Vec<&Grant> = staying.chain(coming).collect();
     // Of several holders that go at once the last one is named.
-    let mut owed: BTreeMap<(ResourceName, DeviceId), OwedHook> = BTreeMap::new();
+    let mut owed: BTreeMap<(ResourceName, DeviceId), PendingHook> = BTreeMap::new();
     for (alloc_id, state) in released {
         let GrantState::Released { pod, container, released_at, .. } = state else { continue };
         let Some(grant) = ledger.grant(alloc_id) else { continue };
         let Some(sharing) = hooks.get(&grant.resource) else { continue };
         for device in &grant.devices {
-            let hook = OwedHook {
+            let hook = PendingHook {
                 resource: grant.resource.clone(),
                 device: sharing.whole(&grant.resource, &device.id),
                 key: device.key.clone(),
@@ -153,21 +153,21 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
 
 /// What is to be written when a run has ended. `None` for the run of an earlier release: the later one has a run of its own.
 #[must_use]
-pub fn ended(ledger: &Ledger, ran: &OwedHook, result: Result<(), String>, now: Timestamp) -> Option<Entry> {
+pub fn ended(ledger: &Ledger, ran: &PendingHook, result: Result<(), String>, now: Timestamp) -> Option<Entry> {
     let owed = ledger.owed.get(&ran.resource)?.get(&ran.device).filter(|owed| owed.alloc_id == ran.alloc_id)?;
     let before = if let HookState::Failed { tries, .. } = owed.state { tries } else { 0 };
     let state = match result {
         Ok(()) => HookState::Done,
         Err(why) => HookState::Failed { tries: before.saturating_add(1), failed_at: now, why },
     };
-    Some(Entry::Hook(Box::new(OwedHook { state, ..owed.clone() })))
+    Some(Entry::Hook(Box::new(PendingHook { state, ..owed.clone() })))
 }
 
 /// What is owed by a configuration that was: its resource has no hook any more.
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
     let former = ledger.owed.iter().filter(|(resource, _)| !hooks.contains_key(*resource));
-    let done = |hook: &OwedHook| Entry::Hook(Box::new(OwedHook { state: HookState::Done, ..hook.clone() }));
+    let done = |hook: &PendingHook| Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }));
     former.flat_map(|(_, devices)| devices.values().map(done)).collect()
 }
 
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    fn devices(owed: &Owed) -> Vec<String> {
+    fn devices(owed: &PendingHooks) -> Vec<String> {
         owed.values().flatten().map(|(device, hook)| format!("{device} after {}", hook.alloc_id)).collect()
     }
 
@@ -247,7 +247,7 @@ mod tests {
         apply(ledger, owed.iter().chain(moves));
     }
 
-    fn run(ledger: &Ledger) -> OwedHook {
+    fn run(ledger: &Ledger) -> PendingHook {
         ledger.owed().values().flat_map(BTreeMap::values).next().unwrap().clone()
     }
 
@@ -310,7 +310,7 @@ mod tests {
             ledger.evolve(&failed);
             assert_eq!(run(&ledger).state, HookState::Failed { tries, failed_at: Timestamp(7), why: "no".into() });
         }
-        ledger.evolve(&Entry::Hook(Box::new(OwedHook { alloc_id: AllocId::new("a-9"), ..first.clone() })));
+        ledger.evolve(&Entry::Hook(Box::new(PendingHook { alloc_id: AllocId::new("a-9"), ..first.clone() })));
         assert_eq!(ended(&ledger, &first, Ok(()), Timestamp(8)), None);
     }
 
@@ -342,7 +342,7 @@ mod tests {
         release(&mut ledger, &hooks, &[released(1)]);
         ledger.evolve(&keyed(grant(2, "other"), "example.com/other"));
         let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
-        assert_eq!((ledger.due(&hooks, &held_back), ledger.owed().len()), (Due::default(), 1));
+        assert_eq!((ledger.due(&hooks, &held_back), ledger.owed().len()), (DueHooks::default(), 1));
     }
 
     #[test]
@@ -361,7 +361,7 @@ mod tests {
             let written = owing(&ledger, &hooks, &[released(1)], [].iter());
             assert_eq!((written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))), (1, None), "nor while it is written");
             release(&mut ledger, &hooks, &[released(1)]);
-            assert_eq!(ledger.due(&hooks, &HeldBack::new()), Due::default(), "somebody may run with it");
+            assert_eq!(ledger.due(&hooks, &HeldBack::new()), DueHooks::default(), "somebody may run with it");
             assert_eq!(ledger.waits(&hooks, [].iter(), &grant(3, "a")), None, "the kubelet decides who has it");
             let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
             let due = ledger.due(&hooks, &held_back);

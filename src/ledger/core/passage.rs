@@ -18,7 +18,8 @@
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
 use crate::domain::{
-    Barred, CgroupState, Checkpoint, DeviceId, Entry, Former, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, Timestamp,
+    CgroupState, Checkpoint, DeviceId, Entry, FormerHolder, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, StartBlocked,
+    Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,17 +40,17 @@ pub enum Passage {
     /// It may.
     Open,
     /// It waits, for this device among others.
-    Barred(DeviceId, Barred),
+    Barred(DeviceId, StartBlocked),
     /// Former holders are gone, of this device among others: this is to be written, with the hooks that it owes in front. Then
     /// it is asked again.
-    HandedOn(DeviceId, Former, Vec<Entry>),
+    HandedOn(DeviceId, FormerHolder, Vec<Entry>),
 }
 
 impl Passage {
     /// Whether only hooks are waited for: then whoever has the devices is one pod, which is kept from starting with them.
     #[must_use]
     pub fn waits_for_hooks(&self) -> bool {
-        matches!(self, Passage::HandedOn(..) | Passage::Barred(_, Barred::Due { .. } | Barred::Failed { .. }))
+        matches!(self, Passage::HandedOn(..) | Passage::Barred(_, StartBlocked::Due { .. } | StartBlocked::Failed { .. }))
     }
 }
 
@@ -82,13 +83,18 @@ pub fn passage(
     let owed = |id: &DeviceId| {
         let hook = ledger.owed().get(resource)?.get(&sharing.whole(resource, id))?;
         let is_after = ledger.holders(resource, id).all(|grant| comes_after(grant, hook));
-        is_after.then(|| Passage::Barred(id.clone(), hook.bars()))
+        is_after.then(|| Passage::Barred(id.clone(), hook.start_blocked()))
     };
     ids.iter().find_map(owed).unwrap_or(Passage::Open)
 }
 
 /// The grants of pods that had the device before and are gone. An error where there is another pod of which that is not so.
-fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Result<Vec<(&'a Grant, Former)>, Barred> {
+fn former<'a>(
+    ledger: &Ledger,
+    id: &DeviceId,
+    holders: &[&'a Arc<Grant>],
+    view: &impl View,
+) -> Result<Vec<(&'a Grant, FormerHolder)>, StartBlocked> {
     let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
@@ -96,11 +102,11 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
     let checkpoint = view.checkpoint();
     let in_checkpoint = |grant: &Grant| checkpoint?.answered(&grant.alloc_id);
     // Of which pod each is: the checkpoint may know it before the ledger does.
-    let mut pods: BTreeMap<&str, Vec<(&Grant, Option<Former>)>> = BTreeMap::new();
+    let mut pods: BTreeMap<&str, Vec<(&Grant, Option<FormerHolder>)>> = BTreeMap::new();
     for grant in holders {
         let former = grant.pod().zip(grant.container()).map(|(pod, container)| former_of(pod, container, view));
         let uid = grant.pod().map(|pod| pod.uid.as_str()).or_else(|| Some(in_checkpoint(grant)?.pod_uid.as_str()));
-        let Some(uid) = uid else { return Err(Barred::Unknown { alloc_id: grant.alloc_id.clone() }) };
+        let Some(uid) = uid else { return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() }) };
         pods.entry(uid).or_default().push((grant, former));
     }
     if pods.len() <= 1 {
@@ -115,31 +121,31 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
         }
         for (grant, former) in grants {
             // A pod that only the checkpoint knows is in it.
-            let Some(former) = former.clone() else { return Err(Barred::Unknown { alloc_id: grant.alloc_id.clone() }) };
+            let Some(former) = former.clone() else { return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() }) };
             let is_in_it = checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty());
             if present.len() != 1 || is_in_it && !ledger.is_superseded(grant, checkpoint) {
-                return Err(Barred::Remembered { former });
+                return Err(StartBlocked::CheckpointUnclear { former });
             }
             match view.cgroup(uid) {
-                CgroupState::Gone | CgroupState::Empty => gone.push((*grant, former)),
-                cgroup @ (CgroupState::Populated | CgroupState::Unknown) => return Err(Barred::Runs { former, cgroup }),
+                CgroupState::Absent | CgroupState::Empty => gone.push((*grant, former)),
+                cgroup @ (CgroupState::Populated | CgroupState::Unknown) => return Err(StartBlocked::Runs { former, cgroup }),
             }
         }
     }
     Ok(gone)
 }
 
-fn former_of(pod: &PodRef, container: &str, view: &impl View) -> Former {
+fn former_of(pod: &PodRef, container: &str, view: &impl View) -> FormerHolder {
     let mut pod = pod.clone();
     if pod.name.is_none()
         && let Some(PodName { namespace, name }) = view.name(&pod.uid)
     {
         (pod.namespace, pod.name) = (Some(namespace), Some(name));
     }
-    Former { pod, container: container.to_owned() }
+    FormerHolder { pod, container: container.to_owned() }
 }
 
-fn released(grant: &Grant, Former { pod, container }: Former, now: Timestamp) -> Entry {
+fn released(grant: &Grant, FormerHolder { pod, container }: FormerHolder, now: Timestamp) -> Entry {
     let bound_at = match grant.state {
         GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => Some(bound_at),
         GrantState::Granted | GrantState::Released { .. } => None,

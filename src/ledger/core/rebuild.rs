@@ -6,7 +6,7 @@
 //! In the same way the ledger takes over what another plugin has given away, when a node moves from that to Holdfast: its containers go on, and
 //! their devices are held like any others.
 
-use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
+use crate::domain::{AllocId, CheckpointGrant, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
@@ -19,7 +19,7 @@ const OTHER_PLUGIN: &str = "other plugin";
 /// A pod may have gone that the kubelet's checkpoint still has, until it is written again: its grant is then released by
 /// the usual proof. For that no boot is noted, which asks for more evidence than one of this boot would.
 #[must_use]
-pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
+pub fn rebuild(kept: Vec<CheckpointGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
     let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
@@ -49,7 +49,11 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
 /// What a sound ledger cannot have had, of what the kubelet has kept and is not live: neither was it `released`, nor is it so
 /// old that its release may have been forgotten.
 #[must_use]
-pub fn unheard_of(mut kept: Vec<KeptGrant>, released: &BTreeSet<AllocId>, forgotten_until: Option<Timestamp>) -> Vec<KeptGrant> {
+pub fn unheard_of(
+    mut kept: Vec<CheckpointGrant>,
+    released: &BTreeSet<AllocId>,
+    forgotten_until: Option<Timestamp>,
+) -> Vec<CheckpointGrant> {
     kept.retain(|kept| !released.contains(&kept.alloc_id) && kept.alloc_id.made_at() > forgotten_until);
     kept
 }
@@ -59,8 +63,8 @@ mod tests {
     use super::*;
     use crate::domain::ContainerEdits;
 
-    fn kept(alloc_id: &str, id: &str) -> KeptGrant {
-        KeptGrant {
+    fn kept(alloc_id: &str, id: &str) -> CheckpointGrant {
+        CheckpointGrant {
             alloc_id: AllocId::new(alloc_id),
             pod_uid: "u1".into(),
             container: "main".into(),

@@ -252,7 +252,7 @@ fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evide
 
 /// Whether nothing of the pod runs, and nothing of it will run again.
 fn is_dead(watchlist: &Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
-    let gone = evidence.cgroup(uid) == CgroupState::Gone;
+    let gone = evidence.cgroup(uid) == CgroupState::Absent;
     let started_again = grant.boot_id == observation.boot_id || watchlist.alive.contains(uid);
     gone && (started_again || evidence.checkpoint_lacks(uid))
 }

@@ -3,7 +3,8 @@
 use super::*;
 use crate::domain::{
     Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, DeviceNumber, GrantState, Health,
-    ListedContainer, ListedPod, Moment, Object, Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
+    ListedContainer, ListedPod, Moment, Object, Observation, Offered, Offering, PendingHooks, PodName, PodRef, Reason, ResourceSpec,
+    Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -104,7 +105,7 @@ impl World {
     fn gone() -> Self {
         let mut world = World::bound();
         world.seen.pods = Some(vec![listed("other", &[])]);
-        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world
     }
 
@@ -289,7 +290,7 @@ fn an_empty_cgroup_is_no_proof_whatever_is_listed() {
             world.look(seconds);
         }
         assert_eq!(world.state(1), "suspect");
-        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         assert_eq!(released_by(&world.look(100)), Some(POD_GONE));
     }
 }
@@ -378,7 +379,7 @@ fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
     assert_eq!(world.ledger.holders(&resource(), &DeviceId::new("gpu0")).count(), 2);
     assert_eq!(world.look(100), [], "an init container is not listed, its pod is");
     world.seen.pods = Some(vec![listed("other", &[])]);
-    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     world.look(200);
     world.look(205);
     assert_eq!((world.state(1), world.state(2)), ("released", "released"));
@@ -398,7 +399,7 @@ fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_li
 fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_as_its_pod_is_listed() {
     let mut world = World::bound();
     world.seen.pods = Some(vec![ListedPod { containers: Vec::new(), ..listed("web", &[]) }]);
-    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     for names in [world.seen.names.clone(), BTreeMap::new()] {
         world.seen.names = names;
         for seconds in [1, 10, 1000] {
@@ -419,7 +420,7 @@ fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
         assert_eq!(world.look(seconds), []);
     }
     world.seen.names.insert("u5".into(), name("starting"));
-    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     world.look(200);
     assert_eq!(released_by(&world.look(205)), Some(POD_GONE), "every listed pod is another");
 }
@@ -432,7 +433,7 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
         let mut world = World::new();
         world.seen.names.clear();
         world.seen.pods = None;
-        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world.look(0);
         world.seen.names.insert("u7".into(), name("next"));
         world.seen.pods = Some([vec![listed("next", &["gpu0"])], others].concat());
@@ -442,7 +443,7 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
         world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
         world.look(30);
         assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "something of it runs, whoever has forgotten it");
-        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world.look(50);
         assert_eq!(world.state(1), "suspect", "once is not twice");
         assert_eq!(released_by(&world.look(55)), Some(POD_GONE));
@@ -460,7 +461,7 @@ fn come_back(world: &mut World, cgroup: CgroupState) {
 #[test]
 fn what_a_static_pod_had_before_it_came_back_is_released_when_all_of_it_had_ended() {
     // It was gone at the last look, or nothing of it has started again yet.
-    for (looks, cgroup) in [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Gone)] {
+    for (looks, cgroup) in [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Absent)] {
         let mut world = World::gone();
         if looks {
             world.look(10);
@@ -479,7 +480,7 @@ fn what_a_container_may_run_with_is_kept_though_the_kubelet_has_given_it_another
     for another_kubelet in [false, true] {
         let mut world = World::bound();
         if another_kubelet {
-            world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+            world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
             world.look(10);
             world.seen.kubelet_settled = false;
         }
@@ -629,14 +630,14 @@ fn evolving_twice_changes_nothing() {
     }
     assert_eq!(
         ledger,
-        Ledger::from_recovered([], (**ledger.names()).clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone())
+        Ledger::from_recovered([], (**ledger.names()).clone(), ledger.listed().clone(), PendingHooks::new(), ledger.verdicts().clone())
     );
 }
 
 /// Any view of up to three pods that hold up to three ids, as wrong as it can be.
 fn observation() -> impl Strategy<Value = Observation> {
     let cgroup = prop_oneof![
-        2 => Just(CgroupState::Populated), 3 => Just(CgroupState::Gone), 2 => Just(CgroupState::Empty), 1 => Just(CgroupState::Unknown),
+        2 => Just(CgroupState::Populated), 3 => Just(CgroupState::Absent), 2 => Just(CgroupState::Empty), 1 => Just(CgroupState::Unknown),
     ];
     let checkpoint = prop::collection::vec((0..3_u8, 0..3_u8, prop::option::of(0..4_u64)), 0..4);
     let pods = prop::collection::vec((0..4_u8, prop::option::of(0..3_u8)), 0..4);
@@ -723,7 +724,7 @@ proptest! {
                     Some(pod) => {
                         prop_assert_eq!(released_by, POD_GONE);
                         let cgroup = seen.cgroups.get(&pod.uid).copied().unwrap_or_default();
-                        prop_assert_eq!(cgroup, CgroupState::Gone);
+                        prop_assert_eq!(cgroup, CgroupState::Absent);
                         let (since, times) = missed.get(alloc_id).copied().unwrap_or((clock, 0));
                         prop_assert!(times >= 2 && clock - since >= 5, "{times} listings in {} s", clock - since);
                         let pods = seen.pods.as_ref().expect("a listing lacks it");
@@ -751,7 +752,7 @@ proptest! {
             }
             let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
             prop_assert_eq!(again, vec![], "what was decided stays decided");
-            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), (**ledger.names()).clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone());
+            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), (**ledger.names()).clone(), ledger.listed().clone(), PendingHooks::new(), ledger.verdicts().clone());
             prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
         }
     }
@@ -814,7 +815,7 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
 #[test]
 fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ours() {
     let other = AllocId::of_other_plugin("u1", "main", &resource());
-    let kept = crate::domain::KeptGrant {
+    let kept = crate::domain::CheckpointGrant {
         alloc_id: other.clone(),
         pod_uid: "u1".into(),
         container: "main".into(),
@@ -839,7 +840,7 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
         assert_eq!(world.look(seconds), []);
     }
     world.seen.pods = Some(vec![listed("other", &[])]);
-    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     world.write(vec![]);
     world.look(180);
     assert_eq!(released_by(&world.look(190)), Some(POD_GONE));
@@ -891,7 +892,7 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
     let ask = |held: Grant, seen: Seen| {
         doubt(
-            &Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new()),
+            &Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new(), PendingHooks::new(), BTreeMap::new()),
             &Watchlist::default(),
             &wanted,
             &seen,
@@ -966,8 +967,13 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
 fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
     let state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(WALL) };
-    let ledger =
-        Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new());
+    let ledger = Ledger::from_recovered(
+        [Grant { state, ..grant(1, "gpu0", BOOT) }],
+        BTreeMap::new(),
+        BTreeMap::new(),
+        PendingHooks::new(),
+        BTreeMap::new(),
+    );
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, made_ns: 0 });
     let ask = |entries| {
         let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint::new(entries, Timestamp(WALL)) };
@@ -975,7 +981,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
             ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }),
             BTreeMap::new(),
             BTreeMap::new(),
-            Owed::new(),
+            PendingHooks::new(),
             BTreeMap::new(),
         );
         doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proof == Proof::Complete)

@@ -3,7 +3,7 @@
 use super::follow::follow;
 use super::opening::{Attempt, Next, Opened};
 use super::task::IndexTask;
-use crate::domain::{Because, Timestamp, Unreadable};
+use crate::domain::{Timestamp, Unreadable, UnreadableReason};
 use crate::store::StoreError;
 use crate::store::journal::damage_finding;
 use crate::store::layout::{has_free_space, quarantine, require_free_space};
@@ -150,7 +150,7 @@ impl IndexTask {
         self.why = error.to_string();
         let wait = RETRY_AFTER.saturating_mul(1 << self.refused.min(6)).min(RETRY_AFTER_MAX);
         self.next = Some(Next { at: Instant::now() + wait, may_come_before: false });
-        self.shared.note_unreadable(self.closed_at, Because::Refused);
+        self.shared.note_unreadable(self.closed_at, UnreadableReason::Refused);
         // There are many attempts; the first one is logged.
         if self.refused == 0 {
             tracing::error!(%error, "the query database stays closed, and is tried again; grants are still recorded in the journal");
@@ -161,7 +161,7 @@ impl IndexTask {
     }
 
     pub(super) fn report_late(&mut self) {
-        let slow = Unreadable { since: self.closed_at, because: Because::Slow };
+        let slow = Unreadable { since: self.closed_at, because: UnreadableReason::Slow };
         if self.shared.unreadable() != Some(slow) {
             self.why = format!("it has been opening since {}, as on a slow disk", self.closed_at.to_seconds());
             self.shared.note_unreadable(slow.since, slow.because);

@@ -8,8 +8,8 @@
 use super::length::Length;
 use super::reader::{DatabaseSnapshot, Reader, history_key, hook_key};
 use super::refusal::{BLOBS, Refusal, check_files, failure, guard};
-use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
-use crate::host::{self, LateTimers};
+use crate::domain::{AllocId, DeviceId, Grant, HookState, PendingHook, Retention, Timestamp};
+use crate::host::{self, TimerSlack};
 use crate::store::StoreError;
 use crate::store::journal::codec;
 use crate::store::layout::{note, sync_data, sync_directory};
@@ -85,7 +85,7 @@ pub(crate) enum Update {
     /// A name that is forgotten.
     ForgetName(String),
     /// The state of a hook; one that is done is deleted.
-    Hook(Box<OwedHook>, Vec<u8>),
+    Hook(Box<PendingHook>, Vec<u8>),
 }
 
 impl Database {
@@ -93,7 +93,7 @@ impl Database {
     pub(crate) fn open_here(dir: &Path) -> Result<(Self, DatabaseSnapshot), Refusal> {
         // sled goes on without a thread that it does not get, and without any of them it never answers.
         if !HAS_POOL.load(Ordering::Relaxed) {
-            host::room_for_tasks(POOL_THREADS).map_err(Refusal::NoSpace)?;
+            host::check_task_limit(POOL_THREADS).map_err(Refusal::NoSpace)?;
         }
         let fresh = !dir.exists();
         check_files(dir)?;
@@ -101,7 +101,7 @@ impl Database {
         let (db, _late_timers) = loop {
             // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
             // is read or written, and inherit this thread's leave to be late for timers; work wakes them at once.
-            let late_timers = LateTimers::allow(POOL_WAKES_WITHIN);
+            let late_timers = TimerSlack::set(POOL_WAKES_WITHIN);
             match options(dir).open() {
                 Ok(db) => break (db, late_timers),
                 // 0.34.7 gives a refused lock no kind of its own.

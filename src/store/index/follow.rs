@@ -6,7 +6,7 @@
 use super::database::{Database, Update};
 use super::reader::DatabaseSnapshot;
 use super::work::Start;
-use crate::domain::{AllocId, Entry, Grant, HookState, OwedHook};
+use crate::domain::{AllocId, Entry, Grant, HookState, PendingHook};
 use crate::store::journal::{JournalReplay, codec, segments};
 use crate::store::layout::journal_dir;
 use crate::store::{LivePayloads, StoreError};
@@ -133,7 +133,7 @@ impl<F: Fn()> Follower<'_, F> {
             self.write(0, &Update::ForgetName(key.clone()))?;
         }
         for (_, (seq, hook)) in snapshot.hooks.iter().filter(|(key, _)| !replay.owed.contains_key(*key)) {
-            self.write(*seq, &Update::Hook(Box::new(OwedHook { state: HookState::Done, ..hook.clone() }), Vec::new()))?;
+            self.write(*seq, &Update::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }), Vec::new()))?;
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Attempt {
         let (path, unused) = (dir.to_owned(), sender.clone());
         let open = move || {
             // sled's own threads are started by this one.
-            host::step_back();
+            host::lower_thread_priority();
             #[cfg(test)]
             if let Err(refusal) = slow::pass(&path) {
                 drop(sender.send(Err(refusal)));

@@ -2,7 +2,7 @@
 
 use super::database::{APPLIED, FORGOTTEN, number};
 use super::refusal::{failure, guard};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook, Timestamp};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, PendingHook, Timestamp};
 use crate::store::journal::{OwedAt, codec};
 use crate::store::{LivePayloads, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -180,7 +180,7 @@ impl Reader {
 }
 
 /// One for each device of a resource, whose name has no blank.
-pub(super) fn hook_key(hook: &OwedHook) -> Vec<u8> {
+pub(super) fn hook_key(hook: &PendingHook) -> Vec<u8> {
     format!("{} {}", hook.resource, hook.device).into_bytes()
 }
 

@@ -1,6 +1,6 @@
 //! What the index thread and its handle both see.
 
-use crate::domain::{Because, Entry, Timestamp, Unreadable};
+use crate::domain::{Entry, Timestamp, Unreadable, UnreadableReason};
 use crate::host;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// The history cannot be read.
-    pub(super) fn note_unreadable(&self, since: Timestamp, because: Because) {
+    pub(super) fn note_unreadable(&self, since: Timestamp, because: UnreadableReason) {
         self.closed.store(true, Ordering::Release);
         *held(&self.unreadable) = Some(Unreadable { since, because });
     }

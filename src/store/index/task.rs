@@ -17,7 +17,7 @@ use super::follow::follow;
 use super::opening::{Attempt, Next};
 use super::shared::Shared;
 use super::work::{Begin, CheckpointOrder, Start, Work};
-use crate::domain::{Because, Retention, Timestamp};
+use crate::domain::{Retention, Timestamp, UnreadableReason};
 use crate::host;
 use crate::store::StoreError;
 use crate::store::journal::delete_before;
@@ -179,7 +179,7 @@ impl IndexTask {
         tracing::error!(%error, "the query database is closed; grants are still recorded in the journal");
         (self.why, self.closed_at, self.next) = (format!("it is closed after an error: {error}"), now(), None);
         // Before the close, which may never end.
-        self.shared.note_unreadable(self.closed_at, Because::Failed);
+        self.shared.note_unreadable(self.closed_at, UnreadableReason::Failed);
         self.close();
     }
 
@@ -231,7 +231,7 @@ impl IndexTask {
             Err(error) => return self.abandon(&error),
         }
         let before = host::size_below(&self.dir);
-        if host::room(&self.dir) < before.saturating_add(FREE_BYTES_MIN) {
+        if host::free_bytes(&self.dir) < before.saturating_add(FREE_BYTES_MIN) {
             return tracing::debug!(bytes = before, "there is no space to compact the query database");
         }
         let written = database.write_copy(|| {

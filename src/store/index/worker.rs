@@ -13,7 +13,7 @@ use super::reader::Reader;
 use super::shared::Shared;
 use super::task::IndexTask;
 use super::work::{Begin, CheckpointOrder, Start, Work};
-use crate::domain::{Because, Entry, Retention, Timestamp, Unreadable};
+use crate::domain::{Entry, Retention, Timestamp, Unreadable, UnreadableReason};
 use crate::host;
 use crate::store::layout::{database_dir, has_free_space, with_my_steps};
 use crate::store::{RecoveryReport, StoreError};
@@ -86,7 +86,7 @@ impl IndexWorker {
         let mut task = IndexTask::new(state_dir, retention, start, Arc::clone(&shared));
         let run = with_my_steps(move || {
             let _alive: SyncSender<()> = alive;
-            host::step_back();
+            host::lower_thread_priority();
             task.serve(begin, &work);
         });
         let handle = thread::Builder::new().name("index".into()).spawn(run).map_err(StoreError::io("start a thread for", state_dir))?;
@@ -172,7 +172,7 @@ impl IndexWorker {
 
     /// Since when the history cannot be read, and why.
     pub(crate) fn unreadable(&self) -> Option<Unreadable> {
-        let hangs = self.hangs_since().map(|since| Unreadable { since, because: Because::Failed });
+        let hangs = self.hangs_since().map(|since| Unreadable { since, because: UnreadableReason::Failed });
         hangs.or_else(|| self.shared.unreadable())
     }
 

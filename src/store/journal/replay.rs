@@ -8,7 +8,7 @@ use super::codec::{self, Defect, Record};
 use super::scan::{Header, header, is_followed, resynchronise};
 use super::{segments, used};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
+    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, PendingHook, ResourceName, Verdicts, note_gone, note_list,
     note_verdict,
 };
 use crate::host;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The hooks that have not run yet, with the sequence number of the latest entry about each.
-pub(crate) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>;
+pub(crate) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, PendingHook)>;
 
 /// `EIO` of Linux.
 const EIO: i32 = 5;

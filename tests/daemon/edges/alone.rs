@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::app::supervisor::{Policy, Slot, Supervision};
 use holdfast::domain::Stage;
-use holdfast::hook::Performer;
+use holdfast::hook::HookExecutor;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::uds;
 use holdfast::messages::{Bind, CallError, Door, Mailbox};
@@ -38,7 +38,7 @@ impl Alone {
         let mut shared = Shared {
             inventory: app.views.inventory.clone(),
             grants: app.views.grants.clone(),
-            performer: Performer::new(host_root),
+            performer: HookExecutor::new(host_root),
             preparer: Arc::new(preparer),
             record: Mailbox::new(Nobody),
             broken: Mailbox::new(Nobody),

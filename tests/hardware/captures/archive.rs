@@ -1,7 +1,7 @@
 //! The captured trees: unpacked once below the build folder, and again only when the archive
 //! changes.
 
-use holdfast::host::room;
+use holdfast::host::free_bytes;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -81,7 +81,7 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
 pub(crate) fn folder() -> tempfile::TempDir {
     const ROOM: u64 = 2 << 30;
     let memory = Path::new("/dev/shm");
-    let in_memory = (memory.is_dir() && room(memory) >= ROOM).then(|| tempfile::tempdir_in(memory).ok()).flatten();
+    let in_memory = (memory.is_dir() && free_bytes(memory) >= ROOM).then(|| tempfile::tempdir_in(memory).ok()).flatten();
     in_memory.unwrap_or_else(|| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
 }
 

@@ -19,7 +19,7 @@ mod verdicts;
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;
 use holdfast::domain::{DeviceClass, ResourceSpec};
-use holdfast::hardware::{defaults, discover, discover_in, scan};
+use holdfast::hardware::{DiscoverInput, defaults, discover, discover_with, scan};
 use holdfast::host::HostRoot;
 use rewrite::Mapping;
 use serde_json::{Value, json};
@@ -152,7 +152,7 @@ fn without_configuration_exactly_the_hardware_is_offered() {
             let root = HostRoot::new(&capture.root);
             let functions = scan(&root);
             let specs: Vec<Arc<ResourceSpec>> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
-            let found = discover_in(&root, functions, &specs, &BTreeMap::new());
+            let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
             assert!(found.selection.warnings.is_empty(), "{}: {:?}", capture.name, found.selection.warnings);
             let counts = found.selection.resources.iter().map(|(name, devices)| (name.to_string(), devices.len()));
             (capture.name.as_str(), counts.collect())

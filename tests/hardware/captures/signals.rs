@@ -52,7 +52,7 @@ fn a_healthy_machine_has_no_symptoms() {
     );
     assert!(counters > 50, "hardly any machine had counters");
     // It works with half of its lanes, so this is only a remark.
-    let expected = ["nvidia-a2-vgpu 0000:08:00.0 (gpu): its link has 8 lanes, and both ends could have 16"];
+    let expected = ["nvidia-a2-vgpu 0000:08:00.0 (gpu): its link has 8 lanes, but both ends support 16"];
     assert!(remarks.iter().eq(expected.iter()), "{remarks:?}");
     assert!(wrong.is_empty(), "{} are said wrongly:\n{}", wrong.len(), wrong.join("\n"));
 }
@@ -188,7 +188,7 @@ fn of_power_link_and_driver_only_a_power_error_is_a_symptom() {
     machine.is_silent(GPU, &[Edit::Text("current_link_speed", b"Unknown\n"), Edit::Text("current_link_width", b"0\n")]);
     let narrow = machine.with(GPU, &[Edit::Text("current_link_width", b"1\n")]);
     assert!(narrow.symptoms.is_empty());
-    assert!(narrow.remarks.contains(&(GPU.into(), "its link has 1 lanes, and both ends could have 16".into())));
+    assert!(narrow.remarks.contains(&(GPU.into(), "its link has 1 lanes, but both ends support 16".into())));
     // A missing driver or device is discovery's to report.
     machine.is_silent(DISK, &[Edit::Gone("driver"), Edit::Text("uevent", b"PCI_ID=144D:A808\n"), Edit::Gone("nvme")]);
     machine.is_silent(GPU, &[Edit::Gone("sys/bus/pci/devices/0000:08:00.4"), Edit::Gone("virtfn0"), Edit::Text("sriov_numvfs", b"0\n")]);
@@ -231,7 +231,7 @@ fn a_disk_is_healthy_while_its_controller_is_live() {
         machine.shows(DISK, &[state(text)], &[(DISK, reason, detail)]);
     }
     machine.is_silent(DISK, &[state("live\n")]);
-    let none = [(DISK, Reason::NvmeDead, "its driver has it, and there is no controller")];
+    let none = [(DISK, Reason::NvmeDead, "its driver is bound, but it has no controller")];
     machine.shows(DISK, &[Edit::Gone("nvme")], &none);
     machine.shows(DISK, &[Edit::Gone("nvme"), Edit::Gone("sys/class/nvme/nvme0")], &none);
     // This alarm is not the critical one, and reading that one would send a command to the
@@ -271,7 +271,7 @@ fn a_port_of_an_adapter_is_active_and_linked() {
         machine.shows(address, &port("4: ACTIVE\n", "6: LinkErrorRecovery\n"), &down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery"));
         machine.is_silent(address, &port("4: ACTIVE\n", "5: LinkUp\n"));
         machine.is_silent(address, &[Edit::Pipe(&state)]);
-        let lost = format!("{adapter} is gone, and its function still has its driver");
+        let lost = format!("{adapter} has disappeared, but its function still has its driver");
         machine.shows(address, &[Edit::Gone("infiniband")], &[(address, Reason::RdmaLost, &lost)]);
         machine.is_silent(address, &[Edit::Gone("infiniband"), Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=20700\n")]);
     }

@@ -4,7 +4,7 @@ use crate::captures::archive::{Capture, captures};
 use holdfast::cli::topology::{Known, picture, text};
 use holdfast::console::screen::Screen;
 use holdfast::domain::DeviceClass;
-use holdfast::hardware::{defaults, discover_in, scan};
+use holdfast::hardware::{DiscoverInput, defaults, discover_with, scan};
 use holdfast::host::HostRoot;
 use holdfast::picture::{Part, fold, svg};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ fn every_captured_machine_is_drawn_whole_and_fits_a_terminal() {
         let root = HostRoot::new(root);
         let functions = scan(&root);
         let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
-        let found = discover_in(&root, functions, &specs, &BTreeMap::new());
+        let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let picture = picture(&root, &found, &Known::default());
         let mut drawn = Vec::new();
         ids(&picture.parts, &mut drawn);

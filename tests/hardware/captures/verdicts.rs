@@ -29,7 +29,7 @@ use crate::captures::archive::{Capture, captures, copy_tree, folder};
 use crate::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState, GrantedDevice, HealthPolicy, Reason,
-    ResourceSpec, Select, State, Timestamp,
+    ResourceSpec, Select, Timestamp, VerdictState,
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
@@ -310,11 +310,14 @@ fn a_short_fault_is_never_reported() {
         let is_told = |simulation: &HealthSimulation| simulation.unhealthy() != before;
         assert_eq!(wait(&mut simulation, *lasts, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
         let state = simulation.verdict(id).map(|verdict| verdict.state);
-        assert!(matches!(state, Some(State::Suspect { reason: seen, .. }) if seen == *reason), "{name} {reason}: it was seen: {state:?}");
+        assert!(
+            matches!(state, Some(VerdictState::Suspect { reason: seen, .. }) if seen == *reason),
+            "{name} {reason}: it was seen: {state:?}"
+        );
         fault.mend();
         assert_eq!(wait(&mut simulation, 100, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
         let state = simulation.verdict(id).map(|verdict| verdict.state);
-        assert!(matches!(state, None | Some(State::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
+        assert!(matches!(state, None | Some(VerdictState::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
     }
 }
 
@@ -424,7 +427,7 @@ fn a_stuck_probe_is_abandoned_and_other_devices_are_probed() {
     assert_eq!(wait(&mut simulation, 20, |simulation| simulation.unhealthy().contains_key(gpu)), Some(at(7)), "as if nothing hung");
     simulation.advance(at(1022));
     assert!(
-        matches!(simulation.verdict(disk).unwrap().state, State::Suspect { reason: Reason::ProbeStuck, .. }),
+        matches!(simulation.verdict(disk).unwrap().state, VerdictState::Suspect { reason: Reason::ProbeStuck, .. }),
         "given up two seconds later"
     );
     // Its patience begins there.

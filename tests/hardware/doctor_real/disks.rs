@@ -39,7 +39,7 @@ impl Disk {
 
     /// Bytes that an unprivileged process may still write.
     fn room(&self) -> u64 {
-        holdfast::host::room(self.at())
+        holdfast::host::free_bytes(self.at())
     }
 
     /// Allocates this many bytes without writing them.

@@ -240,7 +240,7 @@ fn root_of_a_user_namespace() {
         open(node.path("run"), 0o755);
         open(node.path("run/control.sock"), 0o666);
         let said = look().await;
-        daemon.logged("only root may ask").await;
+        daemon.logged("only root may connect").await;
         assert_eq!(said.codes(), ["user-namespace", "state-in-memory"].into(), "{said:#?}");
         assert_eq!(said.code, Some(exit::FINDINGS.into()));
         pod.kill().unwrap();

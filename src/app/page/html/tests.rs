@@ -3,7 +3,9 @@
 use super::*;
 use crate::app::ConfigReport;
 use crate::app::page::kubelet_since;
-use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, Kept, KubeletGeneration, PodRef, Reason};
+use crate::domain::{
+    AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, KubeletGeneration, LedgerHealth, PodRef, Reason,
+};
 use crate::picture::markup;
 use std::collections::BTreeMap;
 
@@ -77,7 +79,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         kubelet: Some(KubeletGeneration { inode: 7, made_ns: i64::try_from(START).unwrap() * 1_000_000 }),
         socket_left_behind: false,
         config: ConfigReport { files: vec!["/etc/x.toml".into()], generation: 1, loaded_at: Timestamp(START), ..ConfigReport::default() },
-        ledger: Kept { journal: true, database: true, not_durable: 0, unreadable: None },
+        ledger: LedgerHealth { journal: true, database: true, not_durable: 0, unreadable: None },
         ledger_refuses: true,
         not_recorded: None,
         recovery: None,

@@ -3,7 +3,7 @@
 use super::super::random::Random;
 use crate::domain::{
     AllocId, Attributes, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment,
-    NodePattern, Object, Owed, PciFunction, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
+    NodePattern, Object, PciFunction, PendingHooks, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
 };
 use crate::hardware::{HeldNode, NamedNode, name_nodes, select};
 use crate::health::core::{self, Judge, Rules};
@@ -189,7 +189,7 @@ impl Machine {
 
     pub(super) fn publish(&mut self) {
         let held = core::held(self.ledger.grants().map(AsRef::as_ref));
-        if let Some(inventory) = self.judge.judge(&held, &Owed::new(), Duration::from_secs(self.now)) {
+        if let Some(inventory) = self.judge.judge(&held, &PendingHooks::new(), Duration::from_secs(self.now)) {
             self.inventory = inventory;
         }
     }

@@ -14,8 +14,8 @@ mod machine;
 
 use self::machine::{DISK_NODES, Machine, NUMBERS, Plugged, Pod, STICKS, configurations};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, Owed, ResourceName,
-    Safeguard, Timestamp,
+    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, PendingHooks,
+    ResourceName, Safeguard, Timestamp,
 };
 use crate::health::core::{Judge, Rules};
 use crate::ledger::core::{Ledger, held_as_other};
@@ -125,7 +125,7 @@ impl Machine {
                 grant.resolve(|path| found(path).unwrap_or_default())
             });
             self.names.clear();
-            self.ledger = Ledger::from_recovered(rebuilt, BTreeMap::new(), Listed::new(), Owed::new(), BTreeMap::new());
+            self.ledger = Ledger::from_recovered(rebuilt, BTreeMap::new(), Listed::new(), PendingHooks::new(), BTreeMap::new());
         }
         self.judge = Judge::new(self.specs.clone().into(), Arc::default(), &Listed::new(), Rules::default(), &BTreeMap::new());
         self.inventory = Arc::default();
@@ -225,7 +225,9 @@ fn no_two_containers_have_one_object() {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let grants: usize = thread::scope(|scope| {
         let part = |first| {
-            move || (first..histories()).step_by(threads).map(|seed| run_history(seed).unwrap_or_else(|twice| panic!("{twice}"))).sum::<usize>()
+            move || {
+                (first..histories()).step_by(threads).map(|seed| run_history(seed).unwrap_or_else(|twice| panic!("{twice}"))).sum::<usize>()
+            }
         };
         let parts: Vec<_> = (0..threads as u64).map(|first| scope.spawn(part(first))).collect();
         parts.into_iter().map(|part| part.join().unwrap()).sum()

@@ -171,7 +171,7 @@ impl Memory {
         match self.tables().cgroups.get(uid) {
             Some(true) => CgroupState::Populated,
             Some(false) => CgroupState::Empty,
-            None => CgroupState::Gone,
+            None => CgroupState::Absent,
         }
     }
 

@@ -227,7 +227,7 @@ fn a_pod_keeps_its_devices_over_a_restart_and_its_files_until_it_is_deleted() {
 
         node.delete_pod("1");
         simulation.run_for(10 * SECOND);
-        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Gone, 0, 0));
+        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Absent, 0, 0));
     }
 }
 
@@ -394,7 +394,7 @@ fn after_a_reboot_containers_start_with_their_recorded_devices() {
     let boot = node.boot_id();
     node.reboot(SECOND);
     assert_ne!(node.boot_id(), boot);
-    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Gone, 0));
+    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Absent, 0));
     let _daemon = Daemon::start(&node, "two");
     simulation.run_for(10 * SECOND);
     assert_eq!(node.view(|view| view.holders()), before);
@@ -571,7 +571,7 @@ fn a_deleted_pod_continues_to_run_without_a_kubelet() {
     assert_eq!(node.cgroup("1"), CgroupState::Populated);
     node.start_kubelet(Start { runtime_down: true });
     assert!(simulation.run_until(10 * SECOND, |view| view.pod("1").is_none()));
-    assert_eq!(node.cgroup("1"), CgroupState::Gone);
+    assert_eq!(node.cgroup("1"), CgroupState::Absent);
 }
 
 #[test]
@@ -593,7 +593,7 @@ fn a_pod_rejected_for_cpu_leaves_its_devices_to_the_next_one() {
     node.add_pod(pod("3").app("main", &gpu(), 2));
     assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.pod_uid == "3")));
     simulation.run_for(SECOND);
-    assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Gone));
+    assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Absent));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::auditing::Auditing;
 use super::durable::Disk;
 use super::hardware::Hardware;
 use super::registration::Registration;
-use crate::domain::{AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, Owed, ResourceName};
+use crate::domain::{AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, PendingHooks, ResourceName};
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
 use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile};
@@ -123,7 +123,7 @@ impl Inner {
     pub(super) fn judge(&self) -> Option<Duration> {
         let mut cores = self.lock();
         let held = held(cores.ledger.grants().map(AsRef::as_ref));
-        let inventory = cores.judge.judge(&held, &Owed::new(), self.node.moment().boot)?;
+        let inventory = cores.judge.judge(&held, &PendingHooks::new(), self.node.moment().boot)?;
         self.inventory.send_if_modified(|published| {
             let changed = **published != *inventory;
             *published = inventory;

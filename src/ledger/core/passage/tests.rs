@@ -1,7 +1,7 @@
 //! The gate in sentences, and a kubelet, a runner of hooks and crashes played against it.
 
 use super::*;
-use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, OwedHook};
+use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, PendingHook};
 use crate::ledger::core::{HeldBack, POD_GONE, ended, owing};
 use proptest::prelude::*;
 
@@ -74,7 +74,7 @@ impl Seen {
 
 impl View for Seen {
     fn cgroup(&self, uid: &str) -> CgroupState {
-        self.cgroups.get(uid).copied().unwrap_or(CgroupState::Gone)
+        self.cgroups.get(uid).copied().unwrap_or(CgroupState::Absent)
     }
 
     fn name(&self, uid: &str) -> Option<PodName> {
@@ -129,17 +129,17 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
     for (seen, said) in [
         (
             given_on().with(1, CgroupState::Populated),
-            ["a: pod ml/pod-1 (container main)", "processes of it still run", "end its processes"],
+            ["a: pod ml/pod-1 (container main)", "processes of that pod still run", "end its processes"],
         ),
-        (given_on().with(1, CgroupState::Unknown), ["pod ml/pod-1", "cannot be seen", "cgroups are not found"]),
-        (Seen::checkpoint([entry(1, &former), entry(2, &next)]), ["pod ml/pod-1", "checkpoint does not tell", "restart the kubelet"]),
-        (Seen::checkpoint([]), ["grant a-0002", "not known to be of any pod", "a minute"]),
-        (Seen::default(), ["grant a-0002", "not known to be of any pod", "a minute"]),
+        (given_on().with(1, CgroupState::Unknown), ["pod ml/pod-1", "unknown whether its processes run", "cgroups were not found"]),
+        (Seen::checkpoint([entry(1, &former), entry(2, &next)]), ["pod ml/pod-1", "checkpoint does not show", "restart the kubelet"]),
+        (Seen::checkpoint([]), ["grant a-0002", "not matched to a pod yet", "a minute"]),
+        (Seen::default(), ["grant a-0002", "not matched to a pod yet", "a minute"]),
     ] {
         let why = why(&ask(&ledger, &["a"], &seen));
         assert!(said.iter().all(|part| why.contains(part)) && !why.contains("  "), "{why}");
     }
-    for cgroup in [CgroupState::Gone, CgroupState::Empty] {
+    for cgroup in [CgroupState::Absent, CgroupState::Empty] {
         let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup)) else { panic!("it is gone") };
         assert_eq!((id.as_str(), who.to_string().as_str(), moves.len()), ("a", "pod ml/pod-1 (container main)", 1));
         let Entry::Moved { alloc_id, state: GrantState::Released { released_by, pod, .. } } = &moves[0] else { panic!("{moves:?}") };
@@ -153,10 +153,10 @@ fn a_grant_of_nobody_and_a_pod_that_the_kubelet_knows_by_another_device_are_wait
     let seen = Seen::checkpoint([entry(2, &next)]);
     assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("grant a-0001"));
     // Without a checkpoint nobody can say which of two pods calls.
-    assert!(why(&ask(&ledger(&[&grant(1, &["a"], bound(1)), &next]), &["a"], &Seen::default())).contains("checkpoint does not tell"));
+    assert!(why(&ask(&ledger(&[&grant(1, &["a"], bound(1)), &next]), &["a"], &Seen::default())).contains("checkpoint does not show"));
     let (former, other) = (grant(1, &["a"], bound(1)), grant(3, &["b"], bound(1)));
     let seen = Seen::checkpoint([entry(2, &next), entry(1, &other)]);
-    assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("checkpoint does not tell"));
+    assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("checkpoint does not show"));
 }
 
 /// A static pod's UID is a hash of its manifest.
@@ -168,10 +168,10 @@ fn a_static_pod_that_has_come_back_with_another_device_has_handed_its_former_one
     let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &back(CgroupState::Empty)) else { panic!("nothing of it runs") };
     assert!(matches!(&moves[..], [Entry::Moved { alloc_id, .. }] if *alloc_id == former.alloc_id), "{moves:?}");
     let said = why(&ask(&ledger, &["a"], &back(CgroupState::Populated)));
-    assert!(said.contains("processes of it still run"), "it may be those of before: {said}");
+    assert!(said.contains("processes of that pod still run"), "it may be those of before: {said}");
     let side = CheckpointEntry { container: "side".into(), ..entry(1, &other) };
     let said = why(&ask(&ledger, &["a"], &Seen::checkpoint([side, entry(3, &next)])));
-    assert!(said.contains("checkpoint does not tell"), "another container says nothing of it: {said}");
+    assert!(said.contains("checkpoint does not show"), "another container says nothing of it: {said}");
 }
 
 #[test]
@@ -218,7 +218,7 @@ struct World {
     /// Who ran with a device since its last hook.
     dirty: BTreeMap<&'static str, usize>,
     /// Hooks that run.
-    runs: BTreeMap<DeviceId, OwedHook>,
+    runs: BTreeMap<DeviceId, PendingHook>,
     made: usize,
 }
 
@@ -246,7 +246,7 @@ impl World {
         let remembered = self.pods.iter().filter(|pod| pod.remembered);
         let mut seen = Seen::checkpoint(remembered.flat_map(|pod| pod.grants.iter().map(|grant| entry(pod.n, grant))));
         for pod in &self.pods {
-            let dead = if pod.n % 2 == 0 { CgroupState::Gone } else { CgroupState::Empty };
+            let dead = if pod.n % 2 == 0 { CgroupState::Absent } else { CgroupState::Empty };
             seen.cgroups.insert(format!("u{}", pod.n), if pod.alive { CgroupState::Populated } else { dead });
         }
         seen

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// The most resources that are made for single nodes: each has a socket and a server. A board has
 /// some dozens of useful nodes; more come from a pattern such as `tty`.
-const EACH_MAX: usize = 256;
+const EXPANDED_MAX: usize = 256;
 
 /// The entries of `/dev` that regular expressions are matched against; empty without a regular
 /// expression.
@@ -61,7 +61,7 @@ impl Dev {
 
 /// The resources of a configuration, with those for each node among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Each {
+pub struct ExpandedSpecs {
     /// The resources, in the order of selection. None has a name for each node.
     pub specs: Vec<Arc<ResourceSpec>>,
     /// Warnings for the operator, one sentence each.
@@ -72,15 +72,15 @@ pub struct Each {
 ///
 /// # Errors
 /// The first read that failed: then none of these resources is known.
-pub fn each(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, ReadFailure> {
+pub fn expand_patterns(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs, ReadFailure> {
     let root = &root.recording();
-    let found = each_there(root, specs)?;
+    let found = expand(root, specs)?;
     root.take_failures().into_iter().next().map_or(Ok(found), Err)
 }
 
-fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, ReadFailure> {
+fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs, ReadFailure> {
     let is_pattern = |spec: &&Arc<ResourceSpec>| spec.name.is_for_each_node();
-    let mut found = Each::default();
+    let mut found = ExpandedSpecs::default();
     if !specs.iter().any(|spec| is_pattern(&spec)) {
         found.specs = specs.to_vec();
         return Ok(found);
@@ -114,10 +114,10 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, Read
                 match named.get(&name) {
                     Some(other) if *other == node => continue,
                     Some(other) => {
-                        found.warnings.push(format!("{}: {node} is not offered, because {other} has the name {name} already", spec.name));
+                        found.warnings.push(format!("{}: {node} is not offered, because {other} already uses the name {name}", spec.name));
                         continue;
                     }
-                    None if made == EACH_MAX => left += 1,
+                    None if made == EXPANDED_MAX => left += 1,
                     None => {
                         made += 1;
                         named.insert(name.clone(), node.clone());
@@ -128,9 +128,7 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, Read
         }
     }
     if left > 0 {
-        found.warnings.push(format!(
-            "{left} nodes more than {EACH_MAX} would each be a resource, and are not offered: patterns that match less are wanted"
-        ));
+        found.warnings.push(format!("{left} nodes beyond the limit of {EXPANDED_MAX} resources are not offered; use narrower patterns"));
     }
     Ok(found)
 }
@@ -175,8 +173,8 @@ mod tests {
         Arc::new(spec)
     }
 
-    fn made(each: &Each) -> Vec<(&str, String)> {
-        each.specs.iter().map(|spec| (spec.name.as_str(), spec.paths.iter().map(|path| path.host.to_string()).collect())).collect()
+    fn made(expanded: &ExpandedSpecs) -> Vec<(&str, String)> {
+        expanded.specs.iter().map(|spec| (spec.name.as_str(), spec.paths.iter().map(|path| path.host.to_string()).collect())).collect()
     }
 
     #[test]
@@ -198,7 +196,7 @@ mod tests {
             char_spec("d/video0", &["/dev/video0"]),
             pattern("d/{node}", &["^video", "^snd", "^net/", "^_odd$", "^a.b$", "^bus/usb/", "i2c-13", "^serial/by-id/.*$"]),
         ];
-        let found = each(&root, &specs).unwrap();
+        let found = expand_patterns(&root, &specs).unwrap();
         let expected = [
             ("d/i2c-1", "/dev/i2c-1"),
             ("d/i2c-13", "/dev/i2c-13"),
@@ -211,31 +209,31 @@ mod tests {
         ];
         assert_eq!(made(&found), expected.map(|(name, path)| (name, path.to_owned())));
         assert_eq!((found.specs[0].paths[0].permissions.as_str(), found.specs[0].name.is_for_each_node()), ("r", false));
-        let told = found.warnings.join("\n");
+        let warnings = found.warnings.join("\n");
         for expected in [
             "d/{node}: no device node matches ^none$",
-            "d/{node}: /dev/video0 is not offered, because the configuration has the name d/video0 already",
+            "d/{node}: /dev/video0 is not offered, because the configuration already uses the name d/video0",
             "d/{node}: /dev/_odd is not offered, because `d/_odd` is not a resource name",
-            "d/{node}: /dev/a_b is not offered, because /dev/a.b has the name d/a_b already",
+            "d/{node}: /dev/a_b is not offered, because /dev/a.b already uses the name d/a_b",
         ] {
-            assert!(told.contains(expected), "{told}\nshould contain {expected}");
+            assert!(warnings.contains(expected), "{warnings}\nshould contain {expected}");
         }
-        assert_eq!(found.warnings.len(), 4, "{told}");
+        assert_eq!(found.warnings.len(), 4, "{warnings}");
     }
 
     #[test]
-    fn a_glob_may_have_a_name_for_each_node_and_so_many_are_enough() {
+    fn a_glob_expands_to_a_bounded_number_of_resources() {
         let dir = tempfile::tempdir().unwrap();
         (0..300).for_each(|n| write(dir.path(), &format!("dev/ttyS{n}"), ""));
         let root = HostRoot::new(dir.path());
         let mut spec = (*pattern("d/com-{node}", &[])).clone();
         spec.paths = char_spec("a.b/c", &["/dev/ttyS1*"]).paths.clone();
-        let found = each(&root, &[Arc::new(spec.clone())]).unwrap();
+        let found = expand_patterns(&root, &[Arc::new(spec.clone())]).unwrap();
         assert_eq!((found.specs.len(), found.specs[0].name.as_str()), (111, "d/com-ttyS1"));
         spec.paths = char_spec("a.b/c", &["/dev/ttyS*"]).paths.clone();
-        let found = each(&root, &[Arc::new(spec)]).unwrap();
-        assert_eq!((found.specs.len(), found.warnings.len()), (EACH_MAX, 1));
-        assert!(found.warnings[0].starts_with("44 nodes more than 256"), "{:?}", found.warnings);
+        let found = expand_patterns(&root, &[Arc::new(spec)]).unwrap();
+        assert_eq!((found.specs.len(), found.warnings.len()), (EXPANDED_MAX, 1));
+        assert!(found.warnings[0].starts_with("44 nodes beyond the limit of 256"), "{:?}", found.warnings);
     }
 
     #[test]
@@ -243,11 +241,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let specs = [pattern("d/{node}", &["^i2c-[0-9]*$"])];
-        assert_eq!(each(&root, &specs).unwrap().specs, [], "a tree without a /dev has no nodes");
+        assert_eq!(expand_patterns(&root, &specs).unwrap().specs, [], "a tree without a /dev has no nodes");
         std::fs::create_dir(dir.path().join("dev")).unwrap();
-        let unreadable = |specs: &[_]| with_faults(|_| Some(24), || each(&root, specs)).0;
+        let unreadable = |specs: &[_]| with_faults(|_| Some(24), || expand_patterns(&root, specs)).0;
         assert!(unreadable(&specs).unwrap_err().to_string().contains("/dev"));
         let plain = [char_spec("a.b/c", &["/dev/fuse"])];
-        assert_eq!(unreadable(&plain).unwrap().specs, plain, "where no resource asks for it, it is not read");
+        assert_eq!(unreadable(&plain).unwrap().specs, plain, "without a resource that needs it, /dev is not read");
     }
 }
