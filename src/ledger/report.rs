@@ -1,7 +1,7 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt, Proof};
-use crate::domain::{Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse};
+use crate::domain::{Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse, Unreadable, UnreadableReason};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -76,6 +76,12 @@ pub(super) fn changed(before: LedgerHealth, now: LedgerHealth, serves: bool, err
         }
         (false, true) => tracing::info!(late = before.not_durable, "the ledger can be written again"),
         _ => {}
+    }
+    if let (None, Some(Unreadable { since, because: UnreadableReason::Slow })) = (before.unreadable, now.unreadable) {
+        tracing::warn!(
+            since = since.to_seconds(),
+            "the history cannot be read yet: its database is slow to open; grants are recorded in the journal, and nothing is lost"
+        );
     }
 }
 

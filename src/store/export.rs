@@ -38,7 +38,7 @@ pub struct Export {
     dir: PathBuf,
     notes: Notes,
     live: LivePayloads,
-    reader: PendingReader,
+    reader: Result<PendingReader, StoreError>,
 }
 
 impl Export {
@@ -55,7 +55,7 @@ impl Export {
             return Ok(None);
         }
         let mut take = |grant: Grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant)));
-        match reader.wait() {
+        match reader.and_then(|reader| reader.wait()) {
             Ok(reader) => {
                 reader.history(take)?;
                 reader.forgotten_until()
@@ -132,6 +132,10 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader: self.index.reader()? })
+        let reader = match self.index.reader() {
+            Err(error @ StoreError::Database { .. }) => return Err(error),
+            reader => reader,
+        };
+        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader })
     }
 }

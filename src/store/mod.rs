@@ -350,7 +350,10 @@ impl Store {
     pub fn load(&self) -> Recovered {
         let grants = self.live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).collect();
         let mut report = self.report.clone();
-        self.index.add_findings(&mut report);
+        let late = self.index.late();
+        report.findings.extend(late.findings.iter().cloned());
+        report.quarantined.extend(late.quarantined.iter().cloned());
+        report.from_database += late.from_database;
         Recovered::with(grants, self.notes.clone(), report)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing is written. The journal's segments alone have everything that is live.
 
-use super::index::{Database, DatabaseSnapshot, open_copy};
+use super::index::{Database, DatabaseSnapshot, open};
 use super::journal::{self, JournalReplay};
 use super::layout::{copy_directory, database_dir, journal_dir, require_journal, scratch};
 use super::lock::read_confirmed;
@@ -91,5 +91,5 @@ fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Tim
 pub(super) fn copy_database(dir: &Path, scratch: &Path) -> Result<(Database, DatabaseSnapshot), StoreError> {
     let copy = scratch.join("db");
     copy_directory(dir, &copy)?;
-    open_copy(&copy, dir)
+    open(&copy)
 }

@@ -18,6 +18,19 @@ pub(super) fn with_my_steps<T>(run: impl FnOnce() -> T + Send) -> impl FnOnce() 
     }
 }
 
+/// Until it is dropped, the steps of this thread are nobody's.
+pub(super) struct WithoutSteps(Steps);
+
+pub(super) fn without_steps() -> WithoutSteps {
+    WithoutSteps(STEPS.replace(Steps::default()))
+}
+
+impl Drop for WithoutSteps {
+    fn drop(&mut self) {
+        STEPS.set(Arc::clone(&self.0));
+    }
+}
+
 /// Notes a step whose place among the others is a promise.
 pub(super) fn note(step: &'static str) {
     STEPS.with_borrow(|steps| steps.lock().unwrap().push(step));
@@ -30,7 +43,7 @@ pub(super) fn take_steps() -> Vec<&'static str> {
 
 /// Databases that open when a test lets them, or that the system refuses to open.
 pub(super) mod slow {
-    use crate::store::index::{Refusal, refusal_of};
+    use crate::store::StoreError;
     use std::collections::BTreeMap;
     use std::io;
     use std::path::{Path, PathBuf};
@@ -76,12 +89,12 @@ pub(super) mod slow {
         PLANS.lock().unwrap().get(dir) == Some(&Plan::Waits)
     }
 
-    pub(in crate::store) fn pass(dir: &Path) -> Result<(), Refusal> {
+    pub(in crate::store) fn pass(dir: &Path) -> Result<(), StoreError> {
         let mut plans = CHANGED.wait_while(PLANS.lock().unwrap(), |plans| plans.get(dir) == Some(&Plan::Waits)).unwrap();
         match plans.get_mut(dir) {
             Some(Plan::Fails { errno, times }) if *times > 0 => {
                 *times -= 1;
-                Err(refusal_of(io::Error::from_raw_os_error(*errno)))
+                Err(StoreError::io("open", dir)(io::Error::from_raw_os_error(*errno)))
             }
             _ => Ok(()),
         }

@@ -1,6 +1,5 @@
 //! The store as a whole, on real files.
 
-use super::index::Attempt;
 use super::layout::{database_dir, journal_dir};
 use super::notes::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
@@ -61,7 +60,7 @@ fn try_to_copy(from: &Path, to: &Path) -> std::io::Result<()> {
 
 /// Somebody else has the database open.
 fn open_database(dir: &Path) -> index::Database {
-    Attempt::begin(&database_dir(dir), None).wait_for(Duration::from_secs(60), &mut Vec::new()).unwrap().unwrap().database
+    index::open(&database_dir(dir)).unwrap().0
 }
 
 /// As a power cut may leave it: it opens, and cannot be written.

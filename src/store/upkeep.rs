@@ -55,10 +55,9 @@ impl Store {
         if !self.index.is_writable() {
             self.give_up_oldest()?;
         }
-        let sync = self.journal.begin_sync()?;
+        self.journal.sync()?;
         self.index.checkpoint(CheckpointOrder {
             applied: self.next_seq - 1,
-            sync,
             live: self.journal.head_bytes(),
             newest_segment: self.journal.first(),
         })

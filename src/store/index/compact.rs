@@ -1,8 +1,8 @@
 //! Compaction: sled's files grow with what is written and do not shrink with what is removed. So a copy of the trees takes their place.
 
 use super::database::{Database, options};
+use super::failure::{failure, guard};
 use super::reader::LOOKS;
-use super::refusal::{failure, guard};
 use crate::host;
 use crate::store::StoreError;
 use crate::store::layout::{remove, sync_directory};

@@ -5,9 +5,9 @@
 //! with its crc, a checkpoint adds the fdatasync, and a damaged database is renamed and rebuilt from the journal. Nothing is
 //! repaired in place: deleting a bad snapshot of sled's can leave an empty database without an error.
 
+use super::failure::{BLOBS, check_files, failure, guard};
 use super::length::Length;
 use super::reader::{DatabaseSnapshot, Reader, history_key, hook_key};
-use super::refusal::{BLOBS, Refusal, check_files, failure, guard};
 use crate::domain::{AllocId, DeviceId, Grant, HookState, PendingHook, Retention, Timestamp};
 use crate::host::{self, TimerSlack};
 use crate::store::StoreError;
@@ -89,11 +89,14 @@ pub(crate) enum Update {
 }
 
 impl Database {
-    /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
-    pub(crate) fn open_here(dir: &Path) -> Result<(Self, DatabaseSnapshot), Refusal> {
+    /// Opens or creates the database in `dir`.
+    pub(super) fn open_here(dir: &Path) -> Result<(Self, DatabaseSnapshot), StoreError> {
+        let failed = |error: sled::Error| failure(dir, &error);
+        let damaged = |why: String| StoreError::Database { path: dir.to_owned(), why };
+        let newer = |version| StoreError::Newer { path: dir.to_owned(), version };
         // sled goes on without a thread that it does not get, and without any of them it never answers.
         if !HAS_POOL.load(Ordering::Relaxed) {
-            host::check_task_limit(POOL_THREADS).map_err(Refusal::NoSpace)?;
+            host::check_task_limit(POOL_THREADS).map_err(StoreError::io("open", dir))?;
         }
         let fresh = !dir.exists();
         check_files(dir)?;
@@ -107,38 +110,36 @@ impl Database {
                 // 0.34.7 gives a refused lock no kind of its own.
                 Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
                     if began.elapsed() > LOCK_PATIENCE {
-                        return Err(Refusal::InUse);
+                        return Err(StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() });
                     }
                     // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
                     drop(late_timers);
                     thread::sleep(Duration::from_millis(1));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(failed(error)),
             }
         };
         HAS_POOL.store(true, Ordering::Relaxed);
-        let database = Database::with_trees(dir, db)?;
+        let database = Database::with_trees(dir, db).map_err(failed)?;
         if fresh {
-            let parent = dir.parent().unwrap_or(dir);
-            database.set_number(SCHEMA, codec::TREES.into()).and_then(|()| database.persist())?;
-            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| Refusal::Unable(error.to_string()))?;
+            let noted = database.set_number(SCHEMA, codec::TREES.into()).and_then(|()| database.persist());
+            noted.map_err(failed)?;
+            sync_directory(dir).and_then(|()| sync_directory(dir.parent().unwrap_or(dir)))?;
         }
-        let snapshot = database.reader().scan()?;
-        match database.number(SCHEMA)? {
-            None => return Err(Refusal::Damaged("it opens empty although it is not new".into())),
-            Some(version) if version > u64::from(codec::TREES) => {
-                return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
-            }
-            Some(_) => {}
+        let snapshot = database.reader().snapshot()?;
+        let schema = database.number(SCHEMA).map_err(failed)?.ok_or_else(|| damaged("it opens empty although it is not new".into()))?;
+        if schema > u64::from(codec::TREES) {
+            return Err(newer(u32::try_from(schema).unwrap_or(u32::MAX)));
         }
         if let Some(version) = snapshot.newer {
-            return Err(Refusal::Newer(version));
+            return Err(newer(version));
         }
         if snapshot.damaged > 0 {
-            return Err(Refusal::Damaged(format!("{} of its records are damaged", snapshot.damaged)));
+            return Err(damaged(format!("{} of its records are damaged", snapshot.damaged)));
         }
         // A database that reads and does not write is found now.
-        database.set_number(OPENED, database.number(OPENED)?.unwrap_or(0) + 1)?;
+        let opened = database.number(OPENED).and_then(|opened| database.set_number(OPENED, opened.unwrap_or(0) + 1));
+        opened.map_err(failed)?;
         Ok((database, snapshot))
     }
 

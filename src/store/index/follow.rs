@@ -19,20 +19,19 @@ use std::sync::Arc;
 pub(super) struct Followed {
     /// First sequence number of the oldest segment; 0 without one.
     pub(super) oldest: u64,
+    /// The last entry of the journal.
+    pub(super) last: u64,
+    /// The last entry that the database's last checkpoint had.
+    pub(super) applied: u64,
     /// Segments with damage inside.
     pub(super) damaged: Vec<PathBuf>,
     /// Entries that only the database has: to be recorded again.
     pub(super) found: Vec<Entry>,
 }
 
-/// Gives `database`, which holds `snapshot`, what the journal has. `beat` is called at every progress.
-pub(super) fn follow(
-    database: &mut Database,
-    snapshot: &DatabaseSnapshot,
-    state_dir: &Path,
-    start: Option<&Start>,
-    beat: impl Fn(),
-) -> Result<Followed, StoreError> {
+/// Gives the database what the journal has. `beat` is called at every progress.
+pub(super) fn follow(database: &mut Database, state_dir: &Path, start: Option<&Start>, beat: impl Fn()) -> Result<Followed, StoreError> {
+    let snapshot = &database.reader().snapshot()?;
     let mut follower = Follower { database, snapshot, released: BTreeSet::new(), beat };
     let mut replay = JournalReplay::of(state_dir);
     let mut orphans = Vec::new();
@@ -56,7 +55,8 @@ pub(super) fn follow(
     let keeps = !found.is_empty() || replay.missing() > 0;
     follower.live(&live, keeps)?;
     follower.notes(&replay, keeps)?;
-    Ok(Followed { oldest: replay.oldest(), damaged: replay.damaged, found })
+    let (oldest, last, applied) = (replay.oldest(), replay.last, snapshot.applied);
+    Ok(Followed { oldest, last, applied, damaged: replay.damaged, found })
 }
 
 struct Follower<'a, F> {

@@ -1,7 +1,7 @@
 //! A second view of an open database: for queries and checks, while the index thread goes on writing.
 
 use super::database::{APPLIED, FORGOTTEN, number};
-use super::refusal::{failure, guard};
+use super::failure::{failure, guard};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, PendingHook, Timestamp};
 use crate::store::journal::{OwedAt, codec};
 use crate::store::{LivePayloads, StoreError};

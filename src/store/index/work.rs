@@ -1,16 +1,14 @@
-//! What the index thread begins with, and what it is sent.
+//! What the index thread is sent.
 
 #[cfg(test)]
 use super::database::Database;
 use super::database::Update;
-use super::opening::{Attempt, Opened};
 use super::reader::Reader;
 use crate::store::StoreError;
-use crate::store::journal::PendingSync;
 use std::fmt;
 use std::sync::mpsc::SyncSender;
 
-/// What the start leaves to the first opening.
+/// What the start leaves to the first time that the database follows the journal.
 #[derive(Debug, Clone)]
 pub(crate) struct Start {
     /// Whether there was a database. `None`: the start has compared it with the journal.
@@ -21,16 +19,10 @@ pub(crate) struct Start {
     pub(crate) lost_after: u64,
 }
 
-/// What the thread begins with: an open database, one that goes on opening, or none yet.
-#[derive(Debug)]
-pub(crate) enum Begin {
-    Open(Box<Opened>),
-    Opening(Attempt),
-    Later,
-}
-
 /// What the thread is sent.
 pub(super) enum Work {
+    /// The first message: from now on the database may follow the journal.
+    Begin(Start),
     Update(u64, Update),
     Checkpoint(Box<CheckpointOrder>, SyncSender<Result<(), StoreError>>),
     Read(SyncSender<Result<Reader, StoreError>>),
@@ -44,13 +36,11 @@ impl fmt::Debug for Work {
     }
 }
 
-/// A checkpoint that is wanted.
+/// A checkpoint that is wanted. The journal was synced before, so its newest head may stand for the older segments.
 #[derive(Debug)]
 pub(crate) struct CheckpointOrder {
     /// Everything up to this sequence number was sent.
     pub(crate) applied: u64,
-    /// What the journal has to sync first, so that its newest head may stand for the older segments.
-    pub(crate) sync: Option<PendingSync>,
     /// Bytes of what is live, as the newest head has it.
     pub(crate) live: u64,
     /// The first segment that is still needed after it.

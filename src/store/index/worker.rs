@@ -9,21 +9,21 @@
 #[cfg(test)]
 use super::database::Database;
 use super::database::Update;
-use super::reader::Reader;
-use super::shared::Shared;
+use super::reader::{DatabaseSnapshot, Reader};
+use super::shared::{LATE_AFTER, Late, Shared};
 use super::task::IndexTask;
-use super::work::{Begin, CheckpointOrder, Start, Work};
+use super::work::{CheckpointOrder, Start, Work};
 use crate::domain::{Entry, Retention, Timestamp, Unreadable, UnreadableReason};
 use crate::host;
+use crate::store::StoreError;
 use crate::store::layout::{database_dir, has_free_space, with_my_steps};
-use crate::store::{RecoveryReport, StoreError};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Entries that may wait for sled: 3 MB of grants.
 const QUEUE_MAX: usize = 4096;
@@ -31,6 +31,8 @@ const QUEUE_MAX: usize = 4096;
 const PENDING_MAX: usize = 256;
 /// How long a query or a checkpoint waits for the thread.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a waiting start or query looks whether the database is late to open.
+const POLL: Duration = Duration::from_millis(20);
 /// How long the thread may be at one thing without waiting for the disk. Opening does not count: it may take long.
 const HANGS_AFTER: Duration = Duration::from_secs(20);
 /// The same at the end of the process, which a service manager does not wait for long. A checkpoint takes milliseconds.
@@ -39,6 +41,7 @@ const HANGS_AFTER_AT_END: Duration = Duration::from_secs(3);
 /// A checkpoint that is under way.
 #[derive(Debug)]
 pub struct PendingCheckpoint {
+    shared: Arc<Shared>,
     dir: PathBuf,
     done: Receiver<Result<(), StoreError>>,
 }
@@ -57,9 +60,28 @@ impl PendingCheckpoint {
     /// # Errors
     /// As [`PendingCheckpoint::wait`].
     pub fn wait_for(self, patience: Duration) -> Result<(), StoreError> {
-        let silent = || StoreError::Database { path: self.dir.clone(), why: "it does not answer".into() };
-        self.done.recv_timeout(patience).map_err(|_| silent())?
+        let done = wait(&self.done, patience, &self.shared, &self.dir);
+        // Beside a slow opening the journal has everything.
+        if self.shared.late_since().is_some() { Ok(()) } else { done }
     }
+}
+
+/// Waits for an answer of the thread, but not for a slow opening.
+fn wait<T>(answer: &Receiver<Result<T, StoreError>>, patience: Duration, shared: &Shared, dir: &Path) -> Result<T, StoreError> {
+    let until = Instant::now() + patience;
+    loop {
+        match answer.recv_timeout(POLL) {
+            Ok(answer) => return answer,
+            Err(RecvTimeoutError::Timeout) if Instant::now() < until => {
+                shared.late_since().map_or(Ok(()), |since| Err(late(dir, since)))?;
+            }
+            Err(_) => return Err(StoreError::Unopened { path: dir.to_owned(), why: "it does not answer".into() }),
+        }
+    }
+}
+
+fn late(dir: &Path, since: Timestamp) -> StoreError {
+    StoreError::Unopened { path: dir.to_owned(), why: format!("it has been opening since {}, as on a slow disk", since.to_seconds()) }
 }
 
 /// The handle. Dropping it lets the thread finish its queue and close the database, and waits for that unless it hangs.
@@ -72,26 +94,50 @@ pub(crate) struct IndexWorker {
     handle: Option<JoinHandle<()>>,
     /// Disconnected by the thread's end, in whatever way.
     ended: Receiver<()>,
+    /// The result of the opening that a start waits for.
+    opened: Receiver<Result<DatabaseSnapshot, StoreError>>,
     /// What is to be sent after the answers.
     pending: RefCell<Vec<(u64, Update)>>,
     patience: Duration,
 }
 
 impl IndexWorker {
-    /// Starts the thread, which first gives the database what it lacks.
-    pub(crate) fn start(state_dir: &Path, retention: Retention, begin: Begin, start: Start) -> Result<Self, StoreError> {
+    /// Starts the thread. `opens`: it opens the database at once, for [`IndexWorker::wait_for_snapshot`].
+    pub(crate) fn start(state_dir: &Path, retention: Retention, opens: bool) -> Result<Self, StoreError> {
         let (queue, work) = sync_channel(QUEUE_MAX);
         let (alive, ended) = sync_channel(0);
-        let shared = Arc::new(Shared::default());
-        let mut task = IndexTask::new(state_dir, retention, start, Arc::clone(&shared));
+        let (wanted, opened) = sync_channel(1);
+        let dir = database_dir(state_dir);
+        let shared = Arc::new(Shared::new(&dir));
+        let mut task = IndexTask::new(state_dir, retention, Arc::clone(&shared));
         let run = with_my_steps(move || {
             let _alive: SyncSender<()> = alive;
             host::lower_thread_priority();
-            task.serve(begin, &work);
+            if opens {
+                task.open_for_start(&wanted);
+            }
+            task.serve(&work);
         });
         let handle = thread::Builder::new().name("index".into()).spawn(run).map_err(StoreError::io("start a thread for", state_dir))?;
-        let (dir, pending) = (database_dir(state_dir), RefCell::default());
-        Ok(IndexWorker { dir, queue: Some(queue), shared, handle: Some(handle), ended, pending, patience: HANGS_AFTER })
+        let (queue, handle, pending) = (Some(queue), Some(handle), RefCell::default());
+        Ok(IndexWorker { dir, queue, shared, handle, ended, opened, pending, patience: HANGS_AFTER })
+    }
+
+    /// Waits for the opening, but not for a slow disk: `None`.
+    pub(crate) fn wait_for_snapshot(&self) -> Option<Result<DatabaseSnapshot, StoreError>> {
+        let until = Instant::now() + LATE_AFTER;
+        loop {
+            match self.opened.recv_timeout(POLL) {
+                Ok(opened) => return Some(opened),
+                Err(RecvTimeoutError::Timeout) if self.shared.late_since().is_none() && Instant::now() < until => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// From now on the database may follow the journal.
+    pub(crate) fn begin(&self, start: Start) -> Result<(), StoreError> {
+        self.send(Work::Begin(start))
     }
 
     /// Takes a change, to be sent by [`IndexWorker::send_pending`]. Many at once are sent at once.
@@ -131,6 +177,7 @@ impl IndexWorker {
     /// Sends a request, behind every change so far.
     fn request(&self, work: Work) -> Result<(), StoreError> {
         self.send_pending();
+        self.shared.late_since().map_or(Ok(()), |since| Err(late(&self.dir, since)))?;
         if self.hangs_since().is_some() {
             return Err(StoreError::Unopened { path: self.dir.clone(), why: "it hangs until the next start".into() });
         }
@@ -140,20 +187,25 @@ impl IndexWorker {
     /// Makes the database durable with every change so far, and then deletes the segments before the order's newest.
     pub(crate) fn checkpoint(&self, order: CheckpointOrder) -> Result<PendingCheckpoint, StoreError> {
         let (sender, done) = sync_channel(1);
-        self.request(Work::Checkpoint(Box::new(order), sender))?;
-        Ok(PendingCheckpoint { dir: self.dir.clone(), done })
+        if self.shared.late_since().is_some() {
+            // The journal has everything.
+            drop(sender.send(Ok(())));
+        } else {
+            self.request(Work::Checkpoint(Box::new(order), sender))?;
+        }
+        Ok(PendingCheckpoint { shared: Arc::clone(&self.shared), dir: self.dir.clone(), done })
     }
 
     /// A reader of the database, with every change so far.
     pub(crate) fn reader(&self) -> Result<PendingReader, StoreError> {
         let (sender, answer) = sync_channel(1);
         self.request(Work::Read(sender))?;
-        Ok(PendingReader { dir: self.dir.clone(), answer })
+        Ok(PendingReader { shared: Arc::clone(&self.shared), dir: self.dir.clone(), answer })
     }
 
     /// From now on the thread does only what has to be done.
     pub(crate) fn hurry(&self) {
-        self.shared.hurries.store(true, Ordering::Release);
+        self.shared.end();
     }
 
     fn hangs_since(&self) -> Option<Timestamp> {
@@ -162,12 +214,12 @@ impl IndexWorker {
 
     /// Whether the database follows the journal.
     pub(crate) fn is_sound(&self) -> bool {
-        !self.shared.behind.load(Ordering::Acquire) && !self.shared.closed.load(Ordering::Acquire) && self.hangs_since().is_none()
+        !self.shared.behind.load(Ordering::Acquire) && self.unreadable().is_none()
     }
 
     /// Whether the next checkpoint may reach the database.
     pub(crate) fn is_writable(&self) -> bool {
-        !self.shared.closed.load(Ordering::Acquire) && self.hangs_since().is_none() && has_free_space(&self.dir)
+        self.unreadable().is_none() && has_free_space(&self.dir)
     }
 
     /// Since when the history cannot be read, and why.
@@ -182,12 +234,9 @@ impl IndexWorker {
         *given_up = given_up.max(until).or(Some(Timestamp(0)));
     }
 
-    /// Adds to the report what was found since the start.
-    pub(crate) fn add_findings(&self, report: &mut RecoveryReport) {
-        let late = self.shared.late();
-        report.findings.extend(late.findings.iter().cloned());
-        report.quarantined.extend(late.quarantined.iter().cloned());
-        report.from_database += late.from_database;
+    /// What was found since the start.
+    pub(crate) fn late(&self) -> MutexGuard<'_, Late> {
+        self.shared.late()
     }
 
     /// What the database has and the journal lacks, once.
@@ -204,9 +253,9 @@ impl Drop for IndexWorker {
         self.hurry();
         self.send_pending();
         self.queue = None;
-        while self.ended.recv_timeout(HANGS_AFTER_AT_END) == Err(RecvTimeoutError::Timeout) {
-            if self.shared.hangs_since(HANGS_AFTER_AT_END.min(self.patience)).is_some() {
-                tracing::error!("the query database hangs and is not closed; the next start reads the journal");
+        while self.ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
+            if self.shared.late_since().is_some() || self.shared.hangs_since(HANGS_AFTER_AT_END.min(self.patience)).is_some() {
+                tracing::error!("the query database is not closed, since it is slow or hangs; the next start reads the journal");
                 return;
             }
         }
@@ -220,7 +269,7 @@ impl IndexWorker {
     /// Has something done to the database behind the store's back, after every change so far.
     pub(crate) fn begin_to_meddle(&self, act: impl FnOnce(&mut Option<Database>) + Send + 'static) {
         self.send_pending();
-        self.send(Work::Meddle(Box::new(act))).unwrap();
+        self.queue.as_ref().unwrap().send(Work::Meddle(Box::new(act))).unwrap();
     }
 
     /// The same, and waits for it.
@@ -246,13 +295,13 @@ impl IndexWorker {
 /// A reader that was asked for.
 #[derive(Debug)]
 pub(crate) struct PendingReader {
+    shared: Arc<Shared>,
     dir: PathBuf,
     answer: Receiver<Result<Reader, StoreError>>,
 }
 
 impl PendingReader {
     pub(crate) fn wait(&self) -> Result<Reader, StoreError> {
-        let silent = |_| StoreError::Unopened { path: self.dir.clone(), why: "it does not answer".into() };
-        self.answer.recv_timeout(PATIENCE).map_err(silent)?
+        wait(&self.answer, PATIENCE, &self.shared, &self.dir)
     }
 }

@@ -128,22 +128,3 @@ pub(super) fn recover(
     report.from_database = recovered.live().filter(|(id, _)| known.binary_search(id).is_err()).count();
     Ok(recovered)
 }
-
-/// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words. `applied` is the last entry
-/// of its last checkpoint.
-pub(super) fn database_finding(oldest: u64, applied: u64, existed: bool) -> Option<String> {
-    if !existed && oldest > 1 {
-        Some("the query database is gone, and with it the history".into())
-    } else if applied + 1 < oldest {
-        Some(format!("the query database has lost what it had after entry {applied}"))
-    } else if oldest == 0 && applied > 0 {
-        Some("the journal is gone; grants come from the query database".into())
-    } else {
-        None
-    }
-}
-
-/// What is said of a database whose records were damaged.
-pub(super) fn history_finding(why: &str) -> String {
-    format!("the query database was damaged ({why}); its history stays in the copy that was moved away")
-}

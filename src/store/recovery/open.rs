@@ -10,10 +10,10 @@
 //!
 //! Within one boot nothing that was written is lost, synced or not. Nor is it after a clean stop, which is noted durably.
 
-use super::{RecoveryReport, database_finding, history_finding, recover};
+use super::{RecoveryReport, recover};
 use crate::domain::{Durability, Retention};
 use crate::host::private::make_private_folder;
-use crate::store::index::{Attempt, Begin, IndexWorker, LATE_AFTER, Start};
+use crate::store::index::{IndexWorker, Start, database_finding};
 use crate::store::journal::{Journal, JournalReplay, segments, sizes_before};
 use crate::store::layout::{database_dir, journal_dir, quarantine};
 use crate::store::lock::Lock;
@@ -22,12 +22,13 @@ use crate::store::{OLD_SEGMENTS_MAX, Recovered, SEGMENT_BYTES_MAX, Store, StoreE
 use std::path::Path;
 use std::time::Instant;
 
-/// What was read, and what the index thread begins with.
+/// What was read.
 struct Found {
     replay: JournalReplay,
     report: RecoveryReport,
-    begin: Begin,
     start: Start,
+    /// Whether the database could not be waited for.
+    is_late: bool,
 }
 
 impl Store {
@@ -59,9 +60,11 @@ impl Store {
         let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
         let alone = if vouched { JournalReplay::read_newest(state_dir)? } else { None };
         let reads_all = alone.is_none();
-        let Found { replay, mut report, begin, start } = match alone {
-            Some(replay) => journal_alone(state_dir, replay),
-            None => read_both(state_dir)?,
+        let existed = database_dir(state_dir).exists();
+        let index = IndexWorker::start(state_dir, retention, reads_all)?;
+        let Found { replay, mut report, start, is_late } = match alone {
+            Some(replay) => journal_alone(replay, existed),
+            None => read_both(state_dir, existed, &index)?,
         };
 
         // A new segment always: an old one is never written to again.
@@ -83,8 +86,7 @@ impl Store {
             }
         }
         lock.note_boot(boot_id);
-        let is_late = reads_all && !matches!(begin, Begin::Open(_));
-        let index = IndexWorker::start(state_dir, retention, begin, start)?;
+        index.begin(start)?;
         let mut store = Store {
             dir: state_dir.to_owned(),
             durability,
@@ -122,39 +124,39 @@ impl Store {
     }
 }
 
-fn journal_alone(state_dir: &Path, replay: JournalReplay) -> Found {
-    let start = Start { existed: Some(database_dir(state_dir).exists()), recounts: false, lost_after: replay.last };
-    Found { report: RecoveryReport::of(&replay), replay, begin: Begin::Later, start }
+fn journal_alone(replay: JournalReplay, existed: bool) -> Found {
+    let start = Start { existed: Some(existed), recounts: false, lost_after: replay.last };
+    Found { report: RecoveryReport::of(&replay), replay, start, is_late: false }
 }
 
 /// Reads both copies side by side. Nobody waits for a slow disk.
-fn read_both(state_dir: &Path) -> Result<Found, StoreError> {
-    let dir = database_dir(state_dir);
-    let existed = dir.exists();
-    let mut attempt = Attempt::begin(&dir, None);
+fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Found, StoreError> {
     let mut journal = JournalReplay::read(state_dir)?;
     journal.expect_confirmed();
     let mut report = RecoveryReport::of(&journal);
     let lost_after = if journal.is_whole() { journal.last } else { journal.complete_from.saturating_sub(1) };
     let mut start = Start { existed: Some(existed), recounts: true, lost_after };
-    let begin = match attempt.wait_for(LATE_AFTER, &mut report.quarantined) {
-        None => Begin::Opening(attempt),
-        Some(Ok(mut opened)) => {
+    let is_late = match index.wait_for_snapshot() {
+        Some(Ok(snapshot)) => {
             if report.findings.is_empty() || !existed {
-                report.findings.extend(database_finding(journal.oldest(), opened.snapshot.applied, existed));
+                report.findings.extend(database_finding(journal.oldest(), snapshot.applied, existed));
             }
-            report.findings.extend(opened.replaced.take().map(|why| history_finding(&why)));
-            journal = recover(state_dir, journal, &opened.snapshot, &mut report)?;
+            let mut found = index.late();
+            report.findings.append(&mut found.findings);
+            report.quarantined.append(&mut found.quarantined);
+            drop(found);
+            journal = recover(state_dir, journal, &snapshot, &mut report)?;
             (start.existed, start.lost_after) = (None, u64::MAX);
-            Begin::Open(Box::new(opened))
+            false
         }
         Some(Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. }))) => return Err(error),
         Some(Err(error)) => {
             tracing::error!(%error, "the query database cannot be opened");
-            Begin::Later
+            true
         }
+        None => true,
     };
-    Ok(Found { replay: journal, report, begin, start })
+    Ok(Found { replay: journal, report, start, is_late })
 }
 
 /// Whether the segments before this one should not wait for the first checkpoint: a daemon that does not live that long adds one at each

@@ -4,9 +4,8 @@
 //! passed: for a daemon, when it was asked, since the index thread answers after everything before; for files, the last
 //! checkpoint. What came later may be in the journal alone, and is counted as following.
 
-use super::database_finding;
 use crate::domain::AllocId;
-use crate::store::index::{DatabaseSnapshot, PendingReader};
+use crate::store::index::{DatabaseSnapshot, PendingReader, database_finding};
 use crate::store::journal::{JournalReplay, codec, damage_finding, segments};
 use crate::store::layout::{database_dir, quarantined, require_journal, scratch};
 use crate::store::lock::read_confirmed;

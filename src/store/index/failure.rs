@@ -1,8 +1,7 @@
-//! Why sled does not open or write: what speaks against the database, and what against nothing but the moment.
+//! What an error of sled's says: the database is damaged, or the system refuses something.
 
 use crate::host;
 use crate::store::StoreError;
-use crate::store::error::is_out_of_space;
 use std::fs::{self, File};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,36 +9,6 @@ use std::path::Path;
 
 /// The directory of sled's large pages.
 pub(super) const BLOBS: &str = "blobs";
-
-/// Why the database could not be opened or is not to be used.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// Another process has it.
-    InUse,
-    /// A later version wrote it.
-    Newer(u32),
-    /// The file system takes nothing more, and says nothing against the database.
-    NoSpace(io::Error),
-    /// The system refuses, for this reason, and says nothing against the database either.
-    Unable(String),
-    /// It is damaged.
-    Damaged(String),
-}
-
-impl From<sled::Error> for Refusal {
-    fn from(error: sled::Error) -> Self {
-        match of_the_system(&error) {
-            Some(error) => refusal_of(error),
-            None if is_of_another(&error) => Refusal::Unable(error.to_string()),
-            None => Refusal::Damaged(error.to_string()),
-        }
-    }
-}
-
-/// What an error of the system says of a database.
-pub(crate) fn refusal_of(error: io::Error) -> Refusal {
-    if is_out_of_space(&error) { Refusal::NoSpace(error) } else { Refusal::Unable(error.to_string()) }
-}
 
 /// What the system has refused, if that is what went wrong. sled passes some of it on as a text, and panics over some. A file that
 /// is missing is nothing that the system refuses.
@@ -70,18 +39,21 @@ pub(crate) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Res
     })
 }
 
-/// What has failed of the database in `dir`.
+/// What an error says of the database in `dir`. Only [`StoreError::Database`] says that it is damaged.
 pub(super) fn failure(dir: &Path, error: &sled::Error) -> StoreError {
     match of_the_system(error) {
-        Some(source) => StoreError::io("write", dir)(source),
+        Some(source) => StoreError::io("use", dir)(source),
         None if is_of_another(error) => StoreError::Unopened { path: dir.to_owned(), why: error.to_string() },
         None => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
     }
 }
 
 /// sled opens whatever has the name of one of its files, and would wait for the other end of a FIFO for ever.
-pub(super) fn check_files(dir: &Path) -> Result<(), Refusal> {
-    let unable = |path: &Path, error: io::Error| Refusal::Unable(StoreError::io("open", path)(error).to_string());
+pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
+    let unable = |path: &Path, error: io::Error| {
+        let why = StoreError::io("open", path)(error).to_string();
+        StoreError::Unopened { path: dir.to_owned(), why }
+    };
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(|error| unable(dir, error))?,
@@ -97,12 +69,31 @@ pub(super) fn check_files(dir: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words. `applied` is the last entry
+/// of its last checkpoint.
+pub(crate) fn database_finding(oldest: u64, applied: u64, existed: bool) -> Option<String> {
+    if !existed && oldest > 1 {
+        Some("the query database is gone, and with it the history".into())
+    } else if applied + 1 < oldest {
+        Some(format!("the query database has lost what it had after entry {applied}"))
+    } else if oldest == 0 && applied > 0 {
+        Some("the journal is gone; grants come from the query database".into())
+    } else {
+        None
+    }
+}
+
+/// What is said of a database whose records were damaged.
+pub(crate) fn history_finding(why: &str) -> String {
+    format!("the query database was damaged ({why}); its history stays in the copy that was moved away")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn is_damage(error: &sled::Error) -> bool {
-        matches!(Refusal::from(error.clone()), Refusal::Damaged(_))
+        matches!(failure(Path::new("/x"), error), StoreError::Database { .. })
     }
 
     #[test]
@@ -117,8 +108,6 @@ mod tests {
             for error in [told, cloned, panicked] {
                 assert!(!is_damage(&error), "{number}: {error}");
                 assert!(matches!(failure(Path::new("/x"), &error), StoreError::Io { .. }), "{number}: {error}");
-                let is_out_of_space = matches!(Refusal::from(error.clone()), Refusal::NoSpace(_));
-                assert_eq!(is_out_of_space, [27, 28, 30, 122].contains(&number), "{number}");
             }
         }
     }
@@ -135,7 +124,6 @@ mod tests {
     #[test]
     fn sled_that_opens_nothing_more_in_this_process_says_nothing_of_this_database() {
         let broken = sled::Error::ReportableBug("IO thread unexpectedly panicked. please report this bug".into());
-        assert!(matches!(Refusal::from(broken.clone()), Refusal::Unable(_)));
         assert!(matches!(failure(Path::new("/x"), &broken), StoreError::Unopened { .. }));
     }
 }
