@@ -3,8 +3,7 @@
 use super::exit::{FAILURE, Failed};
 use super::text::Text;
 use super::{Global, block_on, show};
-use crate::app::handover::{Installed, Upgrade};
-use crate::app::{ControlError, ask_to_hand_over};
+use crate::app::{ControlError, Installed, Upgrade, ask_to_hand_over};
 
 /// Asks, and waits until the other instance serves.
 ///

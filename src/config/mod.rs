@@ -80,8 +80,6 @@ pub struct Config {
     pub nvml: NvmlLibrary,
     /// How devices are judged.
     pub health: HealthPolicy,
-    /// Whether an instance that takes over has the kubelet forget the former one first (`app/handover`).
-    pub detaches: bool,
     /// The resources in the order of the files: the first that selects a device gets it. Empty means that known
     /// hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

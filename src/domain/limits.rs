@@ -10,8 +10,9 @@
 //! | plugin sockets, together | [`PLUGIN_MAX`] | 2: one to serve it, one to hand it over | 512 | L/4 |
 //! | control | [`CONTROL_MAX`] | 1 | 32 | L/32 |
 //! | handover | [`HANDOVER_MAX`] | 1; files that come with a message are closed | 8 | L/64 |
+//! | connections of earlier instances | [`HELD_MAX`] | 1, and a copy while they are passed on | 4,096 | L/4 |
 //!
-//! That is less than 3/8 of L. At least 5/8 is kept back for what the daemon itself opens: about thirty descriptors, files of the
+//! That is less than 5/8 of L. At least 3/8 is kept back for what the daemon itself opens: about thirty descriptors, files of the
 //! ledger and one directory of a scan at a time among them. Each resource adds its socket, and the connections on which the
 //! kubelet reads lists. These do not count above: they have two descriptors each, and a socket has [`LISTS_MAX`].
 
@@ -20,13 +21,16 @@ use std::cmp::Reverse;
 /// Connections of telemetry. A node has one or two scrapers, probes of the kubelet, and sometimes a browser.
 pub const TELEMETRY_MAX: usize = 128;
 
-/// Connections of the plugin sockets on which no list is read. A connection of the kubelet asks for its list within milliseconds. During
-/// a handover each request that is passed on has a connection too.
+/// Connections of the plugin sockets on which no list is read. A connection of the kubelet asks for its list within milliseconds.
 pub const PLUGIN_MAX: usize = 256;
 
 /// Streams of lists at one plugin socket. Each may keep one unread list in memory. The kubelet opens one, since each Register names a
 /// new socket; the others are for people who look.
 pub const LISTS_MAX: usize = 4;
+
+/// Connections that are passed on from one instance to the next: the kubelet keeps two or three of each resource and instance until it
+/// is restarted. systemd's fd store has room for them and their sockets (`FileDescriptorStoreMax=`).
+pub const HELD_MAX: usize = 2048;
 
 /// Connections of the control socket. Each verb makes one.
 pub const CONTROL_MAX: usize = 32;
@@ -51,6 +55,8 @@ pub struct ConnectionLimits {
     pub control: usize,
     /// The handover socket.
     pub handover: usize,
+    /// Those of earlier instances.
+    pub held: usize,
 }
 
 impl ConnectionLimits {
@@ -65,6 +71,8 @@ impl ConnectionLimits {
             plugin: share(PLUGIN_MAX, 8),
             control: share(CONTROL_MAX, 32),
             handover: share(HANDOVER_MAX, 64),
+            // A copy of each while they are passed on.
+            held: share(HELD_MAX, 8),
         }
     }
 }
@@ -202,13 +210,15 @@ mod tests {
     #[test]
     fn the_sockets_take_less_than_three_eighths_of_the_descriptors() {
         for limit in [256, 1024, 2048, 4096, 16_384, 100_000] {
-            let ConnectionLimits { telemetry, plugin, control, handover } = ConnectionLimits::of(Some(limit));
+            let ConnectionLimits { telemetry, plugin, control, handover, held } = ConnectionLimits::of(Some(limit));
             let taken = telemetry + 2 * plugin + control + handover;
             assert!(taken as u64 * 8 <= limit * 3, "{taken} of {limit}");
+            assert!(held as u64 * 8 <= limit, "{held} of {limit}");
         }
-        let all = ConnectionLimits { telemetry: TELEMETRY_MAX, plugin: PLUGIN_MAX, control: CONTROL_MAX, handover: HANDOVER_MAX };
+        let (telemetry, plugin) = (TELEMETRY_MAX, PLUGIN_MAX);
+        let all = ConnectionLimits { telemetry, plugin, control: CONTROL_MAX, handover: HANDOVER_MAX, held: HELD_MAX };
         assert_eq!((ConnectionLimits::of(Some(16_384)), ConnectionLimits::of(None)), (all, all));
-        assert_eq!(ConnectionLimits::of(Some(256)), ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4 });
+        assert_eq!(ConnectionLimits::of(Some(256)), ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4, held: 32 });
         assert_eq!(ConnectionLimits::of(Some(20)).telemetry, MIN);
     }
 

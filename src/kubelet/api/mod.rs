@@ -12,18 +12,13 @@ pub mod v1alpha;
 pub mod v1beta1;
 
 use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire, printable};
-use crate::host::peer::TrustedListener;
-use crate::kubelet::conversation::{Conversation, Followed};
 use crate::kubelet::services::Services;
+use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use futures_util::{StreamExt as _, TryStreamExt as _};
 use prost::Message;
 use std::fmt;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
@@ -153,41 +148,12 @@ pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
     DIALECTS.iter().fold(Services::default(), |services, dialect| dialect.serve(Arc::clone(plugin), services))
 }
 
-/// A socket on which no service is served, until this is dropped; its connections are closed then.
-#[derive(Debug)]
-pub struct Mute(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
-
-/// Serves nothing.
-///
-/// # Errors
-/// When the socket cannot be made.
-pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
-    let listener = Arc::new(TrustedListener::bind(path, || {})?);
-    let (close, closed) = oneshot::channel();
-    let closed = async { drop(closed.await) };
-    let incoming = listener.incoming().map_ok(Followed::from);
-    let server = Server::builder().serve_with_incoming_shutdown(Services::default(), incoming, closed);
-    tokio::spawn(async move {
-        if let Err(error) = server.await {
-            tracing::warn!(%error, "a socket that serves nothing failed");
-        }
-    });
-    Ok(Mute(close))
-}
-
 /// The stream of one ListAndWatch, in one dialect's messages.
 type Listing<M> = BoxStream<'static, Result<M, Status>>;
 
-/// A plugin's lists as messages, for this request. One that the kubelet would not take is left out: what was sent last stays true for it.
-fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
-    let lists = plugin.lists()?;
-    // While the stream is open, the connection is not evicted.
-    let stream = request.extensions().get::<Conversation>().map(Conversation::list_stream);
-    let fitting = move |offering: Arc<Offering>| {
-        let _open = &stream;
-        std::future::ready(fitting(&offering, message))
-    };
-    Ok(lists.filter_map(fitting).boxed())
+/// A plugin's lists as messages. One that the kubelet would not take is left out: what was sent last stays true for it.
+fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
+    Ok(plugin.lists()?.filter_map(move |offering| std::future::ready(fitting(&offering, message))).boxed())
 }
 
 /// A list, if the kubelet takes it.

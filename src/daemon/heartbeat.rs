@@ -13,7 +13,7 @@ const BEATS: u32 = 3;
 
 /// Begins to beat, if systemd listens: where `$WATCHDOG_USEC` is set, and `$WATCHDOG_PID` is this process or not set at all.
 /// Must be called on the thread that answers the kubelet; it beats until the runtime of that thread ends.
-pub fn begin() -> Option<JoinHandle<()>> {
+pub(super) fn begin() -> Option<JoinHandle<()>> {
     let period = period(sd_notify::watchdog_enabled()?)?;
     Some(tokio::spawn(async move {
         loop {
