@@ -15,6 +15,7 @@ pub mod picture;
 pub mod store;
 pub mod telemetry;
 
+pub mod handover;
 pub mod messages;
 
 pub mod discovery;
@@ -24,6 +25,8 @@ pub mod registration;
 pub mod serving;
 
 pub mod app;
+
+pub mod daemon;
 pub mod doctor;
 
 pub mod console;

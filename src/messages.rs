@@ -10,8 +10,7 @@
 //!   ledger ─ Forget ───────────────▶ health
 //!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
-//!   app ─ Detach, Reattach ────────▶ registration
-//!   registration ─ Bind, Retire ───▶ serving ◀─ Adopt ─ app
+//!   registration ─ Bind, Retire ───▶ serving
 //! ```
 //!
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
@@ -25,10 +24,9 @@ use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 /// Why a call got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -259,17 +257,6 @@ pub struct KubeletSeen(pub Option<KubeletGeneration>);
 #[rtype(result = "()")]
 pub struct CheckpointWritten;
 
-/// app → registration: have the kubelet forget which connection has each resource, so that the end of another instance's
-/// streams cuts nobody off; answered when it has.
-#[derive(Debug, Clone, Copy, Message)]
-#[rtype(result = "()")]
-pub struct Detach;
-
-/// app → registration: these streams have ended; register again what was detached.
-#[derive(Debug, Clone, Copy, Message)]
-#[rtype(result = "()")]
-pub struct Reattach;
-
 /// Counts the registrations of this process; each has a socket of its own.
 pub type RegistrationNumber = u64;
 
@@ -321,18 +308,6 @@ pub struct Bind {
     pub resource: ResourceName,
     /// The registration that will name the socket.
     pub registration: RegistrationNumber,
-}
-
-/// app → serving: answer on the socket of a former instance too, which has died.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "()")]
-pub struct Adopt {
-    /// The resource.
-    pub resource: ResourceName,
-    /// The socket.
-    pub listener: Arc<OwnedFd>,
-    /// Answered until this is true, or until nobody is left to say so.
-    pub close: watch::Receiver<bool>,
 }
 
 /// registration → serving: this registration has been superseded; close its socket once its streams have ended.

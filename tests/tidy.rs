@@ -14,16 +14,17 @@ const LAYERS: &[&[&str]] = &[
     &["domain"],
     &["host"],
     &["config", "contract", "hardware", "hook", "kubelet", "picture", "store", "telemetry"],
+    &["handover"],
     &["messages"],
     &["discovery", "health", "ledger", "registration", "serving"],
     &["app"],
-    &["doctor"],
+    &["daemon", "doctor"],
     &["console"],
     &["lab"],
     &["cli"],
 ];
 
-const ACTORS: &[&str] = LAYERS[4];
+const ACTORS: &[&str] = LAYERS[5];
 
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[

@@ -9,7 +9,6 @@ mod client;
 pub use client::{ControlError, get, hand_over as ask_to_hand_over, order, read_ledger, verify};
 
 use super::devices;
-use super::handover::{Upgrade, UpgradeOrder};
 use super::processors;
 use super::{Status, Views};
 use crate::domain::{DeviceId, Grant, OperatorRequest, Timestamp};
@@ -259,12 +258,48 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     }
 }
 
+/// What `holdfast handover` asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgrade {
+    /// The binary to be started: the one that asks.
+    pub executable: PathBuf,
+}
+
+/// The answer to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Installed {
+    /// The version that has handed over.
+    pub from: String,
+    /// The version that serves now.
+    pub to: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// A request for an upgrade.
+#[derive(Debug)]
+pub struct UpgradeOrder {
+    /// The request.
+    pub upgrade: Upgrade,
+    /// For the answer, or why there is no handover.
+    pub answer: oneshot::Sender<Result<Installed, String>>,
+    /// Ends when the answer has been written.
+    pub written: oneshot::Receiver<()>,
+}
+
 /// Answers when another instance serves, or when this one serves again.
-async fn hand_over(State(source): State<Source>, body: Bytes) -> Reply {
+async fn hand_over(State(source): State<Source>, body: Bytes) -> Result<impl IntoResponse, Failure> {
     let upgrade: Upgrade = parsed(&body)?;
     let (answer, installed) = oneshot::channel();
-    source.upgrade.send(UpgradeOrder { upgrade, answer }).await.map_err(failure)?;
-    reply(&installed.await.map_err(failure)?.map_err(failure)?)
+    let (writing, written) = oneshot::channel::<()>();
+    source.upgrade.send(UpgradeOrder { upgrade, answer, written }).await.map_err(failure)?;
+    let answer = serde_json::to_vec(&installed.await.map_err(failure)?.map_err(failure)?).map_err(failure)?;
+    // The connection drops a body in the same step in which it writes the end of it.
+    let body = futures_util::stream::once(async move {
+        drop(writing);
+        Ok::<_, Infallible>(answer)
+    });
+    Ok(([(CONTENT_TYPE, "application/json")], Body::from_stream(body)))
 }
 
 async fn status(State(source): State<Source>) -> Reply {

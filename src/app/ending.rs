@@ -1,95 +1,57 @@
-//! The way back from [`App::start`], in the steps of a shutdown and of a handover.
+//! The way back from [`App::start`], and what goes on from one instance to the next.
 //!
 //! ```text
-//!   shutdown:  quiesce ─▶ the ledger is closed ─▶ streams end, or go on with systemd
-//!   handover:  quiesce ─▶ the ledger is closed ─▶ the other instance serves ─▶ streams end, or go on there
+//!   calls that have come are answered ─▶ connections are released: nothing is read any more ─▶ the ledger is closed ─▶ the descriptors are
+//!   dropped (the kubelet sees the end), or go to another process, or to the next start in this one
 //! ```
 //!
-//! From the end of the streams on the kubelet has no device, until the next instance lists them: nothing that takes time comes
+//! From the end of the connections on the kubelet has no device, until the next instance lists them: nothing that takes time comes
 //! after it.
 
-use super::{App, handover};
-use crate::domain::{Stage, Successor};
-use crate::serving::Sockets;
+use super::{App, Views};
+use crate::handover::{Label, PassedFds};
+use crate::registration::ResourceStatus;
+use crate::serving::{Shared, serve_passed};
 use crate::store::Store;
 use actix::Arbiter;
-use std::cell::Cell;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
-/// How long it is waited for Allocates that have begun. Their own deadline is two seconds.
+/// How long calls that have come may take. An Allocate has a deadline of two seconds itself.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
 
-/// How long it is waited for the last checkpoint. It takes milliseconds, or may never end on a disk without room.
+/// How long the last checkpoint may take. It takes milliseconds, or may never end on a disk without room.
 const CHECKPOINT_DEADLINE: Duration = Duration::from_millis(2000);
 
-/// Turns of the event loop. A request that lies in a socket is read, decoded and begun after four.
-const TURNS: usize = 32;
-
-/// How long it is waited for the ledger to close, and for connections to take their last answers. All are of this machine.
+/// How long the ledger may take to close, and servers to end. All are of this machine.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What is left of a daemon whose ledger is closed: the kubelet's connections.
-#[derive(Debug)]
-pub(super) struct Frozen {
-    stage: watch::Sender<Stage>,
-    sockets: Arc<Sockets>,
-    /// Whether the other instance holds them open too, and wants their streams to go on.
-    stays_open: Cell<bool>,
-}
+/// How long the sockets of the earlier instance are served after every resource is registered: a call that the kubelet began before may
+/// still be on its way there.
+const SERVE_PASSED_FOR: Duration = Duration::from_secs(1);
 
 impl App {
-    /// Ends everything in order: Allocates that have begun are answered, the ledger is checkpointed and closed, the streams end
+    /// Ends everything in order: calls that have come are answered, the ledger is checkpointed and closed, the connections end
     /// last. An empty list is never sent: the kubelet would take every device for gone.
     pub async fn shut_down(self) {
-        self.close().await.leave().await;
+        drop(self.leave(false, true).await);
         tracing::info!("ended");
     }
 
-    /// The same for a process of systemd's, which keeps what the kubelet has open for the next one (`run_dir` is the directory of the control
-    /// socket): the streams do not end before it is known that there is none.
-    pub async fn shut_down_for_the_next(self, run_dir: &Path) {
-        let frozen = self.close().await;
-        if handover::keep(&frozen.sockets, run_dir) {
-            frozen.stay_open();
-        }
-        frozen.leave().await;
-        tracing::info!("ended");
+    /// The same, but for the connections. They end with what is returned.
+    pub async fn shut_down_for_next(self) -> PassedFds {
+        self.leave(true, true).await
     }
 
-    /// Ends everything but the kubelet's connections, and the ledger in order.
-    async fn close(self) -> Frozen {
-        let (frozen, ledger) = self.quiesce().await;
-        let closing = async {
-            let Some(store) = ledger.close().await else { return };
-            // Where that is noted, the first start after a reboot needs the journal alone.
-            let sealed = tokio::task::spawn_blocking(move || store.into_inner().unwrap_or_else(PoisonError::into_inner).close());
-            if let Ok(Err(error)) = sealed.await {
-                tracing::warn!(%error, "the ledger is not closed in order; the journal has everything");
-            }
-        };
-        let closing = tokio::time::timeout(CLOSE_DEADLINE, closing);
-        // The kubelet is not kept waiting by a disk.
-        if closing.await.is_err() {
-            tracing::warn!("the ledger is not closed in time; the journal has everything");
-        }
-        frozen
+    /// The same for an instance that starts at once, in this boot: the ledger is not closed for a reboot, which takes time.
+    pub async fn hand_over(self) -> PassedFds {
+        self.leave(true, false).await
     }
 
-    /// Ends everything but the kubelet's connections: the ledger is free for another instance, and what the kubelet asks
-    /// waits until there is one.
-    pub(super) async fn freeze(self) -> Frozen {
-        let (frozen, ledger) = self.quiesce().await;
-        // The other one starts in this boot, and believes what was written in it.
-        drop(ledger.close().await);
-        frozen
-    }
-
-    /// Answers what has begun, and begins nothing more.
-    async fn quiesce(self) -> (Frozen, Ledger) {
-        let App { gate, store, sockets, stage, ending, arbiters, tasks, files, .. } = self;
+    async fn leave(self, keep_files: bool, seal: bool) -> PassedFds {
+        let App { store, shared: Shared { sockets, .. }, leaving, ending, arbiters, ledger_guardian, tasks, files, .. } = self;
         for task in &tasks {
             task.abort();
         }
@@ -100,89 +62,110 @@ impl App {
         for file in files {
             drop(std::fs::remove_file(file));
         }
-        let checkpointed = Arc::clone(&store);
-        // Away from this thread, which goes on serving.
-        let checkpoint = tokio::task::spawn_blocking(move || {
-            let begun = checkpointed.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
-            drop(checkpointed);
-            begun.and_then(|begun| begun.wait_for(CHECKPOINT_DEADLINE))
-        });
-        match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
-            Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),
+        checkpoint(&store).await;
+        leaving.send_replace(true);
+        if tokio::time::timeout(DRAIN_DEADLINE, sockets.connections.idle()).await.is_err() {
+            tracing::warn!("a call is still in flight and is cut off");
         }
-        // What the kubelet has sent by now is read, and an Allocate among it begins.
-        for _ in 0..TURNS {
-            tokio::task::yield_now().await;
-        }
-        stage.send_replace(Stage::Frozen);
-        if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
-            tracing::warn!("an Allocate is still under way and is cut off");
-        }
-        (Frozen { stage, sockets, stays_open: Cell::new(false) }, Ledger { ending, arbiters, store })
-    }
-}
-
-impl Frozen {
-    /// Passes on what the kubelet asks here.
-    pub(super) fn pass_on(&self, successor: Successor) {
-        self.stage.send_replace(Stage::Succeeded(successor));
-    }
-
-    /// The other instance holds the connections open too, and their streams go on.
-    pub(super) fn stay_open(&self) {
-        self.stays_open.set(true);
-    }
-
-    /// Has nothing left to do, for a process that ends now: the streams end, unless they are to go on without it.
-    pub(super) async fn leave(&self) {
-        if !self.stays_open.get() {
-            return self.end_streams().await;
-        }
-        // The files of the sockets stay: the other instance answers there for a while, and removes them. The streams would end with the
-        // last of these.
-        std::mem::forget(self.stage.clone());
-    }
-
-    /// Ends the streams and closes the sockets.
-    pub(super) async fn end_streams(&self) {
-        self.stage.send_modify(|stage| {
-            *stage = match stage {
-                Stage::Succeeded(successor) => Stage::Ending(Some(Arc::clone(successor))),
-                _ => Stage::Ending(None),
+        // At once: no call is read between.
+        let (passed, servers) = sockets.release(keep_files);
+        let ended = async {
+            for server in &servers {
+                server.closed().await;
             }
-        });
-        // An answer is not given before its connection has sent it.
-        if tokio::time::timeout(CLOSE_DEADLINE, self.sockets.close_all()).await.is_err() {
-            tracing::warn!("a connection is not closed by its other side and is cut off");
+        };
+        if tokio::time::timeout(CLOSE_DEADLINE, ended).await.is_err() {
+            tracing::warn!("a server does not end; its connections end with the process");
         }
+        let closing = async {
+            let Some(store) = close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seal) else { return };
+            // Where that is noted, the first start after a reboot needs the journal alone.
+            let sealed = tokio::task::spawn_blocking(move || store.into_inner().unwrap_or_else(PoisonError::into_inner).close());
+            if let Ok(Err(error)) = sealed.await {
+                tracing::warn!(%error, "the ledger is not closed in order; the journal has everything");
+            }
+        };
+        // The kubelet is not kept waiting by a disk.
+        if tokio::time::timeout(CLOSE_DEADLINE, closing).await.is_err() {
+            tracing::warn!("the ledger is not closed in time; the journal has everything");
+        }
+        passed
+    }
+
+    /// Goes on with what the kubelet has open at an earlier instance: serves its sockets, has the kubelet send again what it has got no
+    /// answer to, and holds the connections open until the kubelet closes them.
+    pub fn receive(&mut self, passed: PassedFds) {
+        let inventory = self.views.inventory.borrow().clone();
+        let is_offered = |label: &Label| match label {
+            Label::Socket(resource) | Label::Connection { resource, .. } => inventory.resources.contains_key(resource),
+        };
+        let (offered, gone): (Vec<_>, Vec<_>) = passed.0.into_iter().partition(|(label, _)| is_offered(label));
+        // Nothing would answer for these resources any more: the kubelet is to see that.
+        PassedFds(gone).end();
+        if offered.is_empty() {
+            return;
+        }
+        let mut connections = Vec::new();
+        for (label, fd) in offered {
+            let Label::Socket(resource) = &label else {
+                connections.push((label, fd));
+                continue;
+            };
+            if let Err(error) = serve_passed(&self.shared, resource, fd) {
+                tracing::warn!(%resource, %error, "a socket of the earlier instance cannot be served");
+            }
+        }
+        tracing::info!(connections = connections.len(), "going on with what the kubelet has open at the earlier instance");
+        // Only now: the kubelet dials these sockets at once.
+        self.shared.sockets.connections.hold(connections);
+        let (sockets, views) = (Arc::clone(&self.shared.sockets), self.views.clone());
+        self.tasks.push(tokio::spawn(async move {
+            views.registered().await;
+            tokio::time::sleep(SERVE_PASSED_FOR).await;
+            sockets.supersede_passed();
+        }));
     }
 }
 
-/// The actors, and the ledger that they use.
-struct Ledger {
+impl Views {
+    /// Waits until the kubelet has every resource from here, or is away.
+    pub async fn registered(&self) {
+        let (mut ready, mut registrations) = (self.ready.clone(), self.registrations.clone());
+        // Errors mean that the daemon is ending.
+        drop(ready.wait_for(|ready| *ready).await);
+        drop(registrations.wait_for(|all| all.values().all(ResourceStatus::is_known)).await);
+    }
+}
+
+/// Away from this thread, which goes on serving.
+async fn checkpoint(store: &Arc<Mutex<Store>>) {
+    let store = Arc::clone(store);
+    let checkpoint = tokio::task::spawn_blocking(move || {
+        let begun = store.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
+        drop(store);
+        begun.and_then(|begun| begun.wait_for(CHECKPOINT_DEADLINE))
+    });
+    match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
+        Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),
+    }
+}
+
+/// Ends the actors. What is left is the store, unless a reader has it: then the lock is free when that one drops it.
+async fn close_ledger(
     ending: watch::Sender<bool>,
     arbiters: Vec<Arbiter>,
+    guardian: JoinHandle<()>,
     store: Arc<Mutex<Store>>,
-}
-
-impl Ledger {
-    /// Ends the actors. What is left is the store, unless somebody has not let go of it: its lock is free when it is dropped.
-    async fn close(self) -> Option<Mutex<Store>> {
-        let Ledger { ending, arbiters, store } = self;
-        ending.send_replace(true);
-        for arbiter in arbiters {
-            arbiter.stop();
-            // The ledger's lock is free only when its actor is gone. A panic there has been logged.
-            drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
-        }
-        // Its guardian and those who ask for it let go of it when they see their end: whoever starts again finds it free.
-        for _ in 0..TURNS {
-            if Arc::strong_count(&store) > 1 {
-                tokio::task::yield_now().await;
-            }
-        }
-        Arc::into_inner(store)
+) -> Option<Mutex<Store>> {
+    ending.send_replace(true);
+    for arbiter in arbiters {
+        arbiter.stop();
+        // The lock is free only when the ledger's actor is gone. A panic there has been logged.
+        drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
     }
+    // It has the store too, for the actor's next life.
+    drop(guardian.await);
+    Arc::into_inner(store)
 }

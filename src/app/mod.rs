@@ -9,8 +9,6 @@ mod devices;
 mod ending;
 mod error;
 mod files;
-pub mod handover;
-pub mod heartbeat;
 mod hooks;
 mod kernel_log;
 mod labels;
@@ -32,7 +30,8 @@ mod views;
 mod watcher;
 
 pub use control::{
-    ControlError, LedgerEnd, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
+    ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over, get as control_get, order as control_order,
+    read_ledger, verify as verify_ledger,
 };
 pub use devices::DeviceReport;
 pub use error::StartError;
@@ -47,7 +46,8 @@ pub use views::{Actors, Views};
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
-use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
+use crate::domain::{Durability, Inventory, Plan, ResourceName, Unread};
+use crate::handover;
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::HookExecutor;
@@ -74,14 +74,15 @@ pub struct App {
     pub views: Views,
     escalated: mpsc::Receiver<&'static str>,
     store: Arc<Mutex<Store>>,
-    sockets: Arc<Sockets>,
-    gate: Arc<RwLock<()>>,
-    stage: watch::Sender<Stage>,
+    /// What the servers behind sockets need.
+    shared: Shared,
+    leaving: watch::Sender<bool>,
     ending: watch::Sender<bool>,
     arbiters: Vec<Arbiter>,
+    ledger_guardian: tokio::task::JoinHandle<()>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
     asked: mpsc::Receiver<handover::Asked>,
-    upgrades: mpsc::Receiver<handover::UpgradeOrder>,
+    upgrades: mpsc::Receiver<UpgradeOrder>,
     reloader: reload::Reloader,
     config_changes: mpsc::Receiver<()>,
     /// Files that end with the daemon.
@@ -96,7 +97,7 @@ pub enum AppEvent {
     /// Another instance wants to take over.
     Asked(handover::Asked),
     /// An operator wants another binary in the place of this one.
-    Upgrade(handover::UpgradeOrder),
+    Upgrade(UpgradeOrder),
     /// The files of the configuration were exchanged.
     ConfigChanged,
 }
@@ -153,7 +154,7 @@ impl App {
         let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
-        let (stage, stage_view) = watch::channel(Stage::default());
+        let (leaving, leaving_view) = watch::channel(false);
         let (ending, ending_view) = watch::channel(false);
         let gate = Arc::new(RwLock::new(()));
         // One connection for all who ask.
@@ -161,7 +162,7 @@ impl App {
         let checkpoint = CheckpointReader::new(settings.device_plugins());
         let store = Arc::new(Mutex::new(store));
         let limits = ConnectionLimits::of(host::open_files());
-        let sockets = Arc::new(Sockets::new(&settings.device_plugins(), limits.plugin));
+        let sockets = Arc::new(Sockets::new(&settings.device_plugins(), limits));
         sockets.sweep();
 
         let discovery = Slot::<DiscoveryActor>::new("discovery");
@@ -203,7 +204,7 @@ impl App {
             kubelet: kubelet_view.clone(),
             gate: Arc::clone(&gate),
         };
-        ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
+        let guardian = ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
         // Who has what another plugin gave is known before anything is judged, too.
         take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
@@ -262,9 +263,10 @@ impl App {
             affinity: Affinity::default(),
             refusals: refusals.clone(),
             gate: Arc::clone(&gate),
-            stage: stage_view.clone(),
+            leaving: leaving_view.clone(),
         };
-        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(shared.clone(), life));
+        let of_serving = shared.clone();
+        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(of_serving.clone(), life));
 
         // One that waits stands for all.
         let (config_changed, config_changes) = mpsc::channel(1);
@@ -307,7 +309,7 @@ impl App {
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
             status: Arc::new(registrations),
-            stage: stage_view,
+            leaving: leaving_view,
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
@@ -346,10 +348,8 @@ impl App {
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
-        tasks.push(tokio::spawn(asker.run()));
-        tasks.push(tokio::spawn(runner.run()));
-        tasks.push(tokio::spawn(checker.run()));
-        tasks.push(tokio::spawn(keeper.run()));
+        let background = [tokio::spawn(asker.run()), tokio::spawn(runner.run()), tokio::spawn(checker.run()), tokio::spawn(keeper.run())];
+        tasks.extend(background);
         tasks.extend(labels);
         tasks.extend(listen::serve(&settings, &views, limits.telemetry, not_served));
         let control = control::socket_path(&roots.run);
@@ -360,7 +360,7 @@ impl App {
         tasks.extend(control::serve(&control, source, limits.control));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask, limits.handover));
+        tasks.extend(handover::listen(&roots.run, Arc::new(move || sockets.share()), ask, limits.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {
@@ -368,11 +368,11 @@ impl App {
             views,
             escalated,
             store,
-            sockets,
-            gate,
-            stage,
+            shared,
+            leaving,
             ending,
             arbiters: vec![ledger_arbiter, discovery_arbiter],
+            ledger_guardian: guardian,
             tasks,
             asked,
             upgrades,

@@ -21,6 +21,7 @@ use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// Messages that may wait in an actor's mailbox. The kubelet admits pods one by one; the rest is room for tools that
@@ -104,10 +105,11 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
         self.handle.clone()
     }
 
-    /// Starts the actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew.
+    /// Starts the actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew. The guardian that
+    /// is returned is done when the actor has ended and its factory is dropped.
     ///
     /// Must be called on the actix system's thread.
-    pub fn start<F>(self, arbiter: ArbiterHandle, supervision: Supervision, factory: F)
+    pub fn start<F>(self, arbiter: ArbiterHandle, supervision: Supervision, factory: F) -> JoinHandle<()>
     where
         F: Fn(Life) -> A + Clone + Send + 'static,
     {
@@ -155,7 +157,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
                 tracing::warn!(actor = name, life = number, wait_ms = wait.as_millis(), "the actor died and is rebuilt");
                 tokio::time::sleep(wait).await;
             }
-        });
+        })
     }
 }
 

@@ -60,7 +60,6 @@ impl Change {
             ("health.fatal_xids", before.health.fatal_xids != after.health.fatal_xids),
             ("health.ignore", before.health.ignored != after.health.ignored),
             ("health.at_kubelet_start", before.health.at_kubelet_start != after.health.at_kubelet_start),
-            ("upgrade.detach", before.detaches != after.detaches),
         ]);
         let needs_restart = differing([
             ("ledger.durability", before.durability != after.durability),
@@ -191,16 +190,12 @@ mod tests {
     fn every_changed_key_is_listed_once_with_when_it_takes_effect() {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n\
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n\
             [labels]\nfeatures_d = \"/a\"\n";
         let (before, after) = (config(""), config(other));
         let change = Change::between(&before, &after);
         let keys = |section: &str, keys: &[&str]| keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>();
-        let live = [
-            keys("ledger", &["refuse", "when_not_durable"]),
-            keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"]),
-            keys("upgrade", &["detach"]),
-        ];
+        let live = [keys("ledger", &["refuse", "when_not_durable"]), keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"])];
         assert_eq!(change.live, live.concat());
         let restart = [
             keys("ledger", &["durability", "history_age", "history_size"]),

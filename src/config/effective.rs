@@ -229,7 +229,7 @@ mod tests {
         }
         let value =
             |key: &str| shown.values.iter().find(|(path, ..)| path == key).map(|(_, value, origin)| (value.clone(), origin.clone()));
-        assert_eq!(value("upgrade.detach"), Some((true.into(), None)));
+        assert_eq!(value("health.at_kubelet_start"), Some(("withhold".into(), None)));
         let (size, origin) = value("ledger.history_size").unwrap();
         assert_eq!((size, origin.unwrap().line), (5000.into(), 2));
         assert_eq!(value("resource[1].name").unwrap().0, Json::from("example.com/fuse"));
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn comments_stay_on_one_line() {
-        let text = "[ledger]\nhistory_size = 7000\n[[node]]\nmatch = { file = \"/x\\n[upgrade]\\ndetach = false #\\u001b[31m\" }\n";
+        let text = "[ledger]\nhistory_size = 7000\n[[node]]\nmatch = { file = \"/x\\n[nvidia]\\nnvml = 'off' #\\u001b[31m\" }\n";
         let node = Node::named("gpu-1", Path::new("/"));
         for file in ["/etc/config.toml", "/etc/con\nfig\u{1b}.toml"] {
             let examined = Examined::alone(text.as_bytes(), Path::new(file), &node);

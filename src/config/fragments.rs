@@ -20,7 +20,6 @@ pub(super) struct Fragment {
     pub(super) device_info: Folder,
     pub(super) health: Health,
     pub(super) nvidia: Nvidia,
-    pub(super) upgrade: Upgrade,
     pub(super) labels: Labels,
     pub(super) resource: Vec<Resource>,
 }
@@ -102,12 +101,6 @@ pub(super) struct Health {
 pub(super) struct Nvidia {
     /// `auto`, `off`, or the path of the library.
     pub(super) nvml: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct Upgrade {
-    pub(super) detach: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

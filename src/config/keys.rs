@@ -2,8 +2,7 @@
 //! with.
 
 /// The tables of a file, in the order of `config show`.
-pub(super) const TABLES: [&str; 10] =
-    ["ledger", "telemetry", "kubelet", "cdi", "device_info", "health", "nvidia", "upgrade", "labels", "resource"];
+pub(super) const TABLES: [&str; 9] = ["ledger", "telemetry", "kubelet", "cdi", "device_info", "health", "nvidia", "labels", "resource"];
 
 /// A key: its table, its name, and its default as TOML. Empty means no default, or one that follows
 /// from other keys.
@@ -25,7 +24,6 @@ pub(super) const KEYS: &[Key] = &[
     ("health", "ignore", "[]"),
     ("health", "at_kubelet_start", "\"withhold\""),
     ("nvidia", "nvml", "\"auto\""),
-    ("upgrade", "detach", "true"),
     ("labels", "features_d", "\"off\""),
     ("resource", "name", ""),
     ("resource", "class", ""),
@@ -176,7 +174,7 @@ mod tests {
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n[labels]\nfeatures_d = \"/a\"\n";
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[labels]\nfeatures_d = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!((documented("at once"), documented("next start")), (keys(&change.live), keys(&change.needs_restart)));

@@ -90,9 +90,6 @@ pub struct Config {
     pub nvml: NvmlLibrary,
     /// The policy of device health.
     pub health: HealthPolicy,
-    /// Whether an instance that takes over first makes the kubelet forget the former one
-    /// (`app/handover`).
-    pub detaches: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

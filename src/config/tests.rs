@@ -121,8 +121,8 @@ mounts = [{ host = "/etc/a", container = "/etc/a", read_only = true }]
 
 [[node]]
 match = { name = ["gpu-*"], file = "/etc/role" }
-[node.upgrade]
-detach = false
+[node.nvidia]
+nvml = "off"
 [[node.resource]]
 name = "nvidia.com/gpu"
 class = "gpu"

@@ -89,7 +89,6 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
         health: health::health(&fragment.health)?,
-        detaches: fragment.upgrade.detach.unwrap_or(true),
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,

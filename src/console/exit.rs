@@ -95,6 +95,18 @@ impl From<crate::app::StartError> for Failed {
     }
 }
 
+impl From<crate::daemon::DaemonError> for Failed {
+    fn from(error: crate::daemon::DaemonError) -> Self {
+        use crate::daemon::DaemonError;
+        match error {
+            DaemonError::Limits(_) => Failed::new(LIMITS, error),
+            DaemonError::System(_) | DaemonError::TakeOver(_) => Failed::new(FAILURE, error),
+            DaemonError::Start(error) => error.into(),
+            DaemonError::Escalated(_) => Failed::new(ESCALATED, error),
+        }
+    }
+}
+
 /// Ends a verb: prints the sentence to standard error and returns the exit code.
 #[must_use]
 pub fn end(result: Result<(), Failed>) -> ExitCode {

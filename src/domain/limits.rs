@@ -12,8 +12,9 @@
 //! | plugin sockets, together | [`PLUGIN_MAX`] | 2: to serve it, and to pass it on | 512 | L/4 |
 //! | control | [`CONTROL_MAX`] | 1 | 32 | L/32 |
 //! | handover | [`HANDOVER_MAX`] | 1; files that come with a message are closed | 8 | L/64 |
+//! | connections of earlier instances | [`HELD_MAX`] | 1, and a copy while they are passed on | 4,096 | L/4 |
 //!
-//! The sum is less than 3/8 of L. At least 5/8 is reserved for the daemon itself: about thirty
+//! The sum is less than 5/8 of L. At least 3/8 is reserved for the daemon itself: about thirty
 //! descriptors, among them the files of the ledger and one directory of a scan at a time. Each
 //! resource adds its socket, and the connections of the kubelet's streams. These are not in the
 //! table: each has two descriptors, and a socket has [`LISTS_MAX`] of them.
@@ -25,12 +26,17 @@ use std::cmp::Reverse;
 pub const TELEMETRY_MAX: usize = 128;
 
 /// Connections of the plugin sockets without a stream. The kubelet opens its stream within
-/// milliseconds. During a handover each forwarded request has a connection too.
+/// milliseconds.
 pub const PLUGIN_MAX: usize = 256;
 
 /// Streams at one plugin socket. Each may keep one unread list in memory. The kubelet opens one,
 /// since each Register names a new socket. The others are for debugging by a person.
 pub const LISTS_MAX: usize = 4;
+
+/// Connections that are passed on from one instance to the next. The kubelet keeps two or three for
+/// each resource and instance until it is restarted. systemd's fd store has space for them and their
+/// sockets (`FileDescriptorStoreMax=`).
+pub const HELD_MAX: usize = 2048;
 
 /// Connections of the control socket. Each verb opens one.
 pub const CONTROL_MAX: usize = 32;
@@ -55,6 +61,8 @@ pub struct ConnectionLimits {
     pub control: usize,
     /// The handover socket.
     pub handover: usize,
+    /// Those of earlier instances.
+    pub held: usize,
 }
 
 impl ConnectionLimits {
@@ -69,6 +77,8 @@ impl ConnectionLimits {
             plugin: share(PLUGIN_MAX, 8),
             control: share(CONTROL_MAX, 32),
             handover: share(HANDOVER_MAX, 64),
+            // A copy of each while they are passed on.
+            held: share(HELD_MAX, 8),
         }
     }
 }
@@ -209,13 +219,15 @@ mod tests {
     #[test]
     fn the_sockets_take_less_than_three_eighths_of_the_descriptors() {
         for limit in [256, 1024, 2048, 4096, 16_384, 100_000] {
-            let ConnectionLimits { telemetry, plugin, control, handover } = ConnectionLimits::of(Some(limit));
+            let ConnectionLimits { telemetry, plugin, control, handover, held } = ConnectionLimits::of(Some(limit));
             let taken = telemetry + 2 * plugin + control + handover;
             assert!(taken as u64 * 8 <= limit * 3, "{taken} of {limit}");
+            assert!(held as u64 * 8 <= limit, "{held} of {limit}");
         }
-        let all = ConnectionLimits { telemetry: TELEMETRY_MAX, plugin: PLUGIN_MAX, control: CONTROL_MAX, handover: HANDOVER_MAX };
+        let (telemetry, plugin) = (TELEMETRY_MAX, PLUGIN_MAX);
+        let all = ConnectionLimits { telemetry, plugin, control: CONTROL_MAX, handover: HANDOVER_MAX, held: HELD_MAX };
         assert_eq!((ConnectionLimits::of(Some(16_384)), ConnectionLimits::of(None)), (all, all));
-        assert_eq!(ConnectionLimits::of(Some(256)), ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4 });
+        assert_eq!(ConnectionLimits::of(Some(256)), ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4, held: 32 });
         assert_eq!(ConnectionLimits::of(Some(20)).telemetry, MIN);
     }
 

@@ -3,10 +3,10 @@
 pub mod api;
 pub mod checkpoint;
 pub mod codec;
-pub mod conversation;
-pub mod go_away;
+pub mod h2;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;
 pub mod services;
+pub mod tracked_stream;
 pub mod uds;

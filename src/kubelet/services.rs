@@ -2,7 +2,6 @@
 //!
 //! tonic's router is axum's, made for paths of any form. Here two names are compared.
 
-use super::conversation::Conversation;
 use crate::telemetry::metrics;
 use hyper::body::Frame;
 use std::convert::Infallible;
@@ -117,19 +116,15 @@ impl Service<Request<Body>> for Services {
 
     fn call(&mut self, request: Request<Body>) -> Answer {
         // `/package.Service/Method`.
-        let (name, method) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
-        // At this point the calls are still in the order of their arrival.
-        let conversation = request.extensions().get::<Conversation>().cloned().unwrap_or_default();
-        conversation.called(method);
+        let (name, _) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
         match self.named(name) {
             Some(answers) => {
                 let bytes = Arc::new(RequestBytes::among(&IN_FLIGHT_BYTES));
-                let in_flight = conversation.call_in_flight();
                 let counted = Arc::clone(&bytes);
                 let answer = answers(request.map(|body| Body::new(CountedBody { body, bytes: counted })));
                 Box::pin(async move {
                     let answer = answer.await;
-                    drop((bytes, in_flight));
+                    drop(bytes);
                     answer
                 })
             }

@@ -1,16 +1,16 @@
 //! The shell: performs what the machines decide, and reports to them what came of it.
 
-use super::attempt::{Attempted, Outcome, attempt, detach};
+use super::attempt::{Attempted, Outcome, attempt};
 use super::audit::{Audit, Healthy};
 use super::config::{RegistrationConfig, ResourceStatus};
 use super::core::{Event, Machine, State};
 use super::sighting::{Looked, Looker};
-use crate::domain::{ResourceName, Stage};
+use crate::domain::ResourceName;
 use crate::host;
 use crate::kubelet::api::negotiation::NegotiatedVersion;
-use crate::messages::{CheckpointWritten, Crash, Detach, KubeletSeen, Reattach, RegistrationNumber, Retire};
+use crate::messages::{CheckpointWritten, Crash, KubeletSeen, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl Registration {
     }
 
     pub(super) fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
-        if *self.config.stage.borrow() != Stage::Serving {
+        if *self.config.leaving.borrow() {
             return;
         }
         let now = host::now().boot;
@@ -271,33 +271,6 @@ impl Handler<Looked> for Registration {
         }
         self.publish();
         self.arm(context);
-    }
-}
-
-impl Handler<Detach> for Registration {
-    type Result = ResponseFuture<()>;
-
-    fn handle(&mut self, _: Detach, context: &mut Self::Context) -> Self::Result {
-        // Kubelets that know connections by identity cut nobody off.
-        let needs = |spoken: &NegotiatedVersion| !spoken.version.package().replaces_connection_on_register();
-        let versions = self.resources.iter().filter_map(|(name, resource)| Some((name.clone(), resource.spoken.filter(needs)?.version)));
-        let mut detached = Vec::new();
-        for (name, version) in versions.collect::<Vec<_>>() {
-            self.on(&name, Event::Detach, context);
-            let is_detached = |resource: &Resource| matches!(resource.machine.state(), State::Detached { .. });
-            if self.resources.get(&name).is_some_and(is_detached) {
-                detached.push((name, version));
-            }
-        }
-        Box::pin(detach(self.config.clone(), detached))
-    }
-}
-
-impl Handler<Reattach> for Registration {
-    type Result = ();
-
-    fn handle(&mut self, _: Reattach, context: &mut Self::Context) {
-        self.on_all(Event::Reattach, context);
     }
 }
 

@@ -3,12 +3,10 @@
 use super::config::RegistrationConfig;
 use crate::domain::ResourceName;
 use crate::kubelet::api::negotiation::NegotiatedVersion;
-use crate::kubelet::api::{self, RegisterRequest, Version};
 use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, RegistrationNumber};
 use crate::telemetry::metrics;
 use actix::Message;
-use futures_util::future::join_all;
 
 /// What came of one attempt.
 #[derive(Debug, Message)]
@@ -44,34 +42,6 @@ pub(super) async fn attempt(
     }
     // The actor may have died meanwhile; its next life registers anew.
     let _ = report.send(Attempted { resource, number, outcome }).await;
-}
-
-/// The file of a socket that serves nothing, beside our own ones.
-const MUTE: &str = ".holdfast/mute";
-
-/// Registers resources with a socket that serves nothing. The kubelet connects, asks for the options, is told that there are
-/// none, and answers with an error: up to 1.36 it has then forgotten which connection has the resource, keeps its devices
-/// and its endpoint as they are, and so does nothing when the former instance's stream ends. Newer ones know connections by
-/// their socket too, and do nothing in any case.
-pub(super) async fn detach(config: RegistrationConfig, resources: Vec<(ResourceName, Version)>) {
-    let path = config.device_plugins.join(MUTE);
-    let mute = match api::serve_dummy(&path) {
-        Ok(mute) => mute,
-        Err(error) => return tracing::warn!(path = %path.display(), %error, "the kubelet is not detached from the former instance"),
-    };
-    let attempts = resources.into_iter().map(|(resource, version)| {
-        let socket = config.kubelet_socket.clone();
-        async move {
-            let announcement = RegisterRequest { version, resource: resource.clone(), endpoint: MUTE.into(), pre_start: false };
-            let registered = async { Registrar::connect(&socket).await?.try_once(announcement, REGISTER_DEADLINE).await };
-            if registered.await.is_ok() {
-                tracing::warn!(%resource, "the kubelet takes a socket that serves nothing");
-            }
-        }
-    });
-    join_all(attempts).await;
-    drop(mute);
-    drop(std::fs::remove_file(path));
 }
 
 async fn register(

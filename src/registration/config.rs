@@ -1,6 +1,6 @@
 //! What the registration actor is built with, and what it publishes.
 
-use crate::domain::{Inventory, KubeletGeneration, ResourceName, Stage};
+use crate::domain::{Inventory, KubeletGeneration, ResourceName};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Bind, Mailbox, Retire};
@@ -57,6 +57,6 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
-    /// What this instance is to the kubelet: streams that it ends itself are not to be replaced.
-    pub stage: watch::Receiver<Stage>,
+    /// Whether this instance ends or hands over. It registers nothing more then.
+    pub leaving: watch::Receiver<bool>,
 }

@@ -11,7 +11,6 @@
 //!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
 //!   hung up, or come and gone before the answer, in AwaitingStream ─▶ BackingOff, without the rest of the 250 ms
 //!   disowned, or changed, in Settling or Steady ─▶ Registering
-//!   detach, in Settling or Steady ─▶ Detached(2 s) ── reattach, due ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
 //! ```
 //!
@@ -51,10 +50,6 @@ const PEACE_AFTER: Duration = Duration::from_secs(60);
 /// How long a contested resource is left alone: what the other plugin gets in peace of each minute is half.
 const TRUCE: Duration = Duration::from_secs(30);
 
-/// How long the kubelet may have forgotten on purpose which connection is ours: what is to be done meanwhile takes a few
-/// milliseconds, and whoever has it done may die.
-const DETACHED_MAX: Duration = Duration::from_secs(2);
-
 /// What the machine is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
@@ -78,11 +73,6 @@ pub(crate) enum Event {
     Disowned,
     /// What the kubelet was told at Register is no longer so.
     Changed,
-    /// A Register is about to fail on purpose, so that the kubelet forgets which connection has the resource: the end of
-    /// the former instance's stream will then cut nobody off.
-    Detach,
-    /// The former instance has ended its streams: the kubelet is to know ours again.
-    Reattach,
     /// Time has passed.
     Tick,
 }
@@ -102,8 +92,6 @@ pub(crate) enum State {
     Settling { until: Duration },
     /// Registered, the stream is open, nothing is due.
     Steady,
-    /// The kubelet has our list and our socket, and would not notice our end; nobody is to be cut off meanwhile.
-    Detached { until: Duration },
     /// Lost too often: somebody else wants the resource as much, and is left alone for a while.
     Truce { until: Duration },
 }
@@ -162,7 +150,7 @@ impl Machine {
     /// Whether the kubelet has the resource, as far as can be known: its stream is open.
     pub(crate) fn is_registered(&self) -> bool {
         let settling = self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
-        settling || matches!(self.state, State::Settling { .. } | State::Steady | State::Detached { .. })
+        settling || matches!(self.state, State::Settling { .. } | State::Steady)
     }
 
     /// Whether there is no kubelet, as far as the last try can tell. Tries go on, quick ones and slow ones.
@@ -191,7 +179,6 @@ impl Machine {
             State::AwaitingKubelet { retry_at: until }
             | State::BackingOff { until }
             | State::Settling { until }
-            | State::Detached { until }
             | State::Truce { until } => Some(until),
             State::AwaitingStream { until } => Safeguard::StreamDeadline.is_on().then_some(until),
             // A Register under way has its own deadline and always ends in an event.
@@ -249,13 +236,6 @@ impl Machine {
                 Some(self.register())
             }
             Event::Changed if matches!(self.state, State::Settling { .. } | State::Steady) => Some(self.register()),
-            Event::Detach if matches!(self.state, State::Settling { .. } | State::Steady) => {
-                self.unsettled = true;
-                self.doubt_until = Some(now + DOUBT_FOR);
-                self.state = State::Detached { until: now + DETACHED_MAX };
-                None
-            }
-            Event::Reattach if matches!(self.state, State::Detached { .. }) => Some(self.register()),
             Event::Registered(number) if self.is_under_way(number) => self.answered(now),
             Event::Refused(number) if self.is_under_way(number) => {
                 self.absent = false;
@@ -278,7 +258,7 @@ impl Machine {
             // News of a registration that has been superseded.
             Event::HungUp(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
             // Nothing is registered that could be lost, or what is registered is new.
-            Event::Disowned | Event::Changed | Event::Detach | Event::Reattach => None,
+            Event::Disowned | Event::Changed => None,
         }
     }
 
@@ -325,7 +305,7 @@ impl Machine {
             // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
             // its own end leads on, or its missing stream.
             State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Truce { .. } => None,
-            State::AwaitingStream { .. } | State::Settling { .. } | State::Detached { .. } | State::Steady => {
+            State::AwaitingStream { .. } | State::Settling { .. } | State::Steady => {
                 let lived = self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();
                 if lived >= PROVEN_AFTER {
                     self.tries = 0;
@@ -350,11 +330,7 @@ impl Machine {
     fn due(&mut self, now: Duration) -> Option<u64> {
         match self.state {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
-            State::BackingOff { until } | State::Settling { until } | State::Detached { until } | State::Truce { until }
-                if until <= now =>
-            {
-                Some(self.register())
-            }
+            State::BackingOff { until } | State::Settling { until } | State::Truce { until } if until <= now => Some(self.register()),
             State::AwaitingStream { until } if (until <= now || self.hung_up) && Safeguard::StreamDeadline.is_on() => {
                 // A kubelet of 1.24 or older dials after its answer: this registration may still come, and overtake those
                 // that follow, on a socket that nobody serves any more.

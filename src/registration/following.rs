@@ -3,7 +3,7 @@
 
 use super::actor::{Registration, Resource};
 use super::core::{Event, Machine};
-use crate::domain::{Inventory, ResourceName, Stage};
+use crate::domain::{Inventory, ResourceName};
 use crate::host;
 use crate::messages::{RegistrationNumber, Retire};
 use actix::{Context, StreamHandler};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl Registration {
     pub(super) fn follow(&mut self, context: &mut Context<Self>) {
-        if *self.config.stage.borrow() != Stage::Serving {
+        if *self.config.leaving.borrow() {
             return;
         }
         let inventory = self.config.inventory.borrow().clone();

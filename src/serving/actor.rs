@@ -1,21 +1,17 @@
 //! The shell: makes sockets, and has those closed that are superseded. The connections that come on them answer by themselves.
 
 use super::plugin::{Plugin, Shared};
-use crate::host::peer::TrustedListener;
+use super::sockets::Bound;
+use crate::domain::ResourceName;
 use crate::kubelet::api;
-use crate::kubelet::conversation::Followed;
-use crate::messages::{Adopt, Bind, Crash, RegistrationNumber, Retire};
-use crate::telemetry::metrics;
+use crate::kubelet::tracked_stream::TrackedStream;
+use crate::messages::{Bind, Crash, RegistrationNumber, Retire};
 use actix::{Actor, Context, Handler};
-use futures_util::TryStreamExt as _;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use std::any::Any;
-use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-
-/// The number of no registration of this process: they are counted from 1.
-const NOBODYS: RegistrationNumber = 0;
 
 /// The actor.
 #[derive(Debug)]
@@ -35,32 +31,51 @@ impl Actor for Serving {
     type Context = Context<Self>;
 }
 
-impl Serving {
-    /// Answers what comes on a socket until it is to be closed. What is returned is done when it is.
-    fn serve(&self, listener: &Arc<TrustedListener>, plugin: Plugin, mut close: watch::Receiver<bool>) -> JoinHandle<()> {
-        let (resource, sockets, serving) = (plugin.resource.clone(), Arc::clone(&self.shared.sockets), close.clone());
-        let plugin = Arc::new(plugin);
-        let follower = Arc::clone(&plugin);
-        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || follower.tell_of_hang_up());
-        let plugin: Arc<dyn api::Plugin> = plugin;
-        let incoming = Arc::clone(listener).incoming().map_ok(move |stream| {
-            let mut followed = Followed::new(stream, Arc::clone(&broke_off));
-            sockets.connections.serve(&mut followed);
-            followed
-        });
-        let closed = Box::pin(async move {
-            // An error means that who would say so is gone: the daemon is ending, or the handover is over.
-            drop(close.wait_for(|close| *close).await);
-        });
-        let server = api::server().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
-        tokio::spawn(async move {
-            if let Err(error) = server.await {
-                tracing::error!(%resource, %error, "the server of a socket failed");
-            }
-            // Whoever closes it waits until nobody has this.
-            drop(serving);
-        })
-    }
+/// Answers what comes on a socket until it is to be closed.
+fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bound: Bound) {
+    let Bound { listener, close: mut closed, .. } = bound;
+    // The server has it as long as connections may come, and the socket is there until it has ended.
+    let serving = (closed.clone(), Arc::clone(&listener));
+    let plugin = Arc::new(Plugin::new(resource.clone(), number, shared.clone()));
+    let follower = Arc::clone(&plugin);
+    let on_early_close: Arc<dyn Fn() + Send + Sync> = Arc::new(move || follower.tell_of_hang_up());
+    let plugin: Arc<dyn api::Plugin> = plugin;
+    let (Shared { sockets, mut leaving, .. }, served) = (shared, resource.clone());
+    // What comes after the last one waits in the socket, for another process.
+    let last = async move {
+        if leaving.wait_for(|leaving| *leaving).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let incoming = listener.incoming().take_until(last).map_ok(move |stream| {
+        let stream = TrackedStream::new(stream, Arc::clone(&sockets.connections.changed), Arc::clone(&on_early_close));
+        sockets.connections.serve(&served, &stream);
+        stream
+    });
+    // A server without any more to come would say so on each connection (GOAWAY).
+    let incoming = incoming.chain(stream::pending()).boxed();
+    let closed = Box::pin(async move {
+        // An error means that the daemon is gone.
+        drop(closed.wait_for(|close| *close).await);
+    });
+    let server = api::server().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            tracing::error!(%resource, %error, "the server of a socket failed");
+        }
+        // Whoever closes it waits until this is dropped.
+        drop(serving);
+    });
+}
+
+/// Answers what comes on a socket of an earlier instance too.
+///
+/// # Errors
+/// When it is no such socket.
+pub fn serve_passed(shared: &Shared, resource: &ResourceName, socket: OwnedFd) -> io::Result<()> {
+    let (number, bound) = shared.sockets.take(resource, socket)?;
+    serve(shared.clone(), resource.clone(), number, bound);
+    Ok(())
 }
 
 impl Handler<Bind> for Serving {
@@ -70,26 +85,9 @@ impl Handler<Bind> for Serving {
         let shared = self.shared.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", shared.sockets.directory().display());
         let bound = shared.sockets.bind(&resource, registration).map_err(problem)?;
-        self.serve(&bound.listener, Plugin::new(resource, registration, shared), bound.close);
-        Ok(bound.endpoint)
-    }
-}
-
-impl Handler<Adopt> for Serving {
-    type Result = ();
-
-    fn handle(&mut self, Adopt { resource, listener, close }: Adopt, _: &mut Self::Context) {
-        let listener = match TrustedListener::adopt(&listener, || metrics::refused("plugin")) {
-            Ok(listener) => Arc::new(listener),
-            Err(error) => return tracing::warn!(%resource, %error, "the socket of the former instance cannot be served"),
-        };
-        let path = listener.path().filter(|path| path.parent() == Some(self.shared.sockets.directory()));
-        let serving = self.serve(&listener, Plugin::new(resource, NOBODYS, self.shared.clone()), close);
-        tokio::spawn(async move {
-            drop(serving.await);
-            // Whoever made the file cannot take it away any more.
-            path.into_iter().for_each(|path| drop(fs::remove_file(path)));
-        });
+        let endpoint = bound.endpoint.clone();
+        serve(shared, resource, registration, bound);
+        Ok(endpoint)
     }
 }
 

@@ -1,34 +1,44 @@
-//! The kubelet's connections, so that they can be handed on: as long as somebody holds one open, the kubelet does not see its end.
+//! The kubelet's connections: those that are served here, and those of earlier instances, which are held open.
 
-use crate::domain::limits::ConnectionTable;
+use crate::domain::ResourceName;
+use crate::domain::limits::{ConnectionTable, Use};
+use crate::handover::Label;
 use crate::host::peer::is_hung_up;
-use crate::kubelet::conversation::{Conversation, Followed};
+use crate::kubelet::h2;
+use crate::kubelet::tracked_stream::{Tracked, TrackedStream};
 use crate::telemetry::metrics;
 use rustix::net::{Shutdown, shutdown};
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
-/// One of them.
-#[derive(Debug, Clone)]
-pub struct Connection {
-    /// It, as an open file.
-    pub file: Arc<OwnedFd>,
-    /// The HTTP/2 stream of its lists.
-    pub lists: u32,
-}
+/// What is read at once of a connection that is only held.
+const DISCARD_BYTES: usize = 512;
 
-/// Those that are served here, and those of former instances, which nobody serves any more.
+/// All of them.
 #[derive(Debug)]
-pub struct Connections {
+pub(crate) struct Connections {
     served: Mutex<ConnectionTable<(), Served>>,
-    held: Mutex<Vec<Connection>>,
+    held: Mutex<Held>,
+    held_max: usize,
+    /// Woken when a call may have been answered.
+    pub(super) changed: Arc<Notify>,
 }
 
-/// A connection that is served here.
 #[derive(Debug)]
 struct Served {
-    file: Weak<OwnedFd>,
-    conversation: Conversation,
+    resource: ResourceName,
+    connection: Weak<Tracked>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    connections: Vec<(Label, Weak<UnixStream>)>,
+    /// One for each, until the kubelet closes it.
+    tasks: JoinSet<()>,
 }
 
 /// Every change is a single step: a panic elsewhere cannot leave one half done.
@@ -37,126 +47,283 @@ fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connections {
-    /// With room for `max` connections without lists.
+    /// With room for `served_max` connections without lists, and for `held_max` of earlier instances.
     #[must_use]
-    pub fn new(max: usize) -> Self {
-        Connections { served: Mutex::new(ConnectionTable::new(max)), held: Mutex::default() }
+    pub(super) fn new(served_max: usize, held_max: usize) -> Self {
+        Connections { served: Mutex::new(ConnectionTable::new(served_max)), held: Mutex::default(), held_max, changed: Arc::default() }
     }
 
     /// Adds a connection that is served. When there are too many, an idle one is closed, or else one with a call in flight; never one on
     /// which lists are read.
-    pub(super) fn serve(&self, followed: &mut Followed) {
-        match followed.take_down() {
-            Ok((file, conversation)) => {
-                let mut served = lock(&self.served);
-                served.retain(|other| other.file.strong_count() > 0);
-                served.set_use(|other| other.conversation.usage());
-                let (_, evicted) = served.add((), Served { file, conversation });
-                drop(served);
-                if let Some(file) = evicted.and_then(|evicted| evicted.file.upgrade()) {
-                    metrics::connection_evicted("plugin");
-                    // Its server sees the end. It may have ended already.
-                    let _ended = shutdown(&file, Shutdown::Both);
-                }
-                self.forget_ended();
-            }
-            Err(error) => tracing::warn!(%error, "a connection of the kubelet could not be handed on to another instance"),
+    pub(super) fn serve(&self, resource: &ResourceName, stream: &TrackedStream) {
+        let mut served = lock(&self.served);
+        served.retain(|other| other.connection.strong_count() > 0);
+        served.set_use(|other| other.connection.upgrade().map_or(Use::Idle, |connection| connection.usage()));
+        let added = Served { resource: resource.clone(), connection: Arc::downgrade(stream.tracked()) };
+        let (_, evicted) = served.add((), added);
+        drop(served);
+        let evicted = evicted.and_then(|evicted| evicted.connection.upgrade());
+        if let Some(fd) = evicted.as_ref().and_then(|evicted| evicted.fd()) {
+            metrics::connection_evicted("plugin");
+            // Its server sees the end. It may have ended already.
+            let _ended = shutdown(fd, Shutdown::Both);
         }
     }
 
-    /// Holds open what a former instance has served, until this one ends.
-    pub fn hold(&self, connections: impl IntoIterator<Item = Connection>) {
-        lock(&self.held).extend(connections);
+    /// Holds the connections of an earlier instance open until the kubelet closes them, and has the kubelet send again what it has got no
+    /// answer to. When there are too many, the oldest are not held: the kubelet then loses the devices for a moment.
+    pub(crate) fn hold(&self, connections: Vec<(Label, OwnedFd)>) {
+        let mut held = lock(&self.held);
+        for (label, fd) in connections {
+            match stream(fd) {
+                Ok(stream) => {
+                    let stream = Arc::new(stream);
+                    held.connections.push((label.clone(), Arc::downgrade(&stream)));
+                    held.tasks.spawn(async move {
+                        let ended = hold(&stream, &label).await;
+                        tracing::debug!(?label, ?ended, "a connection of an earlier instance has ended");
+                    });
+                }
+                Err(error) => tracing::warn!(?label, %error, "a connection of an earlier instance cannot be held"),
+            }
+        }
     }
 
-    /// Holds nothing open any more.
-    pub(super) fn let_go(&self) {
-        lock(&self.held).clear();
+    /// Waits until every call that was sent is answered. The kubelet may send the next one as soon as something else is done.
+    pub(crate) async fn idle(&self) {
+        while !self.connections().iter().all(|connection| connection.is_idle()) {
+            self.changed.notified().await;
+        }
     }
 
-    /// Those that have lists and whose other side is there, with those of former instances; these are held no longer than that.
-    #[must_use]
-    pub fn open(&self) -> Vec<Connection> {
-        let served = lock(&self.served);
-        let served = served.all().filter_map(|of| Some(Connection { file: of.file.upgrade()?, lists: of.conversation.lists()? }));
-        let mut open: Vec<_> = served.filter(|served| !is_hung_up(&served.file)).collect();
-        self.forget_ended();
-        open.extend(lock(&self.held).iter().cloned());
-        open
+    /// Reads and writes nothing more on any of them, and ends their tasks. This ends none that another process has too.
+    pub(super) fn release(&self) {
+        self.connections().iter().for_each(|connection| connection.release());
+        *lock(&self.held) = Held::default();
     }
 
-    /// Of those that nobody serves: a kubelet that was restarted has left them, and comes anew.
-    fn forget_ended(&self) {
-        lock(&self.held).retain(|connection| !is_hung_up(&connection.file));
+    fn connections(&self) -> Vec<Arc<Tracked>> {
+        lock(&self.served).all().filter_map(|of| of.connection.upgrade()).collect()
+    }
+
+    /// Copies of those whose other side is there.
+    pub(super) fn copies(&self) -> Vec<(Label, OwnedFd)> {
+        let mut copies = Vec::new();
+        let mut held = lock(&self.held);
+        while held.tasks.try_join_next().is_some() {}
+        held.connections.retain(|(_, stream)| stream.strong_count() > 0);
+        let spare = self.held_max.saturating_sub(lock(&self.served).all().count());
+        if held.connections.len() > spare {
+            tracing::warn!(
+                connections = held.connections.len(),
+                "the kubelet has too many connections of earlier instances, and is without devices for a moment when this one ends"
+            );
+            held.connections.clear();
+        }
+        let mut copy = |label: Label, fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
+            Ok(copied) if !is_hung_up(fd) => copies.push((label, copied)),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(?label, %error, "a connection cannot be passed on"),
+        };
+        for (label, stream) in &held.connections {
+            if let Some(stream) = stream.upgrade() {
+                copy(label.clone(), stream.as_fd());
+            }
+        }
+        for Served { resource, connection } in lock(&self.served).all() {
+            if let Some(connection) = connection.upgrade()
+                && let Some(fd) = connection.fd()
+            {
+                copy(Label::Connection { resource: resource.clone(), lists: connection.lists() }, fd);
+            }
+        }
+        copies
+    }
+}
+
+fn stream(fd: OwnedFd) -> io::Result<UnixStream> {
+    let stream = std::os::unix::net::UnixStream::from(fd);
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
+}
+
+/// Refuses the calls on it, and then reads it to its end: a kubelet that is in the midst of a call gets to the end of that.
+async fn hold(stream: &UnixStream, label: &Label) -> io::Result<()> {
+    if let Label::Connection { lists, .. } = label {
+        let frames = h2::refuse_pending_calls(*lists);
+        let mut rest = frames.as_slice();
+        while !rest.is_empty() {
+            stream.writable().await?;
+            match stream.try_write(rest) {
+                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let mut discarded = [0; DISCARD_BYTES];
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut discarded) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::net::UnixStream;
-    use tonic::transport::server::Connected as _;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream as StdStream;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    const HEADERS: u8 = 1;
+    const END: u8 = 1;
+
+    fn frame(kind: u8, flags: u8, stream: u8) -> Vec<u8> {
+        vec![0, 0, 1, kind, flags, 0, 0, 0, stream, b'x']
+    }
+
+    fn gpu() -> ResourceName {
+        "example.com/gpu".parse().unwrap()
+    }
+
+    /// A connection that is served, and the kubelet's end of it.
+    fn serve(connections: &Connections) -> (TrackedStream, StdStream) {
+        let (ours, kubelet) = StdStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let stream = UnixStream::from_std(ours).unwrap();
+        let served = TrackedStream::new(stream, Arc::clone(&connections.changed), Arc::new(|| {}));
+        connections.serve(&gpu(), &served);
+        (served, kubelet)
+    }
+
+    /// The kubelet asks something on a stream.
+    async fn ask(served: &mut TrackedStream, kubelet: &mut StdStream, stream: u8) {
+        let preface: &[u8] = if stream == 1 { b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" } else { b"" };
+        let asked = [preface, &frame(HEADERS, END, stream)].concat();
+        kubelet.write_all(&asked).unwrap();
+        served.read_exact(&mut vec![0; asked.len()]).await.unwrap();
+    }
+
+    /// It gets a list there.
+    async fn list(served: &mut TrackedStream, stream: u8) {
+        served.write_all(&[frame(HEADERS, 0, stream), frame(0, 0, stream)].concat()).await.unwrap();
+    }
+
+    fn lists(connections: &Connections) -> Vec<u32> {
+        let lists = |(label, _): (Label, OwnedFd)| match label {
+            Label::Connection { lists, .. } => lists,
+            Label::Socket(_) => u32::MAX,
+        };
+        connections.copies().into_iter().map(lists).collect()
+    }
 
     #[tokio::test]
-    async fn a_connection_is_open_while_it_is_served_or_held_and_the_other_side_is_there() {
-        let connections = Connections::new(100);
-        let count = || connections.open().len();
-        let serve = || {
-            let (ours, kubelet) = UnixStream::pair().unwrap();
-            let mut served = Followed::from(ours);
-            connections.serve(&mut served);
-            (served, kubelet)
-        };
-        let asked = |served: &Followed| {
-            for method in ["GetDevicePluginOptions", "Allocate", "ListAndWatch", "Allocate"] {
-                served.connect_info().called(method);
-            }
-        };
-        let (served, _kubelet) = serve();
-        assert_eq!(count(), 0, "whoever asks for no list is not the kubelet");
-        asked(&served);
-        assert_eq!(connections.open().first().unwrap().lists, 5);
-        let (former, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        connections.hold([Connection { file: Arc::new(OwnedFd::from(former)), lists: 3 }]);
-        assert_eq!(count(), 2);
-        drop(theirs);
-        assert_eq!((count(), lock(&connections.held).len()), (1, 0), "the kubelet has closed the held one");
-        drop(served);
-        assert_eq!(count(), 0);
-        let (served, kubelet) = serve();
-        asked(&served);
-        assert_eq!(lock(&connections.served).all().count(), 1, "the ended one is forgotten");
-        assert_eq!(count(), 1);
+    async fn a_connection_is_passed_on_while_it_is_served_or_held_and_the_other_side_is_there() {
+        let connections = Connections::new(100, 100);
+        let (mut served, mut kubelet) = serve(&connections);
+        assert_eq!(lists(&connections), [0], "what is asked next must not be lost");
+        ask(&mut served, &mut kubelet, 1).await;
+        ask(&mut served, &mut kubelet, 3).await;
+        list(&mut served, 3).await;
+        assert_eq!(lists(&connections), [3]);
+        let (former, mut theirs) = StdStream::pair().unwrap();
+        connections.hold(vec![(Label::Connection { resource: gpu(), lists: 5 }, OwnedFd::from(former))]);
+        assert_eq!(lists(&connections), [5, 3]);
+        tokio::task::spawn_blocking(move || {
+            let mut frames = vec![0; h2::refuse_pending_calls(5).len()];
+            theirs.read_exact(&mut frames).unwrap();
+            assert_eq!(frames, h2::refuse_pending_calls(5));
+            // More than a socket takes: what the kubelet still sends is read.
+            theirs.write_all(&vec![b'x'; 1 << 20]).unwrap();
+        })
+        .await
+        .unwrap();
+        while lists(&connections) != [3] {
+            tokio::task::yield_now().await;
+        }
         drop(kubelet);
-        assert_eq!(count(), 0);
+        assert_eq!(lists(&connections), [0_u32; 0], "the kubelet has closed it");
+        drop(served);
+    }
+
+    #[tokio::test]
+    async fn when_there_are_too_many_those_of_earlier_instances_go() {
+        let connections = Connections::new(100, 2);
+        let hold = || {
+            let (former, theirs) = StdStream::pair().unwrap();
+            connections.hold(vec![(Label::Connection { resource: gpu(), lists: 3 }, OwnedFd::from(former))]);
+            theirs
+        };
+        let _kept = [hold(), hold()];
+        assert_eq!(lists(&connections), [3, 3]);
+        let _served = serve(&connections);
+        assert_eq!(lists(&connections), [0]);
     }
 
     #[tokio::test]
     async fn connections_with_lists_are_never_evicted_and_idle_ones_first() {
-        let connections = Connections::new(2);
-        let serve = || {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            let mut served = Followed::from(ours);
-            connections.serve(&mut served);
-            (served, theirs)
-        };
-        let (kubelet, kubelets) = serve();
-        let lists = kubelet.connect_info().list_stream();
-        let (busy, busys) = serve();
-        let call = busy.connect_info().call_in_flight();
+        let connections = Connections::new(2, 0);
+        let (mut with_lists, mut kubelets) = serve(&connections);
+        ask(&mut with_lists, &mut kubelets, 1).await;
+        list(&mut with_lists, 1).await;
+        let (mut busy, mut busys) = serve(&connections);
+        ask(&mut busy, &mut busys, 1).await;
         let mut idle = Vec::new();
         for _ in 0..10 {
-            idle.push(serve());
+            idle.push(serve(&connections));
         }
-        let ended = |of: &UnixStream| is_hung_up(of);
+        let ended = |of: &StdStream| is_hung_up(of);
         assert_eq!(idle.iter().filter(|(_, theirs)| !ended(theirs)).count(), 1, "the newest");
         assert!(!ended(&kubelets) && !ended(&busys));
-        drop(call);
-        idle.push(serve());
+        busy.write_all(&frame(HEADERS, END, 1)).await.unwrap();
+        idle.push(serve(&connections));
         assert!(!ended(&kubelets) && ended(&busys));
-        drop(lists);
-        idle.push(serve());
+        with_lists.write_all(&frame(HEADERS, END, 1)).await.unwrap();
+        idle.push(serve(&connections));
         assert!(ended(&kubelets), "its lists have ended, and it is the oldest");
-        drop((kubelet, busy));
+        drop((with_lists, busy));
+    }
+
+    /// What has come is answered, also what still lies in the socket; and then nothing ends.
+    #[tokio::test]
+    async fn a_connection_is_idle_when_all_is_answered_and_a_release_ends_nothing() {
+        let connections = Connections::new(100, 100);
+        let (mut served, mut kubelet) = serve(&connections);
+        ask(&mut served, &mut kubelet, 1).await;
+        list(&mut served, 1).await;
+        ask(&mut served, &mut kubelet, 3).await;
+        kubelet.write_all(&frame(HEADERS, END, 5)).unwrap();
+        let mut answered = Vec::new();
+        let answering = async {
+            for stream in [3, 5] {
+                tokio::task::yield_now().await;
+                if stream == 5 {
+                    served.read_exact(&mut [0; 10]).await.unwrap();
+                }
+                answered.push(stream);
+                served.write_all(&frame(HEADERS, END, stream)).await.unwrap();
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = answering => {}
+            () = connections.idle() => {}
+        }
+        assert_eq!(answered, [3, 5]);
+        kubelet.write_all(&frame(HEADERS, END, 7)).unwrap();
+        let copies = connections.copies();
+        connections.release();
+        assert!(served.write_all(b"x").await.is_err() && served.read(&mut [0]).await.is_err());
+        served.shutdown().await.unwrap();
+        drop(served);
+        assert!(!is_hung_up(&kubelet));
+        assert_eq!(rustix::io::ioctl_fionread(&copies[0].1).unwrap(), 10, "the last call is the next process's");
+        drop(copies);
+        assert!(is_hung_up(&kubelet));
     }
 }

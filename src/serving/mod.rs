@@ -8,11 +8,11 @@
 //! A resource with a hook answers PreStartContainer: it asks the ledger whether the container may start with what it was given,
 //! and runs the hook before start away from this thread.
 //!
-//! What comes while this instance hands over to another one waits, and is passed on to it (`pass_on.rs`): an Allocate that
-//! fails is final for its pod.
+//! What comes while this instance hands over to another one waits in its socket (`handover`): an Allocate that fails is final for
+//! its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration, `Adopt` from the app. Emits: `Record` and
-//! `Pass` to the ledger, `Broken` to health, `StreamOpened`, `StreamEnded` and `HungUp` to registration.
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` and `Pass` to the ledger,
+//! `Broken` to health, `StreamOpened`, `StreamEnded` and `HungUp` to registration.
 
 mod actor;
 mod affinity;
@@ -20,17 +20,15 @@ mod before_start;
 mod connections;
 pub(crate) mod core;
 mod files;
-mod pass_on;
 pub mod placement;
 mod plugin;
 mod prepare;
 mod refusals;
 mod sockets;
 
-pub use actor::Serving;
-pub use connections::{Connection, Connections};
+pub use actor::{Serving, serve_passed};
 pub use files::SpecFiles;
 pub use plugin::{Affinity, Shared};
 pub use prepare::Preparer;
 pub use refusals::{Refusals, Unrecorded};
-pub use sockets::{Open, Sockets};
+pub use sockets::Sockets;

@@ -2,14 +2,12 @@
 
 use super::affinity::Recent;
 use super::before_start;
-use super::core;
-use super::pass_on::{self, Passed, Turn, Turns};
 use super::placement;
 use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
 use crate::domain::limits::LISTS_MAX;
-use crate::domain::{AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage};
+use crate::domain::{AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName};
 use crate::hook::HookExecutor;
 use crate::host;
 use crate::kubelet::api;
@@ -83,15 +81,8 @@ pub struct Shared {
     /// Keeps Allocates and pod listings apart: read while an Allocate is under way; written while the kubelet is asked to list
     /// pods, which would make it forget what it has just reserved.
     pub gate: Arc<RwLock<()>>,
-    /// What this instance is to the kubelet.
-    pub stage: watch::Receiver<Stage>,
-}
-
-impl Shared {
-    /// Whether somebody is left to be told what becomes of a connection: nobody is once the ledger is given away.
-    fn is_serving(&self) -> bool {
-        *self.stage.borrow() == Stage::Serving
-    }
+    /// Whether this instance ends, or hands over: what becomes of its connections is no loss then.
+    pub leaving: watch::Receiver<bool>,
 }
 
 /// The service behind one socket.
@@ -107,18 +98,16 @@ pub(super) struct Plugin {
 #[tonic::async_trait]
 impl api::Plugin for Plugin {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
-        let lists = Lists {
-            inventory: self.shared.inventory.clone(),
-            stage: self.shared.stage.clone(),
-            sent: None,
-            guard: StreamGuard::new(self.clone())?,
-        };
+        let lists = Lists { inventory: self.shared.inventory.clone(), sent: None, guard: StreamGuard::new(self.clone())? };
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
-        let answer = self.allocate_here_or_there(containers, wire).await;
+        let answer = {
+            let _gate = self.shared.gate.read().await;
+            self.allocate_all(containers, wire).await
+        };
         metrics::allocated(self.resource.as_str(), answer.is_ok(), began.elapsed());
         answer
     }
@@ -137,20 +126,7 @@ impl api::Plugin for Plugin {
     }
 
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
-        let mut turns = Turns::new(&self.shared, &self.resource);
-        loop {
-            match turns.next().await? {
-                Turn::Ours(gate) => {
-                    // A hook may take long, and changes nothing that a listing of pods could disturb.
-                    drop(gate);
-                    return before_start::before_start(&self.shared, &self.resource, ids).await;
-                }
-                Turn::Theirs(socket) => match pass_on::pre_start(&socket, &ids).await {
-                    Passed::Answered(answer) => return answer,
-                    Passed::Lost(error) => turns.lost(&error),
-                },
-            }
-        }
+        before_start::before_start(&self.shared, &self.resource, ids).await
     }
 }
 
@@ -161,34 +137,9 @@ impl Plugin {
 
     /// Tells registration of a connection that ended before the lists were asked for.
     pub(super) fn tell_of_hang_up(&self) {
-        if self.shared.is_serving() {
+        if !*self.shared.leaving.borrow() {
             self.shared.hung_up.tell(HungUp { resource: self.resource.clone(), registration: self.registration });
         }
-    }
-
-    async fn allocate_here_or_there(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
-        let mut turns = Turns::new(&self.shared, &self.resource);
-        loop {
-            match turns.next().await? {
-                Turn::Ours(_gate) => return self.allocate_all(containers, wire).await,
-                // In a box, since it has room for a whole client, which would else lie in every Allocate.
-                Turn::Theirs(socket) => match Box::pin(pass_on::allocate(&socket, &containers)).await {
-                    Passed::Answered(answer) => return self.fitting(answer?, wire),
-                    Passed::Lost(error) => turns.lost(&error),
-                },
-            }
-        }
-    }
-
-    /// What another instance answered, if the kubelet's version has room for it.
-    fn fitting(&self, answers: Vec<ContainerEdits>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
-        let inventory = self.shared.inventory.borrow();
-        if let Some(offering) = inventory.resources.get(&self.resource) {
-            for edits in &answers {
-                core::fits(&offering.spec, edits, wire).map_err(|refusal| status(&refusal.into()))?;
-            }
-        }
-        Ok(answers)
     }
 
     async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
@@ -307,21 +258,15 @@ impl Drop for StreamGuard {
         let Plugin { resource, registration, shared, lists } = &self.0;
         lists.fetch_sub(1, Ordering::Relaxed);
         shared.sockets.stream_ended(resource, *registration);
-        if shared.is_serving() {
+        if !*shared.leaving.borrow() {
             shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });
         }
     }
 }
 
-/// Done when the streams are to end, or when nobody is left to say so.
-async fn ending(stage: &mut watch::Receiver<Stage>) {
-    drop(stage.wait_for(|stage| matches!(stage, Stage::Ending(_))).await);
-}
-
 /// One ListAndWatch stream: the whole list at once, then again after every change of this resource.
 struct Lists {
     inventory: watch::Receiver<Arc<Inventory>>,
-    stage: watch::Receiver<Stage>,
     sent: Option<(Instant, Arc<Offering>)>,
     guard: StreamGuard,
 }
@@ -330,11 +275,9 @@ impl Lists {
     async fn next(mut self) -> Option<(Arc<Offering>, Self)> {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            // The kubelet takes the last list of any instance for the truth: one that hands over tells no more.
-            let tells = *self.stage.borrow_and_update() == Stage::Serving;
-            let current = inventory.resources.get(&self.guard.0.resource).filter(|_| tells);
+            let current = inventory.resources.get(&self.guard.0.resource);
             // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
-            if self.sent.is_some() && tells && current.is_none() {
+            if self.sent.is_some() && current.is_none() {
                 // Its last list was sent before, and registration knows.
                 return None;
             }
@@ -345,20 +288,17 @@ impl Lists {
                     let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
                     let due = *at + LIST_INTERVAL * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);
                     if Instant::now() < due {
-                        tokio::select! {
-                            () = tokio::time::sleep_until(due) => continue,
-                            () = ending(&mut self.stage) => return None,
-                        }
+                        tokio::time::sleep_until(due).await;
+                        continue;
                     }
                 }
                 let offering = Arc::clone(offering);
                 self.sent = Some((Instant::now(), Arc::clone(&offering)));
                 return Some((offering, self));
             }
-            tokio::select! {
-                // Nobody publishes any more once the ledger is given away; the stream stays open all the same.
-                Ok(()) = self.inventory.changed() => {}
-                () = ending(&mut self.stage) => return None,
+            if self.inventory.changed().await.is_err() {
+                // The daemon is ending, and its connections with it.
+                std::future::pending::<()>().await;
             }
         }
     }

@@ -3,16 +3,19 @@
 //! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
-use super::connections::{Connection, Connections};
+use super::connections::Connections;
 use crate::domain::ResourceName;
+use crate::domain::limits::ConnectionLimits;
+use crate::handover::{Label, PassedFds};
 use crate::host::{self, peer::TrustedListener, private};
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
@@ -27,6 +30,9 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// So much of a resource's name is in that of its socket, where there is room.
 const NAME_MAX: usize = 12;
+
+/// The sockets of earlier instances are numbered from here; no registration has so high a number.
+const PASSED: RegistrationNumber = RegistrationNumber::MAX / 2;
 
 type Key = (ResourceName, RegistrationNumber);
 
@@ -49,25 +55,9 @@ pub struct Sockets {
     stamp: String,
     open: Mutex<BTreeMap<Key, Socket>>,
     /// What the kubelet has connected.
-    pub connections: Connections,
-}
-
-/// What the kubelet has open.
-#[derive(Debug)]
-pub struct Open {
-    /// Every socket, with whose it is: the kubelet dials one again when a connection on it has ended.
-    pub listening: Vec<(ResourceName, Arc<TrustedListener>)>,
-    /// What it has connected.
-    pub connections: Vec<Connection>,
-}
-
-impl Open {
-    /// The sockets as files, in their order, and then the connections.
-    #[must_use]
-    pub fn files(&self) -> Vec<BorrowedFd<'_>> {
-        let sockets = self.listening.iter().map(|(_, listener)| listener.as_fd());
-        sockets.chain(self.connections.iter().map(|connection| connection.file.as_fd())).collect()
-    }
+    pub(crate) connections: Connections,
+    /// Whether another process may have copies of the sockets: then their files stay.
+    is_shared: AtomicBool,
 }
 
 /// A fresh listening socket.
@@ -81,15 +71,16 @@ pub(super) struct Bound {
 }
 
 impl Sockets {
-    /// A table without sockets, for so many connections. Nothing is made on disk before the first `bind`.
+    /// A table without sockets. Nothing is made on disk before the first `bind`.
     #[must_use]
-    pub fn new(device_plugins: &Path, connections: usize) -> Self {
+    pub fn new(device_plugins: &Path, limits: ConnectionLimits) -> Self {
         let millis = host::now().wall.0;
         Sockets {
             directory: device_plugins.join(DIRECTORY),
             stamp: format!("{millis:x}"),
             open: Mutex::default(),
-            connections: Connections::new(connections),
+            connections: Connections::new(limits.plugin, limits.held),
+            is_shared: AtomicBool::new(false),
         }
     }
 
@@ -116,11 +107,26 @@ impl Sockets {
                 format!("the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
-        let listener = Arc::new(TrustedListener::bind(&path, || metrics::refused("plugin"))?);
+        let listener = TrustedListener::bind(&path, || metrics::refused("plugin"))?;
+        Ok(self.insert((resource.clone(), registration), listener, path))
+    }
+
+    /// Takes the socket of an earlier instance over.
+    pub(super) fn take(&self, resource: &ResourceName, socket: OwnedFd) -> io::Result<(RegistrationNumber, Bound)> {
+        let listener = TrustedListener::adopt(socket, || metrics::refused("plugin"))?;
+        let path = listener.path().filter(|path| path.parent() == Some(&*self.directory));
+        let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it lies elsewhere"))?;
+        let number = PASSED + self.table().len() as RegistrationNumber;
+        Ok((number, self.insert((resource.clone(), number), listener, path)))
+    }
+
+    fn insert(&self, key: Key, listener: TrustedListener, path: PathBuf) -> Bound {
+        let listener = Arc::new(listener);
+        let endpoint = format!("{DIRECTORY}/{}", path.file_name().unwrap_or_default().display());
         let (close, closed) = watch::channel(false);
         let socket = Socket { path, listener: Arc::downgrade(&listener), streams: 0, superseded: false, close };
-        self.table().insert((resource.clone(), registration), socket);
-        Ok(Bound { listener, endpoint: format!("{DIRECTORY}/{name}"), close: closed })
+        self.table().insert(key, socket);
+        Bound { listener, endpoint, close: closed }
     }
 
     /// Short, since 107 bytes have to hold the kubelet's directory too; unique for ever. Below a long directory (that of MicroK8s) there
@@ -133,7 +139,7 @@ impl Sockets {
         if name.is_empty() { unique } else { format!("{name}-{unique}") }
     }
 
-    /// Marks every older socket of the resource; those without streams close at once.
+    /// Marks every older socket of the resource; those without streams close at once. Those of earlier instances stay.
     pub(super) fn supersede(&self, resource: &ResourceName, newest: RegistrationNumber) {
         let mut table = self.table();
         for ((name, registration), socket) in table.iter_mut() {
@@ -141,6 +147,13 @@ impl Sockets {
                 socket.superseded = true;
             }
         }
+        close_unused(&mut table);
+    }
+
+    /// Marks the sockets of earlier instances.
+    pub(crate) fn supersede_passed(&self) {
+        let mut table = self.table();
+        table.iter_mut().filter(|((_, number), _)| *number >= PASSED).for_each(|(_, socket)| socket.superseded = true);
         close_unused(&mut table);
     }
 
@@ -163,21 +176,23 @@ impl Sockets {
         self.table().iter().filter(|((name, _), _)| name == resource).map(|(_, socket)| socket.streams).sum()
     }
 
-    /// The newest socket of each resource: its file name in [`Sockets::directory`].
-    #[must_use]
-    pub fn newest(&self) -> BTreeMap<ResourceName, String> {
-        // In the order of their numbers, so a later one takes the place of an earlier one.
-        let table = self.table();
-        let name = |socket: &Socket| Some(socket.path.file_name()?.to_str()?.to_owned());
-        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).collect()
+    /// Copies of all that the kubelet has open here, for another process; this one goes on.
+    pub(crate) fn share(&self) -> PassedFds {
+        self.is_shared.store(true, Ordering::Relaxed);
+        self.copies()
     }
 
-    /// What the kubelet has open here, to be handed on.
-    #[must_use]
-    pub fn open(&self) -> Open {
-        let table = self.table();
-        let listening = table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).collect();
-        Open { listening, connections: self.connections.open() }
+    fn copies(&self) -> PassedFds {
+        let mut copies = self.connections.copies();
+        for ((resource, _), socket) in self.table().iter() {
+            if let Some(listener) = socket.listener.upgrade() {
+                match listener.as_fd().try_clone_to_owned() {
+                    Ok(copy) => copies.push((Label::Socket(resource.clone()), copy)),
+                    Err(error) => tracing::warn!(%resource, %error, "a socket cannot be passed on"),
+                }
+            }
+        }
+        PassedFds(copies)
     }
 
     /// Registrations whose socket file somebody has removed.
@@ -187,21 +202,23 @@ impl Sockets {
         self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Ends every server and removes every socket file: the last step of the daemon's shutdown. Done when the last
-    /// server is, which sends what its connections still have to send.
-    pub async fn close_all(&self) {
-        // One end of all, for the kubelet to clear up after once.
-        self.connections.let_go();
-        let closing = std::mem::take(&mut *self.table());
-        for socket in closing.values() {
-            socket.close.send_replace(true);
-            drop(std::fs::remove_file(&socket.path));
-        }
-        // Only when nobody else has a socket in it.
+    /// Reads and writes nothing more. Returns all that the kubelet has open, which ends with the last copy of it, and what each server closes
+    /// when it has ended. The socket files stay only where another process goes on, or may.
+    pub(crate) fn release(&self, keep_files: bool) -> (PassedFds, Vec<watch::Sender<bool>>) {
+        let copies = self.copies();
+        self.connections.release();
+        let released = std::mem::take(&mut *self.table()).into_values();
+        let servers = released.map(|Socket { path, close, .. }| {
+            close.send_replace(true);
+            if !keep_files && !self.is_shared.load(Ordering::Relaxed) {
+                drop(std::fs::remove_file(path));
+            }
+            close
+        });
+        let servers = servers.collect();
+        // Only when no other process has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
-        for socket in closing.values() {
-            socket.close.closed().await;
-        }
+        (copies, servers)
     }
 
     /// Removes the sockets of processes that are no more: those that refuse a connection.
@@ -239,10 +256,12 @@ fn close_unused(table: &mut BTreeMap<Key, Socket>) {
 mod tests {
     use super::*;
 
+    const LIMITS: ConnectionLimits = ConnectionLimits { telemetry: 1, plugin: 1, control: 1, handover: 1, held: 1 };
+
     #[tokio::test]
     async fn a_superseded_socket_stays_until_its_last_stream_has_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let sockets = Sockets::new(dir.path(), 1);
+        let sockets = Sockets::new(dir.path(), LIMITS);
         let name: ResourceName = "example.com/device".parse().unwrap();
         let first = sockets.bind(&name, 1).unwrap();
         let second = sockets.bind(&name, 2).unwrap();
@@ -260,7 +279,7 @@ mod tests {
     #[tokio::test]
     async fn the_sweep_takes_dead_sockets_and_leaves_living_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let sockets = Sockets::new(dir.path(), 1);
+        let sockets = Sockets::new(dir.path(), LIMITS);
         let name: ResourceName = "example.com/device".parse().unwrap();
         let living = sockets.bind(&name, 1).unwrap();
         let dead = dir.path().join(DIRECTORY).join("dead.sock");
@@ -274,7 +293,7 @@ mod tests {
     fn the_longest_resource_name_fits_the_kubelets_directory_also_that_of_microk8s() {
         let longest = format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
         for (dir, newest) in [("/var/lib/kubelet", u64::MAX), ("/var/snap/microk8s/common/var/lib/kubelet", u64::from(u32::MAX))] {
-            let sockets = Sockets::new(&Path::new(dir).join("device-plugins"), 1);
+            let sockets = Sockets::new(&Path::new(dir).join("device-plugins"), LIMITS);
             let path = |registration| sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), registration));
             assert!(path(newest).as_os_str().len() <= SOCKET_PATH_MAX, "{}", path(newest).display());
             assert_ne!(path(newest), path(newest - 1));

@@ -299,8 +299,9 @@ fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
         let gone = format!("remove@/{path}\0ACTION=remove\0SUBSYSTEM=pci\0SEQNUM=8\0");
         let back = format!("bind@/{path}\0ACTION=bind\0SUBSYSTEM=pci\0DRIVER=nvidia\0SEQNUM=9\0");
         assert!(send_kernel_message(&app, None, Some(gone.as_bytes())) && send_kernel_message(&app, None, Some(back.as_bytes())));
-        let recovers =
-            |verdicts: &BTreeMap<DeviceId, Verdict>| verdicts.values().any(|verdict| matches!(verdict.state, VerdictState::Recovering { .. }));
+        let recovers = |verdicts: &BTreeMap<DeviceId, Verdict>| {
+            verdicts.values().any(|verdict| matches!(verdict.state, VerdictState::Recovering { .. }))
+        };
         let _ = soon("its recovery", judgement.wait_for(|judgement| recovers(&judgement.verdicts))).await.unwrap();
         // And again, in two ways at once.
         assert!(send_kernel_message(&app, None, Some(began("").as_bytes())));

@@ -120,12 +120,6 @@ impl Daemon {
         self.is_alone() && systemd.heard.borrow().times("READY=1") > 0 && systemd.keeps() == 0
     }
 
-    /// Changes what the next instance finds.
-    pub(crate) fn configure(&self, change: impl FnOnce(&str) -> String) {
-        let file = self.dir.join("holdfast.toml");
-        fs::write(&file, change(crate::CONFIG)).unwrap();
-    }
-
     /// Has another one take over, and ends it when `leaves` says so, before or after that is complete; it is told of this one's process and
     /// of the other one's log.
     pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(Pid, &Path) -> Signal) {

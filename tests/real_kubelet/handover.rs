@@ -50,32 +50,26 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     let rounds: usize = std::env::var("HOLDFAST_ROUNDS").map_or(3, |text| text.parse().unwrap());
     let mut there = VecDeque::new();
     let mut numbers = 0..;
-    for detaches in [true, false] {
-        daemon.configure(|text| format!("{text}\n[upgrade]\ndetach = {detaches}\n"));
-        let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Politely);
-        say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance leaving politely: {polite}"));
-        // Also in the midst of everything: from before it was asked for its ledger until it stands by.
-        let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
-        let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
-        say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance killed: {killed}"));
-        let asked = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Asked);
-        say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance killed with what it was asked: {asked}"));
-        for seen in [&polite, &killed, &asked] {
-            assert!(seen.dips.len() <= seen.crashes, "{seen:?}");
-        }
+    let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Politely);
+    say(format_args!("{rounds} upgrades, the older instance leaving politely: {polite}"));
+    // Also in the midst of everything: from before it was asked for its ledger until it stands by.
+    let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
+    let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
+    say(format_args!("{rounds} upgrades, the older instance killed: {killed}"));
+    let asked = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Asked);
+    say(format_args!("{rounds} upgrades, the older instance killed with what it was asked: {asked}"));
+    for seen in [&polite, &killed, &asked] {
+        assert!(seen.dips.len() <= seen.crashes, "{seen:?}");
     }
     // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
     wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
     let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::First);
     say(format_args!("{rounds} restarts in place, without systemd: {restarted}"));
-    for detaches in [true, false] {
-        daemon.configure(|text| format!("{text}\n[upgrade]\ndetach = {detaches}\n"));
-        daemon.put_into_unit();
-        wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
-        let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Restarted);
-        say(format_args!("{rounds} restarts by systemd with detach = {detaches}: {restarted}"));
-        assert!(restarted.dips.is_empty(), "{restarted:?}");
-    }
+    daemon.put_into_unit();
+    wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
+    let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Restarted);
+    say(format_args!("{rounds} restarts by systemd: {restarted}"));
+    assert!(restarted.dips.is_empty(), "{restarted:?}");
 
     assert_eq!(running(node, "exclusive"), before, "a pod was harmed");
     let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());

@@ -1,7 +1,6 @@
 //! The client side of the control socket: how a verb queries the running daemon.
 
-use super::{LedgerEnd, Line, Order, Upgrade, socket_path};
-use crate::app::handover::Installed;
+use super::{Installed, LedgerEnd, Line, Order, Upgrade, socket_path};
 use crate::store::{Told, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};

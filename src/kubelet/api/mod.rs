@@ -14,18 +14,13 @@ pub mod v1alpha;
 pub mod v1beta1;
 
 use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, Offering, ResourceName, printable};
-use crate::host::peer::TrustedListener;
-use crate::kubelet::conversation::{Conversation, Followed};
 use crate::kubelet::services::Services;
+use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use futures_util::{StreamExt as _, TryStreamExt as _};
 use prost::Message;
 use std::fmt;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
@@ -161,46 +156,13 @@ pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
     API_PACKAGES.iter().fold(Services::default(), |services, package| package.serve(Arc::clone(plugin), services))
 }
 
-/// A socket without services, until this is dropped. Then its connections are closed.
-#[derive(Debug)]
-pub struct DummyEndpoint(#[expect(dead_code, reason = "dropping it closes the endpoint")] oneshot::Sender<()>);
-
-/// Serves a socket without services.
-///
-/// # Errors
-/// When the socket cannot be created.
-pub fn serve_dummy(path: &Path) -> io::Result<DummyEndpoint> {
-    let listener = Arc::new(TrustedListener::bind(path, || {})?);
-    let (close, closed) = oneshot::channel();
-    let closed = async { drop(closed.await) };
-    let incoming = listener.incoming().map_ok(Followed::from);
-    let server = Server::builder().serve_with_incoming_shutdown(Services::default(), incoming, closed);
-    tokio::spawn(async move {
-        if let Err(error) = server.await {
-            tracing::warn!(%error, "the dummy endpoint failed");
-        }
-    });
-    Ok(DummyEndpoint(close))
-}
-
 /// The stream of one ListAndWatch, in one package's messages.
 type ListStream<M> = BoxStream<'static, Result<M, Status>>;
 
-/// A plugin's lists as messages, for this request. A list that is too large for the kubelet is left
-/// out, so the last list that was sent stays in force.
-fn list_stream<T, M: Message + 'static>(
-    plugin: &dyn Plugin,
-    request: &Request<T>,
-    message: fn(&Offering) -> M,
-) -> Result<ListStream<M>, Status> {
-    let lists = plugin.lists()?;
-    // While the stream is open, the connection is not evicted.
-    let stream = request.extensions().get::<Conversation>().map(Conversation::list_stream);
-    let within_size_limit = move |offering: Arc<Offering>| {
-        let _open = &stream;
-        std::future::ready(within_size_limit(&offering, message))
-    };
-    Ok(lists.filter_map(within_size_limit).boxed())
+/// A plugin's lists as messages. A list that is too large for the kubelet is left out, so the last
+/// list that was sent stays in force.
+fn list_stream<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Result<ListStream<M>, Status> {
+    Ok(plugin.lists()?.filter_map(move |offering| std::future::ready(within_size_limit(&offering, message))).boxed())
 }
 
 /// A list as a message, if the kubelet accepts its size.

@@ -3,7 +3,9 @@
 use super::*;
 use crate::domain::{Attributes, Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
 use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
+use crate::kubelet::tracked_stream::TrackedStream;
 use crate::kubelet::uds;
+use futures_util::TryStreamExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use tokio::net::UnixListener;
@@ -93,10 +95,10 @@ async fn a_connection_that_closes_after_the_options_and_before_the_lists_is_repo
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("plugin.sock");
         let (closed_early, mut reports) = tokio::sync::mpsc::unbounded_channel();
-        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || closed_early.send(()).unwrap_or_default());
+        let on_early_close: Arc<dyn Fn() + Send + Sync> = Arc::new(move || closed_early.send(()).unwrap_or_default());
         // One connection only: after its end no other can report.
         let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap()).take(1);
-        let incoming = incoming.map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
+        let incoming = incoming.map_ok(move |stream| TrackedStream::new(stream, Arc::default(), Arc::clone(&on_early_close)));
         tokio::spawn(Server::builder().serve_with_incoming(serve(&plugin), incoming));
 
         let mut kubelet = beta::device_plugin_client::DevicePluginClient::new(uds::connect(socket).await.unwrap());

@@ -52,8 +52,8 @@ struct Service(Arc<dyn Plugin>);
 impl DevicePlugin for Service {
     type ListAndWatchStream = ListStream<api::ListAndWatchResponse>;
 
-    async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Ok(Response::new(list_stream(self.0.as_ref(), &request, list)?))
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        Ok(Response::new(list_stream(self.0.as_ref(), list)?))
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {

@@ -64,8 +64,8 @@ impl DevicePlugin for Service {
         Ok(Response::new(options(self.0.needs_pre_start())))
     }
 
-    async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Ok(Response::new(list_stream(self.0.as_ref(), &request, list)?))
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        Ok(Response::new(list_stream(self.0.as_ref(), list)?))
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {

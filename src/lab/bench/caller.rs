@@ -2,11 +2,11 @@
 //! plugin.
 
 use crate::console::exit::{FAILURE, Failed};
-use crate::kubelet::conversation::Followed;
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::kubelet::proto::v1beta1::registration_server::{Registration, RegistrationServer};
 use crate::kubelet::services::Services;
+use crate::kubelet::tracked_stream::TrackedStream;
 use crate::kubelet::uds;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::cell::Cell;
@@ -76,7 +76,7 @@ pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<Fir
     let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
     let (first_lists, receiver) = mpsc::unbounded_channel();
     let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), first_lists });
-    let incoming = UnixListenerStream::new(listener).map_ok(Followed::from);
+    let incoming = UnixListenerStream::new(listener).map_ok(TrackedStream::from);
     tokio::spawn(Server::builder().serve_with_incoming(Services::default().and(service), incoming));
     Ok(receiver)
 }

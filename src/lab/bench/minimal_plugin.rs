@@ -3,11 +3,11 @@
 //! list. Its sockets are in a directory that no kubelet cleans, so it never has to create new ones.
 
 use crate::host::DirWatch;
-use crate::kubelet::conversation::Followed;
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
 use crate::kubelet::services::Services;
+use crate::kubelet::tracked_stream::TrackedStream;
 use crate::kubelet::uds;
 use futures_util::future::join_all;
 use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt as _};
@@ -70,7 +70,7 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
         let endpoint = format!("{SOCKETS}/{number}.sock");
         let listener = UnixListener::bind(dir.join(&endpoint))?;
         let service = DevicePluginServer::new(Listed(api::ListAndWatchResponse { devices }));
-        let incoming = UnixListenerStream::new(listener).map_ok(Followed::from);
+        let incoming = UnixListenerStream::new(listener).map_ok(TrackedStream::from);
         tokio::spawn(Server::builder().serve_with_incoming(Services::default().and(service), incoming));
         let options = Some(api::DevicePluginOptions::default());
         requests.push(api::RegisterRequest { version: "v1beta1".into(), endpoint, resource_name, options });

@@ -300,7 +300,7 @@ fn report(options: &Options, durability: &str, found: Found) -> Report {
             span(before.silence.us(1.0).max(after.silence.us(1.0)))
         ),
         format!("refused: {}; lists that lost a device: {shrunk}; moments in which the kubelet had none: {}", refused.len(), dips.count()),
-        format!("Registers: {registers}, and {failed_registers} that failed, on purpose where upgrade.detach is on"),
+        format!("Registers: {registers}, and {failed_registers} that failed"),
     ];
     remarks.extend(refused.first().map(|why| format!("the first refusal: {why}")));
     let rows = vec![

@@ -253,31 +253,6 @@ fn a_resource_that_is_not_ours_in_the_kubelet_is_registered_again_and_settled() 
     assert_eq!(machine.state(), State::Settling { until: ms(10_004) + SETTLE_AFTER });
 }
 
-#[test]
-fn what_was_detached_is_registered_again_when_that_is_said_when_it_is_lost_and_when_nothing_is_said() {
-    let detached = || {
-        let mut machine = steady();
-        assert_eq!(machine.on(Event::Reattach, ms(10_000)), None, "nothing was detached");
-        assert_eq!(machine.on(Event::Detach, ms(10_000)), None);
-        assert!(machine.is_registered(), "the kubelet has its list");
-        machine
-    };
-    assert_eq!(detached().on(Event::Reattach, ms(10_100)), Some(2));
-    assert_eq!(detached().on(Event::StreamEnded(1), ms(10_100)), Some(2));
-    assert_eq!(detached().on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), ms(10_100)), Some(2));
-    let mut forgotten = detached();
-    assert_eq!(forgotten.on(Event::Disowned, ms(10_100)), None, "that the kubelet has it from nobody is meant");
-    assert_eq!(forgotten.next_deadline(), Some(ms(10_000) + DETACHED_MAX));
-    assert_eq!(forgotten.on(Event::Tick, ms(10_000) + DETACHED_MAX), Some(2));
-    forgotten.on(Event::Registered(2), ms(12_001));
-    forgotten.on(Event::StreamOpened(2), ms(12_002));
-    assert_eq!(forgotten.state(), State::Settling { until: ms(12_002) + SETTLE_AFTER }, "whatever the kubelet made of it");
-    let mut early = Machine::new(ms(0), 0);
-    early.on(Event::Kubelet(Some(KUBELET)), ms(0));
-    early.on(Event::Detach, ms(1));
-    assert_eq!(early.state(), State::Registering, "nothing is registered that could be detached");
-}
-
 /// Somebody else registers whenever he loses the resource, and takes it from us within `lifetime`.
 fn contest(machine: &mut Machine, mut now: Duration, lifetime: Duration) -> (Duration, u32) {
     let (mut open, mut registers) = (machine.latest(), 0);
@@ -362,8 +337,6 @@ fn any_event() -> impl Strategy<Value = Event> {
         number.clone().prop_map(Event::HungUp),
         number.prop_map(Event::SocketLost),
         Just(Event::Disowned),
-        Just(Event::Detach),
-        Just(Event::Reattach),
         Just(Event::Tick),
     ]
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub(super) struct Followed {
+pub(super) struct TrackedStream {
     /// First sequence number of the oldest segment; 0 without one.
     pub(super) oldest: u64,
     /// The last entry of the journal.
@@ -30,7 +30,12 @@ pub(super) struct Followed {
 }
 
 /// Gives the database what the journal has. `beat` is called at every progress.
-pub(super) fn follow(database: &mut Database, state_dir: &Path, start: Option<&Start>, beat: impl Fn()) -> Result<Followed, StoreError> {
+pub(super) fn follow(
+    database: &mut Database,
+    state_dir: &Path,
+    start: Option<&Start>,
+    beat: impl Fn(),
+) -> Result<TrackedStream, StoreError> {
     let snapshot = &database.reader().snapshot()?;
     let mut follower = Follower { database, snapshot, released: BTreeSet::new(), beat };
     let mut replay = JournalReplay::of(state_dir);
@@ -56,7 +61,7 @@ pub(super) fn follow(database: &mut Database, state_dir: &Path, start: Option<&S
     follower.live(&live, keeps)?;
     follower.notes(&replay, keeps)?;
     let (oldest, last, applied) = (replay.oldest(), replay.last, snapshot.applied);
-    Ok(Followed { oldest, last, applied, damaged: replay.damaged, found })
+    Ok(TrackedStream { oldest, last, applied, damaged: replay.damaged, found })
 }
 
 struct Follower<'a, F> {

@@ -7,7 +7,7 @@ use actix::{Arbiter, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::app::supervisor::{Policy, Slot, Supervision};
-use holdfast::domain::Stage;
+use holdfast::domain::limits::ConnectionLimits;
 use holdfast::hook::HookExecutor;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::uds;
@@ -46,11 +46,11 @@ impl Alone {
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
             hung_up: Mailbox::new(Nobody),
-            sockets: Arc::new(Sockets::new(&node.path("plugins"), 16)),
+            sockets: Arc::new(Sockets::new(&node.path("plugins"), ConnectionLimits::of(None))),
             affinity: Affinity::default(),
             refusals: Refusals::default(),
             gate: Arc::default(),
-            stage: watch::channel(Stage::default()).1,
+            leaving: watch::channel(false).1,
         };
         change(&mut shared);
         serving.start(Arbiter::current(), supervision.clone(), move |life| Serving::new(shared.clone(), life));

@@ -74,8 +74,8 @@ pub(crate) async fn unnoticed_under_load<T>(node: &Node, kubelet: &Kubelet, work
     (outcomes.len(), done)
 }
 
-async fn handed_over_under_load(detach: bool) {
-    let (node, kubelet, mut old) = served(detach).await;
+async fn handed_over_under_load() {
+    let (node, kubelet, mut old) = served().await;
     let handovers = async {
         for round in 0..rounds(3) {
             let new = take_over(&node);
@@ -93,7 +93,7 @@ async fn handed_over_under_load(detach: bool) {
         old
     };
     let (pods, mut old) = unnoticed_under_load(&node, &kubelet, handovers).await;
-    println!("detach {detach}: {pods} pods");
+    println!("{pods} pods");
     assert!(pods > 3, "the load has hardly run");
     // Its end is seen all the same, and so is the next one.
     old.kill();
@@ -105,19 +105,14 @@ async fn handed_over_under_load(detach: bool) {
 }
 
 #[test]
-fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
-    run(handed_over_under_load(true));
-}
-
-#[test]
-fn nor_does_one_without_detach() {
-    run(handed_over_under_load(false));
+fn a_handover_takes_no_device_from_the_kubelet_and_fails_no_pod() {
+    run(handed_over_under_load());
 }
 
 /// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
-async fn killed_under_load(detach: bool) {
+async fn killed_under_load() {
     let hooks = HookTable::default();
-    let (node, kubelet, mut old) = served_with(detach, &hooks).await;
+    let (node, kubelet, mut old) = served_with(&hooks).await;
     let handovers = async {
         for round in 0..rounds(2 * MOMENTS.len()) {
             let new = take_over(&node);
@@ -139,18 +134,13 @@ async fn killed_under_load(detach: bool) {
         old
     };
     let (pods, _old) = unnoticed_under_load(&node, &kubelet, handovers).await;
-    println!("detach {detach}, killed: {pods} pods");
+    println!("killed: {pods} pods");
     assert!(pods > 8, "the load has hardly run");
 }
 
 #[test]
 fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_no_pod() {
-    run(killed_under_load(true));
-}
-
-#[test]
-fn nor_does_one_that_is_killed_without_detach() {
-    run(killed_under_load(false));
+    run(killed_under_load());
 }
 
 #[test]
@@ -158,7 +148,7 @@ fn whoever_is_left_serves_wherever_the_other_one_dies() {
     run(async {
         let rounds = rounds(12);
         let mut random = Random::new();
-        let (node, kubelet, mut old) = served(true).await;
+        let (node, kubelet, mut old) = served().await;
         let began = kubelet.now();
         let stop = Cell::new(false);
         let mut usual = Duration::from_millis(1500);

@@ -111,7 +111,7 @@ fn connections_of_control_and_handover_sockets_are_limited_and_still_answered() 
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
         let mut offer = String::new();
         BufReader::new(UnixStream::connect(run_dir.join("handover.sock")).unwrap()).read_line(&mut offer).unwrap();
-        assert!(offer.contains("\"word\":\"offer\""), "{offer}");
+        assert!(offer.contains("\"message\":\"offer\""), "{offer}");
         for socket in ["control", "handover"] {
             assert!(stage.counted(&format!("holdfast_connections_evicted_total{{socket=\"{socket}\"}}")), "{socket}");
         }

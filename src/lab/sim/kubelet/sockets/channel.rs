@@ -30,7 +30,10 @@ pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Sta
 fn is_not_begun(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {
-        let is_refused = error.downcast_ref::<h2::Error>().is_some_and(|error| error.is_go_away() && error.is_remote());
+        let is_refused = |error: &h2::Error| {
+            error.is_remote() && (error.is_go_away() || error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM))
+        };
+        let is_refused = error.downcast_ref::<h2::Error>().is_some_and(is_refused);
         if is_refused || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
             return true;
         }

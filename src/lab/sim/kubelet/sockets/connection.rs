@@ -34,12 +34,16 @@ fn text(status: &tonic::Status) -> String {
 #[tonic::async_trait]
 impl Connection for Dialled {
     async fn options(&self) -> Result<Options, String> {
-        let response = self.api.clone().get_device_plugin_options(api::Empty {}).await.map_err(|status| text(&status))?;
+        let response = call(&self.api, api::Empty {}, |mut api, empty| async move { api.get_device_plugin_options(empty).await })
+            .await
+            .map_err(|status| text(&status))?;
         Ok(wire::options(response.get_ref()))
     }
 
     async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
-        let stream = self.api.clone().list_and_watch(api::Empty {}).await.map_err(|status| text(&status))?;
+        let stream = call(&self.api, api::Empty {}, |mut api, empty| async move { api.list_and_watch(empty).await })
+            .await
+            .map_err(|status| text(&status))?;
         Ok(Box::new(Listing(stream.into_inner())))
     }
 

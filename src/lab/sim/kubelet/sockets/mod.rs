@@ -18,12 +18,12 @@ use super::environment::{Connection, Environment, Snapshot, Stop};
 use super::hook::{Hook, HookTable, Verdict};
 use super::pod::PodSpec;
 use super::state::Shared;
-use crate::kubelet::conversation::Followed;
 use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::kubelet::proto::podresources_v1alpha1::pod_resources_lister_server::PodResourcesListerServer as AlphaPodResourcesServer;
 use crate::kubelet::proto::v1alpha::registration_server::RegistrationServer as AlphaRegistrationServer;
 use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
 use crate::kubelet::services::Services;
+use crate::kubelet::tracked_stream::TrackedStream;
 use futures_util::future::BoxFuture;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +63,7 @@ impl Sockets {
 
     fn spawn_server(&self, shared: &Shared, instance: u64, listener: UnixListener, services: Services) {
         let links = self.links();
-        let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?).map(Followed::from));
+        let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?).map(TrackedStream::from));
         shared.spawn(instance, async move {
             // The server ends with the instance; a failing connection ends only itself.
             let _ = Server::builder().serve_with_incoming(services, incoming).await;

@@ -1,4 +1,4 @@
-//! A restart by systemd, which keeps what the kubelet has open from one process to the next.
+//! A restart by systemd, whose fd store holds what the kubelet has open from one process to the next.
 
 use super::load::{rounds, unnoticed_under_load};
 use super::{DEVICES, config, gpu};
@@ -26,9 +26,9 @@ async fn stop(systemd: &Systemd, mut daemon: Daemon, times: usize) {
     assert!(systemd.keeps() > 1, "a socket and a connection");
 }
 
-async fn restarted_under_load(detach: bool) {
+async fn restarted_under_load() {
     let node = Node::with(&[("gpu", DEVICES)]);
-    node.write_config(&config(detach));
+    node.write_config(&config());
     let kubelet = node.start_kubelet().await;
     let systemd = Systemd::new(&node.path("notify"));
     let mut daemon = start(&systemd, &node);
@@ -45,7 +45,7 @@ async fn restarted_under_load(detach: bool) {
         daemon
     };
     let (pods, daemon) = unnoticed_under_load(&node, &kubelet, restarts).await;
-    println!("detach {detach}, restarted by systemd: {pods} pods");
+    println!("restarted by systemd: {pods} pods");
     assert!(pods > 3, "the load has hardly run");
 
     stop(&systemd, daemon, rounds(3) + 1).await;
@@ -61,10 +61,5 @@ async fn restarted_under_load(detach: bool) {
 
 #[test]
 fn a_restart_takes_no_device_from_the_kubelet_and_fails_no_pod() {
-    run(restarted_under_load(true));
-}
-
-#[test]
-fn nor_does_one_without_detach() {
-    run(restarted_under_load(false));
+    run(restarted_under_load());
 }

@@ -16,7 +16,7 @@ const BEATS: u32 = 3;
 /// Starts the heartbeat if systemd has a watchdog: `$WATCHDOG_USEC` is set, and `$WATCHDOG_PID` is
 /// this process or not set. Must be called on the thread that answers the kubelet. The heartbeat
 /// ends with the runtime of that thread.
-pub fn begin() -> Option<JoinHandle<()>> {
+pub(super) fn begin() -> Option<JoinHandle<()>> {
     let period = period(sd_notify::watchdog_enabled()?)?;
     Some(tokio::spawn(async move {
         loop {

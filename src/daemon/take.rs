@@ -1,0 +1,118 @@
+//! NEW's side: asks for the ledger, starts, and confirms when the kubelet has everything from here.
+
+use super::DaemonError;
+use super::start::{Backoff, START_WITHIN, start};
+use crate::app::{App, Settings, StartError, Views};
+use crate::handover::{Message, PROTOCOL, PassedFds, Peer, fd_store, socket_path};
+use crate::store::{RECORDS, StoreError};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, timeout};
+
+/// How long another process may hold the ledger without handing it over: one that is starting, or ending.
+const LOCKED_FOR: Duration = Duration::from_secs(30);
+/// How long OLD may take for its offer. It answers at once, unless it hangs.
+const OFFER_WITHIN: Duration = Duration::from_secs(5);
+/// How long it may take to close the ledger: the deadlines of its checkpoint and of the calls that it answers first, and those
+/// of a handover that is under way already.
+const YOURS_WITHIN: Duration = Duration::from_secs(60);
+/// How long the kubelet may refuse a resource before the handover is confirmed all the same.
+const REGISTERED_WITHIN: Duration = Duration::from_secs(5);
+
+/// The instance that has handed over, or is about to.
+#[derive(Debug)]
+pub(super) struct OldInstance {
+    peer: Peer,
+    version: String,
+}
+
+/// Starts, and takes over from a living instance first if `take_over` says so.
+///
+/// # Errors
+/// What hinders the start.
+pub(super) async fn take(settings: &Settings, take_over: bool) -> Result<(App, Option<OldInstance>), DaemonError> {
+    let mut passed = fd_store::restore(&settings.roots.run);
+    let mut began = Instant::now();
+    let (mut backoff, mut is_logged, mut old) = (Backoff::default(), false, None);
+    loop {
+        if take_over && old.is_none() {
+            old = ask(&settings.roots.run, &mut passed).await.map_err(DaemonError::TakeOver)?;
+            // It may have waited for another handover.
+            began = old.as_ref().map_or(began, |_| Instant::now());
+        }
+        match start(settings, &mut passed, Instant::now() + START_WITHIN).await {
+            // The process that has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
+            Err(StartError::Store(StoreError::InUse { .. })) if take_over && began.elapsed() < LOCKED_FOR => {
+                if old.is_none() && !std::mem::replace(&mut is_logged, true) {
+                    tracing::info!("another process has the ledger and cannot be asked to hand it over yet");
+                }
+                tokio::time::sleep(backoff.next()).await;
+            }
+            started => return Ok((started?, old)),
+        }
+    }
+}
+
+/// Asks a living instance to hand over. `None` when there is none, or when it ended by itself meanwhile; what it has sent until then is in
+/// `passed`. An error says why one does not hand over, and goes on.
+async fn ask(run_dir: &Path, passed: &mut PassedFds) -> Result<Option<OldInstance>, String> {
+    let path = socket_path(run_dir);
+    let stream = match UnixStream::connect(&path).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error) => return Err(format!("holdfast on `{}` cannot be asked to hand over: {error}; only root may ask", path.display())),
+    };
+    let silent = || Err(format!("holdfast on `{}` does not answer; if it hangs, end it, and start again", path.display()));
+    let mut peer = Peer::new(stream);
+    let (protocol, version, records, fds) = match timeout(OFFER_WITHIN, peer.recv()).await {
+        Ok(Some(Message::Offer { protocol, version, records, fds })) => (protocol, version, records, fds),
+        // It was there just now.
+        Ok(None) => return Ok(None),
+        Ok(Some(_)) | Err(_) => return silent(),
+    };
+    for (what, theirs, known) in [("a ledger", records, RECORDS), ("a handover protocol", protocol, PROTOCOL)] {
+        if theirs > known {
+            let ours = env!("CARGO_PKG_VERSION");
+            return Err(format!(
+                "the running holdfast {version} has {what} of version {theirs}, and this holdfast {ours} knows up to version {known}; \
+                 nothing was changed, and the running one goes on; install {version} or newer"
+            ));
+        }
+    }
+    tracing::info!(version, pid = peer.pid, connections = fds.len(), "asking another instance to hand over");
+    *passed = PassedFds::of(fds, peer.fds()).unwrap_or_default();
+    if peer.send(&Message::Take { version: env!("CARGO_PKG_VERSION").into() }, &[]).await.is_err() {
+        return Ok(None);
+    }
+    match timeout(YOURS_WITHIN, peer.recv()).await {
+        Ok(Some(Message::Yours { fds })) => {
+            // Of what does not arrive there are still the copies of before.
+            if let Some(newer) = PassedFds::of(fds, peer.fds()) {
+                *passed = newer;
+            }
+            Ok(Some(OldInstance { peer, version }))
+        }
+        Ok(None) => Ok(None),
+        Ok(Some(_)) | Err(_) => silent(),
+    }
+}
+
+impl OldInstance {
+    /// Waits until the kubelet has everything from here, and confirms it.
+    pub(super) async fn confirm(&mut self, views: &Views) {
+        if timeout(REGISTERED_WITHIN, views.registered()).await.is_err() {
+            tracing::warn!("the kubelet does not take every resource from this instance; the old one ends all the same");
+        }
+        // When it is gone, it needs no word.
+        if self.peer.send(&Message::Confirmed, &[]).await.is_ok() {
+            tracing::info!(from = self.version, "took over from another instance");
+        }
+    }
+
+    /// Waits for its end. As long as this lives, it knows that this instance does.
+    pub(super) async fn gone(&mut self) {
+        self.peer.gone().await;
+    }
+}

@@ -1,0 +1,80 @@
+//! The handover socket of the instance that serves.
+
+use super::PassedFds;
+use super::wire::{Message, PROTOCOL, Peer, socket_path};
+use crate::host::peer::TrustedListener;
+use crate::store;
+use crate::telemetry::metrics;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+
+/// How long a peer may take for its first message.
+const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Another instance wants to take over.
+#[derive(Debug)]
+pub struct Asked {
+    /// It.
+    pub peer: Peer,
+    /// Its version.
+    pub version: String,
+}
+
+/// Reads what the kubelet has open here.
+pub type Offered = Arc<dyn Fn() -> PassedFds + Send + Sync>;
+
+/// Listens for instances that want to take over, with at most `max` connections at a time. Without that the daemon works on, and logs it.
+#[must_use]
+pub fn listen(run_dir: &Path, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) -> Option<JoinHandle<()>> {
+    let path = socket_path(run_dir);
+    match TrustedListener::bind(&path, || metrics::refused("handover")) {
+        Ok(listener) => Some(tokio::spawn(accept(listener, offered, asked, max))),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "no handover socket: another instance cannot take over from this one");
+            None
+        }
+    }
+}
+
+async fn accept(listener: TrustedListener, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) {
+    // They end with this task.
+    let mut peers = JoinSet::new();
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let stream = tokio::select! {
+            stream = listener.accept() => stream,
+            Some(_ended) = peers.join_next() => continue,
+        };
+        oldest.retain(|peer| !peer.is_finished());
+        if oldest.len() >= max
+            && let Some(peer) = oldest.pop_front()
+        {
+            metrics::connection_evicted("handover");
+            peer.abort();
+        }
+        oldest.push_back(peers.spawn(serve_peer(stream, Arc::clone(&offered), asked.clone())));
+    }
+}
+
+/// Sends the offer, and hands the peer on when it takes.
+async fn serve_peer(stream: UnixStream, offered: Offered, asked: mpsc::Sender<Asked>) {
+    let mut peer = Peer::new(stream);
+    let passed = offered();
+    let fds = passed.labels();
+    let offer = Message::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: store::RECORDS, fds };
+    if let Err(error) = peer.send(&offer, &passed.fds()).await {
+        return tracing::warn!(%error, "the kubelet's connections cannot be passed to another instance");
+    }
+    drop((passed, offered));
+    if let Ok(Some(Message::Take { version })) = tokio::time::timeout(FIRST_MESSAGE_WITHIN, peer.recv()).await {
+        // This side takes no descriptors.
+        drop(peer.fds());
+        // One after the other. A peer that has given up waiting is gone, which its handover notices.
+        drop(asked.send(Asked { peer, version }).await);
+    }
+}
