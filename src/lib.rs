@@ -1,6 +1,7 @@
-//! Holdfast: one daemon per Kubernetes node that offers the node's devices to the kubelet and never loses track of
-//! which container holds which device. `ARCHITECTURE.md` tells the whole story; the modules below stand in the order
-//! of the layers, and a layer imports only from those above it in this list.
+//! Holdfast: one daemon per Kubernetes node that offers the node's devices to the kubelet and never
+//! loses track of which container holds which device. `ARCHITECTURE.md` describes the design. The
+//! modules below are in the order of the layers. A layer imports only from the layers above it in
+//! this list.
 
 pub mod domain;
 

@@ -1,4 +1,4 @@
-//! The HTTP server at telemetry's address: the probes, the metrics and the page.
+//! The HTTP server at the configured `listen` address: the probes, the metrics and the page.
 
 use super::views::Views;
 use super::{Settings, measures, page};

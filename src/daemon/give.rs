@@ -1,4 +1,5 @@
-//! OLD's side: hands the ledger and the kubelet over, and serves again when NEW is gone.
+//! OLD's side of a handover: gives the ledger and the connections to NEW, and serves again when NEW
+//! has exited.
 
 use super::start::{Backoff, START_WITHIN, start};
 use crate::app::{App, Settings, StartError};
@@ -12,31 +13,34 @@ use tokio::process::Child;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How long NEW may take until the kubelet has everything from it. It takes a tenth of a second; the bounds of its own steps are shorter.
+/// How long NEW may take until the kubelet has every resource from it. It takes a tenth of a
+/// second; each step of NEW has a shorter bound of its own.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(20);
-/// How long another process may hold the ledger before that is logged: one that was killed lets go of it at once.
+/// How long another process may hold the ledger before that is logged. A killed process releases it
+/// at once.
 const LOCKED_FOR: Duration = Duration::from_secs(1);
 
 /// How a handover ended.
 pub(super) enum Given {
-    /// NEW serves, and this instance is to end.
+    /// NEW serves, and this instance shall end.
     Left {
         /// NEW's version.
         version: String,
-        /// NEW sees the end of this instance when it is dropped.
+        /// NEW sees the end of this instance when this connection is dropped.
         connection: Peer,
     },
-    /// This instance is to end, whatever becomes of NEW, which has the kubelet's connections.
+    /// This instance shall end. NEW has the kubelet's connections, even if NEW fails later.
     Stopped,
-    /// NEW is gone, and this instance serves again.
+    /// NEW has exited, and this instance serves again.
     Back(Box<App>),
 }
 
-/// Hands over to the instance that asked. `own` is its process if this one has started it: it is killed when it does not get on,
-/// and this instance ends when it is done. Otherwise this one stands by until `stop`, or until the other one is gone.
+/// Hands over to the instance that requested it. `own` is NEW's process if this instance started
+/// it: then NEW is killed when it makes no progress, and this instance ends after the handover.
+/// Otherwise this instance stays on standby until `stop`, or until NEW exits.
 ///
 /// # Errors
-/// When NEW is gone and this instance cannot start again.
+/// When NEW has exited and this instance cannot start again.
 pub(super) async fn give(
     app: App,
     asked: Asked,
@@ -48,8 +52,8 @@ pub(super) async fn give(
     tracing::info!(version, pid = peer.pid, "handing over to another instance");
     let mut passed = app.hand_over().await;
     if let Err(error) = peer.send(&Message::Yours { fds: passed.labels() }, &passed.fds()).await {
-        // What comes next is its end.
-        tracing::warn!(%error, "the instance that takes over did not get the kubelet's connections");
+        // If it cannot be sent, the connection to NEW ends next.
+        tracing::warn!(%error, "failed to send the kubelet's connections to the new instance");
     }
     tokio::select! {
         is_left = wait_for_end(&mut peer, &mut passed, settings, own) => {
@@ -63,43 +67,46 @@ pub(super) async fn give(
     Ok(Given::Back(Box::new(take_back(passed, settings).await?)))
 }
 
-/// Waits until NEW has everything, and then, unless this instance has started it, for its end. Whether this instance is to end.
+/// Waits until NEW has confirmed. Unless this instance started NEW, it then waits for NEW's end.
+/// Returns whether this instance shall end.
 async fn wait_for_end(peer: &mut Peer, passed: &mut PassedFds, settings: &Settings, own: Option<&mut Child>) -> bool {
     let is_own = own.is_some();
     match (tokio::time::timeout(CONFIRM_WITHIN, peer.recv()).await, own) {
         (Ok(Some(Message::Confirmed)), _) => {}
         (Ok(_), _) => {
-            tracing::warn!("the instance that takes over is gone; serving again");
+            tracing::warn!("the new instance has exited; serving again");
             return false;
         }
         (Err(_), Some(child)) => {
-            tracing::error!("the instance that takes over does not get on and is killed; serving again");
-            // One that is gone already is as good.
+            tracing::error!("the new instance made no progress; killing it and serving again");
+            // A process that has already exited needs no kill.
             drop(child.kill().await);
             return false;
         }
         (Err(_), None) => {
-            tracing::error!("the instance that takes over does not get on; the kubelet sees that the devices are gone");
+            tracing::error!(
+                "the new instance made no progress; ending the kubelet's connections, so that it sees that the devices are absent"
+            );
             std::mem::take(passed).end();
             if !matches!(peer.recv().await, Some(Message::Confirmed)) {
-                tracing::warn!("the instance that takes over is gone; serving again");
+                tracing::warn!("the new instance has exited; serving again");
                 return false;
             }
         }
     }
-    tracing::info!("handed over: the other instance has the ledger and the kubelet");
+    tracing::info!("handed over: the other instance serves the kubelet");
     drop(std::mem::take(passed));
     if is_own {
         return true;
     }
-    tracing::info!("standing by until SIGTERM, to serve again if the other instance ends");
-    // Probes of this instance still find it alive, where the other one has not the same address.
+    tracing::info!("on standby until SIGTERM; serving again if the other instance exits");
+    // Probes of this instance still succeed, unless NEW listens on the same address.
     let mut standby = JoinSet::new();
     if let Some(address) = settings.config.listen {
         standby.spawn(http::stand_by(address, ConnectionLimits::of(host::open_files()).telemetry));
     }
     peer.gone().await;
-    tracing::warn!("the instance that took over is gone; serving again");
+    tracing::warn!("the instance that took over has exited; serving again");
     false
 }
 
@@ -111,8 +118,8 @@ async fn take_back(mut passed: PassedFds, settings: &Settings) -> Result<App, St
         match start(settings, &mut passed, began + START_WITHIN).await {
             Err(StartError::Store(StoreError::InUse { .. })) => {
                 if began.elapsed() > LOCKED_FOR && !std::mem::replace(&mut is_logged, true) {
-                    tracing::warn!("another process has the ledger; standing by until it lets go of it");
-                    // A third instance, which was offered the same.
+                    tracing::warn!("another process has locked the ledger; on standby until it releases it");
+                    // A third instance, which got the same connections in its offer.
                     drop(std::mem::take(&mut passed));
                 }
                 tokio::time::sleep(backoff.next()).await;

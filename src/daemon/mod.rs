@@ -1,7 +1,7 @@
-//! The life of the process: it starts, follows signals and requests, hands over, and ends.
+//! The daemon's process: it starts, handles signals and requests, hands over, and ends.
 //!
-//! `start.rs` has the one way to begin to serve, `take.rs` and `give.rs` both sides of a handover (`handover` draws it), and `upgrade.rs` starts
-//! another binary for `holdfast handover`.
+//! `start.rs` has the one way to begin to serve, `take.rs` and `give.rs` the two sides of a
+//! handover (`handover` draws it). `upgrade.rs` starts another binary for `holdfast handover`.
 
 mod give;
 mod heartbeat;
@@ -24,26 +24,26 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// How long an old instance may take to tell systemd which process is the main one.
+/// How long an old instance may take to notify systemd of the main process.
 const MAIN_PID_WITHIN: Duration = Duration::from_secs(2);
-/// How long a handover to this instance may go on before the next one begins.
+/// How long a handover to this instance may take before the next one begins.
 const TAKEN_WITHIN: Duration = Duration::from_secs(20);
-/// How long the answer to an upgrade may take to be written.
+/// How long writing the answer to an upgrade may take.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Why the daemon ends, or does not begin.
+/// Why the daemon ends, or does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The limits of the process leave no room for it.
+    /// The limits of the process are too low for the daemon.
     #[error("{0}")]
     Limits(String),
-    /// The system refuses something.
+    /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
     /// A running instance does not hand over.
     #[error("{0}")]
     TakeOver(String),
-    /// It cannot start.
+    /// The start failed.
     #[error(transparent)]
     Start(#[from] StartError),
     /// An actor died too often.
@@ -51,40 +51,45 @@ pub enum DaemonError {
     Escalated(&'static str),
 }
 
-/// What an exit code of another instance means, where it has a meaning.
+/// The meaning of another instance's exit code, if it has one.
 pub type Meaning = fn(i32) -> Option<&'static str>;
 
-/// Runs the daemon until SIGTERM or SIGINT, which end it in order, until another instance has taken over, or until an actor
-/// has died too often. With `take_over` it asks an instance that runs already to hand over.
+/// Runs the daemon until one of these: SIGTERM or SIGINT (a clean shutdown), another instance has
+/// taken over, or an actor has died too often. With `take_over` it requests a handover from an
+/// instance that is already running.
 ///
 /// # Errors
-/// What hinders the start, or the escalation.
+/// When the start fails, or an actor has died too often.
 pub fn run(settings: Settings, take_over: bool, meaning: Meaning) -> Result<(), DaemonError> {
     if let Err(error) = host::raise_open_files() {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "failed to raise RLIMIT_NOFILE");
     }
     host::ignore_sigxfsz()?;
     if let Some(sentence) = host::insufficient_limit(settings.config.resources.len()) {
         return Err(DaemonError::Limits(sentence));
     }
-    // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
+    // gRPC, health and registration share one thread; `App::start` makes threads for the ledger and
+    // discovery.
     let runtime = host::runtime().map_err(|why| StartError::NoThread { what: "the daemon", why })?;
-    // The process ends after it. Its drop would wait for whatever a thread still reads, be it a device that answers no more, and the next
-    // instance for it: the kubelet is without devices by then.
+    // The process ends after it. Its drop would wait for blocking threads, such as a read of a
+    // device that hangs, and the next instance would wait too. The kubelet has no devices during
+    // that time.
     let system = ManuallyDrop::new(actix::System::with_tokio_rt(move || runtime));
-    // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.
+    // Boxed: moved into the system and polled there, the future would leave three copies of itself
+    // on this thread's stack, 50 KB each.
     system.block_on(Box::pin(serve(settings, take_over, meaning)))
 }
 
 async fn serve(settings: Settings, take_over: bool, meaning: Meaning) -> Result<(), DaemonError> {
     heartbeat::begin();
     let ends_at_once = ExitOnSignal::install()?;
-    // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
+    // From here on SIGHUP does not end the process. One that comes during the start or a handover
+    // is handled after it.
     let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let (app, old) = tokio::select! {
         taken = take(&settings, take_over) => taken?,
-        // Nothing has been promised yet: there is nothing to end in order.
+        // Nothing is served yet, so there is nothing to shut down.
         _ = signals.next() => return Ok(()),
     };
     drop(ends_at_once);
@@ -92,10 +97,10 @@ async fn serve(settings: Settings, take_over: bool, meaning: Meaning) -> Result<
     Daemon { hangups, readiness, settings, meaning, upgrade: None }.live(app, &mut signals).await
 }
 
-/// Becomes ready, and confirms a handover to this instance.
+/// Waits until the daemon is ready, and confirms a handover to this instance.
 struct Readiness {
     task: JoinHandle<()>,
-    /// Whether systemd was told.
+    /// Whether systemd was notified.
     ready: watch::Receiver<bool>,
 }
 
@@ -111,7 +116,8 @@ impl Readiness {
                 return;
             }
             if let Some(old) = &mut old {
-                // systemd listens to the main process, which this one is when the old instance has said so and ended.
+                // systemd accepts messages from the main process only. That is this one after the
+                // old instance has notified systemd of it and ended.
                 drop(timeout(MAIN_PID_WITHIN, old.gone()).await);
             }
             notify(&[NotifyState::Ready]);
@@ -139,9 +145,9 @@ impl Signals {
     }
 }
 
-/// The daemon through all of its handovers.
+/// The daemon's state across all of its handovers.
 struct Daemon {
-    /// SIGHUP, to have the configuration read anew.
+    /// SIGHUP: reload the configuration.
     hangups: Signal,
     settings: Settings,
     readiness: Readiness,
@@ -156,7 +162,7 @@ impl Daemon {
             tokio::select! {
                 ends = signals.next() => signal = Some(ends),
                 _ = self.hangups.recv() => {
-                    tracing::info!("SIGHUP: reading the configuration anew");
+                    tracing::info!("SIGHUP received; reloading the configuration");
                     signal = self.reload(&mut app, signals).await;
                 }
                 event = app.event() => match event {
@@ -165,7 +171,7 @@ impl Daemon {
                         return Err(DaemonError::Escalated(actor));
                     }
                     AppEvent::ConfigChanged => signal = self.reload(&mut app, signals).await,
-                    AppEvent::Upgrade(order) if self.upgrade.is_some() => upgrade::refuse(order, "a handover is under way already".into()),
+                    AppEvent::Upgrade(order) if self.upgrade.is_some() => upgrade::refuse(order, "another handover is in progress".into()),
                     AppEvent::Upgrade(order) => self.upgrade = Upgrade::begin(order),
                     AppEvent::Asked(asked) => match self.give(app, asked, signals).await? {
                         Some(back) => app = back,
@@ -179,25 +185,26 @@ impl Daemon {
                 }
             }
             if let Some(signal) = signal {
-                tracing::info!(signal, "ending: open requests first, connections last");
+                tracing::info!(signal, "shutting down: open requests are answered first, connections end last");
                 self.end(app).await;
                 return Ok(());
             }
         }
     }
 
-    /// Has the configuration read anew. The signal, if one comes meanwhile that ends the daemon.
+    /// Reloads the configuration. Returns a signal that ends the daemon, if one comes during the
+    /// reload.
     async fn reload(&mut self, app: &mut App, signals: &mut Signals) -> Option<&'static str> {
-        // Before READY was promised there is nothing to take back, and it must not be promised here.
+        // Before READY was sent there is no state to announce, and READY must not be sent here.
         let is_ready = *self.readiness.ready.borrow();
         if is_ready {
             match NotifyState::monotonic_usec_now() {
                 Ok(now) => notify(&[NotifyState::Reloading, now]),
-                Err(error) => tracing::warn!(%error, "systemd could not be told of a reload"),
+                Err(error) => tracing::warn!(%error, "failed to notify systemd of a reload"),
             }
         }
         let ends = tokio::select! {
-            // It says itself what came of it.
+            // It logs its result.
             _ = app.reload() => None,
             ends = signals.next() => Some(ends),
         };
@@ -208,12 +215,12 @@ impl Daemon {
         ends
     }
 
-    /// Ends, and leaves what the kubelet has open to systemd, where it keeps that for the next process.
+    /// Ends. If systemd has an fd store, the kubelet's connections go there for the next process.
     async fn end(&self, app: App) {
         self.readiness.task.abort();
         notify(&[NotifyState::Stopping]);
         if fd_store::is_there() {
-            // Without a process to go on, they end with this one.
+            // Without a next process, the connections end when the unit stops.
             fd_store::store(&app.shut_down_for_next().await, &self.settings.roots.run);
             tracing::info!("ended");
         } else {
@@ -221,14 +228,15 @@ impl Daemon {
         }
     }
 
-    /// Hands over. The daemon, if it serves again.
+    /// Hands over. Returns the daemon if it serves again.
     async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
-        // One handover after the other. An instance that has handed over to this one goes on standing by.
+        // One handover after the other. An old instance that has handed over to this one stays on
+        // standby.
         if timeout(TAKEN_WITHIN, self.readiness.ready.wait_for(|ready| *ready)).await.is_err() {
-            tracing::warn!("the handover to this instance is not complete yet");
+            tracing::warn!("the handover to this instance is not complete yet; handing over to the next one all the same");
         }
         if asked.peer.is_gone() {
-            tracing::warn!("the instance that asked for the ledger is gone; this one goes on");
+            tracing::warn!("the instance that requested the handover has exited; continuing to serve");
             return Ok(Some(app));
         }
         let mut own = self.upgrade.take_if(|upgrade| asked.peer.pid.is_some() && upgrade.child.id() == asked.peer.pid);
@@ -241,18 +249,19 @@ impl Daemon {
                 if let Some(upgrade) = own
                     && let Some(pid) = upgrade.child.id()
                 {
-                    // Before the other one sees the end and says READY, which systemd takes from the main process alone.
+                    // Before the other instance sees the end of this one and sends READY: systemd
+                    // accepts that from the main process only.
                     notify(&[NotifyState::MainPid(pid)]);
                     drop(connection);
                     let installed = Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid };
-                    // A verb that does not read it is not waited for.
+                    // A client that does not read the answer is not waited for.
                     drop(timeout(ANSWERED_WITHIN, upgrade.succeed(installed)).await);
                 }
                 Ok(None)
             }
             Given::Back(app) => {
                 if let Some(upgrade) = own {
-                    upgrade.fail("the new instance ended before everything was handed over; its log says why".into());
+                    upgrade.fail("the new instance exited before the handover was complete; see its log".into());
                 }
                 self.readiness = Readiness::begin(&app, None);
                 Ok(Some(*app))
@@ -261,7 +270,7 @@ impl Daemon {
     }
 }
 
-/// Waits until the instance that was started for an upgrade has failed, while there is one.
+/// Waits until the instance of an upgrade has failed. Never returns if there is no upgrade.
 async fn failed(upgrade: &mut Option<Upgrade>, meaning: Meaning) -> String {
     match upgrade {
         Some(upgrade) => upgrade.failed(meaning).await,
@@ -269,9 +278,9 @@ async fn failed(upgrade: &mut Option<Upgrade>, meaning: Meaning) -> String {
     }
 }
 
-/// Tells systemd, where it listens.
+/// Notifies systemd, if it listens.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "systemd could not be told");
+        tracing::warn!(%error, "failed to notify systemd");
     }
 }

@@ -1,18 +1,21 @@
-//! How an instance begins to serve: the only one for a first start, a handover, a restart by systemd, and an instance that serves again.
+//! How an instance begins to serve. There is one way for a first start, a handover, a restart by
+//! systemd, and an instance that serves again.
 
 use crate::app::{App, Settings, StartError};
 use crate::handover::PassedFds;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long what the kubelet has asked the earlier instance may wait for this start: its node stands still meanwhile.
+/// How long calls that the kubelet sent to the earlier instance may wait for this start. No pod
+/// with a device can start on the node until then.
 pub(super) const START_WITHIN: Duration = Duration::from_secs(10);
 
-/// Between tries at a ledger that another process has not let go of yet: at first, and at last. One that was just killed lets
-/// go of it within a millisecond or two, and until then the node has no devices.
+/// The first and the last pause between tries at a ledger that another process has locked. A killed
+/// process releases it within a millisecond or two, and until then the node has no devices.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// The pauses between tries at a ledger that another process has, each twice as long as the one before, up to a bound.
+/// The pauses between tries at a locked ledger. Each is twice as long as the one before, up to a
+/// bound.
 #[derive(Debug)]
 pub(super) struct Backoff(Duration);
 
@@ -23,15 +26,16 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// How long to wait for the next try.
+    /// The pause before the next try.
     pub(super) fn next(&mut self) -> Duration {
         let longer = self.0.saturating_mul(2).min(RETRY_AFTER.1);
         std::mem::replace(&mut self.0, longer)
     }
 }
 
-/// Starts, and goes on with what was passed on. When that has not succeeded by `until`, the kubelet is to see that the earlier instance is
-/// gone.
+/// Starts, and continues with the descriptors that were passed on. If that has not succeeded by
+/// `until`, the connections are ended, so that the kubelet sees that the earlier instance has
+/// exited.
 ///
 /// # Errors
 /// As [`App::start`].
@@ -41,7 +45,7 @@ pub(super) async fn start(settings: &Settings, passed: &mut PassedFds, until: In
     let mut app = tokio::select! {
         started = &mut starting => started?,
         () = tokio::time::sleep_until(until), if passed.connections() > 0 => {
-            tracing::warn!("this instance does not start in time; the kubelet sees that the earlier one is gone");
+            tracing::warn!("this instance did not start in time; ending the kubelet's connections to the earlier one");
             std::mem::take(passed).end();
             starting.await?
         }
@@ -55,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ledger_that_was_just_let_go_of_is_tried_again_within_milliseconds_and_one_that_is_kept_seldom() {
+    fn a_locked_ledger_is_tried_again_within_milliseconds_at_first_and_less_often_later() {
         let mut backoff = Backoff::default();
         let ms: Vec<u128> = std::iter::repeat_with(|| backoff.next().as_millis()).take(9).collect();
         assert_eq!(ms, [1, 2, 4, 8, 16, 32, 50, 50, 50]);

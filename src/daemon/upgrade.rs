@@ -1,5 +1,5 @@
-//! `holdfast handover`: this instance starts the installed binary in its own place, so that systemd finds it in the unit,
-//! with the unit's limits and namespaces, and hands over to it.
+//! `holdfast handover`: this instance starts the installed binary as its child, and hands over to
+//! it. So the new process is in systemd's unit, with the unit's limits and namespaces.
 
 use super::Meaning;
 use crate::app::{Installed, UpgradeOrder};
@@ -12,10 +12,10 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// How long the new instance may take to ask for the ledger, which is the first thing that it does.
+/// How long the new instance may take to request the handover, which is its first step.
 const ASKS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Another binary that is to take the place of this one.
+/// An upgrade in progress: the child process that will take over from this one.
 pub(super) struct Upgrade {
     pub(super) child: Child,
     asks_until: Instant,
@@ -24,69 +24,73 @@ pub(super) struct Upgrade {
 }
 
 impl Upgrade {
-    /// Starts the binary of an order, which will ask this process to hand over. `None` when it cannot be started, which is answered.
+    /// Starts the binary of an order, which will request a handover from this process. `None` when
+    /// it cannot be started; the order is then answered with the error.
     pub(super) fn begin(order: UpgradeOrder) -> Option<Self> {
         let executable = &order.upgrade.executable;
         match start(executable) {
             Ok(child) => {
-                tracing::info!(executable = %executable.display(), pid = child.id(), "started the instance that is to take over");
+                tracing::info!(executable = %executable.display(), pid = child.id(), "started the new instance, which will take over");
                 let UpgradeOrder { answer, written, .. } = order;
                 Some(Upgrade { child, asks_until: Instant::now() + ASKS_WITHIN, answer, written })
             }
             Err(error) => {
-                let why = format!("`{}` cannot be started: {error}", executable.display());
+                let why = format!("cannot start `{}`: {error}", executable.display());
                 refuse(order, why);
                 None
             }
         }
     }
 
-    /// Waits until its process has ended instead of asking; one that hangs is ended. Why it did not ask.
+    /// Waits until the child has exited without a handover request, and returns the reason. A child
+    /// that hangs is killed.
     pub(super) async fn failed(&mut self, meaning: Meaning) -> String {
         match tokio::time::timeout_at(self.asks_until, self.child.wait()).await {
-            Ok(Ok(status)) => format!("the new instance ended before it took over ({}); its log says why", in_words(status, meaning)),
-            Ok(Err(error)) => format!("the new instance cannot be watched: {error}"),
+            Ok(Ok(status)) => format!("the new instance exited before it took over ({}); see its log", in_words(status, meaning)),
+            Ok(Err(error)) => format!("cannot wait for the new instance: {error}"),
             Err(_) => {
-                // One that is gone already is as good.
+                // A process that has already exited needs no kill.
                 drop(self.child.kill().await);
                 format!("the new instance did nothing for {} s and was killed", ASKS_WITHIN.as_secs())
             }
         }
     }
 
-    /// Answers, and waits until the answer is written: this process is about to end.
+    /// Answers the order, and waits until the answer is written, because this process is about to
+    /// end.
     pub(super) async fn succeed(self, installed: Installed) {
         drop(self.answer.send(Ok(installed)));
-        // An error is its end.
+        // An error means that the writer has ended.
         drop(self.written.await);
     }
 
-    /// Answers that this instance goes on.
+    /// Answers that this instance continues to serve.
     pub(super) fn fail(self, why: String) {
-        tracing::error!(why, "no handover; this instance goes on");
+        tracing::error!(why, "handover failed; this instance continues to serve");
         drop(self.answer.send(Err(why)));
     }
 }
 
-/// Answers an order that cannot be followed.
+/// Answers an order that cannot be carried out.
 pub(super) fn refuse(order: UpgradeOrder, why: String) {
-    tracing::warn!(executable = %order.upgrade.executable.display(), why, "no handover");
-    // The verb may have gone.
+    tracing::warn!(executable = %order.upgrade.executable.display(), why, "handover request rejected");
+    // The client may have disconnected.
     drop(order.answer.send(Err(why)));
 }
 
-/// With what the code means, where it has a meaning.
+/// The exit status, with the meaning of its code if it has one.
 fn in_words(status: ExitStatus, meaning: Meaning) -> String {
     let meaning = status.code().and_then(meaning);
     meaning.map_or_else(|| status.to_string(), |meaning| format!("{status}: {meaning}"))
 }
 
-/// Starts it as this process was started, but for `--take-over`.
+/// Starts it with the arguments of this process, and with `--take-over`.
 fn start(executable: &Path) -> io::Result<Child> {
     let mut command = Command::new(executable);
-    // What systemd told this process is not true of the other one before it is the main process.
-    for told in ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
-        command.env_remove(told);
+    // systemd set these for this process. They do not hold for the child before it is the main
+    // process.
+    for variable in ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+        command.env_remove(variable);
     }
     command.args(arguments(std::env::args_os().skip(1))).stdin(Stdio::null()).spawn()
 }
@@ -100,7 +104,7 @@ fn arguments(own: impl Iterator<Item = OsString>) -> Vec<OsString> {
 mod tests {
     use super::*;
 
-    /// Why a program that is started for an upgrade, and has so long to ask, does not take over.
+    /// The failure of an upgrade whose child runs this script and may take this long.
     fn fails(script: &str, within: Duration) -> (String, Upgrade) {
         actix::System::new().block_on(async {
             let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
@@ -111,21 +115,18 @@ mod tests {
     }
 
     #[test]
-    fn a_new_instance_that_ends_is_told_with_what_its_code_means_and_one_that_hangs_is_killed() {
+    fn an_exit_is_reported_with_the_meaning_of_its_code_and_a_hanging_instance_is_killed() {
         let ever = Duration::from_secs(3600);
-        let said = |code: u8| fails(&format!("exit {code}"), ever).0;
-        assert_eq!(
-            said(3),
-            "the new instance ended before it took over (exit status: 3: the configuration is not valid); its log says why"
-        );
-        assert_eq!(said(77), "the new instance ended before it took over (exit status: 77); its log says why");
+        let why = |code: u8| fails(&format!("exit {code}"), ever).0;
+        assert_eq!(why(3), "the new instance exited before it took over (exit status: 3: the configuration is not valid); see its log");
+        assert_eq!(why(77), "the new instance exited before it took over (exit status: 77); see its log");
         let (why, upgrade) = fails("exec sleep 3600", Duration::from_millis(1));
         assert!(why.contains("was killed"), "{why}");
-        assert_eq!(upgrade.child.id(), None, "its end was seen");
+        assert_eq!(upgrade.child.id(), None, "its exit was collected");
     }
 
     #[test]
-    fn the_next_instance_is_started_as_this_one_was_and_takes_over() {
+    fn the_next_instance_gets_the_same_arguments_and_take_over() {
         let given = |text: &[&str]| arguments(text.iter().map(OsString::from));
         assert_eq!(given(&["run"]), ["run", "--take-over"]);
         assert_eq!(

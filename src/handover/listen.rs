@@ -1,4 +1,4 @@
-//! The handover socket of the instance that serves.
+//! The handover socket of the serving instance.
 
 use super::PassedFds;
 use super::wire::{Message, PROTOCOL, Peer, socket_path};
@@ -13,36 +13,37 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
-/// How long a peer may take for its first message.
+/// How long a peer may take to send its first message.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Another instance wants to take over.
+/// A request of another instance to take over.
 #[derive(Debug)]
 pub struct Asked {
-    /// It.
+    /// The connection to it.
     pub peer: Peer,
     /// Its version.
     pub version: String,
 }
 
-/// Reads what the kubelet has open here.
+/// Returns copies of the kubelet's connections and of our sockets.
 pub type Offered = Arc<dyn Fn() -> PassedFds + Send + Sync>;
 
-/// Listens for instances that want to take over, with at most `max` connections at a time. Without that the daemon works on, and logs it.
+/// Listens for instances that request a handover, with at most `max` connections at a time. If the
+/// socket cannot be made, the daemon runs without it and logs a warning.
 #[must_use]
 pub fn listen(run_dir: &Path, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
         Ok(listener) => Some(tokio::spawn(accept(listener, offered, asked, max))),
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "no handover socket: another instance cannot take over from this one");
+            tracing::warn!(path = %path.display(), %error, "cannot create the handover socket; another instance cannot take over from this one");
             None
         }
     }
 }
 
 async fn accept(listener: TrustedListener, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) {
-    // They end with this task.
+    // The peers' tasks end with this task.
     let mut peers = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -61,20 +62,21 @@ async fn accept(listener: TrustedListener, offered: Offered, asked: mpsc::Sender
     }
 }
 
-/// Sends the offer, and hands the peer on when it takes.
+/// Sends the offer. If the peer answers with `Take`, the peer is passed on to the daemon.
 async fn serve_peer(stream: UnixStream, offered: Offered, asked: mpsc::Sender<Asked>) {
     let mut peer = Peer::new(stream);
     let passed = offered();
     let fds = passed.labels();
     let offer = Message::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: store::RECORDS, fds };
     if let Err(error) = peer.send(&offer, &passed.fds()).await {
-        return tracing::warn!(%error, "the kubelet's connections cannot be passed to another instance");
+        return tracing::warn!(%error, "cannot send the kubelet's connections to another instance");
     }
     drop((passed, offered));
     if let Ok(Some(Message::Take { version })) = tokio::time::timeout(FIRST_MESSAGE_WITHIN, peer.recv()).await {
-        // This side takes no descriptors.
+        // This side needs no descriptors from the peer.
         drop(peer.fds());
-        // One after the other. A peer that has given up waiting is gone, which its handover notices.
+        // Peers are served one after the other. The handover notices a peer that has disconnected
+        // while it waited.
         drop(asked.send(Asked { peer, version }).await);
     }
 }

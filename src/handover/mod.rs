@@ -1,32 +1,36 @@
-//! Handover: the ledger and the kubelet go from one instance, OLD, to another, NEW, without a failed Allocate.
+//! Handover: the ledger and the kubelet's connections pass from one instance, OLD, to another, NEW,
+//! without a failed Allocate.
 //!
 //! ```text
-//!   NEW (run --take-over)                        OLD
-//!        ── connects ────────────────────────────▶
-//!        ◀── Offer, with the kubelet's ───────────     NEW ends here if it does not know the ledger's version
+//!   NEW (run --take-over)                  OLD
+//!        ── connects ──────────────────────▶
+//!        ◀── Offer, with the kubelet's ─────  NEW ends here if it cannot read the ledger's version
 //!            connections and OLD's sockets
-//!        ── Take ────────────────────────────────▶
-//!                                                      drains: answers the calls that the kubelet has sent, reads no more,
-//!        ◀── Yours, with the same once more ──────     releases the connections, closes the ledger
-//!   opens the ledger, scans, serves OLD's sockets too,
-//!   has the kubelet send again what it has sent and
-//!   got no answer to (GOAWAY), registers
-//!        ── Confirmed ───────────────────────────▶     ends, or stands by until SIGTERM
+//!        ── Take ──────────────────────────▶  drains: answers the calls that were already sent
+//!        ◀── Yours, with the same again ────  releases the connections (no more I/O), closes the ledger
+//!   opens the ledger, scans, serves OLD's
+//!   sockets too, makes the kubelet send
+//!   its unanswered calls again (GOAWAY),
+//!   registers
+//!        ── Confirmed ─────────────────────▶  ends, or is on standby until SIGTERM
 //! ```
 //!
-//! **One mechanism.** What is passed on is a set of descriptors ([`PassedFds`]). It comes from OLD over this socket, from systemd's fd store
-//! after `systemctl restart` ([`fd_store`]), or from this process itself, when NEW has died and OLD serves again. Whoever starts with such
-//! a set does the same with it (`App::receive`).
+//! **One mechanism.** A set of descriptors ([`PassedFds`]) is passed on. It comes from OLD over
+//! this socket, from systemd's fd store after `systemctl restart` ([`fd_store`]), or from this
+//! process itself, when NEW has died and OLD serves again. Every instance that starts with such a
+//! set handles it in the same way (`App::receive`).
 //!
-//! **What the kubelet sees.** Its connections to OLD are open in NEW too. Up to 1.36 it takes the end of any of them for the end of the newest
-//! one of the resource, and has no device until that one is back. So NEW holds them until the kubelet closes them, which it does when it
-//! is restarted. What it asks meanwhile waits for NEW's start.
+//! **What the kubelet sees.** Its connections to OLD are open in NEW too. A kubelet up to 1.36
+//! treats the end of any of them as the end of the resource's newest one, and has no device until
+//! that one is back. So NEW holds them open until the kubelet closes them, which it does when it is
+//! restarted. Calls that the kubelet sends during the handover wait for NEW's start.
 //!
-//! **Either side may die.** The connection between both lives as long as both do. When OLD is gone NEW goes on: it has the descriptors. When NEW
-//! is gone OLD starts again in its own process, with its own copies if NEW had not confirmed.
+//! **Either side may die.** The connection between the two is open while both live. When OLD dies,
+//! NEW continues: it has the descriptors. When NEW dies, OLD starts again in its own process. If
+//! NEW had not confirmed, OLD uses its own copies of the descriptors.
 //!
-//! **The ledger's lock decides.** OLD releases the connections before it releases the lock, and NEW writes on them only when it has the lock.
-//! So two processes never write on one connection.
+//! **The ledger's lock decides.** OLD releases the connections before it releases the lock, and NEW
+//! writes on them only when it has the lock. So two processes never write on one connection.
 
 pub mod fd_store;
 mod listen;

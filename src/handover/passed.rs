@@ -1,24 +1,26 @@
-//! What the kubelet has open, as descriptors that go from one process to another.
+//! The kubelet's connections and our sockets, as descriptors that pass from one process to another.
 //!
-//! The kubelet takes the end of a connection for the loss of its devices. A connection that is open in two processes ends when both
-//! have closed it. So the kubelet does not notice that one of them ends, whichever does and whenever.
+//! The kubelet treats the end of a connection as the loss of its devices. A connection that is open
+//! in two processes ends when both have closed it. So the kubelet does not notice that one of the
+//! two processes ends.
 
 use crate::domain::ResourceName;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What a descriptor is.
+/// What a descriptor is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Label {
-    /// A listening socket. The kubelet dials it again when a connection on it takes no more calls.
+    /// A listening socket. The kubelet dials it again when a connection on it accepts no further
+    /// calls (GOAWAY).
     Socket(ResourceName),
-    /// A connection of the kubelet.
+    /// A connection that the kubelet has opened.
     Connection {
-        /// The resource of its socket.
+        /// The resource of the socket that accepted it.
         resource: ResourceName,
-        /// The HTTP/2 stream of the lists, 0 where none are read.
+        /// The HTTP/2 stream id of ListAndWatch, 0 if there is none.
         lists: u32,
     },
 }
@@ -28,8 +30,9 @@ pub enum Label {
 pub struct PassedFds(pub Vec<(Label, OwnedFd)>);
 
 impl PassedFds {
-    /// What came with a message, in the order of its labels. `None` when a descriptor is missing: a security module can hinder that, as
-    /// SELinux does between containers of different categories. Then nothing tells which is which.
+    /// The descriptors that came with a message, in the order of its labels. `None` when one is
+    /// missing: a security module can block it, as SELinux does between containers of different
+    /// categories. The remaining ones cannot be matched to their labels then.
     #[must_use]
     pub fn of(labels: Vec<Label>, fds: Vec<OwnedFd>) -> Option<Self> {
         if labels.len() == fds.len() {
@@ -38,7 +41,7 @@ impl PassedFds {
         tracing::warn!(
             sent = labels.len(),
             received = fds.len(),
-            "connections did not arrive; the kubelet may notice the end of the old instance"
+            "not every descriptor arrived; the kubelet may notice the end of the old instance"
         );
         None
     }
@@ -55,17 +58,18 @@ impl PassedFds {
         self.0.iter().map(|(_, fd)| fd.as_fd()).collect()
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.0.iter().filter(|(label, _)| matches!(label, Label::Connection { .. })).count()
     }
 
-    /// Ends the connections, also where another process holds them too: what the kubelet has asked fails, and it sees that the devices are gone.
+    /// Shuts the connections down, also for other processes that hold them. The kubelet's
+    /// unanswered calls fail, and it sees that the devices are absent.
     pub fn end(self) {
         for (label, fd) in self.0 {
             if let Label::Connection { .. } = label {
-                // One that has ended already is as good.
+                // One that has ended already needs no shutdown.
                 let _ended = shutdown(fd, Shutdown::Both);
             }
         }
@@ -79,7 +83,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn what_does_not_arrive_whole_is_nothing_and_an_end_is_seen_whoever_else_holds_the_connection() {
+    fn an_incomplete_set_is_dropped_and_end_closes_connections_that_others_hold() {
         let label = Label::Connection { resource: "example.com/gpu".parse().unwrap(), lists: 3 };
         let (ours, mut kubelet) = UnixStream::pair().unwrap();
         assert!(PassedFds::of(vec![label.clone()], vec![]).is_none());

@@ -1,4 +1,5 @@
-//! The messages of two instances: one JSON document a line, over a unix socket whose end tells each that the other is gone.
+//! The handover messages: one JSON document per line over a unix socket. Its end shows each side
+//! that the other has exited.
 
 use super::Label;
 use crate::host::{descriptors, peer};
@@ -10,46 +11,48 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// The version of this protocol. NEW refuses an OLD with a later one before anything is changed.
+/// The version of this protocol. NEW refuses an OLD with a later one, before anything is changed.
 pub const PROTOCOL: u32 = 1;
 
-/// Bytes of one line: a label for each of thousands of descriptors.
+/// Longest line in bytes: enough for the labels of thousands of descriptors.
 const LINE_MAX: usize = 1 << 20;
 /// How long the other side may take to read a line.
 const SEND_WITHIN: Duration = Duration::from_secs(5);
 
-/// The socket of the instance that serves.
+/// The path of the serving instance's socket.
 #[must_use]
 pub fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("handover.sock")
 }
 
-/// One line. OLD is the instance that serves, NEW the one that asks it to hand over.
+/// A message. OLD is the serving instance, NEW the one that requests the handover.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub enum Message {
-    /// OLD: what there is to take over. With descriptors, so that NEW has the kubelet's connections from its first moment on.
+    /// OLD: what NEW would take over. It carries the descriptors, so that NEW has the kubelet's
+    /// connections even if OLD dies next.
     Offer {
         /// The version of this protocol.
         protocol: u32,
-        /// Its own version.
+        /// OLD's version.
         version: String,
-        /// The version of its ledger's records.
+        /// The version of the records in OLD's ledger.
         records: u32,
         /// The descriptors that come with this.
         fds: Vec<Label>,
     },
-    /// NEW: hand over.
+    /// NEW: requests the handover.
     Take {
-        /// Its own version.
+        /// NEW's version.
         version: String,
     },
-    /// OLD: the ledger is free, and nothing is read or written here any more. The descriptors replace those of the offer.
+    /// OLD: the ledger is closed, and OLD no longer reads or writes on the connections. The
+    /// descriptors replace those of the offer.
     Yours {
         /// The descriptors that come with this.
         fds: Vec<Label>,
     },
-    /// NEW: the kubelet has everything from here. The handover is complete.
+    /// NEW: the kubelet has every resource from NEW. The handover is complete.
     Confirmed,
 }
 
@@ -57,16 +60,16 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Peer {
     stream: UnixStream,
-    /// What was read, and is not a whole line yet.
+    /// Bytes that are not a whole line yet.
     read: Vec<u8>,
-    /// The descriptors that came with it.
+    /// Descriptors that were received and not taken yet.
     fds: Vec<OwnedFd>,
-    /// Its process, where the kernel tells.
+    /// Its process id, if the kernel reports it.
     pub pid: Option<u32>,
 }
 
 impl Peer {
-    /// The one at the other end.
+    /// The instance at the other end of this connection.
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         let pid = peer::pid(&stream);
@@ -76,7 +79,7 @@ impl Peer {
     /// Sends a message, and descriptors with it.
     ///
     /// # Errors
-    /// When the other side does not read it, or is gone.
+    /// When the other side does not read it in time, or has closed the connection.
     pub async fn send(&mut self, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
@@ -84,40 +87,41 @@ impl Peer {
         let sent = tokio::time::timeout(SEND_WITHIN, descriptors::send(&self.stream, &mut rest, fds)).await;
         let sent = sent.unwrap_or_else(|late| Err(late.into()));
         if sent.is_err() && rest.len() < line.len() {
-            // Another line behind half a line would not be understood: for both sides this is the end.
+            // A line after half a line could not be parsed, so the connection is closed.
             drop(shutdown(&self.stream, Shutdown::Both).map_err(io::Error::from));
         }
         sent
     }
 
-    /// The descriptors that came so far, and were not taken yet.
+    /// Takes the descriptors that have been received so far.
     pub fn fds(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
     }
 
-    /// The next message; `None` when the other side is gone, or sends what is no message. May be given up and begun again.
+    /// The next message. `None` when the other side has closed the connection, or sent anything
+    /// that is not a message. Cancel safe.
     pub async fn recv(&mut self) -> Option<Message> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
                 let warn =
-                    |error: &_| tracing::warn!(%error, line = %String::from_utf8_lossy(&line), "the other instance is not understood");
+                    |error: &_| tracing::warn!(%error, line = %String::from_utf8_lossy(&line), "invalid message from the other instance");
                 return serde_json::from_slice(&line).inspect_err(warn).ok();
             }
-            let room = LINE_MAX.checked_sub(self.read.len()).filter(|room| *room > 0)?;
-            if descriptors::receive(&self.stream, room, &mut self.read, &mut self.fds).await.ok()? == 0 {
+            let free = LINE_MAX.checked_sub(self.read.len()).filter(|free| *free > 0)?;
+            if descriptors::receive(&self.stream, free, &mut self.read, &mut self.fds).await.ok()? == 0 {
                 return None;
             }
         }
     }
 
-    /// Whether the other side is gone.
+    /// Whether the other side has closed the connection.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         peer::is_hung_up(&self.stream)
     }
 
-    /// Waits until the other side is gone.
+    /// Waits until the other side has closed the connection.
     pub async fn gone(&mut self) {
         while self.recv().await.is_some() {}
     }
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn messages_come_one_by_one_however_their_bytes_come_and_descriptors_with_them() {
+    async fn messages_and_descriptors_arrive_in_any_split_of_the_bytes() {
         let (mut peer, mut theirs) = pair();
         let early = tokio::time::timeout(Duration::from_millis(1), peer.recv());
         theirs.write_all(b"{\"message\":\"con").await.unwrap();
@@ -153,9 +157,9 @@ mod tests {
         assert_eq!(peer.recv().await, None);
     }
 
-    /// Killed in the midst of it, it has sent the first half: nothing of it counts.
+    /// A peer that is killed while it sends leaves half a message, which is discarded.
     #[tokio::test]
-    async fn what_is_no_message_is_the_end_and_so_is_half_a_message() {
+    async fn an_invalid_or_truncated_message_ends_the_connection() {
         for sent in [&b"nonsense\n"[..], b"{\"message\":\"confirmed\"}", b"{\"message\":\"yours\",\"fds\":[{\"sock"] {
             let (mut peer, mut theirs) = pair();
             theirs.write_all(sent).await.unwrap();
@@ -169,7 +173,7 @@ mod tests {
         assert!(endless.await.unwrap().is_err(), "the rest is not read");
     }
 
-    /// The socket takes a part of it only, and nobody reads.
+    /// The socket accepts only a part of the line, and no process reads.
     #[tokio::test]
     async fn nothing_follows_half_a_line() {
         let (mut peer, theirs) = pair();

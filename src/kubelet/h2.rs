@@ -1,13 +1,15 @@
-//! HTTP/2 frames, as far as a connection is tracked and passed on to another process (RFC 9113).
+//! HTTP/2 frames (RFC 9113), as needed to track a connection and to pass it to another process.
 //!
-//! **Asking again.** A process that holds a passed connection did not see the calls on it, and has none of HTTP/2's state. It can
-//! still have the client send its unanswered calls once more: GOAWAY says that the server has not begun any stream after the one
-//! that it names, and RST_STREAM with REFUSED_STREAM says so of one stream (6.8 and 8.7). gRPC's client then repeats the call on a
-//! new connection to the same socket (its A6, transparent retries). The ListAndWatch stream is the one that GOAWAY names, so it
-//! stays open; with it the kubelet keeps the devices.
+//! **GOAWAY and REFUSED_STREAM.** A process that holds a passed connection did not see the calls on
+//! it, and has no HTTP/2 state. It can still make the client repeat its unanswered calls. GOAWAY
+//! states that the server has not begun any stream after the one that it names, and RST_STREAM with
+//! REFUSED_STREAM states so for one stream (6.8 and 8.7). gRPC's client then repeats the call on a
+//! new connection to the same socket (gRFC A6, transparent retries). The ListAndWatch stream is the
+//! one that GOAWAY names, so it stays open, and the kubelet keeps the devices.
 //!
-//! **No half frame.** Such frames can only follow a whole frame. A server writes each frame with one system call, and a unix socket
-//! takes up to 32 KiB of one call whole or not at all: also a process that is killed leaves no half frame.
+//! **No half frame.** Such frames may only follow a whole frame. A server writes each frame with
+//! one system call, and a unix socket accepts up to 32 KiB of one call completely or not at all. So
+//! even a killed process leaves no half frame.
 
 use crate::domain::limits::Use;
 use std::collections::BTreeMap;
@@ -17,49 +19,52 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
-/// The flag of a frame after which its sender sends no more on the stream.
+/// The flag of the last frame that its sender sends on a stream.
 const END_STREAM: u8 = 1;
-/// The error of a stream that the server has not begun.
+/// The error code of a stream that the server has not begun.
 const REFUSED_STREAM: u32 = 7;
 const NO_ERROR: u32 = 0;
-/// The kubelet asks for lists among its first calls: their stream has no higher number.
+/// Highest stream id of a ListAndWatch: the kubelet requests the lists among its first calls.
 const LISTS_MAX: u32 = 255;
-/// What a client sends before its first frame: 24 bytes.
+/// Length of the connection preface that a client sends before its first frame.
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 
-/// The frames by which a client sends its unanswered calls again, except the one on the stream `lists` (0: there is none).
+/// The frames that make a client repeat its unanswered calls, except the one on the stream `lists`
+/// (0 if there is none).
 #[must_use]
 pub fn refuse_pending_calls(lists: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // The first frame of a server is SETTINGS, and the other process may not have sent one. Another one changes nothing.
+    // A server's first frame is SETTINGS, and the other process may not have sent one. A second one
+    // has no effect.
     frame(&mut bytes, SETTINGS, 0, &[]);
-    // Before RST_STREAM: the client then asks again on another connection.
+    // Before RST_STREAM, so that the client repeats the calls on another connection.
     frame(&mut bytes, GOAWAY, 0, &[lists, NO_ERROR]);
-    // The client ignores those that it has an answer to.
+    // The client ignores those of streams that are already answered.
     for stream in (1..lists.min(LISTS_MAX)).step_by(2) {
         frame(&mut bytes, RST_STREAM, stream, &[REFUSED_STREAM]);
     }
     bytes
 }
 
-/// Adds one: its length, its type, no flags, its stream, and its payload.
+/// Appends a frame: its length, its type, no flags, its stream id and its payload.
 fn frame<const WORDS: usize>(bytes: &mut Vec<u8>, kind: u8, stream: u32, payload: &[u32; WORDS]) {
     bytes.extend([0, 0, const { 4 * WORDS as u8 }, kind, 0]);
     bytes.extend(stream.to_be_bytes());
     payload.iter().for_each(|word| bytes.extend(word.to_be_bytes()));
 }
 
-/// Finds the frames in one direction of a connection.
+/// A parser of the frames in one direction of a connection.
 #[derive(Debug, Default)]
 struct Frames {
     head: Vec<u8>,
-    /// Bytes of the payload that are still to come.
+    /// Bytes of the current payload that have not arrived yet.
     payload: usize,
 }
 
 impl Frames {
-    /// Calls `seen` with the type, the flags and the stream of each frame that ends in these bytes.
+    /// Calls `seen` with the type, the flags and the stream id of each frame that ends in these
+    /// bytes.
     fn read(&mut self, mut bytes: &[u8], mut seen: impl FnMut(u8, u8, u32)) {
         while !bytes.is_empty() {
             let missing = if self.head.len() < HEAD_BYTES { HEAD_BYTES - self.head.len() } else { self.payload };
@@ -83,16 +88,17 @@ impl Frames {
     }
 }
 
-/// The calls of one connection, as its bytes tell.
+/// The calls of one connection, derived from its bytes.
 #[derive(Debug)]
 pub(super) struct Calls {
     preface: usize,
     asked: Frames,
     answered: Frames,
-    /// The streams of calls that were asked and are not answered; whether a message was sent on them, as on those of lists.
+    /// The streams of unanswered calls. True if a message was sent on the stream, which means
+    /// ListAndWatch.
     open: BTreeMap<u32, bool>,
     has_asked: bool,
-    /// Whether the client has given up a stream of lists.
+    /// Whether the client has cancelled a ListAndWatch stream.
     has_listed: bool,
 }
 
@@ -104,7 +110,7 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// The client has sent these bytes.
+    /// Handles bytes that the client has sent.
     pub(super) fn received(&mut self, bytes: &[u8]) {
         let preface = self.preface.min(bytes.len());
         self.preface -= preface;
@@ -119,7 +125,7 @@ impl Calls {
         });
     }
 
-    /// The client was sent these bytes.
+    /// Handles bytes that were sent to the client.
     pub(super) fn sent(&mut self, bytes: &[u8]) {
         let Calls { answered, open, .. } = self;
         answered.read(bytes, |kind, flags, stream| match kind {
@@ -130,23 +136,23 @@ impl Calls {
         });
     }
 
-    /// Whether a call waits for its answer, or for the rest of it.
+    /// Whether the answer of a call is missing or incomplete.
     pub(super) fn is_pending(&self) -> bool {
         let lists = self.lists();
         self.open.keys().any(|stream| *stream != lists)
     }
 
-    /// The stream of the lists, 0 where none are read.
+    /// The stream id of ListAndWatch, 0 if there is none.
     pub(super) fn lists(&self) -> u32 {
         self.open.iter().find(|(_, lists)| **lists).map_or(0, |(stream, _)| *stream)
     }
 
-    /// Whether the client has asked for something, and never for lists.
+    /// Whether the client has sent a call, but never ListAndWatch.
     pub(super) fn lacks_lists(&self) -> bool {
         self.has_asked && !self.has_listed && self.lists() == 0
     }
 
-    /// What the connection is used for.
+    /// The calls that the connection is used for.
     pub(super) fn usage(&self) -> Use {
         match (self.lists(), self.open.len()) {
             (1.., _) => Use::Lists,
@@ -161,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_frames_are_as_the_protocol_has_them() {
+    fn the_frames_have_the_layout_of_the_rfc() {
         let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
         let go_away = |lists| [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, lists, 0, 0, 0, 0];
         let refuse = |stream| [0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, 7];
@@ -174,7 +180,7 @@ mod tests {
         [&[0, 0, u8::try_from(payload).unwrap(), kind, flags, 0, 0, 0, stream][..], &vec![b'x'; payload]].concat()
     }
 
-    /// However the bytes come.
+    /// The bytes may arrive in any split.
     #[test]
     fn a_call_is_pending_from_its_last_byte_to_the_last_byte_of_its_answer() {
         let options = [frame_of(HEADERS, 4, 1, 30), frame_of(DATA, END_STREAM, 1, 5)].concat();

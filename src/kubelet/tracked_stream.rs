@@ -1,11 +1,13 @@
-//! A connection of the kubelet whose calls are known, and which another process can go on with.
+//! A connection of the kubelet whose calls are tracked, and which another process can continue.
 //!
-//! It is idle when every call that was sent is answered. Then it can be released: its server reads and writes no more, and ends
-//! without an end of the connection, which may be open elsewhere.
+//! It is idle when every call that was sent is answered. Then it can be released: its server stops
+//! reading and writing, and ends without closing the connection, which may be open in another
+//! process.
 //!
-//! **A kubelet that hangs up is noticed.** From 1.25 on it dials at Register, asks for the options and then for the lists. When it
-//! has just lost another connection of the resource, it may take this one for that, and close it before it asks for the lists.
-//! Then it would never come again.
+//! **An early close is reported.** A kubelet of 1.25 or newer dials at Register, requests the
+//! options and then the lists. If it has just lost another connection of the resource, it may
+//! confuse this one with the lost one, and close it before it requests the lists. It would not dial
+//! again without another Register.
 
 use super::h2::Calls;
 use crate::domain::limits::Use;
@@ -19,13 +21,13 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tonic::transport::server::Connected;
 
-/// What is known of a connection, beside its server.
+/// The state of a connection, shared with its server.
 #[derive(Debug, Default)]
 pub struct Tracked {
-    /// The connection, open as long as this is.
+    /// A duplicate of the connection's descriptor, open as long as this value is.
     fd: Option<OwnedFd>,
     state: Mutex<State>,
-    /// Woken when a call may have been answered.
+    /// Notified when a call may have been answered.
     changed: Arc<Notify>,
 }
 
@@ -37,37 +39,37 @@ struct State {
 }
 
 impl Tracked {
-    /// Every change is a single step: a panic elsewhere cannot leave one half done.
+    /// Every change is a single step, so a panic elsewhere cannot leave one half done.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection; `None` where the process had no room for one more descriptor.
+    /// The connection. `None` if the process could not open one more descriptor.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// The HTTP/2 stream of its lists, 0 where none are read.
+    /// The HTTP/2 stream id of ListAndWatch, 0 if there is none.
     #[must_use]
     pub fn lists(&self) -> u32 {
         self.state().calls.lists()
     }
 
-    /// What it is used for.
+    /// The calls that it is used for.
     #[must_use]
     pub fn usage(&self) -> Use {
         self.state().calls.usage()
     }
 
-    /// Whether every call is answered, also those that still lie in the socket.
+    /// Whether every call is answered, including calls that are still in the socket's buffer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let lies_there = |fd| rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0);
-        !self.state().calls.is_pending() && !self.fd().is_some_and(lies_there)
+        let has_input = |fd| rustix::io::ioctl_fionread(fd).is_ok_and(|bytes| bytes > 0);
+        !self.state().calls.is_pending() && !self.fd().is_some_and(has_input)
     }
 
-    /// Has its server read and write nothing more, and end.
+    /// Makes its server stop reading and writing, and end.
     pub fn release(&self) {
         let mut state = self.state();
         state.is_released = true;
@@ -77,7 +79,7 @@ impl Tracked {
     }
 }
 
-/// The connection, for its server.
+/// The connection, as its server reads and writes it.
 pub struct TrackedStream {
     stream: UnixStream,
     tracked: Arc<Tracked>,
@@ -85,13 +87,14 @@ pub struct TrackedStream {
 }
 
 impl TrackedStream {
-    /// Tracks it. `on_early_close` is called at most once, when it has ended before lists were sent; `changed` is woken by a drain.
+    /// Tracks a connection. `on_early_close` is called at most once, when the connection ends
+    /// before ListAndWatch was requested. A drain waits on `changed`.
     pub fn new(stream: UnixStream, changed: Arc<Notify>, on_early_close: Arc<dyn Fn() + Send + Sync>) -> Self {
         let fd = stream.as_fd().try_clone_to_owned().ok();
         TrackedStream { stream, tracked: Arc::new(Tracked { fd, changed, state: Mutex::default() }), on_early_close }
     }
 
-    /// What is known of it.
+    /// Its shared state.
     #[must_use]
     pub fn tracked(&self) -> &Arc<Tracked> {
         &self.tracked
@@ -101,7 +104,7 @@ impl TrackedStream {
         self.tracked.state().is_released
     }
 
-    /// Writes by `write`, and counts what of these slices it has written.
+    /// Writes with `write`, and passes the written part of these slices to the call tracker.
     fn write(
         mut self: Pin<&mut Self>,
         slices: &[&[u8]],
@@ -123,7 +126,7 @@ impl TrackedStream {
     }
 }
 
-/// A connection that is not passed on. Every server takes the same type.
+/// A connection that is not tracked. Every server uses the same type.
 impl From<UnixStream> for TrackedStream {
     fn from(stream: UnixStream) -> Self {
         TrackedStream { stream, tracked: Arc::default(), on_early_close: Arc::new(|| {}) }
@@ -180,7 +183,7 @@ impl AsyncWrite for TrackedStream {
         self.write(&slices, |stream| stream.poll_write_vectored(context, bytes))
     }
 
-    /// So that a frame, whose head and payload lie apart, is written by one call (`h2.rs`).
+    /// A frame's header and payload are separate slices, so that one call writes both (`h2.rs`).
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }

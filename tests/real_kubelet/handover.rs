@@ -33,7 +33,7 @@ enum Leaves {
 
 /// Says that the new instance has come, and holds the kubelet's connections open too.
 fn has_come(log: &Path) -> bool {
-    fs::read_to_string(log).unwrap().contains("asking another instance to hand over")
+    fs::read_to_string(log).unwrap().contains("requesting a handover from another instance")
 }
 
 pub(crate) fn has_taken_over(log: &Path) -> bool {

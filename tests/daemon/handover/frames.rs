@@ -104,7 +104,7 @@ fn ended_within_a_frame(is_killed: bool) {
 
         let new = take_over(&node);
         if is_killed {
-            new.logged("asking another instance").await;
+            new.logged("requesting a handover from another instance").await;
             old.kill();
         }
         new.logged("INFO ready").await;

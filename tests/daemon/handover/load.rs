@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 /// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
 const PODS: usize = 6;
 /// What the newer instance says when the older one is killed.
-const MOMENTS: [&str; 4] =
-    ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"];
+const MOMENTS: [&str; 4] = ["requesting a handover", "ledger recovered", "registered with the kubelet", "took over from another instance"];
 
 /// How many handovers of a kind are made under load.
 pub(crate) fn rounds(in_every_run: usize) -> usize {
@@ -84,7 +83,7 @@ async fn handed_over_under_load() {
                 new.logged("registered with the kubelet").await;
             } else {
                 new.logged("took over from another instance").await;
-                old.logged("standing by").await;
+                old.logged("on standby").await;
             }
             old.signal(Signal::SIGTERM);
             assert_eq!(old.ended().await.code(), Some(0));

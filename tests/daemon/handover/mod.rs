@@ -107,7 +107,7 @@ fn what_the_kubelet_connects_after_a_newer_instance_has_come_is_handed_on_too() 
         let mut second = take_over(&node);
         soon("a Register of the second one", to_connect.reached()).await;
         let third = take_over(&node);
-        third.logged("asking another instance to hand over").await;
+        third.logged("requesting a handover from another instance").await;
         to_connect.open(Verdict::Pass);
         third.logged("ledger recovered").await;
         second.kill();
@@ -145,7 +145,7 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
     run(async {
         let (node, kubelet, old) = served().await;
         let mut new = take_over(&node);
-        old.logged("standing by").await;
+        old.logged("on standby").await;
         let client = newest_client(&kubelet);
         new.kill();
         // Until the kubelet has seen it end, the devices that it counts are those of the dead instance.
@@ -170,7 +170,7 @@ fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
         let kubelet = node.start_kubelet().await;
         let (store, _) = store::Store::open(&node.state(), holdfast::domain::Durability::PowerLoss, None).unwrap();
         let new = take_over(&node);
-        new.logged("cannot be asked to hand it over yet").await;
+        new.logged("does not accept handover requests yet").await;
         drop(store);
         offered(&kubelet, &gpu(), DEVICES).await;
         new.logged("ready").await;
@@ -214,7 +214,7 @@ async fn upgraded_in_place() {
     let failed = soon("the verb", verb(&node)).await.unwrap();
     let said = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert_eq!(failed.status.code(), Some(1), "{said}");
-    assert!(said.contains("the new instance ended before it took over"), "{said}");
+    assert!(said.contains("the new instance exited before it took over"), "{said}");
     node.write_config(&sound);
 
     let began = kubelet.now();
@@ -262,7 +262,7 @@ fn an_older_version_refuses_a_ledger_or_a_protocol_that_it_does_not_know_before_
         let refused = node.output(&["run", "--take-over"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(1), "{said}");
-        for word in ["the running holdfast 7.0.0", what, "nothing was changed, and the running one goes on", "install 7.0.0 or newer"] {
+        for word in ["the running holdfast 7.0.0", what, "nothing was changed, and the running one continues", "install 7.0.0 or newer"] {
             assert!(said.contains(word), "{word}: {said}");
         }
         assert_eq!(newer.join().unwrap(), "", "it was not even asked to let go");
