@@ -1,10 +1,10 @@
-//! The shell: performs what the machines decide, and reports to them what came of it.
+//! The actor: carries out what the state machines decide, and reports the results to them.
 
 use super::attempt::{Attempted, Outcome, attempt};
 use super::audit::{Audit, Healthy};
 use super::config::{RegistrationConfig, ResourceStatus};
 use super::core::{Event, Machine, State};
-use super::sighting::{Looked, Looker};
+use super::observe::{KubeletObserver, Observed};
 use crate::domain::ResourceName;
 use crate::host;
 use crate::kubelet::api::negotiation::NegotiatedVersion;
@@ -18,42 +18,45 @@ use tokio_stream::wrappers::WatchStream;
 
 pub(super) struct Resource {
     pub(super) machine: Machine,
-    /// The Register under way: at most one, so that two never race in the kubelet.
+    /// The Register in progress: at most one per resource, so that two never race in the kubelet.
     pub(super) under_way: Option<tokio::task::JoinHandle<()>>,
     begun_at: Duration,
     took: Option<Duration>,
     retired: RegistrationNumber,
-    /// What the last Register told of PreStartContainer.
+    /// Whether the last Register announced PreStartContainer.
     pub(super) pre_start: bool,
-    /// The last failure that was logged: the same one again is no news.
-    said: Option<String>,
-    /// The version of the API that worked last.
-    spoken: Option<NegotiatedVersion>,
+    /// The last problem that was logged. It is not logged twice in a row.
+    logged: Option<String>,
+    /// The API version that worked last.
+    negotiated: Option<NegotiatedVersion>,
 }
 
 impl Resource {
-    /// One that has not been registered yet.
+    /// A resource that has not been registered yet.
     pub(super) fn new(machine: Machine, now: Duration) -> Self {
-        Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, pre_start: false, said: None, spoken: None }
+        Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, pre_start: false, logged: None, negotiated: None }
     }
 
-    /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
+    /// Whether the end of this registration's stream is expected: this kubelet closes the former
+    /// connection at a newer Register.
     pub(super) fn has_superseded(&self, number: RegistrationNumber) -> bool {
-        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.package().replaces_connection_on_register())
+        number < self.machine.latest()
+            && self.negotiated.is_some_and(|negotiated| negotiated.version.package().replaces_connection_on_register())
     }
 }
 
 /// The actor.
 pub struct Registration {
     pub(super) config: RegistrationConfig,
-    /// The highest number of a registration of a resource that has ended: one that comes again goes on from there.
+    /// The highest registration number of an ended resource. A resource that returns continues from
+    /// it.
     pub(super) base: RegistrationNumber,
     pub(super) resources: BTreeMap<ResourceName, Resource>,
     audit: Audit,
-    looker: Looker,
+    observer: KubeletObserver,
     timer: Option<SpawnHandle>,
-    /// Whether it has been said that there is no kubelet: once, not for every resource.
-    said_absent: bool,
+    /// Whether the absence of the kubelet was logged: once, not for every resource.
+    absence_logged: bool,
     _life: Box<dyn Any + Send>,
 }
 
@@ -64,12 +67,22 @@ impl std::fmt::Debug for Registration {
 }
 
 impl Registration {
-    /// Builds one life of the actor. A life knows nothing of the streams of the one before it and registers anew,
-    /// which the kubelet takes without a dip. `number` counts the lives: registrations never share a number.
+    /// Builds one life of the actor. A life does not know the streams of the former one, and
+    /// registers again; the kubelet loses no device by that. `number` counts the lives, so that
+    /// registrations never share a number.
     pub fn new(config: RegistrationConfig, number: u64, life: impl Any + Send) -> Self {
-        let (audit, looker) = (Audit::new(host::now().boot), Looker::new(&config));
+        let (audit, observer) = (Audit::new(host::now().boot), KubeletObserver::new(&config));
         let base = number << 20;
-        Registration { config, base, resources: BTreeMap::new(), audit, looker, timer: None, said_absent: false, _life: Box::new(life) }
+        Registration {
+            config,
+            base,
+            resources: BTreeMap::new(),
+            audit,
+            observer,
+            timer: None,
+            absence_logged: false,
+            _life: Box::new(life),
+        }
     }
 
     pub(super) fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
@@ -87,8 +100,8 @@ impl Registration {
             }
             resource.begun_at = now;
             resource.pre_start = self.config.inventory.borrow().resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
-            let Resource { pre_start, spoken, .. } = *resource;
-            let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, spoken, context.address().recipient());
+            let Resource { pre_start, negotiated, .. } = *resource;
+            let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, negotiated, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
         let contested = resource.machine.is_contested();
@@ -96,11 +109,11 @@ impl Registration {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
             metrics::registration_took(name.as_str(), took);
-            // A contested resource stays a problem until a stream of it has lived in peace.
+            // A contested resource stays a problem until a stream of it has lived long enough.
             if !contested {
-                resource.said = None;
+                resource.logged = None;
             }
-            self.said_absent = false;
+            self.absence_logged = false;
             tracing::info!(resource = %name, took = ?took, "registered with the kubelet");
         }
         let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
@@ -109,9 +122,9 @@ impl Registration {
             self.config.retire.tell(Retire { resource: name.clone(), newest: resource.retired });
         }
         if contested && !was_contested {
-            let problem = "the kubelet ends one stream after the other; another plugin seems to serve this resource too: stop that one, or \
-                           give one of them another resource name. Trying again every 30 s";
-            self.say(name, problem.to_owned());
+            let problem = "the kubelet ends one stream after the other; another plugin seems to serve this resource too. Stop that \
+                           plugin, or rename one of the two resources. Registering again every 30 s";
+            self.log_problem(name, problem.to_owned());
         }
         self.publish();
         self.arm(context);
@@ -121,11 +134,11 @@ impl Registration {
         let status = |name: &ResourceName, resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
-            problem: resource.said.clone(),
+            problem: resource.logged.clone(),
             contested: resource.machine.is_contested(),
             disagreement: self.audit.disagreement(name).map(ToString::to_string),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
-            api_version: resource.spoken.map(|spoken| spoken.version.name()),
+            api_version: resource.negotiated.map(|negotiated| negotiated.version.name()),
         };
         let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(name, resource))).collect();
         self.config.status.send_if_modified(|published| {
@@ -146,55 +159,55 @@ impl Registration {
             let wait = deadline.saturating_sub(host::now().boot);
             self.timer = Some(context.run_later(wait, |this, context| {
                 this.timer = None;
-                this.look(context);
+                this.observe_if_due(context);
                 this.on_all(Event::Tick, context);
             }));
         }
     }
 
-    /// The resources that the kubelet seems to have from us.
+    /// The resources that the kubelet has from us, as far as the streams show.
     fn registered(&self) -> impl Iterator<Item = &ResourceName> {
         self.resources.iter().filter(|(_, resource)| resource.machine.is_registered()).map(|(name, _)| name)
     }
 
-    /// What the kubelet should have.
+    /// The lists that the kubelet should have.
     fn ours(&self) -> Healthy {
         let inventory = self.config.inventory.borrow();
         let offered = self.registered().filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
         offered.collect()
     }
 
-    /// Looks at what the kubelet has, when that is due.
-    fn look(&mut self, context: &mut Context<Self>) {
+    /// Begins a pass of the audit, if one is due.
+    fn observe_if_due(&mut self, context: &mut Context<Self>) {
         let now = host::now().boot;
         if self.audit.next_deadline() <= now {
             self.audit.begin(now);
-            let (looker, me) = (self.looker.clone(), context.address());
+            let (observer, me) = (self.observer.clone(), context.address());
             actix::spawn(async move {
-                let seen = looker.look().await;
-                // The actor may have died meanwhile; its next life looks for itself.
-                let _ = me.send(Looked(seen)).await;
+                let seen = observer.observe().await;
+                // The actor may have died. Its next life begins its own pass.
+                let _ = me.send(Observed(seen)).await;
             });
         }
     }
 
-    /// Remembers the version that worked; another one than before is news.
-    fn spoke(&mut self, name: &ResourceName, spoken: NegotiatedVersion) {
+    /// Records the API version that worked, and logs a change.
+    fn note_version(&mut self, name: &ResourceName, negotiated: NegotiatedVersion) {
         if let Some(resource) = self.resources.get_mut(name) {
-            let before = resource.spoken.replace(spoken).map(|before| before.version);
-            if before != Some(spoken.version) {
-                tracing::info!(resource = %name, version = spoken.version.name(), "the kubelet takes this version of the API");
+            let before = resource.negotiated.replace(negotiated).map(|before| before.version);
+            if before != Some(negotiated.version) {
+                tracing::info!(resource = %name, version = negotiated.version.name(), "the kubelet accepts this version of the device-plugin API");
             }
         }
     }
 
-    /// Logs a failure once, until another one takes its place.
-    fn say(&mut self, name: &ResourceName, problem: String) {
+    /// Logs a problem, unless it is the last one that was logged.
+    fn log_problem(&mut self, name: &ResourceName, problem: String) {
         if let Some(resource) = self.resources.get_mut(name)
-            && resource.said.as_ref() != Some(&problem)
+            && resource.logged.as_ref() != Some(&problem)
         {
             tracing::warn!(resource = %name, "{problem}");
-            resource.said = Some(problem);
+            resource.logged = Some(problem);
         }
     }
 }
@@ -213,23 +226,23 @@ impl Handler<Attempted> for Registration {
 
     fn handle(&mut self, Attempted { resource, number, outcome }: Attempted, context: &mut Self::Context) {
         match outcome {
-            Outcome::Registered(spoken) => {
-                self.spoke(&resource, spoken);
+            Outcome::Registered(negotiated) => {
+                self.note_version(&resource, negotiated);
                 self.on(&resource, Event::Registered(number), context);
-                // What it was registered with may have changed meanwhile.
+                // The options of the resource may have changed since.
                 self.follow(context);
             }
             Outcome::Absent(problem) => {
-                if !std::mem::replace(&mut self.said_absent, true) {
+                if !std::mem::replace(&mut self.absence_logged, true) {
                     tracing::warn!("waiting for the kubelet: {problem}");
                 }
-                // A kubelet that ended in the midst of it leaves a socket without use.
+                // The socket of this registration will not be used.
                 self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
                 self.on(&resource, Event::Absent(number), context);
             }
             Outcome::Failed(problem) => {
-                self.say(&resource, problem);
-                // The sockets of earlier failures are of no use to anybody.
+                self.log_problem(&resource, problem);
+                // The sockets of earlier failures will not be used.
                 self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
                 self.on(&resource, Event::Refused(number), context);
             }
@@ -250,24 +263,27 @@ impl Handler<CheckpointWritten> for Registration {
     type Result = ();
 
     fn handle(&mut self, _: CheckpointWritten, context: &mut Self::Context) {
-        self.audit.stir(host::now().boot);
+        self.audit.checkpoint_written(host::now().boot);
         self.arm(context);
     }
 }
 
-impl Handler<Looked> for Registration {
+impl Handler<Observed> for Registration {
     type Result = ();
 
-    fn handle(&mut self, Looked(seen): Looked, context: &mut Self::Context) {
-        let is_told = |name: &ResourceName| {
-            self.resources.get(name).and_then(|resource| resource.spoken).is_some_and(|spoken| spoken.version.package().keeps_annotations())
+    fn handle(&mut self, Observed(seen): Observed, context: &mut Self::Context) {
+        let keeps_alloc_id = |name: &ResourceName| {
+            self.resources
+                .get(name)
+                .and_then(|resource| resource.negotiated)
+                .is_some_and(|negotiated| negotiated.version.package().keeps_annotations())
         };
         let ours = self.ours();
-        let found = self.audit.compare(&ours, seen, is_told, host::now().boot);
+        let found = self.audit.compare(&ours, seen, keeps_alloc_id, host::now().boot);
         for (name, disagreement) in found {
             tracing::warn!(resource = %name, "{disagreement}; registering again");
             metrics::disagreed(name.as_str(), disagreement.kind());
-            self.on(&name, Event::Disowned, context);
+            self.on(&name, Event::Mismatch, context);
         }
         self.publish();
         self.arm(context);

@@ -1,4 +1,4 @@
-//! One attempt to register: is the kubelet there? Then a socket of its own, then Register.
+//! One attempt to register: connect to the kubelet, bind a new socket, call Register.
 
 use super::config::RegistrationConfig;
 use crate::domain::ResourceName;
@@ -8,7 +8,7 @@ use crate::messages::{Bind, RegistrationNumber};
 use crate::telemetry::metrics;
 use actix::Message;
 
-/// What came of one attempt.
+/// The result of one attempt.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub(super) struct Attempted {
@@ -24,23 +24,23 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-/// Makes it, and reports what came of it.
+/// Makes an attempt, and reports the result.
 pub(super) async fn attempt(
     config: RegistrationConfig,
     resource: ResourceName,
     number: RegistrationNumber,
     pre_start: bool,
-    spoken: Option<NegotiatedVersion>,
+    negotiated: Option<NegotiatedVersion>,
     report: actix::Recipient<Attempted>,
 ) {
-    let outcome = match register(&config, &resource, number, pre_start, spoken).await {
-        Ok(spoken) => Outcome::Registered(spoken),
+    let outcome = match register(&config, &resource, number, pre_start, negotiated).await {
+        Ok(negotiated) => Outcome::Registered(negotiated),
         Err(outcome) => outcome,
     };
     if !matches!(outcome, Outcome::Absent(_)) {
         metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
     }
-    // The actor may have died meanwhile; its next life registers anew.
+    // The actor may have died. Its next life registers again.
     let _ = report.send(Attempted { resource, number, outcome }).await;
 }
 
@@ -49,14 +49,14 @@ async fn register(
     resource: &ResourceName,
     number: RegistrationNumber,
     pre_start: bool,
-    spoken: Option<NegotiatedVersion>,
+    negotiated: Option<NegotiatedVersion>,
 ) -> Result<NegotiatedVersion, Outcome> {
     let failed = |error: RegisterError| match error {
         RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
         RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
     };
     let kubelet = *config.kubelet.borrow();
-    let worked = spoken.and_then(|spoken| spoken.with(kubelet));
+    let worked = negotiated.and_then(|negotiated| negotiated.with(kubelet));
     let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
     let bind = Bind { resource: resource.clone(), registration: number };
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;

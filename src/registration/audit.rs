@@ -1,44 +1,51 @@
-//! Holding what the kubelet has against what is ours: pure.
+//! Compares the kubelet's list and answers with ours. Pure.
 //!
-//! The end of a stream tells that the kubelet has let go of a resource. Two things it does without a word, and our streams
-//! stay open: a goroutine that is late stops the endpoint that came after it, and another plugin registers the resource
-//! after us. Both can be read:
+//! The end of a stream shows that the kubelet has dropped a resource. In two cases the kubelet
+//! drops it while our streams stay open: a late goroutine stops the endpoint that came after it,
+//! and another plugin registers the resource after us. Both can be read:
 //!
-//! | where | what it tells |
+//! | where | what it shows |
 //! | --- | --- |
-//! | `GetAllocatableResources` of the pod-resources API: the healthy ids of each resource | another list than ours: the endpoint was stopped (then nothing is healthy), or somebody else's list came after ours |
-//! | `kubelet_internal_checkpoint`: the ids of each container, with the plugin's answer | an answer without an alloc-id: somebody else gave it, whatever he lists |
+//! | `GetAllocatableResources`: healthy ids | another list than ours: see (1) |
+//! | `kubelet_internal_checkpoint`: containers' answers | an answer without an alloc-id: see (2) |
 //!
-//! A list needs a moment to arrive: what differs is looked at again, and counts if it still does. That the kubelet had
-//! nothing at all also counts when it agrees now, if ours has changed meanwhile: any stream of ours brings a new list to the
-//! kubelet, that of a stopped endpoint too. And an answer counts only when it was not there at the first look: a node that
-//! comes from another plugin has many of them.
+//! (1) The endpoint was stopped (then the list is empty), or another plugin's list came after ours.
+//! (2) Another plugin gave the answer, with any list.
 //!
-//! It is looked at every second while something may follow from a lost stream, right after the kubelet wrote its checkpoint
-//! (as it does for every list and every allocation), and once a minute in any case: another plugin with the same ids that
-//! leaves makes it stop the resource, and write nothing.
+//! A list takes time to arrive. So a difference is read again, and counts only if it is still
+//! there. An empty list in the kubelet also counts when the lists agree now, if ours has changed
+//! since: any stream of ours carries a new list to the kubelet, even that of a stopped endpoint. An
+//! answer counts only if it was not there at the first pass: a node that comes from another plugin
+//! has many of them.
+//!
+//! The passes: every second while a lost stream may have consequences, right after the kubelet
+//! wrote its checkpoint (as it does for every list and every allocation), and once a minute
+//! otherwise. The last one finds another plugin with the same ids that leaves: the kubelet then
+//! stops the resource, and writes nothing.
 
 use crate::domain::{Checkpoint, CheckpointEntry, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-/// How often it is looked while there is a reason.
+/// The interval of passes while there is a reason.
 pub(crate) const EVERY: Duration = Duration::from_secs(1);
-/// How long after a difference was seen it is looked at again.
+/// The delay of the second pass, which confirms a difference.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
-/// The shortest time between two looks: the kubelet writes its checkpoint several times for each pod.
-const APART: Duration = Duration::from_millis(250);
-/// How often it is looked without a reason.
-const CALM: Duration = Duration::from_secs(60);
-/// How often a difference leads to a Register that does not help. Each leaves a stream open in the kubelet, and a list that
-/// is too long for it, for one, differs for ever.
+/// The shortest time between two passes: the kubelet writes its checkpoint several times for each
+/// pod.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// The interval of passes without a reason.
+const IDLE_EVERY: Duration = Duration::from_secs(60);
+/// How often a difference leads to a Register that does not help. Each Register leaves a stream
+/// open in the kubelet, and some differences are permanent, such as a list that is too long for the
+/// kubelet.
 const TIMES_MAX: u32 = 6;
 
 /// The healthy ids of each resource.
 pub(crate) type Healthy = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
-/// An answer of somebody else, as the kubelet keeps it.
+/// An answer of another plugin, from the kubelet's checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Foreign {
     pub(crate) resource: ResourceName,
@@ -47,7 +54,7 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// Those of a checkpoint.
+    /// The answers of other plugins in a checkpoint.
     pub(crate) fn of(checkpoint: &Checkpoint) -> BTreeSet<Foreign> {
         let foreign = checkpoint.entries().iter().filter(|entry| entry.alloc_id.is_none());
         let of_entry = |entry: &CheckpointEntry| Foreign {
@@ -59,14 +66,14 @@ impl Foreign {
     }
 }
 
-/// One look at the kubelet. What could not be read is `None`, and nothing follows from it.
+/// The result of one pass. A part that could not be read is `None`, and has no consequence.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) healthy: Option<Healthy>,
     pub(crate) foreign: Option<BTreeSet<Foreign>>,
 }
 
-/// Why a resource is not ours in the kubelet, although a stream is open.
+/// Why the kubelet does not have the resource from us, although a stream is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Disagreement {
     /// The kubelet has another list.
@@ -74,14 +81,14 @@ pub(crate) enum Disagreement {
         /// Healthy ids of ours that the kubelet does not have.
         missing: usize,
         /// Healthy ids of the kubelet that are not ours.
-        strange: usize,
+        unknown: usize,
     },
-    /// Somebody else answered for a container.
+    /// Another plugin answered for a container.
     Answer(Foreign),
 }
 
 impl Disagreement {
-    /// As the metric's label.
+    /// The value of the metric's label.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Disagreement::List { .. } => "list",
@@ -93,19 +100,19 @@ impl Disagreement {
 impl fmt::Display for Disagreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Disagreement::List { missing: 0, strange: 0 } => write!(f, "the kubelet had another list than ours for a moment"),
-            Disagreement::List { missing, strange: 0 } => {
-                write!(f, "the kubelet lacks {missing} of the healthy devices, although it has opened our stream")
+            Disagreement::List { missing: 0, unknown: 0 } => write!(f, "the kubelet briefly had another list than ours"),
+            Disagreement::List { missing, unknown: 0 } => {
+                write!(f, "the kubelet's list lacks {missing} of our healthy devices, although it has opened our stream")
             }
-            Disagreement::List { missing, strange } => write!(
+            Disagreement::List { missing, unknown } => write!(
                 f,
-                "the kubelet has another list than ours ({missing} of our healthy devices missing, {strange} unknown to us): another plugin \
-                 seems to serve this resource too; stop that one, or give one of them another resource name"
+                "the kubelet's list differs from ours ({missing} of our healthy devices are missing, {unknown} are not ours): \
+                 another plugin seems to serve this resource; stop that plugin, or rename one of the two resources"
             ),
             Disagreement::Answer(Foreign { pod_uid, container, .. }) => write!(
                 f,
-                "another plugin has answered for container `{container}` of the pod with UID {pod_uid}; stop that plugin, or give one of them \
-                 another resource name"
+                "another plugin has answered for container `{container}` of the pod with UID {pod_uid}; stop that plugin, or \
+                 rename one of the two resources"
             ),
         }
     }
@@ -114,26 +121,27 @@ impl fmt::Display for Disagreement {
 /// A list that differs.
 #[derive(Debug)]
 struct Differing {
-    /// Ours, when it was seen to differ.
+    /// Our list when the difference was seen.
     ours: BTreeSet<DeviceId>,
-    /// Whether the kubelet had nothing then.
+    /// Whether the kubelet's list was empty then.
     was_empty: bool,
-    /// When it counts, if it still does.
+    /// When the difference counts, if it is still there.
     due: Duration,
-    /// How often it has counted, without an end.
+    /// How often it has counted without an agreement in between.
     times: u32,
 }
 
-/// Decides when to look, and what follows.
+/// Decides when to read the kubelet's state, and what follows from it.
 #[derive(Debug)]
 pub(crate) struct Audit {
     due: Duration,
     begun_at: Duration,
     doubt_until: Duration,
     differing: BTreeMap<ResourceName, Differing>,
-    /// The answers of others that are known.
+    /// The other plugins' answers of the last pass.
     known: Option<BTreeSet<Foreign>>,
-    /// What was found last of each resource: a list until it agrees, an answer for as long as the kubelet lives.
+    /// The last disagreement of each resource. A list's stays until the lists agree, an answer's
+    /// until the kubelet restarts.
     found: BTreeMap<ResourceName, Disagreement>,
 }
 
@@ -149,48 +157,49 @@ impl Audit {
         }
     }
 
-    /// When to look next.
+    /// When the next pass is due.
     pub(crate) fn next_deadline(&self) -> Duration {
         self.due
     }
 
-    /// What the kubelet has otherwise than we do, as far as is known.
+    /// The last disagreement with the kubelet about this resource.
     pub(crate) fn disagreement(&self, resource: &ResourceName) -> Option<&Disagreement> {
         self.found.get(resource)
     }
 
-    /// Another kubelet, which has everything anew.
+    /// The kubelet was restarted, and has no state of before.
     pub(crate) fn new_kubelet(&mut self) {
         self.differing.clear();
         self.found.clear();
-        // What was lost was lost in another one.
+        // The former losses concerned the former kubelet.
         self.doubt_until = Duration::ZERO;
     }
 
     /// The kubelet has written its checkpoint, as it does for every list.
-    pub(crate) fn stir(&mut self, now: Duration) {
-        self.due = self.due.min(now.max(self.begun_at + APART));
+    pub(crate) fn checkpoint_written(&mut self, now: Duration) {
+        self.due = self.due.min(now.max(self.begun_at + PAUSE_MIN));
     }
 
-    /// A Register was begun; until a certain time something may follow from what was lost before.
+    /// A Register was begun. Until `doubt_until` a former loss may have consequences.
     pub(crate) fn registered(&mut self, now: Duration, doubt_until: Option<Duration>) {
         self.doubt_until = self.doubt_until.max(doubt_until.unwrap_or_default());
         self.due = self.due.min(now + EVERY);
     }
 
-    /// A look has begun; what it sees comes later, or never.
+    /// A pass has begun. Its result comes later, or never.
     pub(crate) fn begin(&mut self, now: Duration) {
         self.begun_at = now;
-        self.due = now + if now < self.doubt_until { EVERY } else { CALM };
+        self.due = now + if now < self.doubt_until { EVERY } else { IDLE_EVERY };
     }
 
-    /// What follows from a look: the resources of `ours`, which are those whose stream is open, that are not ours in the
-    /// kubelet. Of a resource that is not told whose an answer is, none is called somebody else's; it is known all the same.
+    /// Evaluates a pass. `ours` has the resources whose stream is open; the result has those among
+    /// them that the kubelet does not have from us. An answer without an alloc-id counts only for a
+    /// resource with `keeps_annotations`; for others it is only remembered.
     pub(crate) fn compare(
         &mut self,
         ours: &Healthy,
         seen: Seen,
-        is_told: impl Fn(&ResourceName) -> bool,
+        keeps_alloc_id: impl Fn(&ResourceName) -> bool,
         now: Duration,
     ) -> BTreeMap<ResourceName, Disagreement> {
         let mut disagreements = BTreeMap::new();
@@ -200,7 +209,8 @@ impl Audit {
         }
         if let Some(foreign) = seen.foreign {
             if let Some(known) = &self.known {
-                let new = foreign.difference(known).filter(|foreign| ours.contains_key(&foreign.resource) && is_told(&foreign.resource));
+                let new =
+                    foreign.difference(known).filter(|foreign| ours.contains_key(&foreign.resource) && keeps_alloc_id(&foreign.resource));
                 disagreements.extend(new.map(|foreign| (foreign.resource.clone(), Disagreement::Answer(foreign.clone()))));
             }
             self.known = Some(foreign);
@@ -225,14 +235,15 @@ impl Audit {
             let first = || Differing { ours: ours.clone(), was_empty, due: now + CONFIRM_AFTER, times: 0 };
             let differing = self.differing.entry(resource.clone()).or_insert_with(first);
             if ours != theirs && differing.ours != *ours && !differing.was_empty {
-                // That of a device that comes and goes is always on its way.
+                // The list of a device that comes and goes is always in flight, so the wait starts
+                // again.
                 *differing = Differing { times: differing.times, ..first() };
             } else if differing.due <= now && differing.times < TIMES_MAX {
-                // The first Register should have helped; the next ones come ever more seldom.
+                // The first Register should have helped. The pauses before the next ones grow.
                 differing.due = now + EVERY * 2_u32.saturating_pow(differing.times);
                 differing.times += 1;
                 let missing = ours.difference(theirs).count();
-                counted.insert(resource.clone(), Disagreement::List { missing, strange: theirs.difference(ours).count() });
+                counted.insert(resource.clone(), Disagreement::List { missing, unknown: theirs.difference(ours).count() });
                 (differing.ours, differing.was_empty) = (ours.clone(), was_empty);
             }
             if differing.times < TIMES_MAX {
@@ -247,7 +258,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LIST: Disagreement = Disagreement::List { missing: 1, strange: 0 };
+    const LIST: Disagreement = Disagreement::List { missing: 1, unknown: 0 };
 
     fn gpu() -> ResourceName {
         "example.com/gpu".parse().unwrap()
@@ -279,7 +290,7 @@ mod tests {
     #[test]
     fn a_list_that_differs_twice_counts() {
         let mut audit = Audit::new(ms(0));
-        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_000)), None, "it may be on its way");
+        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_000)), None, "it may be in flight");
         assert_eq!(audit.next_deadline(), ms(1_200));
         assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_200)), Some(LIST));
         assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_700)), None, "the Register that followed is under way");
@@ -292,17 +303,17 @@ mod tests {
         let nothing = || Seen { healthy: Some(Healthy::new()), foreign: None };
         assert_eq!(found(&mut audit, &["a"], nothing(), ms(1_000)), None);
         assert_eq!(found(&mut audit, &["a"], nothing(), ms(1_200)), Some(LIST));
-        assert_eq!(found(&mut audit, &[], nothing(), ms(1_300)), None, "nothing is healthy, here and there");
+        assert_eq!(found(&mut audit, &[], nothing(), ms(1_300)), None, "both lists are empty");
     }
 
     #[test]
     fn a_list_that_was_empty_and_agrees_only_with_another_one_of_ours_counts_too() {
         let mut audit = Audit::new(ms(0));
         assert_eq!(found(&mut audit, &["a", "b"], lists(&[]), ms(1_000)), None);
-        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a", "b"]), ms(1_200)), None, "it was on its way");
+        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a", "b"]), ms(1_200)), None, "it was in flight");
         assert_eq!(found(&mut audit, &["a", "b"], lists(&[]), ms(1_400)), None);
-        let counted = Disagreement::List { missing: 0, strange: 0 };
-        assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(1_600)), Some(counted), "it came through a stream of a stopped endpoint");
+        let counted = Disagreement::List { missing: 0, unknown: 0 };
+        assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(1_600)), Some(counted), "it came over a stream of a stopped endpoint");
         assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(1_800)), None);
         assert!(audit.differing.is_empty());
     }
@@ -317,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_help_is_tried_ever_more_seldom() {
+    fn the_pauses_between_registers_that_do_not_help_grow() {
         let mut audit = Audit::new(ms(0));
         let mut counted = Vec::new();
         let mut now = ms(1_000);
@@ -327,13 +338,13 @@ mod tests {
         }
         let waits: Vec<u64> = counted.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16]);
-        assert!(audit.disagreement(&gpu()).is_some(), "it is told for as long as it is");
+        assert!(audit.disagreement(&gpu()).is_some(), "it is reported as long as it exists");
         assert_eq!(found(&mut audit, &["a"], lists(&["a"]), now), None);
         assert!(audit.disagreement(&gpu()).is_none() && audit.differing.is_empty(), "the next difference is a new one");
     }
 
     #[test]
-    fn a_kubelet_that_tells_nothing_is_believed() {
+    fn a_pass_without_a_list_has_no_consequence() {
         let mut audit = Audit::new(ms(0));
         assert_eq!(found(&mut audit, &["a"], lists(&["b"]), ms(1_000)), None);
         assert_eq!(found(&mut audit, &["a"], Seen::default(), ms(1_200)), None);
@@ -341,55 +352,56 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_somebody_else_counts_once_and_not_when_it_was_there_before_us() {
+    fn a_new_answer_of_another_plugin_counts_once_and_an_old_one_does_not() {
         let mut audit = Audit::new(ms(0));
         assert_eq!(found(&mut audit, &["a"], answered(&["old"]), ms(1_000)), None);
         let new = found(&mut audit, &["a"], answered(&["old", "new"]), ms(2_000));
         assert!(matches!(&new, Some(Disagreement::Answer(foreign)) if foreign.pod_uid == "new"), "{new:?}");
         assert!(new.unwrap().to_string().contains("container `main` of the pod with UID new"));
         assert_eq!(found(&mut audit, &["a"], answered(&["old", "new"]), ms(3_000)), None);
-        assert_eq!(found(&mut audit, &["a"], Seen::default(), ms(4_000)), None, "a checkpoint that cannot be read forgets nothing");
+        assert_eq!(found(&mut audit, &["a"], Seen::default(), ms(4_000)), None, "an unreadable checkpoint changes nothing");
         assert_eq!(found(&mut audit, &["a"], answered(&["new"]), ms(5_000)), None);
     }
 
     #[test]
-    fn an_answer_that_was_there_before_its_resource_was_ours_is_known() {
+    fn an_answer_from_before_the_registration_does_not_count() {
         let mut audit = Audit::new(ms(0));
         assert!(audit.compare(&Healthy::new(), answered(&["old"]), |_| false, ms(1_000)).is_empty(), "not registered yet");
         assert_eq!(found(&mut audit, &["a"], answered(&["old"]), ms(2_000)), None);
-        assert!(audit.compare(&healthy(&["a"]), answered(&["old", "new"]), |_| false, ms(3_000)).is_empty(), "whose is it?");
+        assert!(audit.compare(&healthy(&["a"]), answered(&["old", "new"]), |_| false, ms(3_000)).is_empty(), "no alloc-ids here");
     }
 
     #[test]
-    fn it_looks_often_only_for_a_reason() {
+    fn passes_are_frequent_only_for_a_reason() {
         let mut audit = Audit::new(ms(0));
-        let looks = |audit: &mut Audit, until: Duration| {
-            let mut looks = 0;
+        let passes = |audit: &mut Audit, until: Duration| {
+            let mut passes = 0;
             while audit.next_deadline() <= until {
                 let now = audit.next_deadline();
                 assert_eq!(found(audit, &["a"], lists(&["a"]), now), None);
-                looks += 1;
+                passes += 1;
             }
-            looks
+            passes
         };
-        assert_eq!(looks(&mut audit, ms(60_999)), 1, "a start is a reason");
-        assert_eq!(looks(&mut audit, ms(61_000)), 1);
-        audit.stir(ms(65_000));
-        audit.stir(ms(65_001));
-        assert_eq!(looks(&mut audit, ms(65_000)), 1);
-        (1..=1000).for_each(|n| audit.stir(ms(65_000 + n)));
-        assert_eq!(looks(&mut audit, ms(65_300)), 1, "not for every write");
+        assert_eq!(passes(&mut audit, ms(60_999)), 1, "a start is a reason");
+        assert_eq!(passes(&mut audit, ms(61_000)), 1);
+        audit.checkpoint_written(ms(65_000));
+        audit.checkpoint_written(ms(65_001));
+        assert_eq!(passes(&mut audit, ms(65_000)), 1);
+        (1..=1000).for_each(|n| audit.checkpoint_written(ms(65_000 + n)));
+        assert_eq!(passes(&mut audit, ms(65_300)), 1, "not for every write");
         audit.registered(ms(70_000), None);
-        assert_eq!(looks(&mut audit, ms(79_000)), 1, "a Register may have failed in silence");
+        assert_eq!(passes(&mut audit, ms(79_000)), 1, "a Register may have failed without a signal");
         audit.registered(ms(79_000), Some(ms(91_000)));
-        assert_eq!(looks(&mut audit, ms(100_000)), 12);
+        assert_eq!(passes(&mut audit, ms(100_000)), 12);
         audit.registered(ms(100_000), Some(ms(112_000)));
         audit.new_kubelet();
-        assert_eq!(looks(&mut audit, ms(110_000)), 1, "its streams ended with another kubelet");
+        assert_eq!(passes(&mut audit, ms(110_000)), 1, "its streams ended with the former kubelet");
     }
 
     proptest! {
-        /// Whatever was seen, a list that agrees from now on leads to nothing, and one that differs leads to a Register in time.
+        /// After any history, a list that agrees has no consequence, and one that differs leads to
+        /// a Register in time.
         #[test]
         fn after_any_history(history in proptest::collection::vec((0..4_usize, 0..3_usize, 0..2_000_u64), 0..40)) {
             let all = [&["a"][..], &["b"], &["a", "b"], &[]];

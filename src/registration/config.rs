@@ -1,4 +1,4 @@
-//! What the registration actor is built with, and what it publishes.
+//! The registration actor's dependencies, and the state that it publishes.
 
 use crate::domain::{Inventory, KubeletGeneration, ResourceName};
 use crate::kubelet::checkpoint::CheckpointReader;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// One resource's place in the kubelet, for `status` and readiness.
+/// The registration of one resource, for `status` and readiness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ResourceStatus {
     /// Whether the kubelet has opened our stream.
@@ -18,25 +18,25 @@ pub struct ResourceStatus {
     pub awaiting_kubelet: bool,
     /// Why the last registration failed, until one succeeds.
     pub problem: Option<String>,
-    /// Whether another plugin seems to take the resource again and again.
+    /// Whether another plugin seems to take the resource repeatedly.
     pub contested: bool,
-    /// What the kubelet has otherwise than we do, although our stream is open.
+    /// How the kubelet's state differs from ours, although our stream is open.
     pub disagreement: Option<String>,
-    /// From the begin of the last registration to its stream, in microseconds.
+    /// The time from the start of the last registration to its stream, in microseconds.
     pub last_registration_us: Option<u64>,
-    /// The version of the device-plugin API that the kubelet took last.
+    /// The API version that the kubelet accepted last.
     pub api_version: Option<&'static str>,
 }
 
 impl ResourceStatus {
-    /// Whether the kubelet has it from here, or there is no kubelet that could.
+    /// Whether the kubelet has the resource from us, or is absent.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.registered || self.awaiting_kubelet
     }
 }
 
-/// What the actor needs; the same for every life.
+/// The actor's dependencies. They are the same for every life.
 #[derive(Debug, Clone)]
 pub struct RegistrationConfig {
     /// `<kubelet-dir>/device-plugins/kubelet.sock`.
@@ -47,16 +47,16 @@ pub struct RegistrationConfig {
     pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
-    /// What the kubelet is told, and so what is to be registered.
+    /// The lists that are sent to the kubelet. Each of its resources is registered.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Makes sockets.
+    /// Binds sockets.
     pub bind: Mailbox<Bind>,
     /// Closes superseded sockets.
     pub retire: Mailbox<Retire>,
-    /// The kubelet's socket as last seen by the host watch.
+    /// The identity of the kubelet's socket, as the host watch saw it last.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// Where the state of every resource is published.
+    /// The published state of every resource.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
-    /// Whether this instance ends or hands over. It registers nothing more then.
+    /// Whether this instance ends or hands over. It registers nothing then.
     pub leaving: watch::Receiver<bool>,
 }

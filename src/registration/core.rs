@@ -1,25 +1,29 @@
-//! The registration of one resource, as a pure machine: events and the time in, Register out.
+//! The registration of one resource, as a pure state machine: events and the time in, Register out.
 //!
 //! ```text
-//!                    kubelet seen                       ok
-//!   AwaitingKubelet ─────────────▶ Registering ──────────────────▶ AwaitingStream(250 ms)
-//!        ▲  nobody listens │         ▲   ▲ │ refused                   │ opened      │ none came
-//!        └─────────────────┘         │   │ ▼                           ▼             ▼
-//!                          due ──────┘   BackingOff ◀── stream ended ─ Settling ──▶ (BackingOff)
-//!                                                                      │ due: Register once more
-//!                                        stream ended, socket lost ─── Steady
-//!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
-//!   hung up, or come and gone before the answer, in AwaitingStream ─▶ BackingOff, without the rest of the 250 ms
-//!   disowned, or changed, in Settling or Steady ─▶ Registering
+//!                  kubelet seen                      ok
+//!   AwaitingKubelet ───────────▶ Registering ────────────────▶ AwaitingStream(250 ms)
+//!        ▲ not listening │         ▲   ▲ │ refused                │ opened      │ none came
+//!        └───────────────┘         │   │ ▼                        ▼             ▼
+//!                        due ──────┘   BackingOff ◀ stream ended ─ Settling ──▶ (BackingOff)
+//!                                                                  │ due: one more Register
+//!                                      stream ended, socket lost ─ Steady
+//!   stream ended, once too often ─▶ Contested(30 s) ── due ─▶ Registering
+//!   closed early, or opened and ended before the answer, in AwaitingStream
+//!                         ─▶ BackingOff, without the rest of the 250 ms
+//!   mismatch, or changed, in Settling or Steady ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
 //! ```
 //!
-//! `AwaitingKubelet` also tries again on its own, slowly: a missed inotify event must not strand a resource.
+//! `AwaitingKubelet` also tries again without an event, slowly: a missed inotify event must not
+//! strand a resource.
 //!
-//! **The truce** (I7). When another plugin serves the same resource and registers whenever it loses it, as this one does,
-//! the two take it from each other for ever, and every change of hands is a moment without devices. The kubelet does not
-//! tell who cut a stream. But its own races end after a few rounds: so when stream after stream is lost and none of them
-//! lived for a minute, the machine holds back, says so, and tries every half minute until one lives.
+//! **A contested resource** (I7). Another plugin may serve the same resource, and register whenever
+//! it loses it, as this one does. Then the two take it from each other without end, and at every
+//! change the kubelet has no devices for a short time. The kubelet does not report who ended a
+//! stream. But its own races end after a few rounds. So when stream after stream is lost and none
+//! of them lived for a minute, the machine waits, reports the resource as contested, and tries
+//! every half minute until a stream lives that long.
 
 use crate::domain::{KubeletGeneration, Safeguard};
 use std::collections::BTreeMap;
@@ -27,73 +31,79 @@ use std::time::Duration;
 
 /// The kubelet opens ListAndWatch right after Register, usually before its answer arrives.
 pub(crate) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
-/// After a recovery the kubelet may have stopped the new endpoint without closing its stream; one more Register
-/// gives it a fresh one. Later than the goroutine that does the stopping could still run.
+/// After a recovery the kubelet may have stopped the new endpoint without closing its stream. One
+/// more Register gives it a new endpoint. By this time the goroutine that stops endpoints has
+/// usually ended.
 pub(crate) const SETTLE_AFTER: Duration = Duration::from_millis(700);
-/// A goroutine of the kubelet that clears up after a stream, or after a Register that failed, may be stuck for longer than
-/// that, and then stop or forget whoever stands there by then; one that still dials a registration whose stream was waited
-/// for in vain may put that one in the place of its successors. So long after the last of these, one more Register; it is
-/// as long as a kubelet dials at most.
+/// How long after a loss or a failure one more Register follows. The kubelet's goroutine that
+/// cleans up after a stream or a failed Register may be stuck for longer than `SETTLE_AFTER`, and
+/// then stop or forget the endpoint that is current by then. A goroutine that still dials a
+/// registration whose stream did not come may replace its successors. This is the longest time for
+/// which a kubelet dials.
 const DOUBT_FOR: Duration = Duration::from_secs(12);
-/// Waits between tries, in milliseconds. The first try after a loss does not wait, and the next ones hardly: a socket is seen a
-/// moment before anybody listens on it, and two goroutines of the kubelet clear up after a handover, each of which may drop who
-/// registered before it was done. The last one repeats.
+/// Pauses between tries, in milliseconds. The first try after a loss does not wait, and the next
+/// ones hardly: a socket file exists shortly before the kubelet listens on it, and two goroutines
+/// of the kubelet clean up after a handover. Each may drop a plugin that registered before the
+/// goroutine ended. The last pause repeats.
 const BACKOFF_MS: [u64; 12] = [0, 1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
-/// How often an absent kubelet is tried without being told that it is back.
+/// How often an absent kubelet is tried without an event.
 const ABSENT_RETRY: Duration = Duration::from_secs(10);
 /// A stream that lived this long ends a series of failures.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
-/// Streams that may be lost in a row. The simulated nights with nobody else after the resource never come to a truce.
+/// Streams that may be lost in a row. Simulated runs without another plugin never lose more.
 const LOSSES_MAX: u32 = 30;
-/// A stream that lived this long is no longer contested.
-const PEACE_AFTER: Duration = Duration::from_secs(60);
-/// How long a contested resource is left alone: what the other plugin gets in peace of each minute is half.
-const TRUCE: Duration = Duration::from_secs(30);
+/// A stream that lived this long shows that the resource is no longer contested.
+const UNCONTESTED_AFTER: Duration = Duration::from_secs(60);
+/// The pause between tries of a contested resource. The other plugin has it undisturbed for half of
+/// each minute.
+const CONTESTED_RETRY: Duration = Duration::from_secs(30);
 
-/// What the machine is told.
+/// An input of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The kubelet's socket is there (with this identity), or is not.
+    /// The kubelet's socket exists with this identity, or does not exist.
     Kubelet(Option<KubeletGeneration>),
     /// Register succeeded.
     Registered(u64),
     /// Register failed: the kubelet answered with an error, or our own socket could not be made.
     Refused(u64),
-    /// Register failed: nobody listens on the kubelet's socket.
+    /// Register failed: no process listens on the kubelet's socket.
     Absent(u64),
     /// A stream opened on the socket of this registration.
     StreamOpened(u64),
     /// A stream on the socket of this registration ended.
     StreamEnded(u64),
-    /// The kubelet has hung up on the socket of this registration before it asked for the lists.
+    /// The kubelet closed its connection to this registration's socket before it requested the
+    /// lists.
     HungUp(u64),
-    /// The file of this registration's socket is gone.
+    /// The file of this registration's socket was removed.
     SocketLost(u64),
-    /// The kubelet has the resource from somebody else, or not at all, although a stream is open (`audit.rs`).
-    Disowned,
-    /// What the kubelet was told at Register is no longer so.
+    /// The kubelet has the resource from another plugin, or not at all, although a stream is open
+    /// (`audit.rs`).
+    Mismatch,
+    /// The options that Register announced have changed.
     Changed,
     /// Time has passed.
     Tick,
 }
 
-/// What is known of the resource's place in the kubelet.
+/// What is known about the resource in the kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     /// No kubelet to register with.
     AwaitingKubelet { retry_at: Duration },
-    /// A Register is under way; whether it will succeed is not known.
+    /// A Register is in progress; its result is unknown.
     Registering,
-    /// The last try failed or its stream ended; the next one is due.
+    /// The last try failed, or its stream ended. The next try is due at this time.
     BackingOff { until: Duration },
-    /// Registered; whether the kubelet will open the stream is not known.
+    /// Registered. It is unknown whether the kubelet will open the stream.
     AwaitingStream { until: Duration },
-    /// The stream is open, after a loss; whether the kubelet has really kept the endpoint is not known.
+    /// The stream is open after a loss. It is unknown whether the kubelet has kept the endpoint.
     Settling { until: Duration },
     /// Registered, the stream is open, nothing is due.
     Steady,
-    /// Lost too often: somebody else wants the resource as much, and is left alone for a while.
-    Truce { until: Duration },
+    /// Lost too often: another plugin takes the resource too. The next try is due at this time.
+    Contested { until: Duration },
 }
 
 /// The machine of one resource.
@@ -101,7 +111,7 @@ pub(crate) enum State {
 pub(crate) struct Machine {
     state: State,
     kubelet: Option<KubeletGeneration>,
-    /// Whether there has been a kubelet before the present one.
+    /// Whether a kubelet was seen before the present one.
     had_kubelet: bool,
     /// The latest registration that was begun.
     latest: u64,
@@ -109,17 +119,18 @@ pub(crate) struct Machine {
     streams: BTreeMap<u64, u32>,
     /// Tries since the last proven stream.
     tries: usize,
-    /// Since when the latest registration's stream has been open.
+    /// When the stream of the latest registration opened.
     opened_at: Option<Duration>,
-    /// Whether the kubelet has hung up on the latest registration: there will be no stream.
+    /// Whether the kubelet closed its connection to the latest registration early: no stream will
+    /// come.
     hung_up: bool,
-    /// Whether the next open stream has to be settled.
+    /// Whether the next stream to open has to be settled by one more Register.
     unsettled: bool,
-    /// Until when what was lost, or failed, may have consequences.
+    /// Until when a loss or a failure may have consequences in the kubelet.
     doubt_until: Option<Duration>,
-    /// Whether the last try found nobody to register with.
+    /// Whether no process listened at the last try.
     absent: bool,
-    /// Streams lost since one lived in peace.
+    /// Streams lost in a row. One that lived for [`UNCONTESTED_AFTER`] starts the count again.
     losses: u32,
 }
 
@@ -135,7 +146,7 @@ impl Machine {
             tries: 0,
             opened_at: None,
             hung_up: false,
-            // An earlier life, or an earlier process, may have lost a stream that the kubelet is just clearing up.
+            // The kubelet may still clean up after a stream that an earlier life or process lost.
             unsettled: true,
             doubt_until: Some(now + DOUBT_FOR),
             absent: false,
@@ -153,22 +164,22 @@ impl Machine {
         settling || matches!(self.state, State::Settling { .. } | State::Steady)
     }
 
-    /// Whether there is no kubelet, as far as the last try can tell. Tries go on, quick ones and slow ones.
+    /// Whether the last try found no kubelet. Tries continue, at first quickly, then slowly.
     pub(crate) fn is_kubelet_absent(&self) -> bool {
         self.absent
     }
 
-    /// Whether streams are lost so often that somebody else must want the resource too.
+    /// Whether streams are lost so often that another plugin must be taking the resource.
     pub(crate) fn is_contested(&self) -> bool {
         self.losses > LOSSES_MAX
     }
 
-    /// Until when the kubelet may do something for what was lost.
+    /// Until when the kubelet may still react to a loss.
     pub(crate) fn doubt_until(&self) -> Option<Duration> {
         self.doubt_until
     }
 
-    /// The latest registration, while its socket matters.
+    /// The latest registration. Its socket may still be used.
     pub(crate) fn latest(&self) -> u64 {
         self.latest
     }
@@ -179,14 +190,14 @@ impl Machine {
             State::AwaitingKubelet { retry_at: until }
             | State::BackingOff { until }
             | State::Settling { until }
-            | State::Truce { until } => Some(until),
+            | State::Contested { until } => Some(until),
             State::AwaitingStream { until } => Safeguard::StreamDeadline.is_on().then_some(until),
-            // A Register under way has its own deadline and always ends in an event.
+            // A Register in progress has its own deadline and always ends in an event.
             State::Registering | State::Steady => None,
         }
     }
 
-    /// Takes one event. `Some` is the number of the registration to begin now.
+    /// Handles one event. `Some` is the number of the registration to begin now.
     pub(crate) fn on(&mut self, event: Event, now: Duration) -> Option<u64> {
         match event {
             Event::Kubelet(None) => {
@@ -195,11 +206,12 @@ impl Machine {
             }
             Event::Kubelet(Some(generation)) => {
                 let before = self.kubelet.replace(generation);
-                // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
+                // A new kubelet knows no plugin. A Register in progress with the old one no longer
+                // matters.
                 (before != Some(generation)).then(|| {
-                    // Its streams end with it; their ends may be seen late, or never.
+                    // The old kubelet's streams end with it. Their ends may be seen late, or never.
                     self.streams.clear();
-                    // And what was lost was lost in another one, unless in an earlier life of ours.
+                    // Its losses ended with it too, except those of an earlier life of this actor.
                     self.doubt_until.take_if(|_| self.had_kubelet);
                     self.had_kubelet = true;
                     (self.absent, self.tries, self.losses) = (false, 0, 0);
@@ -230,7 +242,7 @@ impl Machine {
                 self.due(now)
             }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
-            Event::Disowned if matches!(self.state, State::Settling { .. } | State::Steady) => {
+            Event::Mismatch if matches!(self.state, State::Settling { .. } | State::Steady) => {
                 self.unsettled = true;
                 self.doubt_until = Some(now + DOUBT_FOR);
                 Some(self.register())
@@ -246,7 +258,8 @@ impl Machine {
             Event::Absent(number) if self.is_under_way(number) => {
                 self.absent = true;
                 self.doubt_until = Some(now + DOUBT_FOR);
-                // Between its bind and its listen a new kubelet refuses for an instant: the first tries are quick.
+                // Between its bind and its listen a new kubelet refuses connections, so the first
+                // tries are quick.
                 if self.tries < BACKOFF_MS.len() {
                     self.back_off(now);
                 } else {
@@ -255,10 +268,10 @@ impl Machine {
                 self.due(now)
             }
             Event::Tick => self.due(now),
-            // News of a registration that has been superseded.
+            // An event of a superseded registration.
             Event::HungUp(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
-            // Nothing is registered that could be lost, or what is registered is new.
-            Event::Disowned | Event::Changed => None,
+            // No registration could be lost, or a new one is in progress.
+            Event::Mismatch | Event::Changed => None,
         }
     }
 
@@ -270,20 +283,20 @@ impl Machine {
         self.streams.contains_key(&number)
     }
 
-    /// The kubelet has taken the Register under way.
+    /// The kubelet has accepted the Register in progress.
     fn answered(&mut self, now: Duration) -> Option<u64> {
         self.absent = false;
         self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
         if self.is_open(self.latest) {
             self.arrive(now);
         } else if self.opened_at.is_some() && Safeguard::ReRegister.is_on() {
-            // Its stream came and went before the answer: no other one will come.
+            // Its stream opened and ended before the answer: no other one will come.
             return self.lost(now);
         }
         self.due(now)
     }
 
-    /// The stream of the latest registration is there.
+    /// The stream of the latest registration is open.
     fn arrive(&mut self, now: Duration) {
         let settle_at = if std::mem::take(&mut self.unsettled) {
             Some(now + SETTLE_AFTER)
@@ -297,22 +310,23 @@ impl Machine {
         };
     }
 
-    /// A stream or a socket was lost: the kubelet may have dropped the resource, whichever registration it was.
+    /// A stream or a socket of any registration was lost: the kubelet may have dropped the
+    /// resource.
     fn lost(&mut self, now: Duration) -> Option<u64> {
         self.unsettled = true;
         self.doubt_until = Some(now + DOUBT_FOR);
         match self.state {
-            // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
-            // its own end leads on, or its missing stream.
-            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Truce { .. } => None,
+            // The Register in progress may be affected too: it can still succeed, with its stream
+            // lost. Its result, or its missing stream, leads to the next try.
+            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Contested { .. } => None,
             State::AwaitingStream { .. } | State::Settling { .. } | State::Steady => {
                 let lived = self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();
                 if lived >= PROVEN_AFTER {
                     self.tries = 0;
                 }
-                self.losses = if lived >= PEACE_AFTER { 1 } else { self.losses.saturating_add(1) };
+                self.losses = if lived >= UNCONTESTED_AFTER { 1 } else { self.losses.saturating_add(1) };
                 if self.is_contested() {
-                    self.state = State::Truce { until: now + TRUCE };
+                    self.state = State::Contested { until: now + CONTESTED_RETRY };
                     return None;
                 }
                 self.back_off(now);
@@ -326,14 +340,14 @@ impl Machine {
         self.state = State::BackingOff { until: now + Duration::from_millis(step) };
     }
 
-    /// Does what is due at `now`.
+    /// Carries out the step that is due at `now`.
     fn due(&mut self, now: Duration) -> Option<u64> {
         match self.state {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
-            State::BackingOff { until } | State::Settling { until } | State::Truce { until } if until <= now => Some(self.register()),
+            State::BackingOff { until } | State::Settling { until } | State::Contested { until } if until <= now => Some(self.register()),
             State::AwaitingStream { until } if (until <= now || self.hung_up) && Safeguard::StreamDeadline.is_on() => {
-                // A kubelet of 1.24 or older dials after its answer: this registration may still come, and overtake those
-                // that follow, on a socket that nobody serves any more.
+                // A kubelet of 1.24 or older dials after its answer. So this registration may still
+                // come, and replace its successors, on a socket that is no longer served.
                 self.doubt_until = Some(now + DOUBT_FOR);
                 self.unsettled = true;
                 self.back_off(now);

@@ -1,5 +1,5 @@
-//! Following the inventory: what is new in it is registered, what is gone from it ends, and what the kubelet was told otherwise it
-//! is told again.
+//! Follows the inventory: registers new resources, ends removed ones, and registers again if the
+//! announced options have changed.
 
 use super::actor::{Registration, Resource};
 use super::core::{Event, Machine};
@@ -30,7 +30,7 @@ impl Registration {
             let now = host::now().boot;
             self.resources.insert(name.clone(), Resource::new(Machine::new(now, self.base), now));
             self.on(name, Event::Kubelet(kubelet), context);
-            // Without a kubelet to be seen, one try says so.
+            // If no kubelet was seen, one try reports that.
             self.on(name, Event::Tick, context);
         }
     }
@@ -42,7 +42,8 @@ impl Registration {
         }
     }
 
-    /// The resource is not offered any more, after its last device has left: its streams end by themselves.
+    /// Ends a resource that is no longer offered, after its last device has left. Its streams end
+    /// on their own.
     fn end(&mut self, name: &ResourceName) {
         let Some(resource) = self.resources.remove(name) else { return };
         tracing::info!(resource = %name, "no longer offered; its registration ends");
@@ -60,6 +61,6 @@ impl StreamHandler<Arc<Inventory>> for Registration {
         self.follow(context);
     }
 
-    /// The publisher ends with the daemon only.
+    /// The publisher ends only with the daemon.
     fn finished(&mut self, _: &mut Context<Self>) {}
 }

@@ -1,14 +1,16 @@
-//! The registration actor: keeps every resource registered with the kubelet, whatever the kubelet does (I7).
+//! The registration actor keeps every resource registered with the kubelet, for any behaviour of
+//! the kubelet (I7).
 //!
-//! The kubelet holds one client for each resource *name*: the late end of an old stream cuts off the new one, a
-//! Register can succeed without a ListAndWatch ever coming, and an endpoint can be stopped while its stream stays
-//! open. So every end of a stream, every stream that does not come (or whose connection ends before it), every new kubelet socket and every lost socket of
-//! our own leads to another Register, and 0.7 s and again 12 s after such a recovery one more Register settles what
-//! no signal tells (`core.rs` draws the machine).
+//! The kubelet holds one client for each resource *name*. So the late end of an old stream cuts off
+//! the new one, a Register can succeed although no ListAndWatch comes, and an endpoint can be
+//! stopped while its stream stays open. Each of these leads to another Register: the end of a
+//! stream, a stream that does not come (or whose connection ends before it), a new kubelet socket,
+//! a lost socket of ours. Two more Registers, 0.7 s and 12 s after such a recovery, settle the
+//! cases that no signal shows (`core.rs` draws the machine).
 //!
-//! Consumes: what the host watch sees of the kubelet's socket and checkpoint, what serving sees of the streams, the
-//! inventory. Emits: Register calls
-//! to the kubelet, `Bind` and `Retire` to serving. Every registration has a socket of its own, never used again.
+//! Consumes: the kubelet's socket and checkpoint from the host watch, the streams' events from
+//! serving, the inventory. Emits: Register calls to the kubelet, `Bind` and `Retire` to serving.
+//! Every registration has a socket of its own, which is never used again.
 
 mod actor;
 mod attempt;
@@ -16,7 +18,7 @@ pub(crate) mod audit;
 mod config;
 pub(crate) mod core;
 mod following;
-mod sighting;
+mod observe;
 mod streams;
 
 pub use actor::Registration;

@@ -1,4 +1,5 @@
-//! What becomes of our sockets: the kubelet's streams on them begin and end, it hangs up before there is one, a file is removed.
+//! Events of our sockets: the kubelet opens and ends streams, closes a connection early, or a
+//! socket file is removed.
 
 use super::actor::Registration;
 use super::core::Event;
@@ -11,7 +12,7 @@ impl Handler<StreamOpened> for Registration {
 
     fn handle(&mut self, message: StreamOpened, context: &mut Self::Context) {
         self.on(&message.resource, Event::StreamOpened(message.registration), context);
-        // What it was registered with may have changed meanwhile.
+        // The options of the resource may have changed since.
         self.follow(context);
     }
 }
@@ -20,7 +21,7 @@ impl Handler<StreamEnded> for Registration {
     type Result = ();
 
     fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
-        // That of a resource that is gone from the inventory is none that was lost.
+        // The end of a removed resource's stream is no loss.
         self.follow(context);
         let resource = self.resources.get(&message.resource);
         let reason = match resource {
@@ -30,7 +31,7 @@ impl Handler<StreamEnded> for Registration {
         };
         metrics::stream_ended(message.resource.as_str(), reason);
         if resource.is_some_and(|resource| resource.has_superseded(message.registration)) {
-            tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as it does");
+            tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as expected");
             return;
         }
         tracing::info!(resource = %message.resource, "the kubelet's stream ended");
@@ -42,7 +43,7 @@ impl Handler<HungUp> for Registration {
     type Result = ();
 
     fn handle(&mut self, message: HungUp, context: &mut Self::Context) {
-        tracing::debug!(resource = %message.resource, "the kubelet hung up before it asked for the lists");
+        tracing::debug!(resource = %message.resource, "the kubelet closed its connection before it requested the lists");
         self.on(&message.resource, Event::HungUp(message.registration), context);
     }
 }
@@ -51,7 +52,7 @@ impl Handler<SocketLost> for Registration {
     type Result = ();
 
     fn handle(&mut self, message: SocketLost, context: &mut Self::Context) {
-        tracing::warn!(resource = %message.resource, "the socket file was removed by somebody else; registering on a new one");
+        tracing::warn!(resource = %message.resource, "another process removed the socket file; registering on a new one");
         self.on(&message.resource, Event::SocketLost(message.registration), context);
     }
 }

@@ -1,4 +1,4 @@
-//! Each race of the kubelet as a sentence, and a property over all of them.
+//! Tests of the state machine: one for each race of the kubelet, and a property over all of them.
 
 use super::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn ms(ms: u64) -> Duration {
 /// A machine whose first registration (number 1) is open and proven at 10 s.
 fn steady() -> Machine {
     let mut machine = Machine::new(ms(0), 0);
-    // As it is once the settling Registers of the start are over.
+    // The state after the settling Registers of a start.
     (machine.unsettled, machine.doubt_until) = (false, None);
     assert_eq!(machine.on(Event::Kubelet(Some(KUBELET)), ms(0)), Some(1));
     assert_eq!(machine.on(Event::Registered(1), ms(2)), None);
@@ -73,7 +73,7 @@ fn a_lost_stream_is_answered_at_once_and_settled_later() {
 }
 
 #[test]
-fn a_register_that_failed_is_doubted_as_long_as_a_kubelet_may_be_stuck_with_it() {
+fn a_failed_register_is_settled_after_the_longest_time_that_a_kubelet_may_be_stuck() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
     let again = machine.on(Event::Refused(2), ms(12_000)).or_else(|| machine.on(Event::Tick, ms(12_010))).unwrap();
@@ -86,7 +86,7 @@ fn a_register_that_failed_is_doubted_as_long_as_a_kubelet_may_be_stuck_with_it()
 }
 
 #[test]
-fn a_register_whose_stream_never_came_is_doubted_as_long_as_a_kubelet_may_dial_for_it() {
+fn a_register_without_a_stream_is_settled_after_the_longest_time_that_a_kubelet_dials() {
     let mut machine = steady();
     assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
     machine.on(Event::Registered(2), ms(11_000));
@@ -102,7 +102,7 @@ fn a_register_whose_stream_never_came_is_doubted_as_long_as_a_kubelet_may_dial_f
 }
 
 #[test]
-fn a_kubelet_that_hangs_up_before_it_asks_for_lists_is_registered_with_at_once() {
+fn a_connection_that_closes_before_the_lists_leads_to_register_at_once() {
     let after = |events: &[Event]| {
         let mut machine = steady();
         assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
@@ -115,10 +115,10 @@ fn a_kubelet_that_hangs_up_before_it_asks_for_lists_is_registered_with_at_once()
     assert_eq!(machine.on(Event::Tick, next), Some(3));
     machine.on(Event::Registered(3), ms(10_003));
     assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
-    // It may be heard of before the answer.
+    // The event may come before the answer.
     let (_, machine) = after(&[Event::HungUp(2), Event::Registered(2)]);
     assert_eq!(machine.next_deadline(), Some(ms(10_002)));
-    // Nothing is lost by others that come and go.
+    // Other registrations' connections do not count.
     for events in [[Event::HungUp(1), Event::Registered(2)], [Event::Registered(2), Event::HungUp(1)]] {
         assert_eq!(after(&events).1.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
     }
@@ -141,7 +141,8 @@ fn a_stream_that_comes_and_goes_before_the_answer_leads_to_register_at_once() {
     assert_eq!((next, machine.on(Event::Tick, next)), (ms(10_002), Some(3)), "the second try comes a millisecond later");
     machine.on(Event::Registered(3), ms(10_003));
     assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
-    // The stream of this one may still come where another one's ended, and is there where one of two is.
+    // After another registration's stream ended, this one's may still come. If one of two ended,
+    // one is open.
     let machine = after(&[Event::StreamOpened(1), Event::StreamEnded(1), Event::Registered(2)]);
     assert_eq!(machine.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
     let machine = after(&[Event::StreamOpened(2), Event::StreamOpened(2), Event::StreamEnded(2), Event::Registered(2)]);
@@ -154,7 +155,7 @@ fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
     machine.on(Event::StreamEnded(1), ms(10_000));
     machine.on(Event::Registered(2), ms(10_001));
     machine.on(Event::StreamOpened(2), ms(10_002));
-    // The settling registration leaves the stream of number 2 open beside its own.
+    // The settling registration has its own stream, and number 2's stays open.
     machine.on(Event::Tick, ms(10_702));
     machine.on(Event::Registered(3), ms(10_703));
     machine.on(Event::StreamOpened(3), ms(10_704));
@@ -171,11 +172,11 @@ fn a_new_kubelet_is_answered_from_every_state() {
     assert_eq!(machine.on(other(4), ms(5_003)), Some(4), "awaiting the stream");
     machine.on(Event::Refused(4), ms(5_004));
     assert_eq!(machine.on(other(5), ms(5_004)), Some(5), "backing off");
-    assert_eq!(machine.on(other(5), ms(5_005)), None, "the same kubelet seen again is no news");
+    assert_eq!(machine.on(other(5), ms(5_005)), None, "the same kubelet again changes nothing");
 }
 
 #[test]
-fn what_was_lost_with_a_kubelet_is_not_doubted_with_the_next_one() {
+fn a_loss_with_one_kubelet_has_no_consequence_with_the_next_one() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
     machine.on(Event::Absent(2), ms(10_001));
@@ -191,18 +192,18 @@ fn what_was_lost_with_a_kubelet_is_not_doubted_with_the_next_one() {
     assert_eq!(machine.state(), State::Steady);
 }
 
-/// It may have had a stream of the registration before whose end is not seen yet.
+/// The former kubelet may have had a stream whose end is not seen yet.
 #[test]
 fn the_streams_of_another_kubelet_do_not_count() {
     let mut machine = steady();
     let next = KubeletGeneration { inode: 2, made_ns: 2 };
     assert_eq!(machine.on(Event::Kubelet(Some(next)), ms(10_000)), Some(2));
-    assert!(!machine.is_registered(), "with the new one");
+    assert!(!machine.is_registered(), "not with the new one");
     machine.on(Event::StreamOpened(2), ms(10_001));
     machine.on(Event::Registered(2), ms(10_002));
     assert!(machine.is_registered());
     machine.on(Event::StreamEnded(1), ms(10_003));
-    assert_eq!(machine.on(Event::Tick, machine.next_deadline().unwrap()), Some(3), "a late end is answered as ever");
+    assert_eq!(machine.on(Event::Tick, machine.next_deadline().unwrap()), Some(3), "a late end leads to Register as usual");
 }
 
 #[test]
@@ -214,7 +215,7 @@ fn an_absent_kubelet_is_tried_quickly_then_slowly() {
     assert!(!machine.is_kubelet_absent());
     while !matches!(machine.state(), State::AwaitingKubelet { .. }) {
         number = machine.on(Event::Absent(number), now).unwrap_or(number);
-        assert!(machine.is_kubelet_absent(), "known at once, not after the quick tries");
+        assert!(machine.is_kubelet_absent(), "known at once, before the quick tries end");
         if matches!(machine.state(), State::BackingOff { .. }) {
             now = machine.next_deadline().unwrap();
             number = machine.on(Event::Tick, now).unwrap();
@@ -228,7 +229,7 @@ fn an_absent_kubelet_is_tried_quickly_then_slowly() {
 }
 
 #[test]
-fn news_of_a_superseded_registration_changes_nothing() {
+fn events_of_a_superseded_registration_change_nothing() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
     for stale in [Event::Registered(1), Event::Refused(1), Event::Absent(1), Event::SocketLost(1)] {
@@ -243,17 +244,17 @@ fn a_lost_socket_of_our_own_leads_to_register() {
 }
 
 #[test]
-fn a_resource_that_is_not_ours_in_the_kubelet_is_registered_again_and_settled() {
+fn a_mismatch_leads_to_register_and_is_settled() {
     let mut machine = steady();
-    assert_eq!(machine.on(Event::Disowned, ms(10_000)), Some(2));
-    assert_eq!(machine.on(Event::Disowned, ms(10_001)), None, "that is under way");
+    assert_eq!(machine.on(Event::Mismatch, ms(10_000)), Some(2));
+    assert_eq!(machine.on(Event::Mismatch, ms(10_001)), None, "a Register is in progress");
     machine.on(Event::Registered(2), ms(10_002));
-    assert_eq!(machine.on(Event::Disowned, ms(10_003)), None, "its stream is to come");
+    assert_eq!(machine.on(Event::Mismatch, ms(10_003)), None, "its stream has not come yet");
     machine.on(Event::StreamOpened(2), ms(10_004));
     assert_eq!(machine.state(), State::Settling { until: ms(10_004) + SETTLE_AFTER });
 }
 
-/// Somebody else registers whenever he loses the resource, and takes it from us within `lifetime`.
+/// Another plugin registers whenever it loses the resource, and takes it from us within `lifetime`.
 fn contest(machine: &mut Machine, mut now: Duration, lifetime: Duration) -> (Duration, u32) {
     let (mut open, mut registers) = (machine.latest(), 0);
     while !machine.is_contested() {
@@ -272,33 +273,37 @@ fn contest(machine: &mut Machine, mut now: Duration, lifetime: Duration) -> (Dur
 }
 
 #[test]
-fn a_resource_that_somebody_else_takes_again_and_again_is_left_alone_for_half_a_minute() {
+fn a_contested_resource_is_tried_every_half_minute() {
     for lifetime in [0, 3, 900, 5_000, 59_000] {
         let mut machine = steady();
         let (now, registers) = contest(&mut machine, ms(3), ms(lifetime));
-        assert_eq!((machine.state(), registers), (State::Truce { until: now + TRUCE }, LOSSES_MAX), "streams of {lifetime} ms");
+        assert_eq!(
+            (machine.state(), registers),
+            (State::Contested { until: now + CONTESTED_RETRY }, LOSSES_MAX),
+            "streams of {lifetime} ms"
+        );
         assert!(!machine.is_registered());
-        assert_eq!(machine.on(Event::StreamEnded(1), now + ms(1)), None, "the end of an older stream does not end the truce");
-        let tried = machine.on(Event::Tick, now + TRUCE).unwrap();
-        machine.on(Event::Registered(tried), now + TRUCE);
-        machine.on(Event::StreamOpened(tried), now + TRUCE);
+        assert_eq!(machine.on(Event::StreamEnded(1), now + ms(1)), None, "the end of an older stream does not end the pause");
+        let tried = machine.on(Event::Tick, now + CONTESTED_RETRY).unwrap();
+        machine.on(Event::Registered(tried), now + CONTESTED_RETRY);
+        machine.on(Event::StreamOpened(tried), now + CONTESTED_RETRY);
         assert!(machine.is_contested() && machine.is_registered());
         // The settling Register's stream is the one that counts.
-        let settled = machine.on(Event::Tick, now + TRUCE + SETTLE_AFTER).unwrap();
-        machine.on(Event::Registered(settled), now + TRUCE + SETTLE_AFTER);
-        machine.on(Event::StreamOpened(settled), now + TRUCE + SETTLE_AFTER);
-        assert_eq!(machine.on(Event::StreamEnded(settled), now + TRUCE + ms(2_000)), None, "taken again: the next truce");
-        let last = machine.on(Event::Tick, now + 2 * TRUCE + ms(2_000)).unwrap();
-        machine.on(Event::Registered(last), now + 2 * TRUCE + ms(2_000));
-        machine.on(Event::StreamOpened(last), now + 2 * TRUCE + ms(2_000));
-        let peace = now + 2 * TRUCE + ms(2_000) + PEACE_AFTER;
-        assert!(machine.on(Event::StreamEnded(last), peace).is_some(), "after a minute in peace a loss is answered at once");
+        let settled = machine.on(Event::Tick, now + CONTESTED_RETRY + SETTLE_AFTER).unwrap();
+        machine.on(Event::Registered(settled), now + CONTESTED_RETRY + SETTLE_AFTER);
+        machine.on(Event::StreamOpened(settled), now + CONTESTED_RETRY + SETTLE_AFTER);
+        assert_eq!(machine.on(Event::StreamEnded(settled), now + CONTESTED_RETRY + ms(2_000)), None, "taken again: the next pause");
+        let last = machine.on(Event::Tick, now + 2 * CONTESTED_RETRY + ms(2_000)).unwrap();
+        machine.on(Event::Registered(last), now + 2 * CONTESTED_RETRY + ms(2_000));
+        machine.on(Event::StreamOpened(last), now + 2 * CONTESTED_RETRY + ms(2_000));
+        let uncontested = now + 2 * CONTESTED_RETRY + ms(2_000) + UNCONTESTED_AFTER;
+        assert!(machine.on(Event::StreamEnded(last), uncontested).is_some(), "after a stream of a minute a loss leads to Register at once");
         assert!(!machine.is_contested());
     }
 }
 
 #[test]
-fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
+fn each_safeguard_can_be_turned_off() {
     let state = |safeguard: Safeguard| {
         safeguard.without(|| {
             let mut machine = Machine::new(ms(0), 0);
@@ -318,7 +323,7 @@ fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
 }
 
 #[test]
-fn another_kubelet_ends_the_truce() {
+fn another_kubelet_ends_the_pause() {
     let mut machine = steady();
     let (now, _) = contest(&mut machine, ms(3), ms(5));
     assert!(machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), now + ms(1)).is_some());
@@ -336,13 +341,14 @@ fn any_event() -> impl Strategy<Value = Event> {
         number.clone().prop_map(Event::StreamEnded),
         number.clone().prop_map(Event::HungUp),
         number.prop_map(Event::SocketLost),
-        Just(Event::Disowned),
+        Just(Event::Mismatch),
         Just(Event::Tick),
     ]
 }
 
 proptest! {
-    /// Whatever happened, in whatever order: once the kubelet behaves, the resource is registered and stays so.
+    /// After any events in any order: once the kubelet works, the resource is registered and stays
+    /// so.
     #[test]
     fn after_any_history_a_working_kubelet_gets_the_resource(history in proptest::collection::vec((any_event(), 0..400_u64), 0..60)) {
         let mut machine = Machine::new(ms(0), 0);
@@ -370,7 +376,7 @@ proptest! {
         prop_assert!(machine.is_registered());
     }
 
-    /// A war over the resource is bounded: streams that keep ending do not make a busy loop.
+    /// Streams that keep ending do not make a busy loop: the rate of Registers is bounded.
     #[test]
     fn streams_that_keep_ending_do_not_make_a_busy_loop(lifetimes in proptest::collection::vec(0..900_u64, 50)) {
         let mut machine = steady();

@@ -52,7 +52,7 @@ impl Inner {
             tokio::select! {
                 biased;
                 _ = kubelet.changed() => self.audit.lock().new_kubelet(),
-                _ = written.changed() => self.audit.lock().stir(self.node.moment().boot + SEEN_AFTER),
+                _ = written.changed() => self.audit.lock().checkpoint_written(self.node.moment().boot + SEEN_AFTER),
                 () = self.audit.sooner.notified() => {}
                 () = self.node.handle().sleep(due - now) => {}
             }
@@ -67,7 +67,7 @@ impl Inner {
         let ours: Healthy = registered.filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy()))).collect();
         let found = self.audit.lock().compare(&ours, seen, |_| true, self.node.moment().boot);
         for resource in found.keys() {
-            self.registration(resource).send(Event::Disowned);
+            self.registration(resource).send(Event::Mismatch);
         }
     }
 }

@@ -267,7 +267,7 @@ impl Run {
             self.node.view(|view| oracles.answered(view, daemon, now));
         }
         // Two plugins that compete for a resource leave it to each other for half a minute each.
-        let until = |resource| if let State::Truce { until } = self.daemon.state(resource) { Some(until) } else { None };
+        let until = |resource| if let State::Contested { until } = self.daemon.state(resource) { Some(until) } else { None };
         let truce = self.hardware.resources().filter_map(until).max();
         let idle_from = truce.map_or(faults_until + EFFECTS_OVER_AFTER, |until| until.max(faults_until + EFFECTS_OVER_AFTER) + SECOND);
         self.run_to(idle_from);

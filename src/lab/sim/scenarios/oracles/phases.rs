@@ -29,7 +29,7 @@ impl Oracles {
             let silent =
                 endpoint.streams > 0 && (endpoint.is_stopped && !self.reports_loss(view, daemon, &resource) || !endpoint.is_tracked);
             let waits = match daemon.state(&resource) {
-                State::Truce { .. } => true,
+                State::Contested { .. } => true,
                 State::Settling { .. } => !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming,
                 _ => false,
             };

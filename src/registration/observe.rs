@@ -1,4 +1,5 @@
-//! One look at what the kubelet has: its list over the pod-resources API, its answers in the checkpoint.
+//! Reads the kubelet's state for the audit: its list over the pod-resources API, its answers in the
+//! checkpoint.
 
 use super::audit::{Foreign, Seen};
 use super::config::RegistrationConfig;
@@ -9,33 +10,33 @@ use actix::Message;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Looks. Cheap to clone.
+/// Reads the kubelet's state. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Looker {
+pub(super) struct KubeletObserver {
     checkpoint: CheckpointReader,
     pod_resources: PodResources,
-    /// What it said the last time: the same again would tell nothing new.
+    /// The last checkpoint. The same one again has no news.
     known: Arc<Mutex<Option<Arc<Checkpoint>>>>,
 }
 
-/// A look is done.
+/// The result of a pass.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-pub(super) struct Looked(pub(super) Seen);
+pub(super) struct Observed(pub(super) Seen);
 
-impl Looker {
+impl KubeletObserver {
     pub(super) fn new(config: &RegistrationConfig) -> Self {
-        Looker { checkpoint: config.checkpoint.clone(), pod_resources: config.pod_resources.clone(), known: Arc::default() }
+        KubeletObserver { checkpoint: config.checkpoint.clone(), pod_resources: config.pod_resources.clone(), known: Arc::default() }
     }
 
-    /// GetAllocatableResources frees nothing, unlike List: it may be asked beside an Allocate.
-    pub(super) async fn look(self) -> Seen {
+    /// GetAllocatableResources frees no devices, unlike List, so it may run during an Allocate.
+    pub(super) async fn observe(self) -> Seen {
         let healthy = self.pod_resources.allocatable().await;
-        let healthy = healthy.inspect_err(|error| tracing::debug!(%error, "the kubelet does not tell its list")).ok();
+        let healthy = healthy.inspect_err(|error| tracing::debug!(%error, "cannot read the kubelet's list")).ok();
         Seen { healthy, foreign: self.foreign().await }
     }
 
-    /// The answers of others; `None` where there is no other checkpoint than before.
+    /// The answers of other plugins. `None` if the checkpoint is unreadable or unchanged.
     async fn foreign(self) -> Option<BTreeSet<Foreign>> {
         let find = move || {
             let checkpoint = self.checkpoint.read()?;
