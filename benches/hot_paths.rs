@@ -12,7 +12,7 @@ use holdfast::hardware;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::api::v1beta1;
 use holdfast::lab::sim::hardware::SimNode;
-use holdfast::serving::placement::choose_beside;
+use holdfast::serving::placement::choose_near;
 use holdfast::store::Store;
 use holdfast::telemetry::metrics;
 use prost::Message;
@@ -114,8 +114,8 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     };
     let offering = Offering { spec, devices: (0..devices).map(offered).collect() };
     let free: Vec<DeviceId> = offering.devices.keys().step_by(2).chain(offering.devices.keys().skip(1).step_by(2)).cloned().collect();
-    let company: Vec<_> = offering.devices.values().step_by(devices as usize / 16).map(|offered| Arc::clone(&offered.device)).collect();
-    bencher.bench_local(|| choose_beside(&offering, &company, black_box(&free), &[], 8).unwrap());
+    let neighbours: Vec<_> = offering.devices.values().step_by(devices as usize / 16).map(|offered| Arc::clone(&offered.device)).collect();
+    bencher.bench_local(|| choose_near(&offering, &neighbours, black_box(&free), &[], 8).unwrap());
 }
 
 /// Compares two inventories of this many devices in eight resources that differ in the health of

@@ -1,4 +1,5 @@
-//! The shell: makes sockets, and has those closed that are superseded. The connections that come on them answer by themselves.
+//! The actor: binds sockets, and closes superseded ones. Their connections answer calls without the
+//! actor.
 
 use super::plugin::{Plugin, Shared};
 use super::sockets::Bound;
@@ -21,7 +22,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Builds one life of the actor. What the services behind the sockets need outlives it.
+    /// Builds one life of the actor. The state that the services behind the sockets need outlives
+    /// it.
     pub fn new(shared: Shared, life: impl Any + Send) -> Self {
         Serving { shared, _life: Box::new(life) }
     }
@@ -31,17 +33,18 @@ impl Actor for Serving {
     type Context = Context<Self>;
 }
 
-/// Answers what comes on a socket until it is to be closed.
+/// Answers the calls on a socket until it is closed.
 fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bound: Bound) {
     let Bound { listener, close: mut closed, .. } = bound;
-    // The server has it as long as connections may come, and the socket is there until it has ended.
+    // The server holds these while connections may come, so the socket exists until the server has
+    // ended.
     let serving = (closed.clone(), Arc::clone(&listener));
     let plugin = Arc::new(Plugin::new(resource.clone(), number, shared.clone()));
-    let follower = Arc::clone(&plugin);
-    let on_early_close: Arc<dyn Fn() + Send + Sync> = Arc::new(move || follower.tell_of_hang_up());
+    let notified = Arc::clone(&plugin);
+    let on_early_close: Arc<dyn Fn() + Send + Sync> = Arc::new(move || notified.report_early_close());
     let plugin: Arc<dyn api::Plugin> = plugin;
     let (Shared { sockets, mut leaving, .. }, served) = (shared, resource.clone());
-    // What comes after the last one waits in the socket, for another process.
+    // Later connections wait in the socket's queue, for another process.
     let last = async move {
         if leaving.wait_for(|leaving| *leaving).await.is_err() {
             std::future::pending::<()>().await;
@@ -52,26 +55,26 @@ fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bou
         sockets.connections.serve(&served, &stream);
         stream
     });
-    // A server without any more to come would say so on each connection (GOAWAY).
+    // A server whose incoming stream ends would send GOAWAY on each connection.
     let incoming = incoming.chain(stream::pending()).boxed();
     let closed = Box::pin(async move {
-        // An error means that the daemon is gone.
+        // An error means that the daemon is ending.
         drop(closed.wait_for(|close| *close).await);
     });
     let server = api::server().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
     tokio::spawn(async move {
         if let Err(error) = server.await {
-            tracing::error!(%resource, %error, "the server of a socket failed");
+            tracing::error!(%resource, %error, "gRPC server failed");
         }
-        // Whoever closes it waits until this is dropped.
+        // The code that closes the socket waits until this is dropped.
         drop(serving);
     });
 }
 
-/// Answers what comes on a socket of an earlier instance too.
+/// Answers the calls on a socket of an earlier instance too.
 ///
 /// # Errors
-/// When it is no such socket.
+/// When the descriptor is not a socket in our directory.
 pub fn serve_passed(shared: &Shared, resource: &ResourceName, socket: OwnedFd) -> io::Result<()> {
     let (number, bound) = shared.sockets.take(resource, socket)?;
     serve(shared.clone(), resource.clone(), number, bound);
@@ -83,7 +86,7 @@ impl Handler<Bind> for Serving {
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
         let shared = self.shared.clone();
-        let problem = |error| format!("no socket can be made in `{}`: {error}", shared.sockets.directory().display());
+        let problem = |error| format!("cannot create a socket in `{}`: {error}", shared.sockets.directory().display());
         let bound = shared.sockets.bind(&resource, registration).map_err(problem)?;
         let endpoint = bound.endpoint.clone();
         serve(shared, resource, registration, bound);

@@ -1,4 +1,5 @@
-//! The kubelet's connections: those that are served here, and those of earlier instances, which are held open.
+//! The kubelet's connections: those that this instance serves, and those of earlier instances,
+//! which it holds open.
 
 use crate::domain::ResourceName;
 use crate::domain::limits::{ConnectionTable, Use};
@@ -15,16 +16,16 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// What is read at once of a connection that is only held.
+/// Size of one read from a held connection. The bytes are discarded.
 const DISCARD_BYTES: usize = 512;
 
-/// All of them.
+/// All connections of the kubelet.
 #[derive(Debug)]
 pub(crate) struct Connections {
     served: Mutex<ConnectionTable<(), Served>>,
     held: Mutex<Held>,
     held_max: usize,
-    /// Woken when a call may have been answered.
+    /// Notified when a call may have been answered.
     pub(super) changed: Arc<Notify>,
 }
 
@@ -37,24 +38,24 @@ struct Served {
 #[derive(Debug, Default)]
 struct Held {
     connections: Vec<(Label, Weak<UnixStream>)>,
-    /// One for each, until the kubelet closes it.
+    /// One task per connection, until the kubelet closes it.
     tasks: JoinSet<()>,
 }
 
-/// Every change is a single step: a panic elsewhere cannot leave one half done.
+/// Every change is a single step, so a panic elsewhere cannot leave one half done.
 fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connections {
-    /// With room for `served_max` connections without lists, and for `held_max` of earlier instances.
+    /// Limits: `served_max` connections without lists, and `held_max` of earlier instances.
     #[must_use]
     pub(super) fn new(served_max: usize, held_max: usize) -> Self {
         Connections { served: Mutex::new(ConnectionTable::new(served_max)), held: Mutex::default(), held_max, changed: Arc::default() }
     }
 
-    /// Adds a connection that is served. When there are too many, an idle one is closed, or else one with a call in flight; never one on
-    /// which lists are read.
+    /// Adds a connection that this instance serves. If there are too many, an idle one is closed,
+    /// or else one with a call in flight, but never one with a ListAndWatch stream.
     pub(super) fn serve(&self, resource: &ResourceName, stream: &TrackedStream) {
         let mut served = lock(&self.served);
         served.retain(|other| other.connection.strong_count() > 0);
@@ -65,13 +66,13 @@ impl Connections {
         let evicted = evicted.and_then(|evicted| evicted.connection.upgrade());
         if let Some(fd) = evicted.as_ref().and_then(|evicted| evicted.fd()) {
             metrics::connection_evicted("plugin");
-            // Its server sees the end. It may have ended already.
+            // Its server sees the end. The connection may have ended already.
             let _ended = shutdown(fd, Shutdown::Both);
         }
     }
 
-    /// Holds the connections of an earlier instance open until the kubelet closes them, and has the kubelet send again what it has got no
-    /// answer to. When there are too many, the oldest are not held: the kubelet then loses the devices for a moment.
+    /// Holds the connections of an earlier instance open until the kubelet closes them, and makes
+    /// the kubelet send its unanswered calls again.
     pub(crate) fn hold(&self, connections: Vec<(Label, OwnedFd)>) {
         let mut held = lock(&self.held);
         for (label, fd) in connections {
@@ -84,19 +85,20 @@ impl Connections {
                         tracing::debug!(?label, ?ended, "a connection of an earlier instance has ended");
                     });
                 }
-                Err(error) => tracing::warn!(?label, %error, "a connection of an earlier instance cannot be held"),
+                Err(error) => tracing::warn!(?label, %error, "cannot hold a connection of an earlier instance"),
             }
         }
     }
 
-    /// Waits until every call that was sent is answered. The kubelet may send the next one as soon as something else is done.
+    /// Waits until every call is answered. The kubelet may send the next call at any time.
     pub(crate) async fn idle(&self) {
         while !self.connections().iter().all(|connection| connection.is_idle()) {
             self.changed.notified().await;
         }
     }
 
-    /// Reads and writes nothing more on any of them, and ends their tasks. This ends none that another process has too.
+    /// Stops all reads and writes, and ends the tasks. A connection that another process also holds
+    /// stays open.
     pub(super) fn release(&self) {
         self.connections().iter().for_each(|connection| connection.release());
         *lock(&self.held) = Held::default();
@@ -106,7 +108,8 @@ impl Connections {
         lock(&self.served).all().filter_map(|of| of.connection.upgrade()).collect()
     }
 
-    /// Copies of those whose other side is there.
+    /// Copies of the connections that the kubelet has not closed. If there are too many, those of
+    /// earlier instances are left out.
     pub(super) fn copies(&self) -> Vec<(Label, OwnedFd)> {
         let mut copies = Vec::new();
         let mut held = lock(&self.held);
@@ -116,14 +119,14 @@ impl Connections {
         if held.connections.len() > spare {
             tracing::warn!(
                 connections = held.connections.len(),
-                "the kubelet has too many connections of earlier instances, and is without devices for a moment when this one ends"
+                "the kubelet has too many connections of earlier instances; it briefly has no devices when this instance ends"
             );
             held.connections.clear();
         }
         let mut copy = |label: Label, fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
             Ok(copied) if !is_hung_up(fd) => copies.push((label, copied)),
             Ok(_) => {}
-            Err(error) => tracing::warn!(?label, %error, "a connection cannot be passed on"),
+            Err(error) => tracing::warn!(?label, %error, "cannot copy a connection for the next process"),
         };
         for (label, stream) in &held.connections {
             if let Some(stream) = stream.upgrade() {
@@ -147,7 +150,8 @@ fn stream(fd: OwnedFd) -> io::Result<UnixStream> {
     UnixStream::from_std(stream)
 }
 
-/// Refuses the calls on it, and then reads it to its end: a kubelet that is in the midst of a call gets to the end of that.
+/// Refuses the pending calls, and then reads until the kubelet closes the connection, so that a
+/// kubelet that is sending a call does not block.
 async fn hold(stream: &UnixStream, label: &Label) -> io::Result<()> {
     if let Label::Connection { lists, .. } = label {
         let frames = h2::refuse_pending_calls(*lists);
@@ -191,7 +195,7 @@ mod tests {
         "example.com/gpu".parse().unwrap()
     }
 
-    /// A connection that is served, and the kubelet's end of it.
+    /// A served connection, and the kubelet's end of it.
     fn serve(connections: &Connections) -> (TrackedStream, StdStream) {
         let (ours, kubelet) = StdStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
@@ -201,7 +205,7 @@ mod tests {
         (served, kubelet)
     }
 
-    /// The kubelet asks something on a stream.
+    /// The kubelet sends a call on a stream.
     async fn ask(served: &mut TrackedStream, kubelet: &mut StdStream, stream: u8) {
         let preface: &[u8] = if stream == 1 { b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" } else { b"" };
         let asked = [preface, &frame(HEADERS, END, stream)].concat();
@@ -209,7 +213,7 @@ mod tests {
         served.read_exact(&mut vec![0; asked.len()]).await.unwrap();
     }
 
-    /// It gets a list there.
+    /// The kubelet gets a list on this stream.
     async fn list(served: &mut TrackedStream, stream: u8) {
         served.write_all(&[frame(HEADERS, 0, stream), frame(0, 0, stream)].concat()).await.unwrap();
     }
@@ -223,10 +227,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_is_passed_on_while_it_is_served_or_held_and_the_other_side_is_there() {
+    async fn a_connection_is_passed_on_until_the_kubelet_closes_it() {
         let connections = Connections::new(100, 100);
         let (mut served, mut kubelet) = serve(&connections);
-        assert_eq!(lists(&connections), [0], "what is asked next must not be lost");
+        assert_eq!(lists(&connections), [0], "a connection without lists is passed on too");
         ask(&mut served, &mut kubelet, 1).await;
         ask(&mut served, &mut kubelet, 3).await;
         list(&mut served, 3).await;
@@ -238,7 +242,7 @@ mod tests {
             let mut frames = vec![0; h2::refuse_pending_calls(5).len()];
             theirs.read_exact(&mut frames).unwrap();
             assert_eq!(frames, h2::refuse_pending_calls(5));
-            // More than a socket takes: what the kubelet still sends is read.
+            // More than a socket's buffer: the held connection is read.
             theirs.write_all(&vec![b'x'; 1 << 20]).unwrap();
         })
         .await
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_there_are_too_many_those_of_earlier_instances_go() {
+    async fn too_many_connections_of_earlier_instances_are_left_out() {
         let connections = Connections::new(100, 2);
         let hold = || {
             let (former, theirs) = StdStream::pair().unwrap();
@@ -289,9 +293,10 @@ mod tests {
         drop((with_lists, busy));
     }
 
-    /// What has come is answered, also what still lies in the socket; and then nothing ends.
+    /// Received calls are answered, including those in the socket's buffer. After that no
+    /// connection ends.
     #[tokio::test]
-    async fn a_connection_is_idle_when_all_is_answered_and_a_release_ends_nothing() {
+    async fn a_connection_is_idle_when_every_call_is_answered_and_a_release_closes_none() {
         let connections = Connections::new(100, 100);
         let (mut served, mut kubelet) = serve(&connections);
         ask(&mut served, &mut kubelet, 1).await;
@@ -322,7 +327,7 @@ mod tests {
         served.shutdown().await.unwrap();
         drop(served);
         assert!(!is_hung_up(&kubelet));
-        assert_eq!(rustix::io::ioctl_fionread(&copies[0].1).unwrap(), 10, "the last call is the next process's");
+        assert_eq!(rustix::io::ioctl_fionread(&copies[0].1).unwrap(), 10, "the last call is left for the next process");
         drop(copies);
         assert!(is_hung_up(&kubelet));
     }

@@ -1,18 +1,18 @@
-//! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
+//! Decides which ids an Allocate may grant, and whether its answer can carry the result. Pure.
 
 use crate::domain::{
     ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal,
     ResourceSpec, overlap,
 };
 
-/// Decides on one container's request. The answer holds the devices in the order of the request.
+/// Decides on one container's request. The answer has the devices in the order of the request.
 ///
-/// A held id is given again without a question: the kubelet decides (I2), and it does so on purpose when an init
-/// container hands its devices on to the next container of its pod.
+/// A held id is granted again: the kubelet decides (I2). It does so on purpose when an init
+/// container passes its devices to the next container of its pod.
 ///
 /// # Errors
-/// When an id is unknown, asked for twice or unhealthy, when none is asked for, or more than a container may have. The error
-/// names the id.
+/// When an id is unknown, unhealthy or requested twice, when the request is empty, or when it has
+/// more ids than a container may have. The error names the id.
 pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
     let resource = || offering.spec.name.clone();
     if ids.is_empty() {
@@ -42,33 +42,35 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
     Ok(granted)
 }
 
-/// Decides whether an answer on this wire loses nothing that the container needs.
+/// Decides whether this API version can carry everything that the container needs.
 ///
 /// # Errors
-/// When it would lose CDI names, a hook before start or the gate: the container would start without what they stand for.
-pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, wire: ApiCapabilities) -> Result<(), Refusal> {
+/// When it cannot carry CDI names, a hook before start or the start gate: the container would start
+/// without its devices, or too early.
+pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, capabilities: ApiCapabilities) -> Result<(), Refusal> {
     let resource = || spec.name.clone();
-    if !edits.cdi_devices.is_empty() && !wire.has_cdi {
-        return Err(Refusal::CdiUnsupported { resource: resource(), api: wire.api });
+    if !edits.cdi_devices.is_empty() && !capabilities.has_cdi {
+        return Err(Refusal::CdiUnsupported { resource: resource(), api: capabilities.api });
     }
-    if spec.needs_pre_start() && !wire.has_pre_start {
-        return Err(Refusal::HooksUnsupported { resource: resource(), api: wire.api });
+    if spec.needs_pre_start() && !capabilities.has_pre_start {
+        return Err(Refusal::HooksUnsupported { resource: resource(), api: capabilities.api });
     }
     Ok(())
 }
 
-/// Who has a device that is to be reset before a container starts with it.
+/// The holders of a device that a hook will reset before a container starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Holders {
-    /// One grant, or several of one pod: its containers start one after the other. Or nobody that is known.
+    /// One grant, or several of one pod, whose containers start one after the other. Also if no
+    /// grant is known.
     One,
-    /// Several, and the pod of one is not known yet.
+    /// Several grants, and the pod of one is not known yet.
     Unknown,
-    /// Another pod than the last one's has it too: its name, or its UID.
+    /// A pod other than that of the last grant: its name, or its UID.
     Several(String),
 }
 
-/// Who of these has the device's function, by whatever resource and id.
+/// The holders of the device's PCI function among these grants, by any resource and id.
 pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Device) -> Holders {
     let function = device.pci.as_ref().map(|pci| pci.address.to_string());
     let objects = device.objects();
@@ -95,7 +97,7 @@ pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    /// A resource with the given (id, device behind it, NUMA node).
+    /// A resource with these devices: id, id of the device behind it, NUMA node.
     pub(in crate::serving) fn offering(ids: &[(&str, &str, Option<u32>)]) -> Offering {
         let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
         let offered = |device: &str, numa: Option<u32>| Offered {
@@ -119,7 +121,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn healthy_ids_are_given_in_the_order_of_the_request() {
+    fn healthy_ids_are_granted_in_the_order_of_the_request() {
         let offering = offering(&[("a", "a", None), ("b", "b", None)]);
         let granted = decide(&offering, &ids(&["b", "a"])).unwrap();
         assert_eq!(granted.iter().map(|offered| offered.device.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
@@ -127,9 +129,10 @@ pub(super) mod tests {
 
     #[test]
     fn every_refusal_names_the_id() {
-        let mut offering = offering(&[("a", "a", None), ("sick", "sick", None)]);
-        offering.devices.get_mut(&DeviceId::new("sick")).unwrap().health = Health::Unhealthy(Reason::NodeMissing);
-        for (request, named) in [(vec!["a", "ghost"], "ghost"), (vec!["a", "a"], "`a`"), (vec!["a", "sick"], "sick"), (vec![], "no device")]
+        let mut offering = offering(&[("a", "a", None), ("gpu-7", "gpu-7", None)]);
+        offering.devices.get_mut(&DeviceId::new("gpu-7")).unwrap().health = Health::Unhealthy(Reason::NodeMissing);
+        for (request, named) in
+            [(vec!["a", "no-such-id"], "no-such-id"), (vec!["a", "a"], "`a`"), (vec!["a", "gpu-7"], "gpu-7"), (vec![], "no device")]
         {
             let error = decide(&offering, &ids(&request)).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
@@ -137,7 +140,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_container_has_no_more_than_it_may() {
+    fn a_container_gets_at_most_its_limit() {
         let shares = [("a::0", "a", None), ("a::1", "a", None), ("b::0", "b", None)];
         for (per_container, request, refused) in [
             (PerContainer::Any, vec!["a::0", "a::1"], None),
@@ -149,13 +152,14 @@ pub(super) mod tests {
             let mut offering = offering(&shares);
             offering.spec = Arc::new(ResourceSpec { per_container, ..(*offering.spec).clone() });
             let error = decide(&offering, &ids(&request)).err().map(|refusal| refusal.to_string());
-            let said = error.as_ref().zip(refused).is_some_and(|(error, refused)| error.contains(refused) && !error.contains("  "));
-            assert!(said || error.is_none() && refused.is_none(), "{per_container:?} {request:?}: {error:?}");
+            let is_as_expected =
+                error.as_ref().zip(refused).is_some_and(|(error, refused)| error.contains(refused) && !error.contains("  "));
+            assert!(is_as_expected || error.is_none() && refused.is_none(), "{per_container:?} {request:?}: {error:?}");
         }
     }
 
     #[test]
-    fn what_the_wire_cannot_tell_is_refused_in_words_and_not_left_out() {
+    fn edits_that_the_api_version_cannot_carry_are_refused() {
         let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
         let plain = ContainerEdits { envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]), ..ContainerEdits::default() };
         let cdi = ContainerEdits { cdi_devices: vec!["example.com/device=0".to_owned()], ..plain.clone() };
@@ -174,7 +178,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_reset_is_for_one_pod_alone_and_waits_until_that_is_known() {
+    fn a_reset_needs_known_holders_of_one_pod() {
         let address = "0000:18:00.0";
         let device = Device {
             id: DeviceId::new("GPU-1"),

@@ -1,4 +1,5 @@
-//! The files that others read to know what a container has: CDI's for the container runtime, device-info for CNI plugins.
+//! The files that other programs read about a container's devices: CDI specs for the container
+//! runtime, device-info for CNI plugins.
 
 use crate::contract::{cdi, device_info};
 use crate::domain::{Device, DeviceId, Refusal, ResourceSpec};
@@ -6,25 +7,25 @@ use crate::host::SpecFolder;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Both folders; shared by who answers and who cleans up.
+/// Both folders. The Allocate path and the clean-up share them.
 #[derive(Debug, Clone)]
 pub struct SpecFiles {
-    /// CDI's.
+    /// The folder of CDI specs.
     pub cdi: Arc<SpecFolder>,
-    /// The one that Multus reads.
+    /// The folder of device-info files, which Multus reads.
     pub device_info: Arc<SpecFolder>,
 }
 
 impl SpecFiles {
-    /// The folders at these paths. Nothing is made yet.
+    /// The folders at these paths. They are not created yet.
     #[must_use]
     pub fn new(cdi: &Path, device_info: &Path) -> Self {
         let folder = |path, prefix| Arc::new(SpecFolder::new(path, prefix));
-        // Those of device-info have the names that others expect, so none is ours by its name.
+        // Device-info files have the names that other programs expect, so none is ours by its name.
         SpecFiles { cdi: folder(cdi, cdi::FILE_PREFIX), device_info: folder(device_info, "") }
     }
 
-    /// Sees to it that what is told of these devices is there.
+    /// Ensures that the files of these devices exist.
     pub(super) fn ensure<'a>(
         &self,
         spec: &ResourceSpec,

@@ -1,18 +1,21 @@
 //! The serving actor: the device-plugin API on unix sockets.
 //!
-//! Owns the sockets, one for each registration; every version of the API is answered on each (`kubelet::api` translates).
-//! A call is answered on the connection that it came on, which outlives every actor (I10). Allocate: the core decides whether the ids
-//! may be given and the contract says what the container gets (`prepare.rs`); the ledger makes it durable, and only then is the
-//! kubelet answered (I1). The options, the list and the preferred allocation come from the published inventory alone.
+//! Owns the sockets, one for each registration. Each answers every version of the API
+//! (`kubelet::api` translates). A call is answered on its own connection, which outlives every
+//! actor (I10). For an Allocate, the core decides whether the ids may be granted, and the contract
+//! defines what the container gets (`prepare.rs`). The ledger makes the grant durable, and only
+//! then the kubelet gets its answer (I1). The options, the list and the preferred allocation need
+//! only the published inventory.
 //!
-//! A resource with a hook answers PreStartContainer: it asks the ledger whether the container may start with what it was given,
-//! and runs the hook before start away from this thread.
+//! A resource with a hook answers PreStartContainer. It checks with the ledger whether the
+//! container may start with its devices, and runs the hook before start on another thread.
 //!
-//! What comes while this instance hands over to another one waits in its socket (`handover`): an Allocate that fails is final for
-//! its pod.
+//! Calls that come while this instance hands over wait in their sockets (`handover`), because a
+//! failed Allocate is final for its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` and `Pass` to the ledger,
-//! `Broken` to health, `StreamOpened`, `StreamEnded` and `HungUp` to registration.
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits:
+//! `Record` and `Pass` to the ledger, `Broken` to health, `StreamOpened`, `StreamEnded` and
+//! `HungUp` to registration.
 
 mod actor;
 mod affinity;

@@ -1,27 +1,32 @@
-//! Which of the free ids fit together best: pure, deterministic, of exactly the wanted size.
+//! Chooses the free ids that fit together best. Pure, deterministic, of exactly the requested size.
 //!
-//! The devices of a resource are the leaves of a tree: NUMA nodes, host bridges, root ports, switches, cards, and hives, which
-//! are GPUs with links of their own (NVLink, XGMI) and nearer than any switch. Of every
-//! choice of the wanted size, the best one has the smallest score, from left to right:
+//! The devices of a resource are the leaves of a tree: NUMA nodes, host bridges, root ports,
+//! switches, cards, and hives. A hive is a group of GPUs with direct links (NVLink, XGMI), which
+//! are nearer than any switch. Of all choices of the requested size, the best one has the smallest
+//! score, compared row by row:
 //!
 //! | | `closest` | `packed` | `spread` |
 //! | --- | --- | --- | --- |
 //! | 1 | pairs of shares of one device | the same | the same |
-//! | 2 | how far its company is, where that is at least as many as are wanted | the same | the same |
-//! | 3 | how far the two are that are farthest | groups that were whole | how unevenly sockets are used |
-//! | 4 | how far its company is, where that is fewer | what is left over in groups that are used | how unevenly their groups are used, and so on |
-//! | 5 | groups that were whole and are broken into | how far its company is, where that is fewer | the same |
-//! | 6 | what is left over in the smallest group of devices around all, then in those around that one | | |
-//! | 7 | how unevenly devices are shared | | |
+//! | 2 | neighbour distance (a) | the same | the same |
+//! | 3 | distance of the two farthest | groups that were whole | uneven use of sockets |
+//! | 4 | neighbour distance (b) | left over in used groups | uneven use of their groups, ... |
+//! | 5 | groups that were whole and are split | neighbour distance (b) | the same |
+//! | 6 | left over in the smallest group around all, then around it | | |
+//! | 7 | uneven use of devices | | |
 //! | last | the ids | the ids | the ids |
 //!
-//! A group is whole while everything in it is free; one is broken into when only a part of it is taken. The company is what
-//! the same container was just given of other resources (`serving/affinity.rs`): for each of these devices it counts how many
-//! of the groups around it have nothing of the choice, so that eight GPUs are best served by adapters on all sides of them.
-//! A few adapters go where the GPUs are, whatever the policy would keep whole; many GPUs are first near to each other, and
-//! then to the adapter.
+//! (a) if there are at least as many neighbours as requested ids; (b) if there are fewer.
 //!
-//! The best choice is found exactly: for each group, the best choice of every size, put together from those of its parts.
+//! A group is whole while everything in it is free. It is split when only a part of it is taken.
+//! The neighbours are the devices of other resources that the same container was just given
+//! (`serving/affinity.rs`). The neighbour distance is the number of groups around each of them that
+//! contain no chosen device. So the best adapters for eight GPUs are those on all sides of them. A
+//! few adapters are near the GPUs, even if the policy would keep groups whole. Many GPUs are near
+//! each other first, and near the adapter second.
+//!
+//! The result is exact: for each group, the best choice of every size is composed from those of its
+//! parts.
 
 mod tree;
 
@@ -32,43 +37,43 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tree::{Group, Parts, Tree};
 
-/// Why there is no answer. The kubelet never asks like this.
+/// Why there is no answer. The kubelet never sends such a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswerable {
-    /// More is to be included than is wanted.
-    #[error("{must} devices must be included, more than the {size} that are wanted")]
+    /// More ids must be included than are requested.
+    #[error("{must} devices must be included, but only {size} are requested")]
     TooManyMust {
-        /// How many.
+        /// Number of ids that must be included.
         must: usize,
-        /// How many are wanted.
+        /// Number of requested ids.
         size: usize,
     },
-    /// Less is free than is wanted.
-    #[error("{size} devices are wanted, but only {available} are available")]
+    /// Fewer ids are available than are requested.
+    #[error("{size} devices are requested, but only {available} are available")]
     TooFew {
-        /// How many are wanted.
+        /// Number of requested ids.
         size: usize,
-        /// How many there are.
+        /// Number of available ids.
         available: usize,
     },
 }
 
-/// Chooses `size` ids of `available` that include `must_include`, as the resource's [`Placement`] wants it. The answer
-/// begins with what must be included, and goes on in the order of the ids.
+/// Chooses `size` ids of `available` that include `must_include`, by the resource's [`Placement`].
+/// The answer has the ids that must be included first, then the others in order.
 ///
 /// # Errors
 /// When that many cannot be chosen.
 pub fn choose(offering: &Offering, available: &[DeviceId], must_include: &[DeviceId], size: usize) -> Result<Vec<DeviceId>, Unanswerable> {
-    choose_beside(offering, &[], available, must_include, size)
+    choose_near(offering, &[], available, must_include, size)
 }
 
-/// The same, near to devices that the container has been given of other resources.
+/// The same, near devices of other resources that the container has.
 ///
 /// # Errors
 /// When that many cannot be chosen.
-pub fn choose_beside(
+pub fn choose_near(
     offering: &Offering,
-    company: &[Arc<Device>],
+    neighbours: &[Arc<Device>],
     available: &[DeviceId],
     must_include: &[DeviceId],
     size: usize,
@@ -81,27 +86,27 @@ pub fn choose_beside(
     if ids.len() < size {
         return Err(Unanswerable::TooFew { size, available: ids.len() });
     }
-    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).collect();
-    let tree = Tree::new(offering, &company, &ids, &must);
-    let policy = Policy { placement: offering.spec.placement, company_first: company.len() >= size };
+    let neighbours: BTreeMap<&DeviceId, &Device> = neighbours.iter().map(|device| (&device.id, &**device)).collect();
+    let tree = Tree::new(offering, &neighbours, &ids, &must);
+    let policy = Policy { placement: offering.spec.placement, neighbours_first: neighbours.len() >= size };
     let chosen = tree.choose(policy, size);
     let (first, rest): (Vec<_>, Vec<_>) = chosen.into_iter().map(|index| ids[index]).partition(|id| must.binary_search(id).is_ok());
     Ok(first.into_iter().chain(rest).cloned().collect())
 }
 
-/// Each id once, in their order.
+/// The ids, sorted and without duplicates.
 fn sorted(mut ids: Vec<&DeviceId>) -> Vec<&DeviceId> {
     ids.sort_unstable();
     ids.dedup();
     ids
 }
 
-/// What decides between choices.
+/// The rules that compare choices.
 #[derive(Debug, Clone, Copy)]
 struct Policy {
     placement: Placement,
-    /// Whether it is more important to be near to the company than anything that the placement is about.
-    company_first: bool,
+    /// Whether nearness to the neighbours comes before the placement's own rules.
+    neighbours_first: bool,
 }
 
 impl Tree {
@@ -112,7 +117,7 @@ impl Tree {
     }
 }
 
-/// What a choice costs, the most important first.
+/// The score of a choice, the most important part first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost([i32; Cost::PARTS]);
 
@@ -120,16 +125,18 @@ impl Cost {
     const PARTS: usize = 16;
     /// Pairs of shares of one device.
     const SAME: usize = 0;
-    /// How far the company is, less a constant.
-    const COMPANY: usize = 1;
-    /// What the placement is about, and what follows; of closest, how unevenly devices are shared comes second.
+    /// The neighbour distance, less a constant.
+    const NEIGHBOURS: usize = 1;
+    /// The placement's own rules. For `closest`, the second of them is how unevenly devices are
+    /// used.
     const PLACEMENT: usize = 2;
     const UNEVEN: usize = 3;
-    /// How far the company is, where the placement comes first. Levels of deeper trees are compared in the one before.
-    const COMPANY_LAST: usize = Cost::PARTS - 1;
+    /// The neighbour distance if the placement comes first. Levels of deeper trees are added to the
+    /// part before.
+    const NEIGHBOURS_LAST: usize = Cost::PARTS - 1;
 
     fn add(&mut self, part: usize, cost: usize) {
-        let part = &mut self.0[part.min(Cost::COMPANY_LAST - 1)];
+        let part = &mut self.0[part.min(Cost::NEIGHBOURS_LAST - 1)];
         *part = part.saturating_add(i32::try_from(cost).unwrap_or(i32::MAX));
     }
 
@@ -143,20 +150,21 @@ impl Cost {
     }
 }
 
-/// The best choice of one size in a group: what it costs, and its ids in their order.
+/// The best choice of one size in a group: its cost, and its ids in order.
 type Choice<'a> = (&'a Cost, &'a [usize]);
 
-/// The best choice of each size in a group, in two lists for all of them: there are thousands, of a few ids each.
+/// The best choice of each size in a group, in two lists for all sizes: there are thousands, with a
+/// few ids each.
 #[derive(Debug, Clone, Default)]
 struct Choices {
-    /// `None` where there is none of that size.
+    /// `None` if there is no choice of that size.
     costs: Vec<Option<Cost>>,
-    /// The id of the first size, the two of the second, and so on.
+    /// The one id of size 1, then the two of size 2, and so on.
     ids: Vec<usize>,
 }
 
 impl Choices {
-    fn with_room(most: usize) -> Self {
+    fn with_capacity(most: usize) -> Self {
         Choices { costs: Vec::with_capacity(most + 1), ids: Vec::with_capacity(most * (most + 1) / 2) }
     }
 
@@ -165,7 +173,7 @@ impl Choices {
         self.costs.len().saturating_sub(1)
     }
 
-    /// Adds the one of the next size.
+    /// Adds the choice of the next size.
     fn push(&mut self, cost: Option<Cost>, ids: impl Iterator<Item = usize>) {
         let end = self.ids.len() + self.costs.len();
         self.costs.push(cost);
@@ -173,7 +181,7 @@ impl Choices {
         self.ids.resize(end, 0);
     }
 
-    /// The same, of ids that are not in their order.
+    /// The same, with ids that are not sorted.
     fn push_unsorted(&mut self, cost: Cost, ids: &[usize]) {
         let start = self.ids.len();
         self.push(Some(cost), ids.iter().copied());
@@ -187,7 +195,8 @@ impl Choices {
     }
 }
 
-/// Two choices as one: most are worse than another in their first parts, and are not made.
+/// Two choices as one. Most are worse than another in the first parts of the score, so the sum is
+/// not computed.
 #[derive(Debug, Clone, Copy)]
 struct Both<'a>(Choice<'a>, Choice<'a>);
 
@@ -217,11 +226,12 @@ struct Solved {
     parts: Vec<Solved>,
 }
 
-/// A choice among those of other groups: pairs of shares of one device, how far the company is where that comes first, how
-/// far at worst, what it costs, what is left over in its group and around it, how unevenly devices are shared.
+/// The score of a choice among those of other groups: pairs of shares of one device, the neighbour
+/// distance if that comes first, the distance of the two farthest, the cost, what is left over in
+/// its group and around it, how unevenly devices are used.
 type Rank = (i32, i32, Reverse<Nearness>, Cost, usize, usize, i32);
 
-/// The groups around one.
+/// The groups around a group.
 #[derive(Debug, Clone, Copy, Default)]
 struct Around {
     depth: usize,
@@ -234,7 +244,7 @@ impl Group {
         matches!(self.parts, Parts::Shares(_))
     }
 
-    /// What it costs that `count` ids of this group, `depth` groups down, are taken.
+    /// The cost of taking `count` ids of this group, which is `depth` levels down.
     fn cost(&self, policy: Policy, count: usize, depth: usize) -> Cost {
         let mut cost = Cost::default();
         if count == 0 {
@@ -242,14 +252,14 @@ impl Group {
         }
         let is_device = self.is_device();
         let was_whole = self.total > 1 && self.free == self.total;
-        // Of even use, the sum of squares is smallest.
+        // The sum of squares is smallest if the use is even.
         let used = self.total - self.free;
         let unevenness = (used + count).pow(2) - used.pow(2);
         if is_device {
             cost.add(Cost::SAME, count * (count - 1) / 2);
         }
-        let company_last = !policy.company_first && policy.placement != Placement::Closest;
-        cost.attract(if company_last { Cost::COMPANY_LAST } else { Cost::COMPANY }, self.pull);
+        let neighbours_last = !policy.neighbours_first && policy.placement != Placement::Closest;
+        cost.attract(if neighbours_last { Cost::NEIGHBOURS_LAST } else { Cost::NEIGHBOURS }, self.pull);
         match policy.placement {
             Placement::Closest => {
                 cost.add(Cost::PLACEMENT, usize::from(was_whole && count < self.free && !is_device));
@@ -269,12 +279,12 @@ impl Group {
         let most = size.min(self.free);
         let (mut choices, parts) = match &self.parts {
             Parts::Shares(free) => {
-                let mut choices = Choices::with_room(most);
+                let mut choices = Choices::with_capacity(most);
                 (0..=most).for_each(|count| choices.push_unsorted(Cost::default(), &free[..count]));
                 (choices, Vec::new())
             }
             Parts::Groups(groups) => 'solved: {
-                // Where one is wanted each device is looked at by itself.
+                // If one id is requested, each device is compared on its own.
                 if let Some(alike) = Alike::of(groups).filter(|_| size > 1) {
                     break 'solved (alike.choices(policy, most, depth + 1), Vec::new());
                 }
@@ -290,7 +300,7 @@ impl Group {
         Solved { choices, parts }
     }
 
-    /// Looks for the best choice in this group and in every one below it.
+    /// Finds the best choice in this group and in every one below it.
     fn search<'a>(&self, solved: &'a Solved, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, &'a [usize])>) {
         if self.free < size {
             return;
@@ -299,21 +309,21 @@ impl Group {
         if let Some((own, ids)) = solved.choices.get(size) {
             let mut cost = own.plus(&cost);
             let same = std::mem::take(&mut cost.0[Cost::SAME]);
-            let company = if policy.company_first { std::mem::take(&mut cost.0[Cost::COMPANY]) } else { 0 };
+            let neighbours = if policy.neighbours_first { std::mem::take(&mut cost.0[Cost::NEIGHBOURS]) } else { 0 };
             let rank = if policy.placement == Placement::Closest {
                 let uneven = std::mem::take(&mut cost.0[Cost::UNEVEN]);
-                // The shares of a device are no others' to need whole.
+                // Shares of one device are not needed together by another request.
                 let left_here = if self.is_device() { 0 } else { self.free - size };
-                (same, company, Reverse(self.nearness), cost, left_here, left, uneven)
+                (same, neighbours, Reverse(self.nearness), cost, left_here, left, uneven)
             } else {
-                (same, company, Reverse(Nearness::System), cost, 0, 0, 0)
+                (same, neighbours, Reverse(Nearness::System), cost, 0, 0, 0)
             };
             let found = (rank, ids);
             if best.as_ref().is_none_or(|known| found < *known) {
                 *best = Some(found);
             }
         }
-        // Only for the nearest is it of interest how much smaller a group could be.
+        // Only `closest` compares how much smaller the group could be.
         if let (Parts::Groups(groups), Placement::Closest) = (&self.parts, policy.placement) {
             let around = Around { depth: depth + 1, cost: cost.plus(&self.cost(policy, size, depth)), left: left + self.free - size };
             for (part, solved) in groups.iter().zip(&solved.parts).filter(|(part, _)| part.must == self.must) {
@@ -323,16 +333,16 @@ impl Group {
     }
 }
 
-/// Whole devices that are as good as each other, as those behind one switch mostly are.
+/// Whole devices with equal scores, as those behind one switch mostly have.
 struct Alike<'a> {
-    /// Any of those that are free, for what one costs.
+    /// One of the free devices: its cost is that of each.
     any: &'a Group,
-    /// The ids of those that are free, those first that must be included.
+    /// The ids of the free devices, those first that must be included.
     ids: Vec<usize>,
 }
 
 impl<'a> Alike<'a> {
-    /// `None` where one may be better than another, or none is free.
+    /// `None` if the scores may differ, or no device is free.
     fn of(groups: &'a [Group]) -> Option<Self> {
         let any = groups.iter().find(|part| part.free > 0)?;
         let mut ids = Vec::with_capacity(groups.len());
@@ -347,10 +357,10 @@ impl<'a> Alike<'a> {
         Some(Alike { any, ids: ids.into_iter().map(|(_, id)| id).collect() })
     }
 
-    /// The best choices of each size up to `most`: the first ones.
+    /// The best choice of each size up to `most`: the first ids.
     fn choices(&self, policy: Policy, most: usize, depth: usize) -> Choices {
         let each = self.any.cost(policy, 1, depth);
-        let (mut choices, mut cost) = (Choices::with_room(most), Cost::default());
+        let (mut choices, mut cost) = (Choices::with_capacity(most), Cost::default());
         for count in 0..=most {
             choices.push_unsorted(cost, &self.ids[..count]);
             cost = cost.plus(&each);
@@ -359,11 +369,11 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// The best choice of each size out of two parts.
+/// The best choice of each size from two parts.
 fn join(left: &Choices, right: &Choices, size: usize) -> Choices {
     let (most_left, most_right) = (left.most(), right.most());
     let most = size.min(most_left + most_right);
-    let mut joined = Choices::with_room(most);
+    let mut joined = Choices::with_capacity(most);
     for count in 0..=most {
         let both = (count.saturating_sub(most_right)..=count.min(most_left))
             .filter_map(|taken| Some(Both(left.get(taken)?, right.get(count - taken)?)));
@@ -376,7 +386,7 @@ fn join(left: &Choices, right: &Choices, size: usize) -> Choices {
     joined
 }
 
-/// The lower one of what two sorted lists begin with.
+/// The lower one of the first elements of two sorted lists.
 fn take_first<'a>(left: &mut &'a [usize], right: &mut &'a [usize]) -> Option<usize> {
     let is_left = match (left.first(), right.first()) {
         (Some(one), Some(other)) => one <= other,

@@ -1,6 +1,7 @@
-//! What stands behind a socket: one for each registration of each resource, the same for every version of the API.
+//! The service behind a socket: one for each registration of each resource, the same for every
+//! version of the API.
 
-use super::affinity::Recent;
+use super::affinity::RecentGrants;
 use super::before_start;
 use super::placement;
 use super::prepare::{Prepared, Preparer, Request};
@@ -22,66 +23,69 @@ use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Bounds an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
+/// Deadline of the ledger's answer in an Allocate. The kubelet has no deadline of its own, and its
+/// whole sync loop waits.
 const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
-/// How long a refused one waits for health to publish a broken device.
+/// How long a refused Allocate waits until health has published the unusable device.
 const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
 
-/// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one. Where it reads several
-/// streams of a resource, it gets as many lists in all, and fewer on each.
+/// The shortest time between two lists of a stream; changes in between are merged. The kubelet
+/// writes and syncs its checkpoint for every list. If it reads several streams of a resource, the
+/// interval grows with their number.
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// More streams than these do not make each of them slower: a change is told within a second.
+/// Beyond this number of streams the interval does not grow, so a change is sent within a second.
 const STREAMS_MAX: u32 = 20;
 
-/// What the kubelet was just given, over all resources and registrations, so that the next devices can be near to it.
-/// It outlives the serving actor.
+/// The latest grants over all resources and registrations, so that the next devices can be near
+/// them. It outlives the serving actor.
 #[derive(Debug, Clone, Default)]
-pub struct Affinity(Arc<Mutex<Recent>>);
+pub struct Affinity(Arc<Mutex<RecentGrants>>);
 
 impl Affinity {
-    // Every change is a single step, so a panic elsewhere cannot leave it half done; and it is a preference only.
+    // Every change is a single step, so a panic elsewhere cannot leave it half done.
     fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(resource, devices, host::now().boot);
     }
 
-    fn beside(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).beside(resource, host::now().boot)
+    fn neighbours(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).neighbours(resource, host::now().boot)
     }
 }
 
-/// What every service behind a socket needs, whatever life of the actor made it.
+/// The dependencies of every service behind a socket. They outlive the actor.
 #[derive(Debug, Clone)]
 pub struct Shared {
-    /// What is offered.
+    /// The offered devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who holds what.
+    /// The live grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// Runs the hooks before a start.
     pub performer: HookExecutor,
-    /// What an Allocate comes to.
+    /// Decides an Allocate.
     pub preparer: Arc<Preparer>,
-    /// The ledger.
+    /// Records grants in the ledger.
     pub record: Mailbox<Record>,
-    /// Health.
+    /// Reports unusable devices to health.
     pub broken: Mailbox<Broken>,
-    /// The ledger.
+    /// Checks the start gate in the ledger.
     pub pass: Mailbox<Pass>,
-    /// Registration.
+    /// Reports an open stream to registration.
     pub opened: Mailbox<StreamOpened>,
-    /// Registration.
+    /// Reports the end of a stream to registration.
     pub ended: Mailbox<StreamEnded>,
-    /// Registration.
+    /// Reports a connection that closed early to registration.
     pub hung_up: Mailbox<HungUp>,
     /// The table of sockets.
     pub sockets: Arc<Sockets>,
-    /// What was granted last.
+    /// The latest grants.
     pub affinity: Affinity,
-    /// What was refused.
+    /// The refused Allocates.
     pub refusals: Refusals,
-    /// Keeps Allocates and pod listings apart: read while an Allocate is under way; written while the kubelet is asked to list
-    /// pods, which would make it forget what it has just reserved.
+    /// Separates Allocates from pod listings: locked for reading during an Allocate, and for
+    /// writing during a List call, which would make the kubelet forget the devices that it has just
+    /// reserved.
     pub gate: Arc<RwLock<()>>,
-    /// Whether this instance ends, or hands over: what becomes of its connections is no loss then.
+    /// Whether this instance ends or hands over. The end of its connections is no loss then.
     pub leaving: watch::Receiver<bool>,
 }
 
@@ -102,11 +106,11 @@ impl api::Plugin for Plugin {
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, capabilities: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
         let answer = {
             let _gate = self.shared.gate.read().await;
-            self.allocate_all(containers, wire).await
+            self.allocate_all(containers, capabilities).await
         };
         metrics::allocated(self.resource.as_str(), answer.is_ok(), began.elapsed());
         answer
@@ -116,8 +120,8 @@ impl api::Plugin for Plugin {
         let inventory = self.shared.inventory.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
-        let company = self.shared.affinity.beside(&self.resource);
-        placement::choose_beside(offering, &company, &available, &must_include, size)
+        let neighbours = self.shared.affinity.neighbours(&self.resource);
+        placement::choose_near(offering, &neighbours, &available, &must_include, size)
             .map_err(|error| Status::invalid_argument(error.to_string()))
     }
 
@@ -135,19 +139,19 @@ impl Plugin {
         Plugin { resource, registration, shared, lists: Arc::default() }
     }
 
-    /// Tells registration of a connection that ended before the lists were asked for.
-    pub(super) fn tell_of_hang_up(&self) {
+    /// Reports to registration that a connection ended before ListAndWatch was requested.
+    pub(super) fn report_early_close(&self) {
         if !*self.shared.leaving.borrow() {
             self.shared.hung_up.tell(HungUp { resource: self.resource.clone(), registration: self.registration });
         }
     }
 
-    async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, capabilities: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
             let devices = self.devices(&ids);
-            let request = Request { alloc_id, resource: &self.resource, ids: &ids, wire };
+            let request = Request { alloc_id, resource: &self.resource, ids: &ids, capabilities };
             let answer = self.allocate_one(request).await;
             let edits = answer.map_err(|error| {
                 match self.shared.refusals.refused(&self.resource, Instant::now()) {
@@ -162,12 +166,12 @@ impl Plugin {
         Ok(answers)
     }
 
-    /// In one order: decided, looked at, recorded, answered.
+    /// Decides, checks the nodes, records and answers, in this order.
     async fn allocate_one(&self, request: Request<'_>) -> Result<ContainerEdits, AllocateError> {
         let Prepared { edits, record } = match self.shared.preparer.prepare(request) {
             Ok(prepared) => prepared,
             Err(refusal) => {
-                self.tell_of_broken(&refusal).await;
+                self.report_unusable(&refusal).await;
                 return Err(refusal.into());
             }
         };
@@ -186,9 +190,10 @@ impl Plugin {
         }
     }
 
-    /// The kubelet should learn of a broken device before it tries again; the error does not wait for long.
-    async fn tell_of_broken(&self, refusal: &Refusal) {
-        // A hook that is due is no news, and no scan would find its end.
+    /// Reports an unusable device to health, so that the kubelet sees it before it tries again. The
+    /// error waits at most [`BROKEN_DEADLINE`] for that.
+    async fn report_unusable(&self, refusal: &Refusal) {
+        // Health knows a due hook already, and no scan would find its end.
         if let Refusal::Unhealthy { resource, id, reason } = refusal
             && !reason.is_of_hook()
         {
@@ -197,7 +202,7 @@ impl Plugin {
         }
     }
 
-    /// What is behind these ids.
+    /// The devices of these ids.
     fn devices(&self, ids: &[DeviceId]) -> Vec<Arc<Device>> {
         let inventory = self.shared.inventory.borrow();
         let offering = inventory.resources.get(&self.resource);
@@ -205,14 +210,14 @@ impl Plugin {
     }
 }
 
-/// Why an Allocate is answered with an error.
+/// Why an Allocate fails.
 #[derive(Debug, thiserror::Error)]
 enum AllocateError {
     /// The request cannot be granted.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The grant could not be made durable, so it was not given.
-    #[error("the grant of {resource} could not be recorded, so it was not given: {why}")]
+    /// The grant could not be made durable, so the device was not granted.
+    #[error("the grant of {resource} could not be recorded, so no device was granted: {why}")]
     NotRecorded { resource: ResourceName, why: String },
 }
 
@@ -236,7 +241,8 @@ fn status(error: &AllocateError) -> Status {
     }
 }
 
-/// Tells registration and the table of sockets of a stream's begin and of its end, however it ends.
+/// Reports the start and the end of a stream to registration and to the table of sockets, also if
+/// the stream is dropped.
 struct StreamGuard(Plugin);
 
 impl StreamGuard {
@@ -245,7 +251,7 @@ impl StreamGuard {
         if lists.fetch_add(1, Ordering::Relaxed) >= LISTS_MAX {
             lists.fetch_sub(1, Ordering::Relaxed);
             metrics::request_refused("plugin", "lists");
-            return Err(Status::resource_exhausted(format!("{LISTS_MAX} streams of {resource} are open on this socket already")));
+            return Err(Status::resource_exhausted(format!("this socket already has {LISTS_MAX} open ListAndWatch streams of {resource}")));
         }
         shared.sockets.stream_opened(resource, *registration);
         shared.opened.tell(StreamOpened { resource: resource.clone(), registration: *registration });
@@ -276,12 +282,13 @@ impl Lists {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let current = inventory.resources.get(&self.guard.0.resource);
-            // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
+            // A resource that is not in the inventory has no list. An empty list is sent only when
+            // the resource has no devices.
             if self.sent.is_some() && current.is_none() {
-                // Its last list was sent before, and registration knows.
+                // Its last list was sent before, and registration ends it.
                 return None;
             }
-            // What a container gets may have changed; the kubelet is told of devices only.
+            // Only changes of the devices are sent: the kubelet does not see what a container gets.
             let is_news = |offering: &&Arc<Offering>| self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices);
             if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
@@ -297,7 +304,7 @@ impl Lists {
                 return Some((offering, self));
             }
             if self.inventory.changed().await.is_err() {
-                // The daemon is ending, and its connections with it.
+                // The daemon is ending, and its connections end with it.
                 std::future::pending::<()>().await;
             }
         }

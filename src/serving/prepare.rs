@@ -1,5 +1,6 @@
-//! What an Allocate comes to: decided, looked at and put into words on the connection that it came on. Nothing is changed, and
-//! no actor is asked: what is offered is published, and the rest is a look at the node.
+//! Decides an Allocate, checks the nodes, and builds the answer, on the task of the call's
+//! connection. It changes no state and waits for no actor: it reads the published inventory and the
+//! host's files.
 
 use super::core;
 use super::files::SpecFiles;
@@ -16,31 +17,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How long it is known where a directory of nodes really is: Allocates come many at a time.
+/// How long the real path of a node's directory is cached, because Allocates come in bursts.
 const DIRECTORIES_KNOWN_FOR: Duration = Duration::from_millis(100);
 
 /// One container's request.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
-    /// Chosen when the request came in, so that a repeated message is one grant.
+    /// Chosen when the request arrived, so that a repeated message is one grant.
     pub(super) alloc_id: AllocId,
     pub(super) resource: &'a ResourceName,
     /// In the order of the request.
     pub(super) ids: &'a [DeviceId],
-    /// What the answer has room for.
-    pub(super) wire: ApiCapabilities,
+    /// The capabilities of the API version that carries the answer.
+    pub(super) capabilities: ApiCapabilities,
 }
 
-/// What an Allocate comes to.
+/// A decided Allocate that is not recorded yet.
 #[derive(Debug)]
 pub(super) struct Prepared {
     /// What the container gets.
     pub(super) edits: ContainerEdits,
-    /// What the ledger has to know before.
+    /// The message to the ledger, which has to be recorded before the answer.
     pub(super) record: Record,
 }
 
-/// Where it is looked at, and what a grant tells of its circumstances.
+/// Decides Allocates: the inventory, the host's files, and the boot and kubelet that a grant
+/// records.
 #[derive(Debug)]
 pub struct Preparer {
     inventory: watch::Receiver<Arc<Inventory>>,
@@ -48,12 +50,13 @@ pub struct Preparer {
     files: SpecFiles,
     boot_id: String,
     kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// Where the nodes of the last Allocates lie, and since when that is known.
+    /// The real directories of the last Allocates' nodes, and when they were read.
     directories: Mutex<(Instant, Listings)>,
 }
 
 impl Preparer {
-    /// Looks for device nodes below `host_root`. `boot_id` is this boot's identity, `kubelet` its socket as last seen by the host watch.
+    /// Checks device nodes below `host_root`. `boot_id` is this boot's identity, `kubelet` the
+    /// kubelet's socket as the host watch saw it last.
     #[must_use]
     pub fn new(
         inventory: watch::Receiver<Arc<Inventory>>,
@@ -65,12 +68,13 @@ impl Preparer {
         Preparer { inventory, host_root, files, boot_id, kubelet, directories: Mutex::new((Instant::now(), Listings::default())) }
     }
 
-    /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
+    /// Decides, and returns the container's edits and the message to the ledger. It changes no
+    /// state.
     ///
     /// # Errors
-    /// When the ids may not be given, or the container would miss something.
+    /// When the ids may not be granted, or the answer would lack a part that the container needs.
     pub(super) fn prepare(&self, request: Request<'_>) -> Result<Prepared, Refusal> {
-        let Request { alloc_id, resource, ids, wire } = request;
+        let Request { alloc_id, resource, ids, capabilities } = request;
         let inventory = Arc::clone(&self.inventory.borrow());
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
@@ -80,14 +84,14 @@ impl Preparer {
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
             let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
-            // What is held stays in the list while it has not all that a container needs.
+            // A held device stays in the list while a node that a container needs is missing.
             if offered.device.nodes.iter().any(missing) || contract::missing(&offering.spec, &offered.device).is_some() {
                 no_failure(&root, resource, id)?;
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
-            // A held device stays in the list while NVML does not tell its name.
+            // A held device stays in the list while NVML does not report its name.
             let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
-            // Nor is a disk given away that has been mounted since the list was made.
+            // A disk that was mounted after the list was made is not granted.
             let used = hardware::used_for(&self.host_root, &offered.device).map_err(|failure| unreadable(resource, id, &failure))?;
             if let Some(why) = unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
                 return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
@@ -96,9 +100,9 @@ impl Preparer {
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let request = contract::Request { spec: &offering.spec, devices: &devices, alloc_id: &alloc_id, node_exists: &node_exists };
         let mut edits = contract::edits(&request);
-        // A node that could not be looked for would be missing from the answer.
+        // A node whose existence could not be checked would be missing from the answer.
         no_failure(&root, resource, &ids[0])?;
-        core::fits(&offering.spec, &edits, wire)?;
+        core::fits(&offering.spec, &edits, capabilities)?;
         self.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let granted = |(id, device): (&DeviceId, &&Device)| GrantedDevice {
@@ -106,7 +110,7 @@ impl Preparer {
             key: device.key.clone(),
             numa_nodes: device.numa_nodes.clone(),
             nodes: nodes_behind(device, &edits),
-            // The answer names the nodes of a whole pool already.
+            // The answer contains the nodes of a whole pool already.
             objects: if matches!(offering.spec.sharing, Sharing::Pool(_)) { Vec::new() } else { device.objects() },
         };
         let grant = Arc::new(Grant {
@@ -124,7 +128,7 @@ impl Preparer {
     }
 }
 
-/// Refuses what could not be looked at: that a node was not found then shows nothing.
+/// Refuses the request if a read failed: that a node was not found is no evidence then.
 fn no_failure(root: &HostRoot, resource: &ResourceName, id: &DeviceId) -> Result<(), Refusal> {
     root.take_failures().first().map_or(Ok(()), |failure| Err(unreadable(resource, id, failure)))
 }
@@ -133,7 +137,7 @@ fn unreadable(resource: &ResourceName, id: &DeviceId, failure: &ReadFailure) -> 
     Refusal::Unreadable { resource: resource.clone(), id: id.clone(), why: failure.to_string() }
 }
 
-/// Which nodes exist, looked at once each for one Allocate.
+/// Checks which nodes exist, each once per Allocate.
 struct Nodes<'a> {
     root: &'a HostRoot,
     directories: RefCell<MutexGuard<'a, (Instant, Listings)>>,
@@ -142,7 +146,7 @@ struct Nodes<'a> {
 
 impl<'a> Nodes<'a> {
     fn new(root: &'a HostRoot, directories: &'a Mutex<(Instant, Listings)>) -> Self {
-        // What is half known after a panic is looked at again.
+        // A cache that a panic left incomplete is read again.
         let mut known = directories.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0.elapsed() > DIRECTORIES_KNOWN_FOR {
             *known = (Instant::now(), Listings::default());
@@ -161,7 +165,7 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// The nodes of a device that no answer names.
+/// The nodes of a device that the answer does not contain.
 fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
     let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
     nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
@@ -187,7 +191,7 @@ mod tests {
         Arc::new(Device { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), class, pci, numa_nodes: Vec::new(), nodes, attributes })
     }
 
-    /// An Allocate of one device below a root, with the contract.
+    /// A preparer below this root for one device with this contract.
     fn preparer(root: &Path, device: &Arc<Device>, contract: Contract) -> (Preparer, ResourceName) {
         let name: ResourceName = "a.com/x".parse().unwrap();
         let spec = Arc::new(ResourceSpec { contract, ..ResourceSpec::new(name.clone(), device.class) });
@@ -200,14 +204,15 @@ mod tests {
     }
 
     fn allocate(preparer: &Preparer, resource: &ResourceName, id: &DeviceId) -> Result<ContainerEdits, Refusal> {
-        let wire = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
-        let request = Request { alloc_id: AllocId::new("a"), resource, ids: std::slice::from_ref(id), wire };
+        let capabilities = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
+        let request = Request { alloc_id: AllocId::new("a"), resource, ids: std::slice::from_ref(id), capabilities };
         preparer.prepare(request).map(|prepared| prepared.edits)
     }
 
-    /// Nothing is missing from an answer because of a call that failed, nothing is called broken, and no disk of the host is given away.
+    /// A failed call never leaves a node out of the answer or makes a device unhealthy, and a disk
+    /// that the host uses is never granted.
     #[test]
-    fn what_cannot_be_looked_at_is_refused_and_is_not_taken_for_an_absence() {
+    fn a_failed_read_is_refused_and_is_no_absence() {
         let dir = tempfile::tempdir().unwrap();
         for node in ["dev/sdx", "dev/dri/card0", "dev/dri/renderD128", "dev/dri/by-path/pci-0000:03:00.0-card"] {
             write(dir.path(), node, "");
@@ -221,7 +226,7 @@ mod tests {
         let disk = device("disk", DeviceClass::Char, vec![DeviceNode::at("/dev/sdx")]);
         for (device, contract) in [(&gpu, Contract::IntelGpu(IntelGpuOptions::default())), (&disk, Contract::Generic)] {
             let (preparer, name) = preparer(dir.path(), device, contract);
-            // Where a directory is, is known for a moment.
+            // The directories are cached for a short time.
             let fresh = || *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
             let (whole, calls) = with_faults(|_| None, || allocate(&preparer, &name, &device.id).unwrap());
             assert!(calls > 3 && !whole.devices.is_empty());
@@ -235,7 +240,7 @@ mod tests {
                 }
             }
         }
-        // The host has mounted it meanwhile.
+        // The host mounts the disk.
         let (preparer, name) = preparer(dir.path(), &disk, Contract::Generic);
         mounts("36 35 8:0 / /data rw - ext4 /dev/sdx rw\n");
         let (refused, calls) = with_faults(|_| None, || allocate(&preparer, &name, &disk.id));

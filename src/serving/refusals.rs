@@ -1,5 +1,5 @@
-//! Allocates that were refused: one line in the log for each, a few seconds apart where they come in a crowd, and how many have been
-//! refused since the ledger took its last grant.
+//! Refused Allocates: at most one log line per resource every few seconds, and the number of
+//! refusals since the ledger recorded its last grant.
 
 use crate::domain::ResourceName;
 use serde::{Deserialize, Serialize};
@@ -8,26 +8,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A controller replaces a pod that was refused at once, and the next one is refused for the same reason.
-const SAID_EVERY: Duration = Duration::from_secs(5);
+/// The shortest time between two log lines of a resource. A controller replaces a refused pod at
+/// once, and the next one is refused for the same reason.
+const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// What has been refused, over all resources and registrations. It outlives the serving actor.
+/// The refused Allocates of all resources and registrations. It outlives the serving actor.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<Refused>>);
 
 #[derive(Debug, Default)]
 struct Refused {
-    /// When one was told last, and how many were not since.
-    said: BTreeMap<ResourceName, (Instant, u64)>,
+    /// The time of the last log line, and the number of refusals since without a line.
+    logged: BTreeMap<ResourceName, (Instant, u64)>,
     unrecorded: Option<Unrecorded>,
 }
 
-/// What was refused because the grant could not be recorded.
+/// Allocates that were refused because the grant could not be recorded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unrecorded {
-    /// How many Allocates, since one was recorded.
+    /// Number of refused Allocates since the last recorded grant.
     pub refused: u64,
-    /// Why the last of them was.
+    /// The reason of the last refusal.
     pub why: String,
 }
 
@@ -37,35 +38,37 @@ impl Refusals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of one. How many have not been told since the last that was, if this one is to be told.
+    /// Counts a refusal. If it is to be logged, returns the number of refusals without a line since
+    /// the last one.
     pub(super) fn refused(&self, resource: &ResourceName, now: Instant) -> Option<u64> {
         let mut refused = self.lock();
-        match refused.said.get_mut(resource) {
-            Some((at, untold)) if now < *at + SAID_EVERY => {
+        match refused.logged.get_mut(resource) {
+            Some((at, untold)) if now < *at + LOG_EVERY => {
                 *untold += 1;
                 None
             }
-            said => {
-                let untold = said.map_or(0, |(_, untold)| *untold);
-                refused.said.insert(resource.clone(), (now, 0));
+            logged => {
+                let untold = logged.map_or(0, |(_, untold)| *untold);
+                refused.logged.insert(resource.clone(), (now, 0));
                 Some(untold)
             }
         }
     }
 
-    /// A grant could not be recorded.
+    /// Counts a grant that could not be recorded.
     pub(super) fn not_recorded(&self, why: &str) {
         let mut refused = self.lock();
         let before = refused.unrecorded.as_ref().map_or(0, |unrecorded| unrecorded.refused);
         refused.unrecorded = Some(Unrecorded { refused: before + 1, why: why.to_owned() });
     }
 
-    /// A grant was recorded.
+    /// Resets the count: a grant was recorded.
     pub(super) fn recorded(&self) {
         self.lock().unrecorded = None;
     }
 
-    /// What was refused since a grant was recorded, because none can be.
+    /// The Allocates that were refused because no grant can be recorded, since the last recorded
+    /// grant.
     #[must_use]
     pub fn unrecorded(&self) -> Option<Unrecorded> {
         self.lock().unrecorded.clone()
@@ -77,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crowd_of_refusals_is_a_line_every_few_seconds_with_how_many_were_not_told() {
+    fn many_refusals_make_one_line_every_few_seconds_with_the_number_of_suppressed_ones() {
         let (refusals, start) = (Refusals::default(), Instant::now());
         let [gpu, nic] = ["nvidia.com/gpu", "example.com/nic"].map(|name| name.parse::<ResourceName>().unwrap());
         let told = |resource, seconds| refusals.refused(resource, start + Duration::from_secs(seconds));
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_recorded_is_counted_until_something_is() {
+    fn unrecorded_grants_are_counted_until_one_is_recorded() {
         let refusals = Refusals::default();
         refusals.not_recorded("full");
         refusals.not_recorded("read-only");

@@ -1,7 +1,9 @@
-//! The sockets: one for each registration, in a directory of our own that the kubelet's clean-up leaves alone.
+//! The sockets: one for each registration, in a directory of our own, which the kubelet's clean-up
+//! does not touch.
 //!
-//! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
-//! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
+//! The table outlives the serving actor, as the connections do. A superseded socket is closed when
+//! its last stream has ended: the kubelet still reads it, and its early end would cut off the newer
+//! one.
 
 use super::connections::Connections;
 use crate::domain::ResourceName;
@@ -21,17 +23,18 @@ use tokio::sync::watch;
 
 /// The directory of our sockets, below the kubelet's device-plugin directory.
 ///
-/// The kubelet removes sockets beside its own at every start and leaves sub-directories alone; the dot keeps its
-/// test for an existing checkpoint right, which takes any other entry for one.
+/// At every start the kubelet removes the sockets next to its own, but not subdirectories. It also
+/// checks whether a checkpoint exists, and any entry without a leading dot counts as one; hence the
+/// dot.
 const DIRECTORY: &str = ".holdfast";
 
 /// A path of a unix socket has at most this many bytes (`sun_path`, less the NUL).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// So much of a resource's name is in that of its socket, where there is room.
+/// Bytes of the resource's name in the socket's name, if there is space.
 const NAME_MAX: usize = 12;
 
-/// The sockets of earlier instances are numbered from here; no registration has so high a number.
+/// The first number for sockets of earlier instances. No registration has so high a number.
 const PASSED: RegistrationNumber = RegistrationNumber::MAX / 2;
 
 type Key = (ResourceName, RegistrationNumber);
@@ -39,11 +42,11 @@ type Key = (ResourceName, RegistrationNumber);
 #[derive(Debug)]
 struct Socket {
     path: PathBuf,
-    /// Its server has it.
+    /// Owned by its server.
     listener: Weak<TrustedListener>,
     streams: usize,
     superseded: bool,
-    /// Set to end the server behind the socket.
+    /// Set to true to end the server of the socket.
     close: watch::Sender<bool>,
 }
 
@@ -51,27 +54,27 @@ struct Socket {
 #[derive(Debug)]
 pub struct Sockets {
     directory: PathBuf,
-    /// Tells the sockets of this process from those of every other.
+    /// Distinguishes the sockets of this process from those of any other.
     stamp: String,
     open: Mutex<BTreeMap<Key, Socket>>,
-    /// What the kubelet has connected.
+    /// The kubelet's connections.
     pub(crate) connections: Connections,
-    /// Whether another process may have copies of the sockets: then their files stay.
+    /// Whether another process may have copies of the sockets. Their files stay then.
     is_shared: AtomicBool,
 }
 
-/// A fresh listening socket.
+/// A new listening socket.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) listener: Arc<TrustedListener>,
     /// The path below the device-plugin directory, as Register wants it.
     pub(super) endpoint: String,
-    /// Becomes true when the server should end; its last copy is dropped when the server has.
+    /// Becomes true when the server should end. The server drops its last copy when it has ended.
     pub(super) close: watch::Receiver<bool>,
 }
 
 impl Sockets {
-    /// A table without sockets. Nothing is made on disk before the first `bind`.
+    /// An empty table. No file is created before the first `bind`.
     #[must_use]
     pub fn new(device_plugins: &Path, limits: ConnectionLimits) -> Self {
         let millis = host::now().wall.0;
@@ -91,7 +94,8 @@ impl Sockets {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<Key, Socket>> {
-        // Every change below is a single step on the map: a panic elsewhere cannot leave it half done.
+        // Every change below is a single step on the map, so a panic elsewhere cannot leave it half
+        // done.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -111,11 +115,11 @@ impl Sockets {
         Ok(self.insert((resource.clone(), registration), listener, path))
     }
 
-    /// Takes the socket of an earlier instance over.
+    /// Adds the socket of an earlier instance.
     pub(super) fn take(&self, resource: &ResourceName, socket: OwnedFd) -> io::Result<(RegistrationNumber, Bound)> {
         let listener = TrustedListener::adopt(socket, || metrics::refused("plugin"))?;
         let path = listener.path().filter(|path| path.parent() == Some(&*self.directory));
-        let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it lies elsewhere"))?;
+        let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the socket is not in our directory"))?;
         let number = PASSED + self.table().len() as RegistrationNumber;
         Ok((number, self.insert((resource.clone(), number), listener, path)))
     }
@@ -129,17 +133,19 @@ impl Sockets {
         Bound { listener, endpoint, close: closed }
     }
 
-    /// Short, since 107 bytes have to hold the kubelet's directory too; unique for ever. Below a long directory (that of MicroK8s) there
-    /// is less of the resource's name in it, which is for people only.
+    /// The name of a new socket. It is short, because 107 bytes have to contain the kubelet's
+    /// directory too, and unique over all processes. Below a long directory (that of MicroK8s) it
+    /// contains less of the resource's name, which is only for people.
     fn file_name(&self, resource: &ResourceName, registration: RegistrationNumber) -> String {
         let hash = crc32fast::hash(resource.as_str().as_bytes());
         let unique = format!("{hash:08x}-{}-{registration:x}.sock", self.stamp);
-        let room = SOCKET_PATH_MAX.saturating_sub(self.directory.as_os_str().len() + "/-".len() + unique.len());
-        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(room.min(NAME_MAX)).collect();
+        let space = SOCKET_PATH_MAX.saturating_sub(self.directory.as_os_str().len() + "/-".len() + unique.len());
+        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(space.min(NAME_MAX)).collect();
         if name.is_empty() { unique } else { format!("{name}-{unique}") }
     }
 
-    /// Marks every older socket of the resource; those without streams close at once. Those of earlier instances stay.
+    /// Marks every older socket of the resource. Those without streams close at once. Those of
+    /// earlier instances stay.
     pub(super) fn supersede(&self, resource: &ResourceName, newest: RegistrationNumber) {
         let mut table = self.table();
         for ((name, registration), socket) in table.iter_mut() {
@@ -171,12 +177,14 @@ impl Sockets {
         close_unused(&mut table);
     }
 
-    /// How many streams of a resource are open, on all of its sockets: after a second Register the kubelet reads two.
+    /// Number of open streams of a resource on all of its sockets. After a second Register the
+    /// kubelet reads two.
     pub(super) fn streams(&self, resource: &ResourceName) -> usize {
         self.table().iter().filter(|((name, _), _)| name == resource).map(|(_, socket)| socket.streams).sum()
     }
 
-    /// Copies of all that the kubelet has open here, for another process; this one goes on.
+    /// Copies of the kubelet's connections and of the sockets, for another process. This one
+    /// continues to serve.
     pub(crate) fn share(&self) -> PassedFds {
         self.is_shared.store(true, Ordering::Relaxed);
         self.copies()
@@ -188,22 +196,23 @@ impl Sockets {
             if let Some(listener) = socket.listener.upgrade() {
                 match listener.as_fd().try_clone_to_owned() {
                     Ok(copy) => copies.push((Label::Socket(resource.clone()), copy)),
-                    Err(error) => tracing::warn!(%resource, %error, "a socket cannot be passed on"),
+                    Err(error) => tracing::warn!(%resource, %error, "cannot copy a socket for the next process"),
                 }
             }
         }
         PassedFds(copies)
     }
 
-    /// Registrations whose socket file somebody has removed.
+    /// Registrations whose socket file was removed by another process.
     #[must_use]
     pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {
         let gone = |socket: &Socket| !socket.superseded && std::fs::symlink_metadata(&socket.path).is_err();
         self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Reads and writes nothing more. Returns all that the kubelet has open, which ends with the last copy of it, and what each server closes
-    /// when it has ended. The socket files stay only where another process goes on, or may.
+    /// Stops all reads and writes. Returns the connections and sockets, which end with the last
+    /// copy, and for each server a channel that closes when it has ended. The socket files stay
+    /// only if another process serves them, or may.
     pub(crate) fn release(&self, keep_files: bool) -> (PassedFds, Vec<watch::Sender<bool>>) {
         let copies = self.copies();
         self.connections.release();
@@ -216,15 +225,15 @@ impl Sockets {
             close
         });
         let servers = servers.collect();
-        // Only when no other process has a socket in it.
+        // It is removed only if no other process has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
         (copies, servers)
     }
 
-    /// Removes the sockets of processes that are no more: those that refuse a connection.
+    /// Removes the sockets of processes that have exited: those that refuse a connection.
     pub fn sweep(&self) {
         if let Err(error) = private::make_folder_private(&self.directory) {
-            tracing::warn!(path = %self.directory.display(), %error, "the folder of our sockets stays open to others");
+            tracing::warn!(path = %self.directory.display(), %error, "cannot restrict the permissions of our socket directory");
         }
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return };
         for entry in entries.flatten() {
@@ -233,8 +242,8 @@ impl Sockets {
             let refused = || std::os::unix::net::UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
             if is_socket && refused() {
                 match std::fs::remove_file(&path) {
-                    Ok(()) => tracing::debug!(path = %path.display(), "removed the socket of an ended process"),
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "the socket of an ended process cannot be removed"),
+                    Ok(()) => tracing::debug!(path = %path.display(), "removed the socket of a process that has exited"),
+                    Err(error) => tracing::warn!(path = %path.display(), %error, "cannot remove the socket of a process that has exited"),
                 }
             }
         }
@@ -277,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_sweep_takes_dead_sockets_and_leaves_living_ones() {
+    async fn the_sweep_removes_only_the_sockets_of_exited_processes() {
         let dir = tempfile::tempdir().unwrap();
         let sockets = Sockets::new(dir.path(), LIMITS);
         let name: ResourceName = "example.com/device".parse().unwrap();

@@ -194,7 +194,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         let mut adding = Box::pin(kubelet.add_pod(spec));
         tokio::select! {
             decided = &mut adding => panic!("it does not wait: {decided:?}"),
-            said = daemon.logged("is about to start, and waits") => {
+            said = daemon.logged("a container has to wait before it starts") => {
                 assert!(said.contains("dev:gpu0") && said.contains("default/one"), "{said}");
             }
         }
@@ -202,7 +202,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         assert!(lines(&node, "runs").is_empty() && node.grants().len() == 3 && due_hooks(&node) == 0);
         let mut daemon = node.start_daemon();
         tokio::select! {
-            said = daemon.logged("is about to start, and waits") => assert!(said.contains("default/one"), "{said}"),
+            said = daemon.logged("a container has to wait before it starts") => assert!(said.contains("default/one"), "{said}"),
             () = async { drop(adding.await); std::future::pending().await } => {}
         }
         named(&node, 2);

@@ -1,4 +1,4 @@
-//! Choices as sentences, and against a brute force that knows of no tree.
+//! Examples of choices, and a comparison with a brute-force search that uses no tree.
 
 use super::*;
 use crate::domain::topology::{hives, nearness, places};
@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A device: its name, its NUMA node, and the bridges above it as bus numbers, from the root port down.
+/// A device: its name, its NUMA node, and the bridges above it as bus numbers, from the root port
+/// down.
 type Where<'a> = (&'a str, Option<u32>, &'a [u8]);
 
 fn device((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
@@ -40,7 +41,7 @@ fn text(ids: &[DeviceId]) -> String {
     ids.iter().map(DeviceId::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// Two sockets, on each two switches with two devices.
+/// A board with two sockets, two switches on each, and two devices behind each switch.
 const BOARD: [Where<'static>; 8] = [
     ("a0", Some(0), &[0x10, 0x11]),
     ("a1", Some(0), &[0x10, 0x11]),
@@ -59,21 +60,21 @@ fn on_board(placement: Placement, available: &str, must: &str, size: usize) -> S
 const ALL: &str = "a0 a1 b0 b1 c0 c1 d0 d1";
 
 #[test]
-fn closest_takes_what_is_behind_one_switch_then_on_one_socket() {
+fn closest_prefers_one_switch_then_one_socket() {
     let closest = |available, must, size| on_board(Placement::Closest, available, must, size);
     assert_eq!(closest(ALL, "", 2), "a0 a1");
     assert_eq!(closest("a0 b0 c0 c1", "", 2), "c0 c1");
     assert_eq!(closest(ALL, "", 4), "a0 a1 b0 b1");
     assert_eq!(closest(ALL, "d1", 2), "d1 d0");
     assert_eq!(closest("a0 b0 b1 c0 d0", "", 3), "a0 b0 b1", "one socket, not two");
-    assert_eq!(closest(ALL, "a0 c0", 3), "a0 c0 a1", "farther than they are it cannot get");
+    assert_eq!(closest(ALL, "a0 c0", 3), "a0 c0 a1", "the two that must be included are the farthest already");
 }
 
 #[test]
-fn whole_switches_stay_free_for_who_needs_many() {
+fn whole_switches_stay_free_for_larger_requests() {
     let closest = |available, size| on_board(Placement::Closest, available, "", size);
     assert_eq!(closest("a0 a1 b1 c0 c1 d0 d1", 1), "b1", "its neighbour is taken already");
-    assert_eq!(closest("a0 a1 b1 d0", 1), "d0", "on its socket less is free");
+    assert_eq!(closest("a0 a1 b1 d0", 1), "d0", "its socket has fewer free devices");
     let four = [
         ("a", &[1, 2][..]),
         ("b", &[1, 2]),
@@ -92,12 +93,12 @@ fn whole_switches_stay_free_for_who_needs_many() {
 }
 
 #[test]
-fn packed_fills_what_is_in_use_and_spread_goes_where_least_is() {
-    assert_eq!(on_board(Placement::Packed, "a0 a1 b1 c1 d0 d1", "", 2), "b1 c1", "whatever lies between them");
+fn packed_fills_used_groups_and_spread_uses_the_emptiest() {
+    assert_eq!(on_board(Placement::Packed, "a0 a1 b1 c1 d0 d1", "", 2), "b1 c1", "at any distance from each other");
     assert_eq!(on_board(Placement::Packed, ALL, "", 3), "a0 a1 b0");
     assert_eq!(on_board(Placement::Spread, ALL, "", 2), "a0 c0");
     assert_eq!(on_board(Placement::Spread, ALL, "", 4), "a0 b0 c0 d0");
-    assert_eq!(on_board(Placement::Spread, "a1 b0 b1 c0 c1 d0 d1", "", 1), "c0", "on the socket that has given nothing");
+    assert_eq!(on_board(Placement::Spread, "a1 b0 b1 c0 c1 d0 d1", "", 1), "c0", "on the socket without a grant");
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
 }
 
 #[test]
-fn the_ids_of_one_device_need_not_stand_side_by_side() {
+fn the_ids_of_one_device_need_not_be_adjacent() {
     let choose = |offering: &Offering, available| text(&choose(offering, &ids(available), &[], 2).unwrap());
     let mut pooled = offering(Placement::Closest, &[("a", None, &[]), ("ab", None, &[]), ("b", None, &[])], 1);
     let first = pooled.devices[&DeviceId::new("a")].clone();
@@ -128,45 +129,45 @@ fn neighbour((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
     device((name, numa, bridges), 0x40 + number)
 }
 
-fn beside(placement: Placement, company: &[Where<'_>], available: &str, size: usize) -> String {
-    let company: Vec<_> = company.iter().zip(0..).map(|(place, number)| neighbour(*place, number)).collect();
-    text(&choose_beside(&offering(placement, &BOARD, 1), &company, &ids(available), &[], size).unwrap())
+fn choose_near_devices(placement: Placement, neighbours: &[Where<'_>], available: &str, size: usize) -> String {
+    let neighbours: Vec<_> = neighbours.iter().zip(0..).map(|(place, number)| neighbour(*place, number)).collect();
+    text(&choose_near(&offering(placement, &BOARD, 1), &neighbours, &ids(available), &[], size).unwrap())
 }
 
 #[test]
-fn a_few_are_where_their_company_is_and_many_are_first_near_to_each_other() {
+fn few_devices_are_near_their_neighbours_and_many_are_near_each_other_first() {
     const ON: [Where<'static>; 4] =
         [("x", Some(0), &[0x10, 0x11]), ("y", Some(0), &[0x20, 0x21]), ("z", Some(1), &[0x30, 0x31]), ("w", Some(1), &[0x40, 0x41])];
     let [a, _, _, d] = ON;
-    let closest = |company: &[Where<'_>], available, size| beside(Placement::Closest, company, available, size);
-    assert_eq!(closest(&[d], ALL, 1), "d0", "its switch is broken into for it");
-    assert_eq!(closest(&[d], "a0 a1 b0 c0 c1", 1), "c0", "the socket, where the switch has none");
+    let closest = |neighbours: &[Where<'_>], available, size| choose_near_devices(Placement::Closest, neighbours, available, size);
+    assert_eq!(closest(&[d], ALL, 1), "d0", "its switch is split for it");
+    assert_eq!(closest(&[d], "a0 a1 b0 c0 c1", 1), "c0", "the socket, because the switch has no free device");
     assert_eq!(closest(&[a, d], ALL, 2), "a0 d0", "one for each, although these are far from each other");
     assert_eq!(closest(&ON, ALL, 2), "a0 c0", "one for each socket");
     assert_eq!(closest(&[d], "b0 b1 c0 d0", 2), "b0 b1", "two are near to each other first");
-    assert_eq!(closest(&[d], "b0 b1 d0 d1", 2), "d0 d1", "then to the one that was there before");
-    assert_eq!(closest(&[("far", None, &[])], ALL, 1), "a0", "what is near to nothing attracts nothing");
-    assert_eq!(beside(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 1), "d0", "although the neighbour of another is taken");
-    assert_eq!(beside(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 3), "a0 b0 b1", "many are packed first");
-    assert_eq!(beside(Placement::Packed, &[d], ALL, 2), "d0 d1", "and then near");
-    assert_eq!(beside(Placement::Spread, &[d], ALL, 1), "d0");
-    assert_eq!(beside(Placement::Spread, &[d], ALL, 2), "a0 d0", "as even as any, and near");
+    assert_eq!(closest(&[d], "b0 b1 d0 d1", 2), "d0 d1", "then to the neighbour");
+    assert_eq!(closest(&[("far", None, &[])], ALL, 1), "a0", "a device without a place attracts no device");
+    assert_eq!(choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 1), "d0", "although the neighbour of another is taken");
+    assert_eq!(choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 3), "a0 b0 b1", "many are packed first");
+    assert_eq!(choose_near_devices(Placement::Packed, &[d], ALL, 2), "d0 d1", "and then near");
+    assert_eq!(choose_near_devices(Placement::Spread, &[d], ALL, 1), "d0");
+    assert_eq!(choose_near_devices(Placement::Spread, &[d], ALL, 2), "a0 d0", "as even as any, and near");
 }
 
 #[test]
-fn of_devices_behind_one_switch_the_one_at_the_port_of_the_company_is_better() {
+fn behind_one_switch_the_port_of_the_neighbour_is_preferred() {
     let at = |name, port: &'static [u8]| (name, Some(0), port);
     let board = [at("a", &[0x10, 0x11, 0x12]), at("b", &[0x10, 0x11, 0x13]), at("c", &[0x10, 0x11, 0x14])];
-    let of = |company: &[Where<'_>], must: &str| {
-        let company: Vec<_> = company.iter().map(|place| neighbour(*place, 0)).collect();
-        text(&choose_beside(&offering(Placement::Closest, &board, 1), &company, &ids("a b c"), &ids(must), 2).unwrap())
+    let of = |neighbours: &[Where<'_>], must: &str| {
+        let neighbours: Vec<_> = neighbours.iter().map(|place| neighbour(*place, 0)).collect();
+        text(&choose_near(&offering(Placement::Closest, &board, 1), &neighbours, &ids("a b c"), &ids(must), 2).unwrap())
     };
     assert_eq!(of(&[], ""), "a b");
     assert_eq!(of(&[], "c"), "c a");
     assert_eq!(of(&[at("x", &[0x10, 0x11, 0x14])], ""), "a c");
 }
 
-/// The board with hives: of each its name and who is in it.
+/// The board with hives: the name of each, and its devices.
 fn with_hives(placement: Placement, hives: &[(&str, &str)]) -> Offering {
     let mut offering = offering(placement, &BOARD, 1);
     for (hive, members) in hives {
@@ -183,12 +184,12 @@ fn of(offering: &Offering, available: &str, must: &str, size: usize) -> String {
 }
 
 #[test]
-fn two_cards_with_a_bridge_between_them_are_taken_together_wherever_they_are() {
-    // Over two switches, over two sockets, and behind one switch.
+fn two_cards_with_a_bridge_are_chosen_together_in_any_place() {
+    // Across two switches, across two sockets, and behind one switch.
     let hives = [("nvlink:1", "a1 b0"), ("nvlink:2", "b1 c0"), ("nvlink:3", "d0 d1")];
     let closest = with_hives(Placement::Closest, &hives);
     assert_eq!(of(&closest, "a0 a1 b0 c1", "", 2), "a1 b0", "before the two behind one switch");
-    assert_eq!(of(&closest, ALL, "", 2), "d0 d1", "of those with a bridge the nearest");
+    assert_eq!(of(&closest, ALL, "", 2), "d0 d1", "the nearest pair with a bridge");
     assert_eq!(of(&closest, "a0 a1 b1 c0 c1", "c0", 2), "c0 b1");
     assert_eq!(of(&closest, "a1 b0 d1", "", 1), "d1", "the other one of its bridge is in use");
     assert_eq!(of(&with_hives(Placement::Packed, &hives), "a0 a1 b1 c0 c1", "c0", 2), "c0 b1");
@@ -197,7 +198,7 @@ fn two_cards_with_a_bridge_between_them_are_taken_together_wherever_they_are() {
 }
 
 #[test]
-fn behind_a_switch_of_links_all_are_near_and_the_rest_decides() {
+fn devices_of_one_link_switch_are_equally_near_and_other_rules_decide() {
     let closest = with_hives(Placement::Closest, &[("nvlink:1", ALL)]);
     assert_eq!(of(&closest, ALL, "", 2), "a0 a1");
     assert_eq!(of(&closest, "a0 b0 c0 c1 d0", "", 3), "c0 c1 d0", "one socket");
@@ -207,25 +208,25 @@ fn behind_a_switch_of_links_all_are_near_and_the_rest_decides() {
 }
 
 #[test]
-fn of_a_mesh_the_hives_come_first_and_within_them_those_with_more_links() {
+fn a_mesh_prefers_hives_and_within_them_more_links() {
     let mesh = [("nvlink:a/a", "a0 b1"), ("nvlink:a/b", "a1 b0"), ("nvlink:c/c", "c0 c1"), ("nvlink:c/d", "d0 d1")];
     let closest = with_hives(Placement::Closest, &mesh);
     assert_eq!(of(&closest, "a0 a1 b0 b1", "", 2), "a0 b1", "two links before one, and before one switch");
     assert_eq!(of(&closest, "a0 a1 c0 d0", "", 2), "a0 a1");
     assert_eq!(of(&closest, "a0 b0 b1 c0 c1 d0 d1", "", 4), "c0 c1 d0 d1");
-    assert_eq!(of(&closest, ALL, "d1", 3), "d1 c0 c1", "two more links are used, and no pair of them is broken into");
+    assert_eq!(of(&closest, ALL, "d1", 3), "d1 c0 c1", "two more links are used, and no pair is split");
 }
 
 #[test]
-fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
+fn impossible_requests_fail_and_unknown_devices_are_far_from_all() {
     let offering = offering(Placement::Closest, &BOARD, 1);
     assert!(choose(&offering, &ids("a0"), &[], 2).is_err());
     assert!(choose(&offering, &ids("a0 a1"), &ids("a0 a1"), 1).is_err());
     assert_eq!(text(&choose(&offering, &ids("?0 ?1 c0 d0"), &[], 2).unwrap()), "c0 d0");
 }
 
-/// A board: for each device the branch that it takes at each level of bridges, whether it is free, and its hives; and how many
-/// shares a device has.
+/// A random board. For each device: the branch that it takes at each level of bridges, whether it
+/// is free, and its hives. Then the number of shares of a device.
 type Board = (Vec<(Vec<u8>, bool, Vec<u8>)>, u32);
 
 fn any_board() -> impl Strategy<Value = Board> {
@@ -234,14 +235,14 @@ fn any_board() -> impl Strategy<Value = Board> {
         .prop_filter("at most twelve ids", |(devices, shares)| devices.len() * (*shares as usize) <= 12)
 }
 
-/// A branch is a bridge; it has a number of its own for the path that leads to it. The first branch is the socket.
+/// A branch is a bridge. Its number encodes the path to it. The first branch is the socket.
 fn place(path: &[u8]) -> (Option<u32>, Vec<u8>) {
     let bus =
         |depth: usize| 1 + u8::try_from(path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch))).unwrap();
     (Some(u32::from(path[0])), (1..path.len()).map(bus).collect())
 }
 
-/// What of a board is offered and what is free.
+/// The offered devices of a board, and the free ids.
 fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<DeviceId>) {
     let named: Vec<(String, Option<u32>, Vec<u8>)> = devices
         .iter()
@@ -262,15 +263,15 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
     }
     let is_free = |id: &&DeviceId| {
         let number: usize = id.as_str()[1..3].parse().unwrap();
-        // Of a device that is in use the last share is free.
+        // The last share of a device in use is free.
         devices[number].1 || (*shares > 1 && id.as_str().ends_with('1'))
     };
     let free = offering.devices.keys().filter(is_free).cloned().collect();
     (offering, free)
 }
 
-/// How near two devices are that are offered together. Of two that are in different hives, or one of them in none, neither is
-/// nearer to the other than its own hive reaches.
+/// The nearness of two devices that are offered together. If they are in different hives, or one is
+/// in none, neither is nearer to the other than its own hive reaches.
 fn near(offering: &Offering, a: &Device, b: &Device) -> Nearness {
     let of = |hive: &str| -> Vec<&Device> {
         let devices = offering.devices.values().map(|offered| &*offered.device);
@@ -282,7 +283,8 @@ fn near(offering: &Offering, a: &Device, b: &Device) -> Nearness {
     others.filter_map(reach).chain([nearness(a, b)]).min().unwrap().in_hives(shared)
 }
 
-/// The places around a device. One that does not hold all of a hive that the device is in is another place for what is in it.
+/// The places around a device. A place that contains only a part of the device's hive counts as
+/// another place for the devices in the hive.
 fn all_places(offering: &Offering, device: &Device) -> BTreeSet<String> {
     let plain = |device: &Device| -> BTreeSet<String> {
         let numa = device.numa_nodes.iter().map(|node| format!("node {node}"));
@@ -299,7 +301,7 @@ fn all_places(offering: &Offering, device: &Device) -> BTreeSet<String> {
     plain(device).into_iter().map(|place| format!("{place} of {}", of_hive(&place))).collect()
 }
 
-/// What is asked for again and again: how near each two are, and the places around each.
+/// Cached values: the nearness of each pair, and the places around each device.
 struct Known {
     near: BTreeMap<(DeviceId, DeviceId), Nearness>,
     places: BTreeMap<DeviceId, BTreeSet<String>>,
@@ -319,10 +321,11 @@ impl Known {
     }
 }
 
-/// The score of a choice by its definition: every group is a set of devices that are at least so near to one of them.
+/// The score of a choice by its definition. Every group is a set of devices that are at least so
+/// near to one of them.
 fn score(
     (offering, known): (&Offering, &Known),
-    company: &[Arc<Device>],
+    neighbours: &[Arc<Device>],
     free: &[DeviceId],
     chosen: &[&DeviceId],
 ) -> (usize, Vec<usize>, Vec<DeviceId>) {
@@ -348,7 +351,7 @@ fn score(
     };
     let mut sorted: Vec<DeviceId> = chosen.iter().map(|id| (*id).clone()).collect();
     sorted.sort();
-    // How many places around each device of the company have nothing of the choice.
+    // The number of places around each neighbour that contain no chosen device.
     let taken_places: BTreeSet<&String> = chosen.iter().flat_map(|id| &known.places[*id]).collect();
     let offered_places: BTreeSet<&String> = known.places.values().flatten().collect();
     let apart = |other: &Arc<Device>| {
@@ -356,8 +359,8 @@ fn score(
         let is_around = |place: &&&String| around.iter().any(|around| place.starts_with(around));
         offered_places.difference(&taken_places).filter(is_around).count()
     };
-    let apart: usize = company.iter().map(apart).sum();
-    let is_first = company.len() >= chosen.len();
+    let apart: usize = neighbours.iter().map(apart).sum();
+    let is_first = neighbours.len() >= chosen.len();
     let mut rest = match offering.spec.placement {
         Placement::Closest => {
             let mut around: Vec<_> = groups.iter().filter(|group| taken(group) == chosen.len()).collect();
@@ -402,10 +405,10 @@ proptest! {
         placement in prop_oneof![Just(Placement::Closest), Just(Placement::Packed), Just(Placement::Spread)],
         wanted in any::<proptest::sample::Index>(),
         must in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
-        company in proptest::collection::vec(proptest::collection::vec(0..2_u8, 1..5), 0..4),
+        neighbours in proptest::collection::vec(proptest::collection::vec(0..2_u8, 1..5), 0..4),
     ) {
         let (offering, free) = lay_out(&board, placement);
-        let company: Vec<_> = company.iter().zip(0..).map(|(path, number): (_, u8)| {
+        let neighbours: Vec<_> = neighbours.iter().zip(0..).map(|(path, number): (_, u8)| {
             let (numa, bridges) = place(path);
             neighbour((["n0", "n1", "n2", "n3"][usize::from(number)], numa, &bridges), number)
         }).collect();
@@ -417,15 +420,15 @@ proptest! {
         let best = subsets(&free, size)
             .into_iter()
             .filter(|subset| must.iter().all(|id| subset.contains(&id)))
-            .map(|subset| score((&offering, &known), &company, &free, &subset))
+            .map(|subset| score((&offering, &known), &neighbours, &free, &subset))
             .min()
             .unwrap();
-        let chosen = choose_beside(&offering, &company, &free, &must, size).unwrap();
-        let found = score((&offering, &known), &company, &free, &chosen.iter().collect::<Vec<_>>());
+        let chosen = choose_near(&offering, &neighbours, &free, &must, size).unwrap();
+        let found = score((&offering, &known), &neighbours, &free, &chosen.iter().collect::<Vec<_>>());
         prop_assert_eq!(found, best, "{:?} of {:?}", placement, offering.devices.values().map(|offered| &offered.device.id).collect::<Vec<_>>());
         prop_assert!(chosen.starts_with(&must));
         let mut turned = free.clone();
         turned.reverse();
-        prop_assert_eq!(choose_beside(&offering, &company, &turned, &must, size).unwrap(), chosen, "whatever order they come in");
+        prop_assert_eq!(choose_near(&offering, &neighbours, &turned, &must, size).unwrap(), chosen, "the order of the ids does not matter");
     }
 }

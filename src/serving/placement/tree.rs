@@ -1,30 +1,30 @@
-//! The tree of a resource's devices, and how near its groups are to the company.
+//! The tree of a resource's devices, and how near its groups are to the neighbours.
 
 use crate::domain::topology::{Nearness, Place, hives, places};
 use crate::domain::{Device, DeviceId, Offering};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Where a part of the tree is; devices of one place are one group.
+/// The place of a part of the tree. Devices of one place are one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Numa(u32),
     Pci(Place),
-    /// How many hives are around this one, and its number among those.
+    /// The number of hives around this one, and its index among those of this level.
     Hive(usize, usize),
 }
 
-/// One device, with the ids of it that are free.
+/// One device, with its free ids.
 #[derive(Debug)]
 struct Leaf<'a> {
     device: &'a DeviceId,
-    /// `None` where it is not offered.
+    /// `None` if the device is not offered.
     offered: Option<&'a Device>,
     path: Path,
-    /// Indexes of ids, those first that must be included.
+    /// Indexes of the free ids, those first that must be included.
     free: Vec<usize>,
     must: usize,
-    /// Free or not.
+    /// All ids, free or not.
     total: usize,
 }
 
@@ -51,7 +51,8 @@ impl<'a> Leaf<'a> {
         }
     }
 
-    /// Takes the ids of another one, which is the same device and whose ids are higher. One of both may not be offered.
+    /// Takes over the ids of another leaf, which is the same device and has higher ids. One of the
+    /// two may not be offered.
     fn add_all(&mut self, other: &mut Self) {
         if self.total == 0 {
             self.path = std::mem::take(&mut other.path);
@@ -67,13 +68,13 @@ impl<'a> Leaf<'a> {
 /// A group of devices, or one device.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// What two of it are to each other at least.
+    /// The least nearness between two of its devices.
     pub(super) nearness: Nearness,
     pub(super) parts: Parts,
     pub(super) free: usize,
     pub(super) must: usize,
     pub(super) total: usize,
-    /// For each device of the company, how many of the groups around that one this is.
+    /// The sum over the neighbours of the number of groups around each that this group is.
     pub(super) pull: usize,
 }
 
@@ -87,30 +88,31 @@ pub(super) enum Parts {
 #[derive(Debug)]
 pub(super) struct Tree(pub(super) Group);
 
-/// How many devices of the company are in each place.
-type Company = BTreeMap<Key, usize>;
+/// The number of neighbours in each place.
+type Neighbours = BTreeMap<Key, usize>;
 
 impl Tree {
     /// `ids` and `must` are sorted.
-    pub(super) fn new(offering: &Offering, company: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &[&DeviceId]) -> Self {
+    pub(super) fn new(offering: &Offering, neighbours: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &[&DeviceId]) -> Self {
         let mut leaves = leaves(offering, ids, must);
-        let mut company: Vec<Path> = company.values().map(|device| path(device)).collect();
-        put_bridges_on_nodes(&mut leaves, &mut company);
+        let mut neighbours: Vec<Path> = neighbours.values().map(|device| path(device)).collect();
+        put_bridges_on_nodes(&mut leaves, &mut neighbours);
         put_hives(&mut leaves);
-        let mut crowd = Company::new();
-        company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
-        // Those of one place side by side.
+        let mut counts = Neighbours::new();
+        neighbours.iter().flatten().for_each(|(_, key)| *counts.entry(*key).or_default() += 1);
+        // Devices of one place become adjacent.
         leaves.sort_by(Leaf::by_place);
-        Tree(group(Nearness::System, &mut leaves, 0, &crowd))
+        Tree(group(Nearness::System, &mut leaves, 0, &counts))
     }
 }
 
-/// The devices with what is asked for of them: both lists are in the order of the ids, and gone through together.
+/// The devices with their requested ids. Both lists are in the order of the ids, so they are read
+/// in one pass.
 fn leaves<'a>(offering: &'a Offering, ids: &[&'a DeviceId], must: &[&DeviceId]) -> Vec<Leaf<'a>> {
     let mut leaves: Vec<Leaf<'a>> = Vec::with_capacity(offering.devices.len());
     let mut asked = ids.iter().copied().enumerate().peekable();
     let is_must = |id: &DeviceId| must.binary_search(&id).is_ok();
-    // What is asked for and not offered is a device of its own.
+    // A requested id that is not offered is a device of its own.
     let unknown = |(index, id): (usize, &'a DeviceId)| {
         let mut leaf = Leaf::unknown(id);
         leaf.add(index, is_must(id));
@@ -130,7 +132,7 @@ fn leaves<'a>(offering: &'a Offering, ids: &[&'a DeviceId], must: &[&DeviceId]) 
         }
     }
     leaves.extend(asked.map(unknown));
-    // The ids of one device need not stand side by side.
+    // The ids of one device may not be adjacent.
     if !leaves.is_sorted_by(|one, other| one.device < other.device) {
         leaves.sort_by(|one, other| one.device.cmp(other.device));
         leaves.dedup_by(|later, first| {
@@ -145,7 +147,7 @@ fn leaves<'a>(offering: &'a Offering, ids: &[&'a DeviceId], must: &[&DeviceId]) 
     leaves
 }
 
-/// Where a device is, from far to near.
+/// The places of a device, from far to near.
 type Path = Vec<(Nearness, Key)>;
 
 fn path(device: &Device) -> Path {
@@ -156,9 +158,9 @@ fn path(device: &Device) -> Path {
     path
 }
 
-/// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told.
-/// So it is for the company, which has no say in it.
-fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], company: &mut [Path]) {
+/// Functions below one host bridge may report different NUMA nodes, or none. The bridge is then on
+/// the lowest reported node, also for the neighbours, whose own node does not count.
+fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], neighbours: &mut [Path]) {
     let bridge = |path: &Path| path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))));
     let mut nodes: BTreeMap<Key, Key> = BTreeMap::new();
     for Leaf { path, .. } in leaves.iter() {
@@ -167,7 +169,7 @@ fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], company: &mut [Path]) {
             *known = (*known).min(*node);
         }
     }
-    for path in leaves.iter_mut().map(|leaf| &mut leaf.path).chain(company) {
+    for path in leaves.iter_mut().map(|leaf| &mut leaf.path).chain(neighbours) {
         if let Some(node) = bridge(path).and_then(|bridge| nodes.get(&bridge)) {
             path.retain(|(_, key)| !matches!(key, Key::Numa(_)));
             path.insert(0, (Nearness::Numa, *node));
@@ -175,11 +177,14 @@ fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], company: &mut [Path]) {
     }
 }
 
-/// A hive is one group, put below all that its devices have in common. A tree can say no more than this:
+/// A hive is one group, below all places that its devices have in common. A tree cannot express
+/// more:
 ///
-/// - Where a hive reaches over several switches or sockets, these are parts of it, and what is left of them when the hive is taken
-///   out are groups of their own: two devices behind one switch in different hives are as far from each other as the hives.
-/// - A device is in one hive. That it has links to some of another one (a cube mesh, a ring) is not known here.
+/// - If a hive spans several switches or sockets, these are parts of it, and the rest of them forms
+///   groups of its own. Two devices behind one switch in different hives are then as far from each
+///   other as the hives.
+/// - A device is in one hive. Links to some devices of another hive (a cube mesh, a ring) are not
+///   known here.
 fn put_hives(leaves: &mut [Leaf<'_>]) {
     for around in 0.. {
         let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -205,9 +210,10 @@ fn put_hives(leaves: &mut [Leaf<'_>]) {
     }
 }
 
-/// Devices that share the first `depth` places, in the order of the others. A group of a single part is that part.
-fn group(nearness: Nearness, leaves: &mut [Leaf<'_>], depth: usize, company: &Company) -> Group {
-    let near = |key: &Key| company.get(key).copied().unwrap_or_default();
+/// The group of devices that share the first `depth` places. The leaves are sorted by place. A
+/// group of a single part is that part.
+fn group(nearness: Nearness, leaves: &mut [Leaf<'_>], depth: usize, neighbours: &Neighbours) -> Group {
+    let near = |key: &Key| neighbours.get(key).copied().unwrap_or_default();
     if let [Leaf { path, free, must, total, .. }] = leaves {
         let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
         let free = std::mem::take(free);
@@ -217,10 +223,10 @@ fn group(nearness: Nearness, leaves: &mut [Leaf<'_>], depth: usize, company: &Co
     let same = |a: &Leaf<'_>, b: &Leaf<'_>| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
     let of_place = |leaves: &mut [Leaf<'_>]| match leaves.first().and_then(place) {
         Some((nearness, key)) => {
-            let below = group(nearness, leaves, depth + 1, company);
+            let below = group(nearness, leaves, depth + 1, neighbours);
             Group { pull: below.pull + near(&key), ..below }
         }
-        None => group(Nearness::Device, leaves, depth, company),
+        None => group(Nearness::Device, leaves, depth, neighbours),
     };
     let mut groups: Vec<Group> = leaves.chunk_by_mut(same).map(of_place).collect();
     if groups.len() == 1 {
