@@ -1,5 +1,5 @@
-//! Holdfast: one daemon per Kubernetes node that offers the node's devices to the kubelet and never
-//! loses track of which container holds which device. `ARCHITECTURE.md` describes the design. The
+//! Holdfast: one daemon per Kubernetes node that offers the node's devices to the kubelet and
+//! always knows the container that holds a device. `ARCHITECTURE.md` describes the design. The
 //! modules below are in the order of the layers. A layer imports only from the layers above it in
 //! this list.
 

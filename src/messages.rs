@@ -1,4 +1,4 @@
-//! Every message that crosses actors, and the door through which it goes.
+//! Every message between actors, and `Mailbox`, the address that delivers it.
 //!
 //! ```text
 //!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
@@ -13,8 +13,8 @@
 //!   registration ─ Bind, Retire ───▶ serving
 //! ```
 //!
-//! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
-//! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
+//! An actor may die and be rebuilt between a message and its answer. The message is then sent again (see
+//! [`Mailbox::call`]). So every message is idempotent.
 
 use crate::domain::{
     CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment, OperatorRequest, PendingHook, Plan, Reason, Refusal,
@@ -31,27 +31,28 @@ use tokio::sync::oneshot;
 /// Why a call got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The deadline passed; whether the message took effect is unknown.
+    /// The deadline passed. It is unknown whether the message took effect.
     #[error("the {0} actor did not answer within {1:?}")]
     TimedOut(&'static str, Duration),
-    /// The supervisor gave the actor up; the daemon is about to end.
+    /// The supervisor gave the actor up. The daemon is about to end.
     #[error("the {0} actor has died too often and was given up")]
     GivenUp(&'static str),
 }
 
-/// What an actor's handle can do with one kind of message. Implemented by the supervisor's handle.
+/// Delivers one kind of message to an actor. The supervisor's handle implements it.
 pub trait Door<M: Message>: Send + Sync {
-    /// Sends `message`, again after every death of the actor, until it is answered or `deadline` has passed.
+    /// Sends `message`, again after every death of the actor, until it is answered or `deadline`
+    /// has passed.
     fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>>;
     /// Sends `message` without waiting for an answer.
     fn tell(&self, message: M);
 }
 
-/// A stable address for one kind of message: it outlives every death of the actor behind it.
+/// A stable address for one kind of message. It stays valid across deaths of the actor.
 pub struct Mailbox<M: Message>(Arc<dyn Door<M>>);
 
 impl<M: Message> Mailbox<M> {
-    /// Makes a mailbox of anything that takes the message.
+    /// A mailbox for any receiver of the message.
     pub fn new(door: impl Door<M> + 'static) -> Self {
         Mailbox(Arc::new(door))
     }
@@ -82,8 +83,9 @@ impl<M: Message> fmt::Debug for Mailbox<M> {
     }
 }
 
-/// A message with its own reply sender, for an actor that answers from a later message of its own. When the actor
-/// dies before it has answered, the sender is dropped, and the mailbox sends the message to the next life.
+/// A message with its own reply sender, for an actor that answers from a later message of its own.
+/// If the actor dies before it has answered, the sender is dropped, and the mailbox sends the
+/// message again to the next life.
 #[derive(Debug)]
 pub struct WithReply<M: Message> {
     /// The message.
@@ -96,25 +98,27 @@ impl<M: Message> Message for WithReply<M> {
     type Result = ();
 }
 
-/// → discovery: read the host again; answered when the result has been handed on.
+/// → discovery: scan the host again. Answered when the result was sent to health.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Rescan {
-    /// When it was asked for (`CLOCK_BOOTTIME`): a scan that began later has answered it already.
+    /// When the request was made (`CLOCK_BOOTTIME`). A scan that began later has answered it
+    /// already.
     pub asked_at: Duration,
 }
 
-/// discovery → health: what one scan found.
+/// discovery → health: the result of one scan.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Discovered {
-    /// What it found.
+    /// The devices that it found.
     pub evidence: Arc<Evidence>,
-    /// The plan that it was made with: what it selects is judged by the same resources.
+    /// The plan of the scan. The judge uses the same plan.
     pub plan: Arc<Plan>,
 }
 
-/// serving → health: an Allocate found the device behind this id unusable; answered when the list says so.
+/// serving → health: an Allocate found the device of this id unusable. Answered when the list shows
+/// that.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Broken {
@@ -122,72 +126,74 @@ pub struct Broken {
     pub resource: ResourceName,
     /// The id of the kubelet's list.
     pub id: DeviceId,
-    /// What is wrong.
+    /// Why it is unusable.
     pub reason: Reason,
 }
 
-/// host watch → health: the kernel has told that something happened to a device.
+/// host watch → health: the kernel reported an event of a device.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Happened {
-    /// What.
+    /// The event.
     pub event: DeviceEvent,
-    /// When, as far as the kernel says so; else when it was heard of.
+    /// The kernel's time of the event if it reports one, else the time of receipt.
     pub at: Moment,
 }
 
-/// app → health: the check of a device's resource has ended.
+/// app → health: a device's check has ended.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Checked {
     /// The device, by its own id.
     pub device: DeviceId,
-    /// When the check began: what it says is not older.
+    /// When the check began. Its result is no older.
     pub at: Moment,
-    /// What it says.
+    /// Its result.
     pub result: CheckResult,
 }
 
-/// app → health: do what an operator asks for; answered when it is durable and in the list.
+/// app → health: an operator's request. Answered when it is durable and in the list.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), InstructError>")]
 pub struct Instruct {
-    /// Which device, by its own id.
+    /// The device, by its own id.
     pub device: DeviceId,
-    /// What.
+    /// What the operator requests.
     pub instruction: OperatorRequest,
 }
 
-/// Why an operator's word has no effect.
+/// Why an operator's request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum InstructError {
-    /// Nothing is known by that id.
+    /// No device has this id.
     #[error("no device has the id `{0}`; `holdfast discover` lists the devices of this node")]
     Unknown(DeviceId),
-    /// It could not be made durable; it counts until the daemon ends.
-    #[error("it counts until the daemon ends, and cannot be recorded: {0}")]
+    /// The request could not be made durable. It is in effect until the daemon ends.
+    #[error("applied, but not persisted; it will be lost when the daemon restarts: {0}")]
     NotRecorded(String),
 }
 
-/// health → ledger: remember these verdicts, or (`None`) forget them; answered when that is durable.
+/// health → ledger: record these verdicts, or forget them (`None`). Answered when that is durable.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Judged(pub Vec<(DeviceId, Option<Verdict>)>);
 
-/// serving → ledger, as [`WithReply`]: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
+/// serving → ledger, as [`WithReply`]: record this grant. Answered when it is durable (I1). A
+/// repeated message is recorded once.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), RecordError>")]
 pub struct Record {
     /// The grant.
     pub grant: Arc<Grant>,
-    /// Whether one container at a time may have its devices: then a living one that has them is in the way (I2).
+    /// Whether only one container at a time may have its devices. Then a running container that has
+    /// one of them blocks the grant (I2).
     pub exclusive: bool,
 }
 
-/// Why a grant is not made.
+/// Why a grant is refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RecordError {
-    /// Somebody else has one of its devices, provably.
+    /// Another container provably has one of its devices.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// It could not be made durable.
@@ -195,72 +201,77 @@ pub enum RecordError {
     Store(#[from] Arc<StoreError>),
 }
 
-/// discovery → ledger: these physical keys got these ids, for good (I6).
+/// discovery → ledger: the ids that were assigned to these physical keys, permanently (I6).
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Remember(pub Vec<(String, DeviceId)>);
 
-/// discovery → ledger: what the latest scan has found. The ledger forgets in the end what it has not found.
+/// discovery → ledger: the result of the latest scan. The ledger eventually forgets devices that
+/// are absent from it.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Found(pub Arc<Evidence>);
 
-/// ledger → health: nothing is remembered any more of these devices, which have gone.
+/// ledger → health: these devices are absent, and the ledger has forgotten them.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Forget(pub Vec<DeviceId>);
 
-/// serving → ledger: a container is about to start with these ids. It may, or why it has to wait for which of them; it is asked
-/// again until it may.
+/// serving → ledger: may a container start with these ids? The error is the device that it has to
+/// wait for, and the reason. Serving repeats the message until the container may start.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), (DeviceId, StartBlocked)>")]
 pub struct Pass {
     /// The resource.
     pub resource: ResourceName,
-    /// Every id that the container gets of it.
+    /// All ids of the resource that the container gets.
     pub ids: Vec<DeviceId>,
 }
 
-/// hook runner → ledger: this hook has been run after a release; answered when that is durable. `Err` says why it has failed.
+/// hook runner → ledger: a hook after release has run. Answered when that is durable. `Err` has the
+/// reason of a failure.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct HookEnded {
-    /// The hook, as it was due.
+    /// The due hook.
     pub hook: PendingHook,
-    /// What became of the run.
+    /// The result of the run.
     pub result: Result<(), String>,
 }
 
-/// → ledger: look at the kubelet's files and at the pods; the checkpoint has changed, or time has passed.
+/// → ledger: reconcile the grants with the kubelet's files and the pods, because the checkpoint has
+/// changed, or time has passed.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Reconcile;
 
-/// app → ledger: take over what another plugin has given away of these resources, as the kubelet's checkpoint tells, before a list of them
-/// is published. Answers with the number of grants that are new.
+/// app → ledger: record the grants that another plugin made of these resources, from the kubelet's
+/// checkpoint, before the first list of them is published. Answers with the number of new grants.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<usize, String>")]
 pub struct TakeOver(pub Vec<ResourceName>);
 
-/// app → ledger: publish what is known now; a person who asks after an Allocate is told of it.
+/// app → ledger: publish the present state, so that a query after an Allocate sees its grant.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct Publish;
 
-/// host watch → registration: the kubelet's socket as it is on disk, `None` where there is none.
+/// host watch → registration: the kubelet's socket on disk, `None` if there is none.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct KubeletSeen(pub Option<KubeletGeneration>);
 
-/// host watch → registration: the kubelet has written its checkpoint, as it does for every list and every allocation.
+/// host watch → registration: the kubelet has written its checkpoint, as it does for every list and
+/// every allocation.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct CheckpointWritten;
 
-/// Counts the registrations of this process; each has a socket of its own.
+/// The number of a registration of this process. Each has a socket of its own.
 pub type RegistrationNumber = u64;
 
-/// serving → registration: the kubelet opened a ListAndWatch stream on the socket of this registration.
+/// serving → registration: the kubelet opened a ListAndWatch stream on the socket of this
+/// registration.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct StreamOpened {
@@ -270,7 +281,7 @@ pub struct StreamOpened {
     pub registration: RegistrationNumber,
 }
 
-/// serving → registration: such a stream ended.
+/// serving → registration: a ListAndWatch stream on the socket of this registration ended.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct StreamEnded {
@@ -280,7 +291,8 @@ pub struct StreamEnded {
     pub registration: RegistrationNumber,
 }
 
-/// serving → registration: the kubelet came to the socket of this registration, and hung up before it asked for the lists.
+/// serving → registration: the kubelet connected to the socket of this registration, and closed the
+/// connection before it requested the lists.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct HungUp {
@@ -290,7 +302,7 @@ pub struct HungUp {
     pub registration: RegistrationNumber,
 }
 
-/// host watch → registration: the file of this registration's socket is gone.
+/// host watch → registration: the socket file of this registration was removed.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct SocketLost {
@@ -300,7 +312,8 @@ pub struct SocketLost {
     pub registration: RegistrationNumber,
 }
 
-/// registration → serving: listen on a new socket for this registration; answers its path below the plugin directory.
+/// registration → serving: bind a new socket for this registration. Answers with its path below the
+/// plugin directory.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<String, String>")]
 pub struct Bind {
@@ -310,7 +323,8 @@ pub struct Bind {
     pub registration: RegistrationNumber,
 }
 
-/// registration → serving: this registration has been superseded; close its socket once its streams have ended.
+/// registration → serving: older registrations are superseded. Close their sockets when their
+/// streams have ended.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Retire {
@@ -320,7 +334,7 @@ pub struct Retire {
     pub newest: RegistrationNumber,
 }
 
-/// Tests and the demo → any actor: panic, so that the supervisor's promise can be seen (I10).
+/// Tests and the demo → any actor: panic, so that they can observe the supervisor (I10).
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct Crash;

@@ -1,7 +1,8 @@
-//! The application: wiring, supervision and shutdown; the only place that knows all actors.
+//! The application: wiring, supervision and shutdown. It is the only module that knows all actors.
 //!
-//! [`App::start`] is one straight line: directories, ledger, resources, actors, first inventory, registration.
-//! [`App::shut_down`] is the way back (`ending.rs`), and the streams end last: as long as they are open the kubelet counts on us.
+//! [`App::start`] is a sequence without branches: directories, ledger, resources, actors, first
+//! inventory, registration. [`App::shut_down`] (`ending.rs`) goes the reverse way. The streams end
+//! last, because the kubelet keeps the devices while they are open.
 
 mod checks;
 mod control;
@@ -70,11 +71,11 @@ use tokio::sync::{RwLock, mpsc, watch};
 pub struct App {
     /// The actors.
     pub actors: Actors,
-    /// What others may look at.
+    /// The published state, for readers outside the actors.
     pub views: Views,
     escalated: mpsc::Receiver<&'static str>,
     store: Arc<Mutex<Store>>,
-    /// What the servers behind sockets need.
+    /// The dependencies of the servers behind sockets.
     shared: Shared,
     leaving: watch::Sender<bool>,
     ending: watch::Sender<bool>,
@@ -85,30 +86,31 @@ pub struct App {
     upgrades: mpsc::Receiver<UpgradeOrder>,
     reloader: reload::Reloader,
     config_changes: mpsc::Receiver<()>,
-    /// Files that end with the daemon.
+    /// Files that are removed at the end.
     files: Vec<PathBuf>,
 }
 
-/// What concerns the daemon as a whole.
+/// An event that concerns the whole daemon.
 #[derive(Debug)]
 pub enum AppEvent {
     /// This actor has died too often.
     Escalated(&'static str),
-    /// Another instance wants to take over.
+    /// Another instance requests a handover.
     Asked(handover::Asked),
-    /// An operator wants another binary in the place of this one.
+    /// An operator requests an upgrade to another binary.
     Upgrade(UpgradeOrder),
-    /// The files of the configuration were exchanged.
+    /// The configuration files have changed.
     ConfigChanged,
 }
 
 impl App {
     /// Starts everything. Must be called on the thread of a running actix system.
     ///
-    /// Returns when the first inventory is published and registration has begun; `views.ready` tells the rest.
+    /// Returns when the first inventory is published and registration has begun. `views.ready`
+    /// reports the rest.
     ///
     /// # Errors
-    /// When the kubelet's directory cannot be one, or the ledger cannot be opened.
+    /// When the kubelet's directory is not usable, or the ledger cannot be opened.
     #[expect(clippy::too_many_lines, reason = "wiring, one straight line")]
     pub async fn start(settings: Settings) -> Result<App, StartError> {
         let roots = settings.roots.clone();
@@ -116,11 +118,13 @@ impl App {
         let host_root = HostRoot::new(&roots.host);
 
         tracing::debug!("opening the ledger");
-        // The kernel's own, also in a container with another root: what a process wrote outlives it until that kernel ends.
+        // The boot id of the running kernel, also in a container with another host root: written
+        // pages survive the process until this kernel ends.
         let boot_id = host::boot_id(Path::new("/"));
         let (mut store, mut recovered) =
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
-        // Not before: a start that the user can mend ends in one sentence, without a log around it.
+        // Only now: a start that fails for a reason that the user can fix ends in one sentence,
+        // without log lines around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         settings.close_folders();
         rebuild::complete(&mut store, &mut recovered, &settings.device_plugins(), &host_root);
@@ -138,12 +142,13 @@ impl App {
         let first = Plan { number: 1, specs: Arc::clone(&specs), patterns, health, ledger: policy };
         let (plan, plan_view) = watch::channel(Arc::new(first));
 
-        // What is published outlives whoever publishes it.
+        // Published snapshots outlive their publisher.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
-        // Who holds what is known before anything is judged: a held id is in the very first list (I3).
+        // The grants are known before the first judgement, so the first list has every held id
+        // (I3).
         let recovered = Ledger::from(recovered);
         let hooks = release_hooks(specs.iter());
-        // And so is what free devices wait for.
+        // The due hooks are known before it too.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
@@ -157,7 +162,7 @@ impl App {
         let (leaving, leaving_view) = watch::channel(false);
         let (ending, ending_view) = watch::channel(false);
         let gate = Arc::new(RwLock::new(()));
-        // One connection for all who ask.
+        // One connection for all callers.
         let pod_resources = PodResources::new(settings.pod_resources());
         let checkpoint = CheckpointReader::new(settings.device_plugins());
         let store = Arc::new(Mutex::new(store));
@@ -180,11 +185,11 @@ impl App {
 
         let (escalate, mut escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
-        // A stalled disk must not stall the streams, nor a slow scan an Allocate.
+        // A stalled disk must not delay the streams, and a slow scan must not delay an Allocate.
         let arbiter = |what| Arbiter::try_with_tokio_rt(host::runtime).map_err(|why| StartError::NoThread { what, why });
         let (ledger_arbiter, discovery_arbiter, here) = (arbiter("the ledger")?, arbiter("discovery")?, Arbiter::current());
 
-        // A tree without one (a captured one) is of one boot for ever.
+        // A captured sysfs tree has no boot id. It counts as one boot.
         let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());
         let config = LedgerConfig {
             store: Arc::clone(&store),
@@ -206,7 +211,7 @@ impl App {
         };
         let guardian = ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
-        // Who has what another plugin gave is known before anything is judged, too.
+        // The devices that another plugin granted are known before the first judgement too.
         take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
 
         let probed_root = host_root.clone();
@@ -268,7 +273,7 @@ impl App {
         let of_serving = shared.clone();
         serving.start(here.clone(), supervision.clone(), move |life| Serving::new(of_serving.clone(), life));
 
-        // One that waits stands for all.
+        // One queued event covers all changes.
         let (config_changed, config_changes) = mpsc::channel(1);
         let watcher = watcher::Watcher {
             device_plugins: settings.device_plugins(),
@@ -288,7 +293,7 @@ impl App {
         };
         watcher.read_kubelet_socket();
 
-        // Nothing is registered before there is a list to send.
+        // No resource is registered before there is a list to send.
         let mut first = inventory_view.clone();
         let complete = |inventory: &Arc<Inventory>| names.iter().all(|name| inventory.resources.contains_key(name));
         tokio::select! {
@@ -296,7 +301,7 @@ impl App {
             Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
         }
 
-        // Before the kubelet hears of us: it may start containers at once.
+        // Before the first Register: the kubelet may start containers at once.
         let keeper =
             files::Writer { files, host_root: host_root.clone(), inventory: inventory_view.clone(), grants: grants_view.clone() }.begin();
         let config = RegistrationConfig {
@@ -346,7 +351,7 @@ impl App {
             ready: ready_view,
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
-        // What the log tells of devices is understood now that they are known.
+        // Kernel messages can be matched to devices now that the devices are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         let background = [tokio::spawn(asker.run()), tokio::spawn(runner.run()), tokio::spawn(checker.run()), tokio::spawn(keeper.run())];
         tasks.extend(background);
@@ -358,7 +363,7 @@ impl App {
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
         let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade, outputs);
         tasks.extend(control::serve(&control, source, limits.control));
-        // One at a time, and one that waits.
+        // One request at a time, and one in the queue.
         let (ask, asked) = mpsc::channel(1);
         tasks.extend(handover::listen(&roots.run, Arc::new(move || sockets.share()), ask, limits.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
@@ -382,7 +387,7 @@ impl App {
         })
     }
 
-    /// Waits for what concerns the daemon as a whole.
+    /// Waits for an event that concerns the whole daemon.
     pub async fn event(&mut self) -> AppEvent {
         tokio::select! {
             actor = self.escalated.recv() => AppEvent::Escalated(actor.unwrap_or("supervisor")),
@@ -392,7 +397,7 @@ impl App {
         }
     }
 
-    /// Waits until an actor has died too often. Its name.
+    /// Waits until an actor has died too often. Returns its name.
     pub async fn escalated(&mut self) -> &'static str {
         self.escalated.recv().await.unwrap_or("supervisor")
     }

@@ -1,4 +1,4 @@
-//! What `status` and readiness say of the daemon.
+//! The daemon's state as `status` and readiness report it.
 
 use super::Views;
 use super::devices::{self, DeviceReport};
@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The daemon at a glance (`status -o json`).
+/// The daemon's state (`status -o json`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// The version of this document's form.
+    /// The version of this document's schema.
     pub schema: u32,
     /// The daemon's version.
     pub version: String,
@@ -27,45 +27,49 @@ pub struct Status {
     pub ready: bool,
     /// The kubelet's registration socket; `null` while there is none.
     pub kubelet: Option<KubeletGeneration>,
-    /// Whether that socket was left behind: nobody has listened on it when it was tried last.
+    /// Whether that socket was left behind: no process listened on it at the last try.
     #[serde(default)]
     pub socket_left_behind: bool,
-    /// Since when the kubelet's checkpoint cannot be read, and why; `null` where it can, and where there is none and nothing is held.
+    /// Since when the kubelet's checkpoint cannot be read, and why. `null` if it can be read, or if
+    /// there is none and no device is held.
     #[serde(default)]
     pub checkpoint_unread: Option<CheckpointUnread>,
-    /// The configuration that runs, and what is to be said of its files.
+    /// The running configuration, and remarks on its files.
     #[serde(default)]
     pub config: ConfigReport,
-    /// How the ledger is kept.
+    /// The state of the ledger's storage.
     pub ledger: LedgerHealth,
-    /// Whether new grants are refused while it cannot be written; otherwise they are answered and in memory only.
+    /// Whether new grants are refused while the ledger cannot be written. Otherwise they are
+    /// answered, and are in memory only.
     #[serde(default)]
     pub ledger_refuses: bool,
-    /// What was refused since a grant was recorded, because none can be; `null` where nothing was.
+    /// The Allocates that were refused because no grant can be recorded, since the last recorded
+    /// grant. `null` if there are none.
     #[serde(default)]
     pub not_recorded: Option<Unrecorded>,
-    /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
+    /// The damage of the ledger at the start, and its repair. `null` if the ledger was intact.
     #[serde(default)]
     pub recovery: Option<String>,
-    /// Why `/metrics`, `/healthz` and `/readyz` are not served; `null` where they are, and where nobody wants them.
+    /// Why `/metrics`, `/healthz` and `/readyz` are not served. `null` if they are served, or not
+    /// configured.
     #[serde(default)]
     pub not_served: Option<String>,
-    /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile, or their next
-    /// holder waits for its start.
+    /// The hooks after release that are due or have failed. Until then their devices are free and
+    /// unhealthy, or their next holder waits for its start.
     #[serde(default)]
     pub hooks: Vec<HookReport>,
-    /// The hooks and checks that cannot be run at present.
+    /// The hooks and checks that cannot be run now.
     #[serde(default)]
     pub not_run: Vec<NotRun>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
-    /// The devices that are unhealthy, and those that may soon be.
+    /// The devices that are unhealthy, suspect or cordoned.
     #[serde(default)]
     pub ailing: Vec<DeviceReport>,
-    /// Signals of health that are not there, each with the reason.
+    /// Health signals that are unavailable, each with the reason.
     #[serde(default)]
     pub signals_off: BTreeMap<Source, String>,
-    /// What the last scan of the host could not read, one sentence each.
+    /// The reads that failed in the last scan, one sentence each.
     #[serde(default)]
     pub unread: BTreeSet<String>,
 }
@@ -73,10 +77,11 @@ pub struct Status {
 /// A hook after release of [`Status`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookReport {
-    /// What is owed, and how far it has come.
+    /// The pending hook and its state.
     #[serde(flatten)]
     pub owed: PendingHook,
-    /// Who has been given the device, as healthy as ever, and does not start before; with nobody the device is unhealthy until then.
+    /// The holders that were granted the device and wait for their start; the device is healthy for
+    /// them. If there are none, the device is unhealthy until the hook is done.
     #[serde(default)]
     pub awaited_by: Vec<Holder>,
 }
@@ -96,13 +101,14 @@ pub struct ResourceReport {
     pub held: usize,
     /// Why the last registration failed; `null` when it did not.
     pub problem: Option<String>,
-    /// What the kubelet has otherwise than Holdfast, although it has opened our stream: another list, or an answer of another
-    /// plugin; `null` when nothing is known of that.
+    /// How the kubelet's state differs from ours, although it has opened our stream: another list,
+    /// or an answer of another plugin. `null` if no difference is known.
     #[serde(default)]
     pub disagreement: Option<String>,
-    /// From the begin of the last registration to its stream, in milliseconds.
+    /// The time from the start of the last registration to its stream, in milliseconds.
     pub last_registration_ms: Option<f64>,
-    /// The version of the device-plugin API that the kubelet took last; `null` until it has taken one.
+    /// The version of the device-plugin API that the kubelet accepted last. `null` before the first
+    /// one.
     pub api_version: Option<String>,
 }
 
@@ -155,7 +161,7 @@ impl Status {
     }
 }
 
-/// What is owed to free devices, and what a pod waits for.
+/// The pending hooks, each with the pods that wait for it.
 fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
     let due = views.due.borrow().clone();
     let report = |owed: &PendingHook| {
@@ -177,10 +183,11 @@ fn is_ailing(device: &DeviceReport) -> bool {
     device.health.as_deref() == Some("Unhealthy") || device.state == "suspect" || device.cordoned.is_some()
 }
 
-/// Sets `ready` once every resource is registered or waits for an absent kubelet (I11), and never takes it back.
+/// Sets `ready` when every resource is registered or waits for an absent kubelet (I11). It is never
+/// reset.
 ///
-/// A resource that the kubelet refuses counts too: it is tried on, and said; one name must not have the service manager
-/// end the daemon that serves all others.
+/// A resource that the kubelet refuses counts too: registration continues and reports it. One
+/// refused name must not make the service manager end the daemon that serves all others.
 pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let inventory = views.inventory;

@@ -1,15 +1,16 @@
-//! The supervisor: an actor that dies is built again, and nobody who talks to it notices (I10).
+//! The supervisor rebuilds an actor that dies, and its callers do not notice (I10).
 //!
-//! actix's own `Supervisor` restarts an actor that stops, never one that panics: the actor is dropped and its address
-//! is closed for ever. Here every actor owns a [`Life`]; its drop tells the guardian, whichever way the actor died —
-//! in a handler, in a timer, in `started` or in its factory. The guardian builds the next one at once, waits longer
-//! after each death in quick succession, and gives up (the daemon then exits, and systemd or the kubelet starts it
-//! anew) when an actor dies too often.
+//! actix's own `Supervisor` restarts an actor that stops, but not one that panics: then the actor
+//! is dropped and its address is closed permanently. Here every actor owns a [`Life`]. Its drop
+//! notifies the guardian of any death: in a handler, in a timer, in `started` or in the factory.
+//! The guardian builds the next actor at once. It waits longer after each death in quick
+//! succession, and gives up when an actor dies too often. The daemon then exits, and systemd or the
+//! kubelet starts it again.
 //!
 //! ```text
-//!   factory(life) ─▶ actor ── panic ──▶ drop(life) ─▶ guardian ─ back-off ─▶ factory(life) ─▶ actor
-//!                      ▲                                  └─ too many deaths ─▶ escalation ─▶ exit code 7
-//!   callers ── Handle ─┘   (a watch: the address of the day; calls wait for it and are sent again)
+//!   factory(life) ─▶ actor ── panic ──▶ drop(life) ─▶ guardian ─ backoff ─▶ factory(life) ─▶ actor
+//!                      ▲                                  └─ too many ─▶ escalation ─▶ exit code 7
+//!   callers ── Handle ─┘   (a watch with the current address; calls wait for it and are repeated)
 //! ```
 
 use crate::messages::{CallError, Crash, Door, Mailbox, WithReply};
@@ -24,20 +25,21 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Messages that may wait in an actor's mailbox. The kubelet admits pods one by one; the rest is room for tools that
-/// measure with many callers. More callers than this wait in line, nothing is lost.
+/// Capacity of an actor's mailbox. The kubelet admits pods one by one; the rest is for tools that
+/// measure with many callers. Further callers wait in line, and no message is lost.
 const MAILBOX_CAPACITY: usize = 256;
 
-/// How death is answered.
+/// How the supervisor handles deaths.
 #[derive(Debug, Clone, Copy)]
 pub struct Policy {
-    /// The wait before the second rebuild in quick succession; doubled each time. The first one does not wait.
+    /// The pause before the second rebuild in quick succession; doubled each time. The first
+    /// rebuild has no pause.
     pub backoff_min: Duration,
-    /// The longest wait.
+    /// The longest pause.
     pub backoff_max: Duration,
-    /// So many deaths within `window` are too many.
+    /// This number of deaths within `window` escalates.
     pub deaths_max: usize,
-    /// See `deaths_max`. A death older than this is forgotten.
+    /// The window of `deaths_max`. Older deaths do not count.
     pub window: Duration,
 }
 
@@ -52,18 +54,18 @@ impl Default for Policy {
     }
 }
 
-/// What all guardians share.
+/// The shared state of all guardians.
 #[derive(Debug, Clone)]
 pub struct Supervision {
-    /// How death is answered.
+    /// How deaths are handled.
     pub policy: Policy,
-    /// Gets the name of an actor that has died too often.
+    /// Receives the name of an actor that has died too often.
     pub escalate: mpsc::Sender<&'static str>,
-    /// True once the actors are to end: each does, and none is built again.
+    /// True when the actors shall end. None is rebuilt then.
     pub ending: watch::Receiver<bool>,
 }
 
-/// Owned by an actor as long as it lives. Its drop is the news of the actor's death.
+/// Owned by an actor as long as it lives. Its drop signals the actor's death.
 #[derive(Debug)]
 pub struct Life {
     /// Counts the actor's lives, from 1.
@@ -71,7 +73,7 @@ pub struct Life {
     _death: oneshot::Sender<()>,
 }
 
-/// A stable door to an actor: cheap to clone, valid across every death.
+/// A stable address of an actor: cheap to clone, valid across every death.
 #[derive(Debug)]
 pub struct Handle<A: Actor> {
     name: &'static str,
@@ -84,7 +86,8 @@ impl<A: Actor> Clone for Handle<A> {
     }
 }
 
-/// A place for an actor: its handle can be given away before the actor is built, so that actors can know each other.
+/// A slot for an actor. Its handle exists before the actor is built, so that actors can have each
+/// other's handles.
 #[derive(Debug)]
 pub struct Slot<A: Actor> {
     handle: Handle<A>,
@@ -92,21 +95,22 @@ pub struct Slot<A: Actor> {
 }
 
 impl<A: Actor<Context = Context<A>>> Slot<A> {
-    /// An empty place. Calls to its handle wait until the actor is there.
+    /// An empty slot. Calls to its handle wait until the actor exists.
     #[must_use]
     pub fn new(name: &'static str) -> Self {
         let (publish, address) = watch::channel(None);
         Slot { handle: Handle { name, address }, publish }
     }
 
-    /// The door to the actor, now and later.
+    /// The actor's handle, valid before and after its start.
     #[must_use]
     pub fn handle(&self) -> Handle<A> {
         self.handle.clone()
     }
 
-    /// Starts the actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew. The guardian that
-    /// is returned is done when the actor has ended and its factory is dropped.
+    /// Starts the actor on `arbiter` and rebuilds it after every death. `factory` builds each life
+    /// from durable state. The returned guardian ends when the actor has ended and its factory is
+    /// dropped.
     ///
     /// Must be called on the actix system's thread.
     pub fn start<F>(self, arbiter: ArbiterHandle, supervision: Supervision, factory: F) -> JoinHandle<()>
@@ -126,7 +130,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
                     context.set_mailbox_capacity(MAILBOX_CAPACITY);
                     let end = async move {
                         if ends.wait_for(|ending| *ending).await.is_err() {
-                            // Nobody is left to end anything.
+                            // No code is left that could end the actor.
                             std::future::pending::<()>().await;
                         }
                     };
@@ -134,7 +138,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
                     factory(life)
                 });
                 publish.send_replace(Some(addr));
-                // The sender is never used, only dropped: an error is the expected end.
+                // The sender is never used, only dropped: an error is the expected result.
                 drop(died.await);
                 publish.send_replace(None);
                 if *ending.borrow() {
@@ -148,8 +152,9 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
                 }
                 metrics::actor_restarted(name);
                 if deaths.len() >= policy.deaths_max {
-                    tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up");
-                    // Full means that another actor escalated first: the daemon is on its way out.
+                    tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up; the daemon ends");
+                    // A full channel means that another actor escalated first: the daemon is
+                    // ending.
                     let _ = escalate.try_send(name);
                     return;
                 }
@@ -161,7 +166,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
     }
 }
 
-/// The wait after the `deaths`-th death within the window.
+/// The pause after the `deaths`-th death within the window.
 fn backoff(policy: &Policy, deaths: usize) -> Duration {
     match deaths {
         0 | 1 => Duration::ZERO,
@@ -173,7 +178,7 @@ fn backoff(policy: &Policy, deaths: usize) -> Duration {
 }
 
 impl<A: Actor> Handle<A> {
-    /// The door for one kind of message.
+    /// The mailbox for one kind of message.
     pub fn mailbox<M>(&self) -> Mailbox<M>
     where
         A: Handler<M>,
@@ -184,7 +189,8 @@ impl<A: Actor> Handle<A> {
         Mailbox::new(self.clone())
     }
 
-    /// The door for a message that is answered from a later message of the actor: its reply sender goes with it.
+    /// The mailbox for a message that the actor answers from a later message. The reply sender is
+    /// in the message.
     pub fn replying_mailbox<M>(&self) -> Mailbox<M>
     where
         A: Handler<WithReply<M>>,
@@ -195,7 +201,7 @@ impl<A: Actor> Handle<A> {
         Mailbox::new(Replying(self.clone()))
     }
 
-    /// Lets the present life die, and waits until the next one has taken its place. A [`Mailbox::call`] would send the
+    /// Makes the present life panic, and waits for the next one. A [`Mailbox::call`] would send the
     /// message to the next life too, and to the one after it.
     ///
     /// # Errors
@@ -208,7 +214,7 @@ impl<A: Actor> Handle<A> {
         let mut address = self.address.clone();
         let given_up = |_| CallError::GivenUp(self.name);
         let Some(victim) = address.wait_for(Option::is_some).await.map_err(given_up)?.clone() else { return Ok(()) };
-        // No answer: that is what is asked for.
+        // The expected result is no answer.
         let _ = victim.send(Crash).await;
         let next = |current: &Option<Addr<A>>| current.as_ref().is_some_and(|current| *current != victim);
         address.wait_for(next).await.map_err(given_up)?;
@@ -219,7 +225,7 @@ impl<A: Actor> Handle<A> {
 /// The actor's present life, or its next one; `None` when it has been given up.
 async fn alive<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>) -> Option<Addr<A>> {
     loop {
-        // Cloned at once: the borrow would keep the supervisor from publishing.
+        // Cloned at once: holding the borrow would block the supervisor's publication.
         let addr = address.wait_for(Option::is_some).await.ok()?.clone();
         if addr.is_some() {
             return addr;
@@ -227,8 +233,8 @@ async fn alive<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>) -> Opti
     }
 }
 
-/// Waits for the news that this life is over: its address may be published for an instant longer than it lives. `None` when the
-/// actor has been given up.
+/// Waits until this life is known to be dead. Its address may be published slightly longer than it
+/// lives. `None` if the actor was given up.
 async fn dead<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>, addr: &Addr<A>) -> Option<()> {
     address.wait_for(|current| current.as_ref() != Some(addr)).await.ok().map(drop)
 }
@@ -248,7 +254,7 @@ where
                     let addr = alive(&mut address).await.ok_or(CallError::GivenUp(name))?;
                     match addr.send(message.clone()).await {
                         Ok(answer) => return Ok(answer),
-                        // The actor died with the message in its mailbox or in its hands.
+                        // The actor died with the message in its mailbox, or while it handled it.
                         Err(MailboxError::Closed | MailboxError::Timeout) => {
                             dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?;
                         }
@@ -264,15 +270,16 @@ where
         if addr.is_some_and(|addr| addr.try_send(message.clone()).is_ok()) {
             return;
         }
-        // Outside a runtime the daemon is ending, and nobody is left to be told.
+        // Outside a runtime the daemon is ending, and no receiver is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(delivered(self.name, self.call(message, TELL_PATIENCE).map_ok(drop).boxed()));
+            runtime.spawn(delivered(self.name, self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed()));
         }
     }
 }
 
-/// How long a message that nobody waits for may wait for an actor that is being rebuilt or is busy.
-const TELL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a message without a waiting caller may wait for an actor that is being rebuilt or is
+/// busy.
+const DELIVERY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A handle whose messages carry their reply senders.
 #[derive(Debug)]
@@ -292,9 +299,10 @@ where
                 loop {
                     let addr = alive(&mut address).await.ok_or(CallError::GivenUp(name))?;
                     let (reply, answer) = oneshot::channel();
-                    // A message that the actor does not take is dropped with its reply sender, as one that it dies with.
+                    // A message that the actor does not accept is dropped with its reply sender,
+                    // like one in a dead actor's mailbox.
                     if let Err(refused) = addr.try_send(WithReply { message: message.clone(), reply }) {
-                        // The mailbox is full: wait for room.
+                        // The mailbox is full: wait for space.
                         let _ = addr.send(refused.into_inner()).await;
                     }
                     match answer.await {
@@ -308,14 +316,15 @@ where
     }
 
     fn tell(&self, message: M) {
-        // Outside a runtime the daemon is ending, and nobody is left to be told.
+        // Outside a runtime the daemon is ending, and no receiver is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(delivered(self.0.name, self.call(message, TELL_PATIENCE).map_ok(drop).boxed()));
+            runtime.spawn(delivered(self.0.name, self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed()));
         }
     }
 }
 
-/// Says so when a message was not delivered. One function for all messages, or the binary holds a task for each of them.
+/// Logs a message that was not delivered. One function for all messages, because a generic one
+/// would add a task per message type to the binary.
 async fn delivered(actor: &'static str, call: BoxFuture<'static, Result<(), CallError>>) {
     if let Err(error) = call.await {
         tracing::warn!(actor, %error, "a message was not delivered");

@@ -7,7 +7,7 @@
 //!        ◀── Offer, with the kubelet's ─────  NEW ends here if it cannot read the ledger's version
 //!            connections and OLD's sockets
 //!        ── Take ──────────────────────────▶  drains: answers the calls that were already sent
-//!        ◀── Yours, with the same again ────  releases the connections (no more I/O), closes the ledger
+//!        ◀── Yours, with the same again ────  releases the connections, closes the ledger
 //!   opens the ledger, scans, serves OLD's
 //!   sockets too, makes the kubelet send
 //!   its unanswered calls again (GOAWAY),

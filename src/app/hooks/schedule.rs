@@ -209,8 +209,8 @@ mod tests {
     }
 
     proptest! {
-        /// In any history a device has one run at a time, and a present device with a due hook gets a
-        /// run within the longest wait.
+        /// In any history a device has one run at a time, and a present device with a due hook gets
+        /// a run within the longest wait.
         #[test]
         fn every_present_device_gets_its_run_and_one_at_a_time(steps in prop::collection::vec((0..5_u8, 0..3_u8, 1..100_u64), 0..80)) {
             let (mut schedule, mut now, mut running) = (Schedule::default(), at(0), false);

@@ -1,4 +1,4 @@
-//! Every way an actor can die, and what its callers see of it: nothing.
+//! Tests of every way in which an actor can die. Its callers never notice.
 
 use super::*;
 use actix::{ActorContext, AsyncContext};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the next life does wrong, each time once.
+/// The planned failures. Each happens once.
 #[derive(Debug, Default)]
 struct Plan {
     factory_panics: AtomicU64,
@@ -112,7 +112,7 @@ async fn a_panic_in_a_timer_in_started_and_in_the_factory_is_survived() {
 }
 
 #[actix::test]
-async fn calls_of_many_callers_all_arrive_through_a_storm_of_deaths() {
+async fn calls_of_many_callers_all_arrive_despite_many_deaths() {
     let policy = Policy { deaths_max: usize::MAX, ..Policy::default() };
     let (handle, _escalated) = victim(&Arc::default(), policy);
     let callers: Vec<_> = (0..64)
@@ -136,7 +136,7 @@ async fn calls_of_many_callers_all_arrive_through_a_storm_of_deaths() {
 }
 
 #[actix::test]
-async fn an_actor_that_keeps_dying_escalates_and_its_callers_are_told() {
+async fn an_actor_that_keeps_dying_escalates_and_its_calls_fail() {
     let plan = Arc::<Plan>::default();
     plan.factory_panics.store(u64::MAX, Ordering::SeqCst);
     let policy = Policy { deaths_max: 5, ..Policy::default() };
