@@ -263,7 +263,7 @@ fn texts() -> Vec<Source> {
     fn walk(path: &Path, files: &mut Vec<PathBuf>) {
         if path.is_dir() {
             fs::read_dir(path).unwrap().for_each(|entry| walk(&entry.unwrap().path(), files));
-        } else if path.extension().is_none_or(|extension| {
+        } else if path.extension().is_some_and(|extension| {
             ["rs", "md", "toml", "yaml", "service", "conf", "proto", "tpl", "txt"].iter().any(|text| extension == *text)
         }) {
             files.push(path.to_path_buf());

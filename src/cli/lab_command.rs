@@ -5,6 +5,8 @@
 use crate::console::exit::{FAILURE, Failed};
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::io;
+#[cfg(not(feature = "lab"))]
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,11 +31,18 @@ pub(super) struct Arguments {
 pub(super) fn run(verb: &str) -> Result<(), Failed> {
     let executable = env::current_exe().unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
-    Err(replace(verb, &executable, &path, env::args_os().skip(1)))
+    Err(replace(verb, &executable, &path, env::args_os().skip(1), CommandExt::exec))
 }
 
-/// Returns only if exec fails.
-fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator<Item = OsString>) -> Failed {
+/// Returns only if `exec` fails. A failed exec leaves SIGPIPE at its default, so tests pass another
+/// function.
+fn replace(
+    verb: &str,
+    executable: &Path,
+    path: &OsStr,
+    arguments: impl Iterator<Item = OsString>,
+    exec: impl FnOnce(&mut Command) -> io::Error,
+) -> Failed {
     let Some(program) = find(executable, path) else {
         let own_dir = executable.parent().unwrap_or(Path::new("/")).display();
         return Failed::new(
@@ -44,7 +53,7 @@ fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator
             ),
         );
     };
-    let error = Command::new(&program).args(arguments).exec();
+    let error = exec(Command::new(&program).args(arguments));
     Failed::new(FAILURE, format_args!("cannot run {} for `holdfast {verb}`: {error}", program.display()))
 }
 
@@ -84,7 +93,7 @@ mod tests {
 
     #[test]
     fn without_the_lab_the_error_names_the_package() {
-        let failed = replace("demo", Path::new("/nowhere/holdfast"), OsStr::new(""), std::iter::empty());
+        let failed = replace("demo", Path::new("/nowhere/holdfast"), OsStr::new(""), std::iter::empty(), |_| unreachable!("no program"));
         let sentence = failed.sentence.unwrap();
         assert_eq!(failed.code, FAILURE);
         assert!(sentence.contains("install the package holdfast-lab"), "{sentence}");
@@ -95,9 +104,10 @@ mod tests {
     fn a_failed_exec_is_reported_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(PROGRAM), "not a program").unwrap();
-        let failed = replace("bench", &dir.path().join("holdfast"), OsStr::new(""), std::iter::empty());
+        let failed =
+            replace("bench", &dir.path().join("holdfast"), OsStr::new(""), std::iter::empty(), |_| io::ErrorKind::PermissionDenied.into());
         let sentence = failed.sentence.unwrap();
         assert!(sentence.starts_with(&format!("cannot run {}", dir.path().join(PROGRAM).display())), "{sentence}");
-        assert!(sentence.contains("Permission denied"), "{sentence}");
+        assert!(sentence.contains("permission denied"), "{sentence}");
     }
 }

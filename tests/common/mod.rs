@@ -381,6 +381,9 @@ pub(crate) fn is_root() -> bool {
 
 /// The median, the 99th percentile and the maximum.
 pub(crate) fn percentiles(mut values: Vec<Duration>) -> String {
+    if values.is_empty() {
+        return "none".into();
+    }
     values.sort();
     let at = |share: usize| values.get((values.len() * share / 100).min(values.len() - 1)).copied().unwrap_or_default();
     format!("p50 {:?}, p99 {:?}, max {:?}", at(50), at(99), at(100))

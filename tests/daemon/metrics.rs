@@ -424,10 +424,10 @@ fn the_check_reports_a_daemons_problems() {
 fn the_configuration_for_node_problem_detector_calls_the_check_that_is_shipped() {
     let config: Value = serde_json::from_str(&text("packaging/node-problem-detector/holdfast.json")).unwrap();
     let conditions: BTreeSet<&str> = config["conditions"].as_array().unwrap().iter().map(|one| one["type"].as_str().unwrap()).collect();
-    let shipped = text("packaging/nfpm.yaml");
+    let shipped = text("packaging/nfpm/holdfast.yaml");
     for rule in config["rules"].as_array().unwrap() {
         assert!(conditions.contains(rule["condition"].as_str().unwrap()), "{rule}");
         let path = rule["path"].as_str().unwrap();
-        assert!(shipped.contains(&format!("dst: {path},")), "packaging/nfpm.yaml does not ship {path}");
+        assert!(shipped.contains(&format!("dst: {path},")), "packaging/nfpm/holdfast.yaml does not ship {path}");
     }
 }

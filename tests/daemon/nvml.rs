@@ -258,7 +258,9 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
-        for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration")] {
+        for (config, why) in
+            [("", "was not found in the usual driver folders"), ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration")]
+        {
             let (node, ..) = node(config);
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();

@@ -27,8 +27,12 @@ pub(super) enum Work {
     Checkpoint(Box<CheckpointOrder>, SyncSender<Result<(), StoreError>>),
     Read(SyncSender<Result<Reader, StoreError>>),
     #[cfg(test)]
-    Meddle(Box<dyn FnOnce(&mut Option<Database>) + Send>),
+    Meddle(Meddling),
 }
+
+/// What a test does behind the store's back.
+#[cfg(test)]
+pub(super) type Meddling = Box<dyn FnOnce(&mut Option<Database>) + Send>;
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

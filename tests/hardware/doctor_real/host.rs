@@ -94,7 +94,7 @@ fn a_kernel_log_that_cannot_be_read() {
             for (log, prefix, words) in [
                 (Some("1 11"), &["setpriv"][..], None),
                 (None, &["setpriv"], Some("No such file")),
-                (Some("1 3"), &["setpriv"], Some("another device")),
+                (Some("1 3"), &["setpriv"], Some("not the kernel's log device")),
                 (Some("1 11"), &without_syslog, Some("not permitted")),
             ] {
                 if prefix.len() > 1 && !restricted {

@@ -21,8 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// A flow that was held for longer is logged: without the entry the later events cannot be
-/// explained.
+/// A flow that was held for longer is logged, to explain the later events.
 const LOGGED_FROM: Duration = Duration::from_millis(1);
 
 /// One instance of the kubelet, from a start to the next stop.
