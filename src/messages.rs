@@ -1,20 +1,29 @@
 //! Every message between actors, and `Mailbox`, the address that delivers it.
 //!
-//! ```text
-//!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
-//!   serving ─ Broken ──────────────▶ health ◀─ Happened ─ host watch; Instruct ─ app
-//!   health ─ Judged ───────────────▶ ledger
-//!   serving ─ Record, Pass ────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
-//!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
-//!   discovery ─ Remember, Found ───▶ ledger ◀─ Reconcile ─ host watch; Publish, TakeOver ─ app
-//!   ledger ─ Forget ───────────────▶ health
-//!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
-//!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
-//!   registration ─ Bind, Retire ───▶ serving
-//! ```
+//! | from | message | to |
+//! | --- | --- | --- |
+//! | app, host watch, health | `Rescan` | discovery |
+//! | discovery | `Discovered` | health |
+//! | health | the inventory (watch) | serving, registration |
+//! | serving | `ReportUnusable` | health |
+//! | host watch, kernel log | `DeviceEventSeen` | health |
+//! | app | `ApplyOperatorRequest`, `Checked` | health |
+//! | health | `RecordVerdicts` | ledger |
+//! | serving | `Record`, `CheckStart` | ledger |
+//! | hook runner | `HookEnded` | ledger |
+//! | discovery | `Remember`, `Found` | ledger |
+//! | host watch | `Reconcile` | ledger |
+//! | app | `Publish`, `TakeOver` | ledger |
+//! | ledger | `Forget` | health |
+//! | ledger | the grants (watch) | health, telemetry, cli |
+//! | ledger | the due hooks (watch) | hook runner, health, cli |
+//! | serving | `StreamOpened`, `StreamEnded`, `ClosedEarly` | registration |
+//! | host watch | `KubeletSeen`, `CheckpointWritten`, `SocketLost` | registration |
+//! | registration | `Bind`, `Retire` | serving |
+//! | app | the plan (watch) | discovery (health gets it with `Discovered`), ledger, host watch |
 //!
-//! An actor may die and be rebuilt between a message and its answer. The message is then sent again (see
-//! [`Mailbox::call`]). So every message is idempotent.
+//! An actor may die and be rebuilt between a message and its answer. The message is then sent again
+//! (see [`Mailbox::call`]). So every message is idempotent.
 
 use crate::domain::{
     CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment, OperatorRequest, PendingHook, Plan, Reason, Refusal,
@@ -40,21 +49,21 @@ pub enum CallError {
 }
 
 /// Delivers one kind of message to an actor. The supervisor's handle implements it.
-pub trait Door<M: Message>: Send + Sync {
+pub trait Deliver<M: Message>: Send + Sync {
     /// Sends `message`, again after every death of the actor, until it is answered or `deadline`
     /// has passed.
     fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>>;
     /// Sends `message` without waiting for an answer.
-    fn tell(&self, message: M);
+    fn send(&self, message: M);
 }
 
 /// A stable address for one kind of message. It stays valid across deaths of the actor.
-pub struct Mailbox<M: Message>(Arc<dyn Door<M>>);
+pub struct Mailbox<M: Message>(Arc<dyn Deliver<M>>);
 
 impl<M: Message> Mailbox<M> {
     /// A mailbox for any receiver of the message.
-    pub fn new(door: impl Door<M> + 'static) -> Self {
-        Mailbox(Arc::new(door))
+    pub fn new(receiver: impl Deliver<M> + 'static) -> Self {
+        Mailbox(Arc::new(receiver))
     }
 
     /// Sends `message` and waits for the answer, across deaths of the actor.
@@ -66,8 +75,8 @@ impl<M: Message> Mailbox<M> {
     }
 
     /// Sends `message` and does not wait.
-    pub fn tell(&self, message: M) {
-        self.0.tell(message);
+    pub fn send(&self, message: M) {
+        self.0.send(message);
     }
 }
 
@@ -121,7 +130,7 @@ pub struct Discovered {
 /// that.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct Broken {
+pub struct ReportUnusable {
     /// The resource.
     pub resource: ResourceName,
     /// The id of the kubelet's list.
@@ -133,7 +142,7 @@ pub struct Broken {
 /// host watch → health: the kernel reported an event of a device.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct Happened {
+pub struct DeviceEventSeen {
     /// The event.
     pub event: DeviceEvent,
     /// The kernel's time of the event if it reports one, else the time of receipt.
@@ -154,8 +163,8 @@ pub struct Checked {
 
 /// app → health: an operator's request. Answered when it is durable and in the list.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<(), InstructError>")]
-pub struct Instruct {
+#[rtype(result = "Result<(), OperatorRequestError>")]
+pub struct ApplyOperatorRequest {
     /// The device, by its own id.
     pub device: DeviceId,
     /// What the operator requests.
@@ -164,7 +173,7 @@ pub struct Instruct {
 
 /// Why an operator's request failed.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum InstructError {
+pub enum OperatorRequestError {
     /// No device has this id.
     #[error("no device has the id `{0}`; `holdfast discover` lists the devices of this node")]
     Unknown(DeviceId),
@@ -176,7 +185,7 @@ pub enum InstructError {
 /// health → ledger: record these verdicts, or forget them (`None`). Answered when that is durable.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
-pub struct Judged(pub Vec<(DeviceId, Option<Verdict>)>);
+pub struct RecordVerdicts(pub Vec<(DeviceId, Option<Verdict>)>);
 
 /// serving → ledger, as [`WithReply`]: record this grant. Answered when it is durable (I1). A
 /// repeated message is recorded once.
@@ -221,7 +230,7 @@ pub struct Forget(pub Vec<DeviceId>);
 /// wait for, and the reason. Serving repeats the message until the container may start.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), (DeviceId, StartBlocked)>")]
-pub struct Pass {
+pub struct CheckStart {
     /// The resource.
     pub resource: ResourceName,
     /// All ids of the resource that the container gets.
@@ -295,7 +304,7 @@ pub struct StreamEnded {
 /// connection before it requested the lists.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct HungUp {
+pub struct ClosedEarly {
     /// The resource.
     pub resource: ResourceName,
     /// The registration whose socket it came to.

@@ -84,6 +84,6 @@ impl Runner {
             Err(error) if error.is_no_result(Phase::Check) => CheckResult::NotRun,
             Err(error) => CheckResult::Failed(error.to_string()),
         };
-        self.checked.tell(Checked { device: id, at, result });
+        self.checked.send(Checked { device: id, at, result });
     }
 }

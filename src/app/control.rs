@@ -14,7 +14,7 @@ use super::{Status, Views};
 use crate::domain::{DeviceId, Grant, OperatorRequest, Timestamp};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
-use crate::messages::{Instruct, InstructError, Mailbox, Publish};
+use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
 use crate::telemetry::metrics;
 use crate::telemetry::server::{self, Limits, Listener};
@@ -41,7 +41,7 @@ use tokio_stream::wrappers::ReceiverStream;
 const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
 
 /// How long an operator's order may take to become durable: longer than the ledger's own limit.
-const INSTRUCT_DEADLINE: Duration = Duration::from_secs(8);
+const OPERATOR_DEADLINE: Duration = Duration::from_secs(8);
 
 /// Bytes of the ledger in one chunk of the response. The history is ten times as large as the
 /// daemon's memory, so it is streamed in chunks.
@@ -75,7 +75,7 @@ pub(super) struct Source {
     store: Weak<Mutex<Store>>,
     started: Instant,
     publish: Mailbox<Publish>,
-    instruct: Mailbox<Instruct>,
+    operator: Mailbox<ApplyOperatorRequest>,
     processors: processors::CpuQuery,
     upgrade: mpsc::Sender<UpgradeOrder>,
     /// The output of hooks and checks. Only the control socket shows it.
@@ -88,14 +88,14 @@ impl Source {
         views: Views,
         store: &Arc<Mutex<Store>>,
         publish: Mailbox<Publish>,
-        instruct: Mailbox<Instruct>,
+        operator: Mailbox<ApplyOperatorRequest>,
         processors: processors::CpuQuery,
         upgrade: mpsc::Sender<UpgradeOrder>,
         outputs: Outputs,
     ) -> Self {
         let readers = Arc::new(Semaphore::new(READERS_MAX));
         let store = Arc::downgrade(store);
-        Source { views, store, started: Instant::now(), publish, instruct, processors, upgrade, outputs, readers }
+        Source { views, store, started: Instant::now(), publish, operator, processors, upgrade, outputs, readers }
     }
 
     /// The views, with every grant that was answered so far. Waits a bounded time for a ledger that
@@ -250,9 +250,9 @@ async fn devices(State(source): State<Source>) -> Reply {
 
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     let Order { device, instruction } = parsed(&body)?;
-    match source.instruct.call(Instruct { device, instruction }, INSTRUCT_DEADLINE).await {
+    match source.operator.call(ApplyOperatorRequest { device, instruction }, OPERATOR_DEADLINE).await {
         Ok(Ok(())) => reply(&()),
-        Ok(Err(error @ InstructError::Unknown(_))) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+        Ok(Err(error @ OperatorRequestError::Unknown(_))) => Err((StatusCode::BAD_REQUEST, error.to_string())),
         Ok(Err(error)) => Err(failure(error)),
         Err(error) => Err(failure(error)),
     }

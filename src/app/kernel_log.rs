@@ -4,7 +4,7 @@ use crate::domain::{Moment, Source, Timestamp};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, HostRoot, KernelLog, KernelRecord};
-use crate::messages::{Happened, Mailbox};
+use crate::messages::{DeviceEventSeen, Mailbox};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use tokio::sync::watch;
 
 /// Sends every error in the log to the health actor, errors before the daemon's start included,
 /// until reading the log fails.
-pub(super) async fn follow(host_root: HostRoot, happened: Mailbox<Happened>, judgement: Arc<watch::Sender<Judgement>>) {
+pub(super) async fn follow(host_root: HostRoot, device_events: Mailbox<DeviceEventSeen>, judgement: Arc<watch::Sender<Judgement>>) {
     let failed = match KernelLog::open(&host_root) {
-        Ok(log) => read(&log, &happened).await,
+        Ok(log) => read(&log, &device_events).await,
         Err(error) => error,
     };
     tracing::info!(error = %failed, "cannot read the kernel log; NVIDIA's Xid errors are not detected");
@@ -26,10 +26,10 @@ pub(super) async fn follow(host_root: HostRoot, happened: Mailbox<Happened>, jud
 }
 
 /// Reads until the log fails.
-async fn read(log: &KernelLog, happened: &Mailbox<Happened>) -> io::Error {
+async fn read(log: &KernelLog, device_events: &Mailbox<DeviceEventSeen>) -> io::Error {
     let report = |record: &KernelRecord, at: Moment| {
         if let Some(event) = hardware::xid(&record.text) {
-            happened.tell(Happened { event, at });
+            device_events.send(DeviceEventSeen { event, at });
         }
     };
     loop {

@@ -259,11 +259,11 @@ impl App {
             performer: performer.clone(),
             preparer: Arc::new(preparer),
             record: actors.ledger.replying_mailbox(),
-            broken: actors.health.mailbox(),
-            pass: actors.ledger.mailbox(),
+            unusable: actors.health.mailbox(),
+            check_start: actors.ledger.mailbox(),
             opened: actors.registration.mailbox(),
             ended: actors.registration.mailbox(),
-            hung_up: actors.registration.mailbox(),
+            closed_early: actors.registration.mailbox(),
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
             refusals: refusals.clone(),
@@ -284,7 +284,7 @@ impl App {
             kubelet: Arc::new(kubelet),
             sockets: Arc::clone(&sockets),
             rescan: actors.discovery.mailbox(),
-            happened: actors.health.mailbox(),
+            device_events: actors.health.mailbox(),
             judgement: Arc::clone(&judgement),
             reconcile: actors.ledger.mailbox(),
             kubelet_seen: actors.registration.mailbox(),
@@ -360,8 +360,8 @@ impl App {
         let control = control::socket_path(&roots.run);
         let processors = processors::CpuQuery { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
-        let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
-        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade, outputs);
+        let (publish, operator) = (actors.ledger.mailbox(), actors.health.mailbox());
+        let source = control::Source::new(views.clone(), &store, publish, operator, processors, upgrade, outputs);
         tasks.extend(control::serve(&control, source, limits.control));
         // One request at a time, and one in the queue.
         let (ask, asked) = mpsc::channel(1);

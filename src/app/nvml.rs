@@ -206,7 +206,7 @@ impl NvmlTask {
             }
         });
         if is_news {
-            self.rescan.tell(Rescan { asked_at: host::now().boot });
+            self.rescan.send(Rescan { asked_at: host::now().boot });
         }
     }
 
@@ -288,19 +288,19 @@ async fn at(time: Option<Instant>) {
 mod tests {
     use super::*;
     use crate::domain::{NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
-    use crate::messages::{CallError, Door};
+    use crate::messages::{CallError, Deliver};
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
 
     /// A discovery that ignores requests.
     struct IgnoringDiscovery;
 
-    impl Door<Rescan> for IgnoringDiscovery {
+    impl Deliver<Rescan> for IgnoringDiscovery {
         fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
             Box::pin(std::future::ready(Ok(())))
         }
 
-        fn tell(&self, _: Rescan) {}
+        fn send(&self, _: Rescan) {}
     }
 
     /// A task whose calls end when the test ends them.

@@ -13,7 +13,7 @@
 //!   callers ── Handle ─┘   (a watch with the current address; calls wait for it and are repeated)
 //! ```
 
-use crate::messages::{CallError, Crash, Door, Mailbox, WithReply};
+use crate::messages::{CallError, Crash, Deliver, Mailbox, WithReply};
 use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
 use actix::fut::{ActorFutureExt as _, wrap_future};
@@ -239,7 +239,7 @@ async fn dead<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>, addr: &A
     address.wait_for(|current| current.as_ref() != Some(addr)).await.ok().map(drop)
 }
 
-impl<A, M> Door<M> for Handle<A>
+impl<A, M> Deliver<M> for Handle<A>
 where
     A: Actor + Handler<M>,
     A::Context: ToEnvelope<A, M>,
@@ -265,7 +265,7 @@ where
         })
     }
 
-    fn tell(&self, message: M) {
+    fn send(&self, message: M) {
         let addr = self.address.borrow().clone();
         if addr.is_some_and(|addr| addr.try_send(message.clone()).is_ok()) {
             return;
@@ -285,7 +285,7 @@ const DELIVERY_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct Replying<A: Actor>(Handle<A>);
 
-impl<A, M> Door<M> for Replying<A>
+impl<A, M> Deliver<M> for Replying<A>
 where
     A: Actor + Handler<WithReply<M>>,
     A::Context: ToEnvelope<A, WithReply<M>>,
@@ -315,7 +315,7 @@ where
         })
     }
 
-    fn tell(&self, message: M) {
+    fn send(&self, message: M) {
         // Outside a runtime the daemon is ending, and no receiver is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(delivered(self.0.name, self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed()));

@@ -8,7 +8,7 @@ use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
-use crate::messages::{CheckpointWritten, Happened, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
+use crate::messages::{CheckpointWritten, DeviceEventSeen, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
 use crate::serving::Sockets;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -46,7 +46,7 @@ pub(super) struct Watcher {
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) sockets: Arc<Sockets>,
     pub(super) rescan: Mailbox<Rescan>,
-    pub(super) happened: Mailbox<Happened>,
+    pub(super) device_events: Mailbox<DeviceEventSeen>,
     pub(super) judgement: Arc<watch::Sender<Judgement>>,
     pub(super) reconcile: Mailbox<Reconcile>,
     pub(super) kubelet_seen: Mailbox<KubeletSeen>,
@@ -158,8 +158,8 @@ impl Watcher {
                 Event::Rescan => {}
                 Event::ReconcileDue => {
                     reconcile_at = None;
-                    self.reconcile.tell(Reconcile);
-                    self.checkpoint_written.tell(CheckpointWritten);
+                    self.reconcile.send(Reconcile);
+                    self.checkpoint_written.send(CheckpointWritten);
                 }
                 Event::ReloadDue => self.request_reload(&mut reload_at),
                 Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
@@ -211,7 +211,7 @@ impl Watcher {
     fn report_device_event(&self, uevent: &Uevent) -> bool {
         let event = hardware::event(uevent);
         if let Some(event) = event.clone() {
-            self.happened.tell(Happened { event, at: host::now() });
+            self.device_events.send(DeviceEventSeen { event, at: host::now() });
         }
         event.is_some()
     }
@@ -228,10 +228,10 @@ impl Watcher {
     /// Notifies registration of another kubelet socket, and of our own sockets that were removed.
     fn notify_sockets(&self) {
         if self.read_kubelet_socket() {
-            self.kubelet_seen.tell(KubeletSeen(*self.kubelet.borrow()));
+            self.kubelet_seen.send(KubeletSeen(*self.kubelet.borrow()));
         }
         for (resource, registration) in self.sockets.lost() {
-            self.socket_lost.tell(SocketLost { resource, registration });
+            self.socket_lost.send(SocketLost { resource, registration });
         }
     }
 }

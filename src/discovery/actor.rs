@@ -282,7 +282,7 @@ async fn publish(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, De
         }
     }
     let evidence = Arc::new(evidence);
-    found.tell(Found(Arc::clone(&evidence)));
+    found.send(Found(Arc::clone(&evidence)));
     if let Err(error) = discovered.call(Discovered { evidence, plan }, PUBLISH_DEADLINE).await {
         tracing::warn!(%error, "health evaluation of a scan failed; the next scan retries");
     }

@@ -9,7 +9,10 @@ use crate::domain::{
     AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, OperatorRequest, Plan, Source, Verdicts,
 };
 use crate::host;
-use crate::messages::{Broken, Checked, Crash, Discovered, Forget, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
+use crate::messages::{
+    ApplyOperatorRequest, Checked, Crash, DeviceEventSeen, Discovered, Forget, Mailbox, OperatorRequestError, RecordVerdicts,
+    ReportUnusable, Rescan,
+};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +64,7 @@ pub struct HealthConfig {
     /// Discovery: requests a rescan when the actor starts, and when a device was found broken.
     pub rescan: Mailbox<Rescan>,
     /// The ledger.
-    pub ledger: Mailbox<Judged>,
+    pub ledger: Mailbox<RecordVerdicts>,
 }
 
 impl fmt::Debug for HealthConfig {
@@ -134,7 +137,7 @@ impl HealthActor {
         if !verdicts.is_empty() {
             // The list does not wait for the ledger: a verdict that is lost is observed again, and
             // a reset is detected again.
-            self.config.ledger.tell(Judged(verdicts));
+            self.config.ledger.send(RecordVerdicts(verdicts));
         }
     }
 
@@ -173,7 +176,7 @@ impl HealthActor {
         if let Some(wanted) = self.judge.next_probe() {
             self.probe_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
                 this.probe_timer = None;
-                this.config.rescan.tell(Rescan { asked_at: host::now().boot });
+                this.config.rescan.send(Rescan { asked_at: host::now().boot });
                 this.probe(context);
             }));
         }
@@ -211,7 +214,7 @@ impl Actor for HealthActor {
         self.schedule_poll(context);
         // At the daemon's start the first scan comes anyway. A rebuilt actor has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
-            self.config.rescan.tell(Rescan { asked_at: host::now().boot });
+            self.config.rescan.send(Rescan { asked_at: host::now().boot });
         }
     }
 }
@@ -278,20 +281,20 @@ impl Handler<ProbesReady> for HealthActor {
     }
 }
 
-impl Handler<Broken> for HealthActor {
+impl Handler<ReportUnusable> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, broken: Broken, context: &mut Self::Context) {
-        self.judge.report_unusable(&broken.resource, &broken.id, broken.reason, host::now().boot);
+    fn handle(&mut self, report: ReportUnusable, context: &mut Self::Context) {
+        self.judge.report_unusable(&report.resource, &report.id, report.reason, host::now().boot);
         self.publish(context);
-        self.config.rescan.tell(Rescan { asked_at: host::now().boot });
+        self.config.rescan.send(Rescan { asked_at: host::now().boot });
     }
 }
 
-impl Handler<Happened> for HealthActor {
+impl Handler<DeviceEventSeen> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, Happened { event, at }: Happened, context: &mut Self::Context) {
+    fn handle(&mut self, DeviceEventSeen { event, at }: DeviceEventSeen, context: &mut Self::Context) {
         let held = self.held();
         if self.judge.apply_event(&event, at, &held) {
             tracing::debug!(at = %event.at, what = ?event.kind, "kernel event for a device");
@@ -319,12 +322,12 @@ impl Handler<Checked> for HealthActor {
     }
 }
 
-impl Handler<Instruct> for HealthActor {
-    type Result = ResponseFuture<Result<(), InstructError>>;
+impl Handler<ApplyOperatorRequest> for HealthActor {
+    type Result = ResponseFuture<Result<(), OperatorRequestError>>;
 
-    fn handle(&mut self, Instruct { device, instruction }: Instruct, context: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, ApplyOperatorRequest { device, instruction }: ApplyOperatorRequest, context: &mut Self::Context) -> Self::Result {
         if !self.judge.apply_instruction(&device, &instruction, host::now()) {
-            return Box::pin(std::future::ready(Err(InstructError::Unknown(device))));
+            return Box::pin(std::future::ready(Err(OperatorRequestError::Unknown(device))));
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
@@ -334,13 +337,13 @@ impl Handler<Instruct> for HealthActor {
         let verdicts = self.judge_all(context);
         let judged = self.config.ledger.clone();
         // An operator who uncordons a device expects it back in use soon.
-        self.config.rescan.tell(Rescan { asked_at: host::now().boot });
+        self.config.rescan.send(Rescan { asked_at: host::now().boot });
         self.probe(context);
         Box::pin(async move {
-            match judged.call(Judged(verdicts), RECORD_DEADLINE).await {
+            match judged.call(RecordVerdicts(verdicts), RECORD_DEADLINE).await {
                 Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(InstructError::NotRecorded(error.to_string())),
-                Err(error) => Err(InstructError::NotRecorded(error.to_string())),
+                Ok(Err(error)) => Err(OperatorRequestError::NotRecorded(error.to_string())),
+                Err(error) => Err(OperatorRequestError::NotRecorded(error.to_string())),
             }
         })
     }

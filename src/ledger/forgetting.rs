@@ -51,7 +51,7 @@ impl LedgerActor {
             if let (Ok(Ok(())), Some(health)) = (recorded.await, health)
                 && !forgotten.is_empty()
             {
-                health.tell(Forget(forgotten));
+                health.send(Forget(forgotten));
             }
         });
     }

@@ -6,7 +6,7 @@ use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
 use super::observe::KubeletObserver;
 use crate::domain::{AllocId, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName, StartBlocked};
 use crate::host;
-use crate::messages::{HookEnded, Pass};
+use crate::messages::{CheckStart, HookEnded};
 use crate::store::StoreError;
 use actix::{ActorFutureExt, Context, Handler, ResponseActFuture, ResponseFuture, StreamHandler, WrapFuture};
 use std::sync::Arc;
@@ -59,10 +59,10 @@ impl Handler<HookEnded> for LedgerActor {
     }
 }
 
-impl Handler<Pass> for LedgerActor {
+impl Handler<CheckStart> for LedgerActor {
     type Result = ResponseActFuture<Self, Result<(), (DeviceId, StartBlocked)>>;
 
-    fn handle(&mut self, pass: Pass, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, pass: CheckStart, _: &mut Self::Context) -> Self::Result {
         let checkpoint = self.reconciler.observer.checkpoint().into_actor(self);
         Box::pin(checkpoint.map(|checkpoint, this, context| this.pass(pass, checkpoint, context)))
     }
@@ -71,7 +71,7 @@ impl Handler<Pass> for LedgerActor {
 impl LedgerActor {
     fn pass(
         &mut self,
-        Pass { resource, ids }: Pass,
+        CheckStart { resource, ids }: CheckStart,
         checkpoint: Option<Arc<Checkpoint>>,
         context: &mut Context<Self>,
     ) -> Result<(), (DeviceId, StartBlocked)> {

@@ -1,6 +1,6 @@
 //! The ledger actor: who holds what, durable before it is answered.
 //!
-//! Consumes: `Record` and `Pass` from serving, `TakeOver` from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its own timer, the
+//! Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its own timer, the
 //! inventory (watch), whose ids it remembers for the next process, `HookEnded` from the runner of hooks. Emits: the live
 //! grants, the hooks that are due after a release, and the remembered names (watch), `Forget` to health. Promises: nothing is answered before the store has it (I1), a grant moves on only by proof (I4), and what the
 //! actor knows is what the store knows: a new life reads it from there.

@@ -2,7 +2,7 @@
 
 use super::actor::LedgerActor;
 use crate::domain::Entry;
-use crate::messages::{Judged, Remember};
+use crate::messages::{RecordVerdicts, Remember};
 use crate::store::StoreError;
 use actix::{Handler, ResponseFuture};
 use std::sync::Arc;
@@ -21,10 +21,10 @@ impl Handler<Remember> for LedgerActor {
     }
 }
 
-impl Handler<Judged> for LedgerActor {
+impl Handler<RecordVerdicts> for LedgerActor {
     type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
 
-    fn handle(&mut self, Judged(verdicts): Judged, context: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, RecordVerdicts(verdicts): RecordVerdicts, context: &mut Self::Context) -> Self::Result {
         let news = verdicts.into_iter().filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
         let entries: Vec<Entry> = news.map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) }).collect();
         if entries.is_empty() {

@@ -119,7 +119,7 @@ impl Registration {
         let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
         if settled && resource.retired != resource.machine.latest() {
             resource.retired = resource.machine.latest();
-            self.config.retire.tell(Retire { resource: name.clone(), newest: resource.retired });
+            self.config.retire.send(Retire { resource: name.clone(), newest: resource.retired });
         }
         if contested && !was_contested {
             let problem = "the kubelet ends one stream after the other; another plugin seems to serve this resource too. Stop that \
@@ -237,13 +237,13 @@ impl Handler<Attempted> for Registration {
                     tracing::warn!("waiting for the kubelet: {problem}");
                 }
                 // The socket of this registration will not be used.
-                self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
+                self.config.retire.send(Retire { resource: resource.clone(), newest: number });
                 self.on(&resource, Event::Absent(number), context);
             }
             Outcome::Failed(problem) => {
                 self.log_problem(&resource, problem);
                 // The sockets of earlier failures will not be used.
-                self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
+                self.config.retire.send(Retire { resource: resource.clone(), newest: number });
                 self.on(&resource, Event::Refused(number), context);
             }
         }

@@ -75,7 +75,7 @@ pub(crate) enum Event {
     StreamEnded(u64),
     /// The kubelet closed its connection to this registration's socket before it requested the
     /// lists.
-    HungUp(u64),
+    ClosedEarly(u64),
     /// The file of this registration's socket was removed.
     SocketLost(u64),
     /// The kubelet has the resource from another plugin, or not at all, although a stream is open
@@ -123,7 +123,7 @@ pub(crate) struct Machine {
     opened_at: Option<Duration>,
     /// Whether the kubelet closed its connection to the latest registration early: no stream will
     /// come.
-    hung_up: bool,
+    closed_early: bool,
     /// Whether the next stream to open has to be settled by one more Register.
     unsettled: bool,
     /// Until when a loss or a failure may have consequences in the kubelet.
@@ -145,7 +145,7 @@ impl Machine {
             streams: BTreeMap::new(),
             tries: 0,
             opened_at: None,
-            hung_up: false,
+            closed_early: false,
             // The kubelet may still clean up after a stream that an earlier life or process lost.
             unsettled: true,
             doubt_until: Some(now + DOUBT_FOR),
@@ -237,8 +237,8 @@ impl Machine {
                 }
                 if Safeguard::ReRegister.is_on() { self.lost(now) } else { None }
             }
-            Event::HungUp(number) if number == self.latest => {
-                self.hung_up = true;
+            Event::ClosedEarly(number) if number == self.latest => {
+                self.closed_early = true;
                 self.due(now)
             }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
@@ -269,7 +269,7 @@ impl Machine {
             }
             Event::Tick => self.due(now),
             // An event of a superseded registration.
-            Event::HungUp(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
+            Event::ClosedEarly(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
             // No registration could be lost, or a new one is in progress.
             Event::Mismatch | Event::Changed => None,
         }
@@ -345,7 +345,7 @@ impl Machine {
         match self.state {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
             State::BackingOff { until } | State::Settling { until } | State::Contested { until } if until <= now => Some(self.register()),
-            State::AwaitingStream { until } if (until <= now || self.hung_up) && Safeguard::StreamDeadline.is_on() => {
+            State::AwaitingStream { until } if (until <= now || self.closed_early) && Safeguard::StreamDeadline.is_on() => {
                 // A kubelet of 1.24 or older dials after its answer. So this registration may still
                 // come, and replace its successors, on a socket that is no longer served.
                 self.doubt_until = Some(now + DOUBT_FOR);
@@ -360,7 +360,7 @@ impl Machine {
     fn register(&mut self) -> u64 {
         self.latest += 1;
         self.tries = self.tries.saturating_add(1);
-        (self.opened_at, self.hung_up) = (None, false);
+        (self.opened_at, self.closed_early) = (None, false);
         self.state = State::Registering;
         self.latest
     }

@@ -51,7 +51,7 @@ impl Registration {
         if let Some(under_way) = resource.under_way {
             under_way.abort();
         }
-        self.config.retire.tell(Retire { resource: name.clone(), newest: RegistrationNumber::MAX });
+        self.config.retire.send(Retire { resource: name.clone(), newest: RegistrationNumber::MAX });
         self.publish();
     }
 }

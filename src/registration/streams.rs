@@ -3,7 +3,7 @@
 
 use super::actor::Registration;
 use super::core::Event;
-use crate::messages::{HungUp, SocketLost, StreamEnded, StreamOpened};
+use crate::messages::{ClosedEarly, SocketLost, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use actix::Handler;
 
@@ -39,12 +39,12 @@ impl Handler<StreamEnded> for Registration {
     }
 }
 
-impl Handler<HungUp> for Registration {
+impl Handler<ClosedEarly> for Registration {
     type Result = ();
 
-    fn handle(&mut self, message: HungUp, context: &mut Self::Context) {
+    fn handle(&mut self, message: ClosedEarly, context: &mut Self::Context) {
         tracing::debug!(resource = %message.resource, "the kubelet closed its connection before it requested the lists");
-        self.on(&message.resource, Event::HungUp(message.registration), context);
+        self.on(&message.resource, Event::ClosedEarly(message.registration), context);
     }
 }
 

@@ -16,7 +16,7 @@ use super::core::{Holders, holders};
 use super::plugin::Shared;
 use crate::domain::{Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal, ResourceName, StartBlocked};
 use crate::hook::Occasion;
-use crate::messages::{Mailbox, Pass};
+use crate::messages::{CheckStart, Mailbox};
 use futures_util::future::try_join_all;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
     let offering = inventory.resources.get(resource).ok_or_else(nothing)?;
     let until = Instant::now() + DEADLINE;
     if offering.spec.is_gated() {
-        wait_for_gate(&shared.pass, resource, &ids, until).await?;
+        wait_for_gate(&shared.check_start, resource, &ids, until).await?;
     }
     let Some(hook) = &offering.spec.hooks.before_start else { return Ok(()) };
     let failed = |id: &DeviceId, why: &dyn std::fmt::Display| {
@@ -75,10 +75,10 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
 
 /// Waits until the ledger lets the container start. A failed hook after release is retried by the
 /// hook runner, and is not waited for.
-async fn wait_for_gate(ledger: &Mailbox<Pass>, resource: &ResourceName, ids: &[DeviceId], until: Instant) -> Result<(), Status> {
+async fn wait_for_gate(ledger: &Mailbox<CheckStart>, resource: &ResourceName, ids: &[DeviceId], until: Instant) -> Result<(), Status> {
     let mut logged = false;
     loop {
-        let answer = ledger.call(Pass { resource: resource.clone(), ids: ids.to_vec() }, ANSWER_WITHIN).await;
+        let answer = ledger.call(CheckStart { resource: resource.clone(), ids: ids.to_vec() }, ANSWER_WITHIN).await;
         let Err((id, blocked)) = answer.map_err(|error| Status::unavailable(error.to_string()))? else { return Ok(()) };
         if !std::mem::replace(&mut logged, true) {
             tracing::info!(%resource, device = %id, why = %blocked, "a container has to wait before it starts");

@@ -12,7 +12,9 @@ use crate::domain::{AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, 
 use crate::hook::HookExecutor;
 use crate::host;
 use crate::kubelet::api;
-use crate::messages::{Broken, HungUp, Mailbox, Pass, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened};
+use crate::messages::{
+    CheckStart, ClosedEarly, Mailbox, Record, RecordError, RegistrationNumber, ReportUnusable, StreamEnded, StreamOpened,
+};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -27,7 +29,7 @@ use tonic::Status;
 /// whole sync loop waits.
 const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
 /// How long a refused Allocate waits until health has published the unusable device.
-const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
+const UNUSABLE_DEADLINE: Duration = Duration::from_millis(200);
 
 /// The shortest time between two lists of a stream; changes in between are merged. The kubelet
 /// writes and syncs its checkpoint for every list. If it reads several streams of a resource, the
@@ -66,15 +68,15 @@ pub struct Shared {
     /// Records grants in the ledger.
     pub record: Mailbox<Record>,
     /// Reports unusable devices to health.
-    pub broken: Mailbox<Broken>,
+    pub unusable: Mailbox<ReportUnusable>,
     /// Checks the start gate in the ledger.
-    pub pass: Mailbox<Pass>,
+    pub check_start: Mailbox<CheckStart>,
     /// Reports an open stream to registration.
     pub opened: Mailbox<StreamOpened>,
     /// Reports the end of a stream to registration.
     pub ended: Mailbox<StreamEnded>,
     /// Reports a connection that closed early to registration.
-    pub hung_up: Mailbox<HungUp>,
+    pub closed_early: Mailbox<ClosedEarly>,
     /// The table of sockets.
     pub sockets: Arc<Sockets>,
     /// The latest grants.
@@ -142,7 +144,7 @@ impl Plugin {
     /// Reports to registration that a connection ended before ListAndWatch was requested.
     pub(super) fn report_early_close(&self) {
         if !*self.shared.leaving.borrow() {
-            self.shared.hung_up.tell(HungUp { resource: self.resource.clone(), registration: self.registration });
+            self.shared.closed_early.send(ClosedEarly { resource: self.resource.clone(), registration: self.registration });
         }
     }
 
@@ -191,14 +193,14 @@ impl Plugin {
     }
 
     /// Reports an unusable device to health, so that the kubelet sees it before it tries again. The
-    /// error waits at most [`BROKEN_DEADLINE`] for that.
+    /// error waits at most [`UNUSABLE_DEADLINE`] for that.
     async fn report_unusable(&self, refusal: &Refusal) {
         // Health knows a due hook already, and no scan would find its end.
         if let Refusal::Unhealthy { resource, id, reason } = refusal
             && !reason.is_of_hook()
         {
-            let news = Broken { resource: resource.clone(), id: id.clone(), reason: *reason };
-            drop(self.shared.broken.call(news, BROKEN_DEADLINE).await);
+            let news = ReportUnusable { resource: resource.clone(), id: id.clone(), reason: *reason };
+            drop(self.shared.unusable.call(news, UNUSABLE_DEADLINE).await);
         }
     }
 
@@ -254,7 +256,7 @@ impl StreamGuard {
             return Err(Status::resource_exhausted(format!("this socket already has {LISTS_MAX} open ListAndWatch streams of {resource}")));
         }
         shared.sockets.stream_opened(resource, *registration);
-        shared.opened.tell(StreamOpened { resource: resource.clone(), registration: *registration });
+        shared.opened.send(StreamOpened { resource: resource.clone(), registration: *registration });
         Ok(StreamGuard(plugin))
     }
 }
@@ -265,7 +267,7 @@ impl Drop for StreamGuard {
         lists.fetch_sub(1, Ordering::Relaxed);
         shared.sockets.stream_ended(resource, *registration);
         if !*shared.leaving.borrow() {
-            shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });
+            shared.ended.send(StreamEnded { resource: resource.clone(), registration: *registration });
         }
     }
 }

@@ -15,7 +15,7 @@ use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::{CallError, Door, Forget, Found, Mailbox, Remember};
+use holdfast::messages::{CallError, Deliver, Forget, Found, Mailbox, Remember};
 use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -159,13 +159,13 @@ fn the_state_directory_stays_below_four_times_the_history() {
 /// Takes what health would forget.
 struct Health(mpsc::UnboundedSender<Vec<DeviceId>>);
 
-impl Door<Forget> for Health {
+impl Deliver<Forget> for Health {
     fn call(&self, message: Forget, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
-        self.tell(message);
+        self.send(message);
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn tell(&self, Forget(devices): Forget) {
+    fn send(&self, Forget(devices): Forget) {
         self.0.send(devices).unwrap();
     }
 }

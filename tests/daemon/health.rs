@@ -18,7 +18,7 @@ use holdfast::health::{HealthActor, HealthConfig, Judgement};
 use holdfast::host::{self, HostRoot, KernelRecord, Uevent};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
-use holdfast::messages::{CallError, Discovered, Door, Happened, Judged, Mailbox, Rescan};
+use holdfast::messages::{CallError, Deliver, DeviceEventSeen, Discovered, Mailbox, RecordVerdicts, Rescan};
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -263,7 +263,7 @@ fn send_kernel_message(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) 
     let of_log = record.and_then(KernelRecord::parse).and_then(|record| hardware::xid(&record.text));
     let event = of_log.or_else(|| hardware::event(&Uevent::parse(uevent?)?));
     let Some(event) = event else { return false };
-    app.actors.health.mailbox::<Happened>().tell(Happened { event, at: host::now() });
+    app.actors.health.mailbox::<DeviceEventSeen>().send(DeviceEventSeen { event, at: host::now() });
     true
 }
 
@@ -323,20 +323,20 @@ fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
 /// A receiver that never answers and keeps nothing.
 struct NoReceiver;
 
-impl Door<Rescan> for NoReceiver {
+impl Deliver<Rescan> for NoReceiver {
     fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
         Box::pin(std::future::pending())
     }
 
-    fn tell(&self, _: Rescan) {}
+    fn send(&self, _: Rescan) {}
 }
 
-impl Door<Judged> for NoReceiver {
-    fn call(&self, _: Judged, _: Duration) -> BoxFuture<'static, Result<<Judged as Message>::Result, CallError>> {
+impl Deliver<RecordVerdicts> for NoReceiver {
+    fn call(&self, _: RecordVerdicts, _: Duration) -> BoxFuture<'static, Result<<RecordVerdicts as Message>::Result, CallError>> {
         Box::pin(std::future::pending())
     }
 
-    fn tell(&self, _: Judged) {}
+    fn send(&self, _: RecordVerdicts) {}
 }
 
 /// The actor alone, with two devices `a` and `b`, its inputs and its published views.

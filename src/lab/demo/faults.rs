@@ -78,8 +78,8 @@ impl Demo {
             match stopped_daemon {
                 Some(daemon) => daemon.stop().await,
                 None => {
-                    actors.ledger.mailbox::<Crash>().tell(Crash);
-                    actors.serving.mailbox::<Crash>().tell(Crash);
+                    actors.ledger.mailbox::<Crash>().send(Crash);
+                    actors.serving.mailbox::<Crash>().send(Crash);
                 }
             }
             answers

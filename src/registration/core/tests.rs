@@ -109,20 +109,20 @@ fn a_connection_that_closes_before_the_lists_leads_to_register_at_once() {
         let begun: Vec<u64> = events.iter().filter_map(|event| machine.on(*event, ms(10_001))).collect();
         (begun, machine)
     };
-    let (begun, mut machine) = after(&[Event::Registered(2), Event::HungUp(2)]);
+    let (begun, mut machine) = after(&[Event::Registered(2), Event::ClosedEarly(2)]);
     let next = machine.next_deadline().unwrap();
     assert!(begun.is_empty() && next == ms(10_002), "the second try comes a millisecond later: {next:?}");
     assert_eq!(machine.on(Event::Tick, next), Some(3));
     machine.on(Event::Registered(3), ms(10_003));
     assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
     // The event may come before the answer.
-    let (_, machine) = after(&[Event::HungUp(2), Event::Registered(2)]);
+    let (_, machine) = after(&[Event::ClosedEarly(2), Event::Registered(2)]);
     assert_eq!(machine.next_deadline(), Some(ms(10_002)));
     // Other registrations' connections do not count.
-    for events in [[Event::HungUp(1), Event::Registered(2)], [Event::Registered(2), Event::HungUp(1)]] {
+    for events in [[Event::ClosedEarly(1), Event::Registered(2)], [Event::Registered(2), Event::ClosedEarly(1)]] {
         assert_eq!(after(&events).1.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
     }
-    let (begun, machine) = after(&[Event::Registered(2), Event::StreamOpened(2), Event::HungUp(2)]);
+    let (begun, machine) = after(&[Event::Registered(2), Event::StreamOpened(2), Event::ClosedEarly(2)]);
     assert!(begun.is_empty() && matches!(machine.state(), State::Settling { .. }));
 }
 
@@ -339,7 +339,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         number.clone().prop_map(Event::Absent),
         number.clone().prop_map(Event::StreamOpened),
         number.clone().prop_map(Event::StreamEnded),
-        number.clone().prop_map(Event::HungUp),
+        number.clone().prop_map(Event::ClosedEarly),
         number.prop_map(Event::SocketLost),
         Just(Event::Mismatch),
         Just(Event::Tick),

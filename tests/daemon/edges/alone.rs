@@ -11,7 +11,7 @@ use holdfast::domain::limits::ConnectionLimits;
 use holdfast::hook::HookExecutor;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::uds;
-use holdfast::messages::{Bind, CallError, Door, Mailbox};
+use holdfast::messages::{Bind, CallError, Deliver, Mailbox};
 use holdfast::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,11 +41,11 @@ impl Alone {
             performer: HookExecutor::new(host_root),
             preparer: Arc::new(preparer),
             record: Mailbox::new(Nobody),
-            broken: Mailbox::new(Nobody),
-            pass: Mailbox::new(Nobody),
+            unusable: Mailbox::new(Nobody),
+            check_start: Mailbox::new(Nobody),
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
-            hung_up: Mailbox::new(Nobody),
+            closed_early: Mailbox::new(Nobody),
             sockets: Arc::new(Sockets::new(&node.path("plugins"), ConnectionLimits::of(None))),
             affinity: Affinity::default(),
             refusals: Refusals::default(),
@@ -68,7 +68,7 @@ impl Alone {
 #[derive(Debug)]
 pub(crate) struct Nobody;
 
-impl<M: Message + Send + 'static> Door<M> for Nobody
+impl<M: Message + Send + 'static> Deliver<M> for Nobody
 where
     M::Result: Send,
 {
@@ -76,14 +76,14 @@ where
         Box::pin(std::future::pending())
     }
 
-    fn tell(&self, _: M) {}
+    fn send(&self, _: M) {}
 }
 
 /// A receiver that forwards messages to the test.
 #[derive(Debug)]
 pub(crate) struct Heard<M>(pub(crate) mpsc::UnboundedSender<M>);
 
-impl<M: Message + Send + 'static> Door<M> for Heard<M>
+impl<M: Message + Send + 'static> Deliver<M> for Heard<M>
 where
     M::Result: Send,
 {
@@ -91,7 +91,7 @@ where
         Box::pin(std::future::pending())
     }
 
-    fn tell(&self, message: M) {
+    fn send(&self, message: M) {
         self.0.send(message).unwrap();
     }
 }

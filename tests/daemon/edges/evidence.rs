@@ -79,7 +79,7 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         bound(&app, &pod).await;
         fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
         let look = app.actors.ledger.mailbox::<Reconcile>();
-        look.tell(Reconcile);
+        look.send(Reconcile);
         lister.was_requested(1).await;
         let began = Instant::now();
         // Each listing starts after the last one was judged. Their number and distance would
@@ -87,7 +87,7 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         while began.elapsed() <= ABSENCE_MIN {
             lister.was_requested(lister.requests() + 1).await;
         }
-        look.tell(Reconcile);
+        look.send(Reconcile);
         lister.was_requested(lister.requests() + 1).await;
         let grants = stage.node.grants();
         assert!(grants.len() == 1 && is_bound_to(&grants[0], &pod.spec.uid), "{grants:#?}");

@@ -7,7 +7,7 @@ use crate::edges::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_liste
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
-use holdfast::messages::{HungUp, Mailbox, StreamEnded};
+use holdfast::messages::{ClosedEarly, Mailbox, StreamEnded};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc;
 
@@ -252,9 +252,9 @@ fn a_connection_that_ends_before_list_and_watch_is_reported() {
     crate::common::run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
-        let ((hung_up, mut hang_ups), (ended, mut ends)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let ((early_close, mut early_closes), (ended, mut ends)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let alone = Alone::serve(&node, &app, |shared| {
-            shared.hung_up = Mailbox::new(Heard(hung_up));
+            shared.closed_early = Mailbox::new(Heard(early_close));
             shared.ended = Mailbox::new(Heard(ended));
         });
         let mut lasting = DevicePluginClient::new(alone.connect(&node, 7).await);
@@ -268,9 +268,9 @@ fn a_connection_that_ends_before_list_and_watch_is_reported() {
         let mut brief = DevicePluginClient::new(alone.connect(&node, 8).await);
         brief.get_device_plugin_options(api::Empty {}).await.unwrap();
         drop(brief);
-        let HungUp { resource, registration } = soon("the end of the connection", hang_ups.recv()).await.unwrap();
+        let ClosedEarly { resource, registration } = soon("the end of the connection", early_closes.recv()).await.unwrap();
         assert_eq!((resource, registration), (gpu(), 8));
-        assert!(hang_ups.try_recv().is_err() && ends.try_recv().is_err(), "each is reported once");
+        assert!(early_closes.try_recv().is_err() && ends.try_recv().is_err(), "each is reported once");
         app.shut_down().await;
     });
 }

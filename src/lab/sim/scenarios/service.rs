@@ -98,7 +98,7 @@ impl Plugin for Service {
     }
 
     fn hung_up(&self) {
-        self.inner.registration(&self.resource).send(Event::HungUp(self.number));
+        self.inner.registration(&self.resource).send(Event::ClosedEarly(self.number));
     }
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
