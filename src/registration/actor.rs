@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 use tokio_stream::wrappers::WatchStream;
 
 /// One resource's place in the kubelet, for `status` and readiness.
@@ -68,6 +68,8 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+    /// Read while a Register is under way. Written while another instance has been offered what the kubelet has open here.
+    pub registering: Arc<RwLock<()>>,
     /// Whether this instance ends, or hands over: it registers nothing more.
     pub leaving: watch::Receiver<bool>,
 }
