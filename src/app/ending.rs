@@ -45,6 +45,11 @@ impl App {
         self.leave(true, true).await
     }
 
+    /// Writes the checkpoint of a handover, while everything goes on: it may take long.
+    pub async fn checkpoint(&self) {
+        checkpoint(&self.store).await;
+    }
+
     /// The same for an instance that starts at once, in this boot: the ledger is not closed for a reboot, which takes time.
     pub async fn hand_over(self) -> PassedFds {
         self.leave(true, false).await
@@ -62,7 +67,9 @@ impl App {
         for file in files {
             drop(std::fs::remove_file(file));
         }
-        checkpoint(&store).await;
+        if seal {
+            checkpoint(&store).await;
+        }
         leaving.send_replace(true);
         if tokio::time::timeout(DRAIN_DEADLINE, sockets.connections.idle()).await.is_err() {
             tracing::warn!("a call is still in flight and is cut off");

@@ -47,7 +47,7 @@ use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Unread};
-use crate::handover;
+use crate::handover::{self, Offer};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::HookExecutor;
@@ -74,7 +74,6 @@ pub struct App {
     pub views: Views,
     escalated: mpsc::Receiver<&'static str>,
     store: Arc<Mutex<Store>>,
-    /// What the servers behind sockets need.
     shared: Shared,
     leaving: watch::Sender<bool>,
     ending: watch::Sender<bool>,
@@ -156,7 +155,7 @@ impl App {
         let (kubelet, kubelet_view) = watch::channel(None);
         let (leaving, leaving_view) = watch::channel(false);
         let (ending, ending_view) = watch::channel(false);
-        let gate = Arc::new(RwLock::new(()));
+        let (gate, registering) = (Arc::new(RwLock::new(())), Arc::new(RwLock::new(())));
         // One connection for all who ask.
         let pod_resources = PodResources::new(settings.pod_resources());
         let checkpoint = CheckpointReader::new(settings.device_plugins());
@@ -309,6 +308,7 @@ impl App {
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
             status: Arc::new(registrations),
+            registering: Arc::clone(&registering),
             leaving: leaving_view,
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
@@ -360,7 +360,7 @@ impl App {
         tasks.extend(control::serve(&control, source, limits.control));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Arc::new(move || sockets.share()), ask, limits.handover));
+        tasks.extend(handover::listen(&roots.run, Offer { fds: Arc::new(move || sockets.share()), registering }, ask, limits.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

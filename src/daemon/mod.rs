@@ -222,11 +222,16 @@ impl Daemon {
     }
 
     /// Hands over. The daemon, if it serves again.
-    async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
+    async fn give(&mut self, app: App, mut asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
+        if !*self.readiness.ready.borrow() {
+            // Or it could not become ready.
+            asked.quiet = None;
+        }
         // One handover after the other. An instance that has handed over to this one goes on standing by.
         if timeout(TAKEN_WITHIN, self.readiness.ready.wait_for(|ready| *ready)).await.is_err() {
             tracing::warn!("the handover to this instance is not complete yet");
         }
+        app.checkpoint().await;
         if asked.peer.is_gone() {
             tracing::warn!("the instance that asked for the ledger is gone; this one goes on");
             return Ok(Some(app));

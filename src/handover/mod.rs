@@ -25,6 +25,9 @@
 //! **Either side may die.** The connection between both lives as long as both do. When OLD is gone NEW goes on: it has the descriptors. When NEW
 //! is gone OLD starts again in its own process, with its own copies if NEW had not confirmed.
 //!
+//! **No connection is missed.** From the offer to the end OLD makes no Register, so the kubelet makes no connection that NEW does not get, also
+//! when OLD is killed between. One that comes by itself, after a restart of the kubelet, comes with `Yours`.
+//!
 //! **The ledger's lock decides.** OLD releases the connections before it releases the lock, and NEW writes on them only when it has the lock.
 //! So two processes never write on one connection.
 
@@ -33,6 +36,6 @@ mod listen;
 mod passed;
 mod wire;
 
-pub use listen::{Asked, Offered, listen};
+pub use listen::{Asked, Offer, listen};
 pub use passed::{Label, PassedFds};
 pub use wire::{Message, PROTOCOL, Peer, socket_path};

@@ -7,6 +7,8 @@ use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, RegistrationNumber};
 use crate::telemetry::metrics;
 use actix::Message;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What came of one attempt.
 #[derive(Debug, Message)]
@@ -24,6 +26,9 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
+/// The kubelet asks for the lists right after its answer, and is sent the first one at once.
+const LISTS_WITHIN: Duration = Duration::from_millis(50);
+
 /// Makes it, and reports what came of it.
 pub(super) async fn attempt(
     config: RegistrationConfig,
@@ -33,15 +38,22 @@ pub(super) async fn attempt(
     spoken: Option<NegotiatedVersion>,
     report: actix::Recipient<Attempted>,
 ) {
+    let registering = Arc::clone(&config.registering).read_owned().await;
     let outcome = match register(&config, &resource, number, pre_start, spoken).await {
         Ok(spoken) => Outcome::Registered(spoken),
         Err(outcome) => outcome,
     };
+    let is_registered = matches!(outcome, Outcome::Registered(_));
     if !matches!(outcome, Outcome::Absent(_)) {
-        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
+        metrics::registered(resource.as_str(), is_registered);
     }
     // The actor may have died meanwhile; its next life registers anew.
     let _ = report.send(Attempted { resource, number, outcome }).await;
+    if is_registered {
+        // Offered before its lists are read, the connection would be ended with them.
+        tokio::time::sleep(LISTS_WITHIN).await;
+    }
+    drop(registering);
 }
 
 async fn register(

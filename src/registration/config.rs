@@ -7,7 +7,7 @@ use crate::messages::{Bind, Mailbox, Retire};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 
 /// One resource's place in the kubelet, for `status` and readiness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,6 +57,9 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+    /// Read while a Register is in flight. Written while another instance has been offered the
+    /// kubelet's connections.
+    pub registering: Arc<RwLock<()>>,
     /// Whether this instance ends or hands over. It registers nothing more then.
     pub leaving: watch::Receiver<bool>,
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Of each device: the list is several times as long as what a socket takes.
 const REPLICAS: usize = 800;
 /// A socket that nobody reads has at least so much when it takes no more.
-const FULL: u64 = 100_000;
+const FULL: u64 = 60_000;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
