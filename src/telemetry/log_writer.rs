@@ -74,12 +74,12 @@ where
         let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = if missed.lines == 0 { PATIENCE_MS } else { 0 };
         if missed.lines > 0 && is_writable_within(to, patience)? {
-            let told = notice(*format, missed.lines);
+            let line = notice(*format, missed.lines);
             let mut to = to;
             if missed.is_torn {
                 to.write_all(b"\n")?;
             }
-            to.write_all(told.as_bytes())?;
+            to.write_all(line.as_bytes())?;
             *missed = Missed::default();
         }
         for (number, piece) in shown(*format, line).chunks(PIECE).enumerate() {
@@ -110,10 +110,10 @@ fn shown(format: LogFormat, line: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn notice(format: LogFormat, lines: u64) -> String {
-    let (now, said) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines are lost");
+    let (now, message) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines are lost");
     match format {
-        LogFormat::Text => format!("{now}  WARN {said} lines={lines}\n"),
-        LogFormat::Json => format!("{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{said}\",\"lines\":{lines}}}\n"),
+        LogFormat::Text => format!("{now}  WARN {message} lines={lines}\n"),
+        LogFormat::Json => format!("{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines}}}\n"),
     }
 }
 
@@ -157,8 +157,8 @@ mod tests {
             drop(log);
             let mut rest = String::new();
             reader.read_to_string(&mut rest).unwrap();
-            let (told, line) = rest.split_at(rest.len() - "and on\n".len());
-            assert!(told.ends_with(wanted) && told.lines().count() == 1 && line == "and on\n", "{rest}");
+            let (notice, line) = rest.split_at(rest.len() - "and on\n".len());
+            assert!(notice.ends_with(wanted) && notice.lines().count() == 1 && line == "and on\n", "{rest}");
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
         reader.read_to_string(&mut rest).unwrap();
         let mut lines = rest.lines().rev();
         assert_eq!(lines.next(), Some("and on"));
-        assert!(lines.next().is_some_and(|told| told.ends_with(" lines=2") && !told.contains('x')), "{rest}");
+        assert!(lines.next().is_some_and(|line| line.ends_with(" lines=2") && !line.contains('x')), "{rest}");
         assert!(lines.all(|line| line.bytes().all(|byte| byte == b'x')));
     }
 
