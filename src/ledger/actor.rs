@@ -309,6 +309,6 @@ impl Handler<Crash> for LedgerActor {
 
     #[expect(clippy::panic, reason = "this message requests a crash")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
-        panic!("crash requested");
+        panic!("asked to crash");
     }
 }

@@ -346,7 +346,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     world.look(15);
     assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
 
-    // It has none, so nothing rewrote the checkpoint: the cgroups tell the two apart.
+    // It has none, so nothing rewrote the checkpoint: the cgroups distinguish the two.
     let mut world = World::gone();
     world.seen.pods = Some(vec![listed("web", &[])]);
     world.seen.names.insert("u2".into(), name("web"));
