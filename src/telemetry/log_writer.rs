@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 /// How long, in milliseconds, a line waits for a slow reader. After a line was dropped, no further
 /// line waits until there is space again.
-const PATIENCE_MS: u8 = 20;
+const TIMEOUT_MS: u8 = 20;
 
 /// The bytes of one write: a page, the unit in which a pipe is filled (pipe(7)). If there is any
 /// space, this much fits.
@@ -72,18 +72,18 @@ where
         let LogWriter { to, format, missed } = self.0;
         // Held for the whole line: no other thread may use the space that this one has found.
         let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
-        let patience = if missed.lines == 0 { PATIENCE_MS } else { 0 };
-        if missed.lines > 0 && is_writable_within(to, patience)? {
-            let line = notice(*format, missed.lines);
+        let timeout = if missed.lines == 0 { TIMEOUT_MS } else { 0 };
+        if missed.lines > 0 && is_writable_within(to, timeout)? {
+            let notice = notice(*format, missed.lines);
             let mut to = to;
             if missed.is_torn {
                 to.write_all(b"\n")?;
             }
-            to.write_all(line.as_bytes())?;
+            to.write_all(notice.as_bytes())?;
             *missed = Missed::default();
         }
         for (number, piece) in shown(*format, line).chunks(PIECE).enumerate() {
-            if !is_writable_within(to, patience)? {
+            if !is_writable_within(to, timeout)? {
                 missed.lines += 1;
                 metrics::log_lines_lost(1);
                 missed.is_torn |= number > 0;
@@ -110,7 +110,7 @@ fn shown(format: LogFormat, line: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn notice(format: LogFormat, lines: u64) -> String {
-    let (now, message) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines are lost");
+    let (now, message) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines were lost");
     match format {
         LogFormat::Text => format!("{now}  WARN {message} lines={lines}\n"),
         LogFormat::Json => format!("{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines}}}\n"),
@@ -142,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_lost_and_told_of_when_somebody_reads_again() {
+    fn lines_lost_without_a_reader_are_counted_when_reading_resumes() {
         for (format, wanted) in
-            [(LogFormat::Text, "  WARN the log was not read in time, and lines are lost lines=2\n"), (LogFormat::Json, ",\"lines\":2}\n")]
+            [(LogFormat::Text, "  WARN the log was not read in time, and lines were lost lines=2\n"), (LogFormat::Json, ",\"lines\":2}\n")]
         {
             let (mut reader, writer) = io::pipe().unwrap();
             let log = LogWriter::new(writer, format);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_whole_or_ends_where_the_room_did() {
+    fn a_long_line_is_whole_or_cut_at_the_free_space() {
         let (mut reader, writer) = io::pipe().unwrap();
         let log = LogWriter::new(writer, LogFormat::Text);
         let long = format!("{}\n", "x".repeat(10_000));
@@ -179,12 +179,12 @@ mod tests {
         reader.read_to_string(&mut rest).unwrap();
         let mut lines = rest.lines().rev();
         assert_eq!(lines.next(), Some("and on"));
-        assert!(lines.next().is_some_and(|line| line.ends_with(" lines=2") && !line.contains('x')), "{rest}");
+        assert!(lines.next().is_some_and(|notice| notice.ends_with(" lines=2") && !notice.contains('x')), "{rest}");
         assert!(lines.all(|line| line.bytes().all(|byte| byte == b'x')));
     }
 
     #[test]
-    fn a_reader_that_has_gone_is_an_error_and_no_wait() {
+    fn a_closed_reader_is_an_error_without_a_wait() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let log = LogWriter::new(writer, LogFormat::Text);
