@@ -101,7 +101,7 @@ pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
 fn tell_hook(hook: &PendingHook) {
     let PendingHook { resource, device, alloc_id, state, .. } = hook;
     match state {
-        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "device released; its after-release hook is due"),
+        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due"),
         HookState::Failed { tries, why, .. } => {
             tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; no container starts with the device until the hook succeeds");
         }
