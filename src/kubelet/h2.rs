@@ -1,13 +1,15 @@
 //! HTTP/2 frames, as far as a connection is tracked and passed on to another process (RFC 9113).
 //!
-//! **Asking again.** A process that holds a passed connection did not see the calls on it, and has none of HTTP/2's state. It can
-//! still have the client send its unanswered calls once more: GOAWAY says that the server has not begun any stream after the one
-//! that it names, and RST_STREAM with REFUSED_STREAM says so of one stream (6.8 and 8.7). gRPC's client then repeats the call on a
-//! new connection to the same socket (its A6, transparent retries). The ListAndWatch stream is the one that GOAWAY names, so it
-//! stays open; with it the kubelet keeps the devices.
+//! **Repeated calls.** A process that holds a passed connection did not see the calls on it, and
+//! has none of HTTP/2's state. It can still make the client send its unanswered calls once more.
+//! GOAWAY declares that the server has not begun any stream after the one that it names; RST_STREAM
+//! with REFUSED_STREAM declares the same for one stream (6.8 and 8.7). gRPC's client then repeats
+//! the call on a new connection to the same socket (its A6, transparent retries). GOAWAY names the
+//! ListAndWatch stream, so that stream stays open, and the kubelet keeps the devices.
 //!
-//! **No half frame.** Such frames can only follow a whole frame. A server writes each frame with one system call, and a unix socket
-//! takes up to 32 KiB of one call whole or not at all: also a process that is killed leaves no half frame.
+//! **No half frame.** Such frames can only follow a whole frame. A server writes each frame with
+//! one system call, and a unix socket takes up to 32 KiB of one call whole or not at all: also a
+//! process that is killed leaves no half frame.
 
 use crate::domain::limits::Use;
 use std::collections::BTreeMap;
@@ -17,7 +19,7 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const GOAWAY: u8 = 7;
-/// The flag of a frame after which its sender sends no more on the stream.
+/// The flag of the last frame that its sender sends on a stream.
 const END_STREAM: u8 = 1;
 /// The error of a stream that the server has not begun.
 const REFUSED_STREAM: u32 = 7;
@@ -28,11 +30,13 @@ const LISTS_MAX: u32 = 255;
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 
-/// The frames by which a client sends its unanswered calls again, except the one on the stream `lists` (0: there is none).
+/// The frames by which a client sends its unanswered calls again, except the one on the stream
+/// `lists` (0: there is none).
 #[must_use]
 pub fn refuse_pending_calls(lists: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // The first frame of a server is SETTINGS, and the other process may not have sent one. Another one changes nothing.
+    // The first frame of a server is SETTINGS, and the other process may not have sent one. Another
+    // one changes nothing.
     frame(&mut bytes, SETTINGS, 0, &[]);
     // Before RST_STREAM: the client then asks again on another connection.
     frame(&mut bytes, GOAWAY, 0, &[lists, NO_ERROR]);
@@ -83,13 +87,14 @@ impl Frames {
     }
 }
 
-/// The calls of one connection, as its bytes tell.
+/// The calls of one connection, parsed from its bytes.
 #[derive(Debug)]
 pub(super) struct Calls {
     preface: usize,
     asked: Frames,
     answered: Frames,
-    /// The streams of calls that were asked and are not answered; whether a message was sent on them, as on those of lists.
+    /// The streams of calls that were asked and are not answered; whether a message was sent on
+    /// them, as on those of lists.
     open: BTreeMap<u32, bool>,
     has_asked: bool,
     /// Whether the client has given up a stream of lists.

@@ -1,11 +1,13 @@
 //! A connection of the kubelet whose calls are known, and which another process can go on with.
 //!
-//! It is idle when every call that was sent is answered. Then it can be released: its server reads and writes no more, and ends
-//! without an end of the connection, which may be open elsewhere.
+//! A connection is idle when every call on it is answered. Then it can be released: its server no
+//! longer reads or writes, and ends without closing the connection, which may be open in another
+//! process.
 //!
-//! **A kubelet that hangs up is noticed.** From 1.25 on it dials at Register, asks for the options and then for the lists. When it
-//! has just lost another connection of the resource, it may take this one for that, and close it before it asks for the lists.
-//! Then it would never come again.
+//! **A kubelet that hangs up is noticed.** Kubelets from 1.25 on dial at Register, ask for the
+//! options and then for the lists. A kubelet that has just lost another connection of the resource
+//! may confuse the two, and close this one before it asks for the lists. Then it would never
+//! connect again.
 
 use super::h2::Calls;
 use crate::domain::limits::Use;
@@ -19,7 +21,7 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tonic::transport::server::Connected;
 
-/// What is known of a connection, beside its server.
+/// The state of a connection that its server does not have.
 #[derive(Debug, Default)]
 pub struct Tracked {
     /// The connection, open as long as this is.
@@ -85,7 +87,8 @@ pub struct TrackedStream {
 }
 
 impl TrackedStream {
-    /// Tracks it. `on_early_close` is called at most once, when it has ended before lists were sent; `changed` is woken by a drain.
+    /// Tracks it. `on_early_close` is called at most once, when it has ended before lists were
+    /// sent; `changed` is woken by a drain.
     pub fn new(stream: UnixStream, changed: Arc<Notify>, on_early_close: Arc<dyn Fn() + Send + Sync>) -> Self {
         let fd = stream.as_fd().try_clone_to_owned().ok();
         TrackedStream { stream, tracked: Arc::new(Tracked { fd, changed, state: Mutex::default() }), on_early_close }
