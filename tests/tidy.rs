@@ -210,7 +210,7 @@ fn the_architecture_document_names_every_module_and_every_invariant() {
     let mut problems = Vec::new();
     for module in LAYERS.iter().flat_map(|layer| layer.iter()) {
         if !text.contains(&format!("`{module}")) {
-            problems.push(format!("ARCHITECTURE.md: says nothing of the module `{module}`"));
+            problems.push(format!("ARCHITECTURE.md: does not mention the module `{module}`"));
         }
     }
     let invariants: BTreeMap<usize, bool> = (1..=14).map(|n| (n, text.contains(&format!("**I{n}")))).collect();
@@ -251,8 +251,8 @@ const WORDS: &[(&str, &str)] = &[
     ("whoever", "the caller, the client, the process"),
 ];
 
-/// Texts that have such a word for a reason: values of the configuration, and names of rows that programs read.
-const EXCEPTIONS: &[&str] = &["\"tell\"", "file anew + fsync"];
+/// Texts with such a word for a reason: values of the configuration, JSON keys, rows and texts that programs read.
+const EXCEPTIONS: &[&str] = &["\"tell\"", "\"said\"", "\"told\"", "file anew + fsync", ", and said last: "];
 
 /// The widest line of prose.
 const COMMENT_COLUMNS: usize = 100;

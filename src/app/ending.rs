@@ -47,6 +47,12 @@ impl App {
         self.leave(true, true).await
     }
 
+    /// Writes the checkpoint of a handover while this instance still serves, because it may take
+    /// long.
+    pub async fn checkpoint(&self) {
+        checkpoint(&self.store).await;
+    }
+
     /// The same for an instance that starts at once, in this boot. The ledger is not sealed for a
     /// reboot, because that takes time.
     pub async fn hand_over(self) -> PassedFds {
@@ -65,7 +71,9 @@ impl App {
         for file in files {
             drop(std::fs::remove_file(file));
         }
-        checkpoint(&store).await;
+        if seal {
+            checkpoint(&store).await;
+        }
         leaving.send_replace(true);
         if tokio::time::timeout(DRAIN_DEADLINE, sockets.connections.idle()).await.is_err() {
             tracing::warn!("a call is still in flight; aborting it");

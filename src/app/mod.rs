@@ -1,8 +1,7 @@
 //! The application: wiring, supervision and shutdown. It is the only module that knows all actors.
 //!
-//! [`App::start`] is a sequence without branches: directories, ledger, resources, actors, first
-//! inventory, registration. [`App::shut_down`] (`ending.rs`) goes the reverse way. The streams end
-//! last, because the kubelet keeps the devices while they are open.
+//! [`App::start`] wires everything in order. [`App::shut_down`] (`ending.rs`) goes the reverse way.
+//! The streams end last, because the kubelet keeps the devices while they are open.
 
 mod checks;
 mod control;
@@ -48,7 +47,7 @@ use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Unread};
-use crate::handover;
+use crate::handover::{self, Offer};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::HookExecutor;
@@ -75,7 +74,6 @@ pub struct App {
     pub views: Views,
     escalated: mpsc::Receiver<&'static str>,
     store: Arc<Mutex<Store>>,
-    /// The dependencies of the servers behind sockets.
     shared: Shared,
     leaving: watch::Sender<bool>,
     ending: watch::Sender<bool>,
@@ -106,8 +104,7 @@ pub enum AppEvent {
 impl App {
     /// Starts everything. Must be called on the thread of a running actix system.
     ///
-    /// Returns when the first inventory is published and registration has begun. `views.ready`
-    /// reports the rest.
+    /// Returns when the first inventory is published and registration begun; see `views.ready`.
     ///
     /// # Errors
     /// When the kubelet's directory is not usable, or the ledger cannot be opened.
@@ -118,13 +115,12 @@ impl App {
         let host_root = HostRoot::new(&roots.host);
 
         tracing::debug!("opening the ledger");
-        // The boot id of the running kernel, also in a container with another host root: written
-        // pages survive the process until this kernel ends.
+        // The running kernel's boot id, not the host root's: written pages survive until it ends.
         let boot_id = host::boot_id(Path::new("/"));
         let (mut store, mut recovered) =
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
-        // Only now: a start that fails for a reason that the user can fix ends in one sentence,
-        // without log lines around it.
+        // Only now: a start that the user can fix ends in one sentence, without log lines around
+        // it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         settings.close_folders();
         rebuild::complete(&mut store, &mut recovered, &settings.device_plugins(), &host_root);
@@ -144,8 +140,7 @@ impl App {
 
         // Published snapshots outlive their publisher.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
-        // The grants are known before the first judgement, so the first list has every held id
-        // (I3).
+        // The grants are known before the first judgement: the first list has every held id (I3).
         let recovered = Ledger::from(recovered);
         let hooks = release_hooks(specs.iter());
         // The due hooks are known before it too.
@@ -161,7 +156,7 @@ impl App {
         let (kubelet, kubelet_view) = watch::channel(None);
         let (leaving, leaving_view) = watch::channel(false);
         let (ending, ending_view) = watch::channel(false);
-        let gate = Arc::new(RwLock::new(()));
+        let (gate, registering) = (Arc::new(RwLock::new(())), Arc::new(RwLock::new(())));
         // One connection for all callers.
         let pod_resources = PodResources::new(settings.pod_resources());
         let checkpoint = CheckpointReader::new(settings.device_plugins());
@@ -314,6 +309,7 @@ impl App {
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
             status: Arc::new(registrations),
+            registering: Arc::clone(&registering),
             leaving: leaving_view,
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
@@ -365,7 +361,7 @@ impl App {
         tasks.extend(control::serve(&control, source, limits.control));
         // One request at a time, and one in the queue.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Arc::new(move || sockets.share()), ask, limits.handover));
+        tasks.extend(handover::listen(&roots.run, Offer { fds: Arc::new(move || sockets.share()), registering }, ask, limits.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

@@ -1,4 +1,5 @@
-//! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has taken over.
+//! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has
+//! taken over.
 
 use crate::app::Settings;
 use crate::console::Global;
@@ -9,7 +10,8 @@ use clap::Args;
 /// How it begins.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Ask a daemon that runs already to hand over, instead of ending; start as usual when there is none
+    /// Ask a daemon that runs already to hand over, instead of ending; start as usual when there is
+    /// none
     #[arg(long)]
     take_over: bool,
 }

@@ -48,7 +48,7 @@ pub(super) async fn give(
     own: Option<&mut Child>,
     stop: impl Future<Output = ()>,
 ) -> Result<Given, StartError> {
-    let Asked { mut peer, version } = asked;
+    let Asked { mut peer, version, quiet: _quiet } = asked;
     tracing::info!(version, pid = peer.pid, "handing over to another instance");
     let mut passed = app.hand_over().await;
     if let Err(error) = peer.send(&Message::Yours { fds: passed.labels() }, &passed.fds()).await {

@@ -229,12 +229,17 @@ impl Daemon {
     }
 
     /// Hands over. Returns the daemon if it serves again.
-    async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
+    async fn give(&mut self, app: App, mut asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
+        if !*self.readiness.ready.borrow() {
+            // Registers continue, or this instance could never become ready.
+            asked.quiet = None;
+        }
         // One handover after the other. An old instance that has handed over to this one stays on
         // standby.
         if timeout(TAKEN_WITHIN, self.readiness.ready.wait_for(|ready| *ready)).await.is_err() {
             tracing::warn!("the handover to this instance is not complete yet; handing over to the next one all the same");
         }
+        app.checkpoint().await;
         if asked.peer.is_gone() {
             tracing::warn!("the instance that requested the handover has exited; continuing to serve");
             return Ok(Some(app));

@@ -1,4 +1,4 @@
-//! The durable union: everything that the ledger writes to its journal.
+//! The durable facts: every kind of entry that the ledger writes to its journal.
 
 use super::device::DeviceId;
 use super::grant::{AllocId, Grant, GrantState, GrantedDevice};
@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Every id that the kubelet has been told of, by resource, with what is needed to offer it on when its device has gone.
+/// Every id that the kubelet got in a list, by resource, with the facts that keep it in the list
+/// after its device was removed.
 ///
-/// A list is in memory once: the ledger, the store and what is being written share it.
+/// A list is in memory once: the ledger, the store and the entries that wait for a write share it.
 pub type Listed = BTreeMap<ResourceName, Arc<[GrantedDevice]>>;
 
-/// Takes note of a resource's list; one without ids is none.
+/// Records a resource's list; a list without ids removes it.
 pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Arc<[GrantedDevice]>) {
     if devices.is_empty() {
         listed.remove(resource);
@@ -24,10 +25,10 @@ pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Arc<[Gra
     }
 }
 
-/// Since when devices have been gone that the ledger remembers.
+/// The times since when remembered devices have been absent.
 pub type Gone = BTreeMap<DeviceId, Timestamp>;
 
-/// Takes note of devices that have gone, or (`None`) are there again.
+/// Records devices that are absent, or (`None`) present again.
 pub fn note_gone(gone: &mut Gone, devices: &[DeviceId], since: Option<Timestamp>) {
     for device in devices {
         match since {
@@ -39,55 +40,57 @@ pub fn note_gone(gone: &mut Gone, devices: &[DeviceId], since: Option<Timestamp>
 
 /// One durable fact. The ledger is the fold of its entries, in order.
 ///
-/// An entry carries the whole grant or a whole state, never a difference: applying one twice changes nothing.
+/// An entry carries the whole grant or a whole state, never a difference: applying one twice
+/// changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]
 pub enum Entry {
     /// A grant, new or (at the head of a journal segment) carried over in the state it has.
     Grant(Arc<Grant>),
-    /// A grant moved on to another state.
+    /// A grant has another state.
     Moved {
-        /// Which grant.
+        /// The grant's id.
         alloc_id: AllocId,
         /// Its new state.
         #[serde(flatten)]
         state: GrantState,
     },
-    /// A device got its id, and keeps it (I6).
+    /// A device got its id, which is permanent (I6).
     Named {
         /// The device's physical key ([`super::Device::key`]).
         key: String,
         /// Its id.
         id: DeviceId,
     },
-    /// The list of a resource has other ids than before: the next life of the daemon does not drop one at once (I3).
+    /// The list of a resource has other ids than before: after a restart the daemon does not drop
+    /// such an id at once (I3).
     Listed {
         /// The resource.
         resource: ResourceName,
         /// Every id in the list; none when the resource is no longer offered.
         devices: Arc<[GrantedDevice]>,
     },
-    /// What is known of a device's health (I5).
+    /// The verdict of a device (I5).
     Judged {
         /// The device.
         device: DeviceId,
-        /// Its verdict; `None` when there is nothing to be remembered any more.
+        /// Its verdict; `None` if nothing is left to remember.
         verdict: Option<Box<Verdict>>,
     },
-    /// Devices are neither found, listed nor held since then; or they are again. What is remembered of a device that has gone is
-    /// forgotten in the end ([`Entry::Forgotten`]).
+    /// Devices are neither found, listed nor held since then; or they are present again. The
+    /// records of an absent device are dropped in the end ([`Entry::Forgotten`]).
     Gone {
-        /// Which.
+        /// The devices.
         devices: Vec<DeviceId>,
-        /// Since when; `None` when they are there again.
+        /// Since when; `None` if they are present again.
         since: Option<Timestamp>,
     },
-    /// Nothing is remembered any more of these devices, which have gone: neither their ids nor what was known of their health.
+    /// The records of these absent devices were dropped: their ids and their verdicts.
     Forgotten {
-        /// Which.
+        /// The devices.
         devices: Vec<DeviceId>,
     },
-    /// How far the hook has come that is owed to a device after its release. It stands in front of the release that owes it,
-    /// so a write that was cut off has both or a hook that nobody runs yet.
+    /// The progress of a device's after-release hook. It is written before the release that causes
+    /// it, so a torn write has both, or a hook that must not run yet.
     Hook(Box<PendingHook>),
 }

@@ -1,4 +1,4 @@
-//! Grants: who holds what, and the durable facts from which that is rebuilt.
+//! Grants: which container holds which devices. The ledger rebuilds them from its entries.
 
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
@@ -9,34 +9,35 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// Names one grant for ever: a UUID of version 7, so that ids sort by time.
+/// The permanent name of one grant: a UUID of version 7, so that ids sort by time.
 ///
-/// It travels in the Allocate response as the annotation `holdfast.dev/alloc-id`, which the kubelet keeps in its
-/// checkpoint: reading that back tells exactly which pod and container a grant went to.
+/// It travels in the Allocate response as the annotation `holdfast.dev/alloc-id`, which the kubelet
+/// keeps in its checkpoint. The checkpoint then shows exactly which pod and container a grant went
+/// to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AllocId(Arc<str>);
 
-/// How the id of a grant begins that another plugin has made.
+/// The prefix of the id of a grant that another plugin made.
 const OTHER_PLUGIN: &str = "other-plugin";
 
 impl AllocId {
     /// The annotation's key.
     pub const ANNOTATION: &'static str = "holdfast.dev/alloc-id";
 
-    /// Takes the text as it is.
+    /// Accepts any text.
     pub fn new(text: impl AsRef<str>) -> Self {
         AllocId(Arc::from(text.as_ref()))
     }
 
-    /// Names what another plugin has given a container of a resource: its answer carries no id, so this is made of what the kubelet's
-    /// checkpoint tells of it, and is the same whenever it is read.
+    /// The id for a grant that another plugin made. Its answer carries no id, so this one is
+    /// derived from the entry in the kubelet's checkpoint, and every read derives the same id.
     #[must_use]
     pub fn of_other_plugin(pod_uid: &str, container: &str, resource: &ResourceName) -> Self {
         AllocId(format!("{OTHER_PLUGIN}:{pod_uid}/{container}/{resource}").into())
     }
 
-    /// Whether another plugin gave the devices.
+    /// Whether another plugin made the grant.
     #[must_use]
     pub fn is_of_other_plugin(&self) -> bool {
         self.0.strip_prefix(OTHER_PLUGIN).is_some_and(|rest| rest.starts_with(':'))
@@ -48,8 +49,8 @@ impl AllocId {
         &self.0
     }
 
-    /// When it was made: a UUID of version 7 begins with the milliseconds since 1970, 48 bits of them (RFC 9562). `None`
-    /// for any other text.
+    /// The time in the id: a UUID of version 7 begins with the milliseconds since 1970, 48 bits of
+    /// them (RFC 9562). `None` for any other text.
     #[must_use]
     pub fn made_at(&self) -> Option<Timestamp> {
         let (high, rest) = self.0.split_once('-')?;
@@ -65,26 +66,27 @@ impl fmt::Display for AllocId {
     }
 }
 
-/// Tells one start of the kubelet from the next: the identity of its registration socket.
+/// Identifies one start of the kubelet, by its registration socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct KubeletGeneration {
     /// Inode of `kubelet.sock`.
     pub inode: u64,
-    /// When it was made, nanoseconds since 1970: an inode number alone may be used again. It is the time of its modification,
-    /// which `bind` sets; a `chmod` or a relabelling of the socket makes no other kubelet of it.
+    /// When the socket was made, nanoseconds since 1970: an inode number alone may be used again.
+    /// This is its modification time, which `bind` sets; a `chmod` or a relabelling of the socket
+    /// does not change it.
     #[serde(rename = "ctime_ns")]
     pub made_ns: i64,
 }
 
 impl KubeletGeneration {
-    /// When it was made; `None` by a clock that stands before 1970.
+    /// When the socket was made; `None` if the clock was before 1970.
     #[must_use]
     pub fn made_at(&self) -> Option<Timestamp> {
         u64::try_from(self.made_ns / 1_000_000).ok().map(Timestamp)
     }
 }
 
-/// A pod. Its UID tells it from an earlier pod of the same name; a name that cannot be known is `None`.
+/// A pod. Its UID distinguishes it from an earlier pod of the same name; an unknown name is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodRef {
     /// The pod's UID.
@@ -105,37 +107,40 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// One id of a grant, with what is needed to offer it on when the device itself has gone.
+/// One id of a grant, with the facts that keep it in the list after the device was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantedDevice {
-    /// The id that the kubelet asked for.
+    /// The id in the kubelet's request.
     pub id: DeviceId,
     /// The physical key of the device behind it ([`super::Device::key`]).
     pub key: String,
     /// Its NUMA nodes at that time; the kubelet has copied them into its own record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
-    /// Its nodes on the host, less those that the answer names: others reach the container by a name, of a GPU or of CDI.
+    /// Its nodes on the host, except those in the answer. A container reaches these others by a
+    /// name: a GPU's, or a CDI name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// What is held with it ([`super::Device::objects`]); none where that was not noted: [`Grant::objects`] tells in any case.
+    /// The objects that are held with it ([`super::Device::objects`]); empty if they were not
+    /// recorded: [`Grant::objects`] returns them in any case.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<Object>,
 }
 
 impl GrantedDevice {
-    /// The PCI function that its key names, `0000:18:00.0`; the key of a part names the whole function.
+    /// The PCI function that its key names, `0000:18:00.0`; the key of a part names the whole
+    /// function.
     #[must_use]
     pub fn function(&self) -> Option<&str> {
         self.key.strip_prefix("pci:")?.split('/').next()
     }
 }
 
-/// How far a grant has come. Only proof moves it on; absence alone is none (I4).
+/// The state of a grant. Only proof changes it; absence alone is no proof (I4).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum GrantState {
-    /// Allocate was answered; which container got the devices is not known yet.
+    /// Allocate was answered; the container is not known yet.
     Granted,
     /// The kubelet's checkpoint names the container.
     Bound {
@@ -146,7 +151,8 @@ pub enum GrantState {
         /// When that became known.
         bound_at: Timestamp,
     },
-    /// Bound, but the kubelet no longer lists the pod. Still held: the proof of release is not complete.
+    /// Bound, but the kubelet no longer lists the pod. Still held: the proof of release is not
+    /// complete.
     Suspect {
         /// The pod that held it.
         pod: PodRef,
@@ -157,7 +163,7 @@ pub enum GrantState {
         /// When the pod was first missed.
         suspect_at: Timestamp,
     },
-    /// Given back, by the proof that is named.
+    /// Released, by the named proof.
     Released {
         /// The pod that held it; `None` when it was never bound.
         pod: Option<PodRef>,
@@ -167,12 +173,13 @@ pub enum GrantState {
         bound_at: Option<Timestamp>,
         /// When the proof was complete.
         released_at: Timestamp,
-        /// The proof, in words of the documentation: `pod_gone`, `handed_on`, `superseded`, `never_started`.
+        /// The proof, as the documentation names it: `pod_gone`, `handed_on`, `superseded`,
+        /// `never_started`.
         released_by: String,
     },
 }
 
-/// One answered Allocate: which ids one container got, and what became of them.
+/// One answered Allocate: the ids of one container, and their state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Its id.
@@ -181,24 +188,25 @@ pub struct Grant {
     pub resource: ResourceName,
     /// The ids, in the order of the request.
     pub devices: Vec<GrantedDevice>,
-    /// What the container got: the kubelet replays it at every container start, so it must stay true.
+    /// The answer to the container: the kubelet replays it at every container start, so it must
+    /// stay true.
     pub edits: ContainerEdits,
-    /// The boot in which it was made (`/proc/sys/kernel/random/boot_id`).
+    /// The boot of the grant (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
-    /// The kubelet that asked; `None` when its socket could not be read.
+    /// The kubelet that sent the request; `None` if its socket could not be read.
     pub kubelet: Option<KubeletGeneration>,
-    /// When it was made.
+    /// The time of the grant.
     pub granted_at: Timestamp,
-    /// The version of Holdfast that made it.
+    /// The version of Holdfast that made the grant.
     pub version: String,
-    /// How far it has come.
+    /// Its state.
     #[serde(flatten)]
     pub state: GrantState,
 }
 
 impl Grant {
-    /// What its container holds. Where that was not noted, as in grants of earlier versions and in one of a pool, it is what the keys and the
-    /// nodes of the answer name.
+    /// The objects that its container holds. If they were not recorded, as in grants of earlier
+    /// versions and of a pool, they are derived from the keys and from the nodes in the answer.
     #[must_use]
     pub fn objects(&self) -> Vec<Object> {
         let of = |device: &GrantedDevice| -> Vec<Object> {
@@ -217,8 +225,9 @@ impl Grant {
         self.devices.iter().flat_map(of).collect()
     }
 
-    /// The same with the objects of its devices where these were not noted, as far as the host shows them now: `behind` tells what is behind a
-    /// node. The runtime opens the nodes of the answer by their paths at every start of the container, so what is there now is what is held.
+    /// Adds the objects of its devices that were not recorded, as far as the host shows them now:
+    /// `behind` returns the object behind a node. The runtime opens the nodes of the answer by
+    /// their paths at every start of the container, so the objects there now are the held ones.
     #[must_use]
     pub fn resolve(mut self, behind: impl Fn(&str) -> Vec<Object>) -> Self {
         if self.devices.iter().all(|device| !device.objects.is_empty()) {
@@ -233,19 +242,19 @@ impl Grant {
         self
     }
 
-    /// Whether an id may be given beside it although it leads to what this holds.
+    /// Whether an id may be granted at the same time although it leads to an object of this grant.
     #[must_use]
     pub fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
         self.devices.iter().any(|held| share((&self.resource, &held.id), (resource, id)))
     }
 
-    /// Whether it still holds its devices: everything but released.
+    /// Whether it still holds its devices: true in every state but released.
     #[must_use]
     pub fn is_live(&self) -> bool {
         !matches!(self.state, GrantState::Released { .. })
     }
 
-    /// The pod, where it is known.
+    /// The pod, if it is known.
     #[must_use]
     pub fn pod(&self) -> Option<&PodRef> {
         match &self.state {
@@ -255,7 +264,7 @@ impl Grant {
         }
     }
 
-    /// The container's name, where it is known.
+    /// The container's name, if it is known.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
         match &self.state {
@@ -265,7 +274,7 @@ impl Grant {
         }
     }
 
-    /// The alphabetic word of the state, as `who -o json` prints it.
+    /// The state's name, as `who -o json` prints it.
     #[must_use]
     pub fn state_name(&self) -> &'static str {
         match self.state {

@@ -6,13 +6,13 @@
 //! (`RLIMIT_NOFILE`, 16,384 where the system allows it: `host::raise_open_files`) the sockets have
 //! at most:
 //!
-//! | socket | connections | descriptors of each | descriptors, at most | of L, at most |
+//! | socket | connections | descriptors of each | at most | of L, at most |
 //! | --- | --- | --- | --- | --- |
 //! | telemetry | [`TELEMETRY_MAX`] | 1, plus [`BATCH`] being closed | 144 | L/16, plus [`BATCH`] |
 //! | plugin sockets, together | [`PLUGIN_MAX`] | 2: to serve it, and to pass it on | 512 | L/4 |
 //! | control | [`CONTROL_MAX`] | 1 | 32 | L/32 |
-//! | handover | [`HANDOVER_MAX`] | 1; files that come with a message are closed | 8 | L/64 |
-//! | connections of earlier instances | [`HELD_MAX`] | 1, and a copy while they are passed on | 4,096 | L/4 |
+//! | handover | [`HANDOVER_MAX`] | 1; files of a message are closed | 8 | L/64 |
+//! | earlier instances' connections | [`HELD_MAX`] | 1, and a copy while passed on | 4,096 | L/4 |
 //!
 //! The sum is less than 5/8 of L. At least 3/8 is reserved for the daemon itself: about thirty
 //! descriptors, among them the files of the ledger and one directory of a scan at a time. Each
@@ -34,8 +34,8 @@ pub const PLUGIN_MAX: usize = 256;
 pub const LISTS_MAX: usize = 4;
 
 /// Connections that are passed on from one instance to the next. The kubelet keeps two or three for
-/// each resource and instance until it is restarted. systemd's fd store has space for them and their
-/// sockets (`FileDescriptorStoreMax=`).
+/// each resource and instance until it is restarted. systemd's fd store has space for them and
+/// their sockets (`FileDescriptorStoreMax=`).
 pub const HELD_MAX: usize = 2048;
 
 /// Connections of the control socket. Each verb opens one.

@@ -6,13 +6,18 @@ use crate::host::peer::TrustedListener;
 use crate::store;
 use crate::telemetry::metrics;
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedRwLockWriteGuard, RwLock, mpsc};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::time::timeout;
 
+/// How long the offer waits for a Register in progress, and how long a peer may take to answer it
+/// while no Register is made. Both take milliseconds.
+const QUIET_WITHIN: Duration = Duration::from_secs(1);
 /// How long a peer may take to send its first message.
 const FIRST_MESSAGE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -23,18 +28,33 @@ pub struct Asked {
     pub peer: Peer,
     /// Its version.
     pub version: String,
+    /// While this lock is held, no Register makes the kubelet open a connection that is not in the
+    /// offer.
+    pub quiet: Option<OwnedRwLockWriteGuard<()>>,
 }
 
-/// Returns copies of the kubelet's connections and of our sockets.
-pub type Offered = Arc<dyn Fn() -> PassedFds + Send + Sync>;
+/// The sources of an offer.
+#[derive(Clone)]
+pub struct Offer {
+    /// Returns copies of the kubelet's connections and of our sockets.
+    pub fds: Arc<dyn Fn() -> PassedFds + Send + Sync>,
+    /// Locked for reading by each Register.
+    pub registering: Arc<RwLock<()>>,
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer").field("registering", &self.registering).finish_non_exhaustive()
+    }
+}
 
 /// Listens for instances that request a handover, with at most `max` connections at a time. If the
 /// socket cannot be made, the daemon runs without it and logs a warning.
 #[must_use]
-pub fn listen(run_dir: &Path, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) -> Option<JoinHandle<()>> {
+pub fn listen(run_dir: &Path, offer: Offer, asked: mpsc::Sender<Asked>, max: usize) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
-        Ok(listener) => Some(tokio::spawn(accept(listener, offered, asked, max))),
+        Ok(listener) => Some(tokio::spawn(accept(listener, offer, asked, max))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot create the handover socket; another instance cannot take over from this one");
             None
@@ -42,7 +62,7 @@ pub fn listen(run_dir: &Path, offered: Offered, asked: mpsc::Sender<Asked>, max:
     }
 }
 
-async fn accept(listener: TrustedListener, offered: Offered, asked: mpsc::Sender<Asked>, max: usize) {
+async fn accept(listener: TrustedListener, offer: Offer, asked: mpsc::Sender<Asked>, max: usize) {
     // The peers' tasks end with this task.
     let mut peers = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
@@ -58,25 +78,31 @@ async fn accept(listener: TrustedListener, offered: Offered, asked: mpsc::Sender
             metrics::connection_evicted("handover");
             peer.abort();
         }
-        oldest.push_back(peers.spawn(serve_peer(stream, Arc::clone(&offered), asked.clone())));
+        oldest.push_back(peers.spawn(serve_peer(stream, offer.clone(), asked.clone())));
     }
 }
 
 /// Sends the offer. If the peer answers with `Take`, the peer is passed on to the daemon.
-async fn serve_peer(stream: UnixStream, offered: Offered, asked: mpsc::Sender<Asked>) {
+async fn serve_peer(stream: UnixStream, Offer { fds, registering }: Offer, asked: mpsc::Sender<Asked>) {
     let mut peer = Peer::new(stream);
-    let passed = offered();
+    let mut quiet = timeout(QUIET_WITHIN, registering.write_owned()).await.ok();
+    let passed = fds();
     let fds = passed.labels();
     let offer = Message::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: store::RECORDS, fds };
     if let Err(error) = peer.send(&offer, &passed.fds()).await {
         return tracing::warn!(%error, "cannot send the kubelet's connections to another instance");
     }
-    drop((passed, offered));
-    if let Ok(Some(Message::Take { version })) = tokio::time::timeout(FIRST_MESSAGE_WITHIN, peer.recv()).await {
+    drop(passed);
+    let mut taken = timeout(QUIET_WITHIN, peer.recv()).await;
+    if taken.is_err() {
+        quiet = None;
+        taken = timeout(FIRST_MESSAGE_WITHIN, peer.recv()).await;
+    }
+    if let Ok(Some(Message::Take { version })) = taken {
         // This side needs no descriptors from the peer.
         drop(peer.fds());
         // Peers are served one after the other. The handover notices a peer that has disconnected
         // while it waited.
-        drop(asked.send(Asked { peer, version }).await);
+        drop(asked.send(Asked { peer, version, quiet }).await);
     }
 }

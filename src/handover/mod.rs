@@ -29,6 +29,10 @@
 //! NEW continues: it has the descriptors. When NEW dies, OLD starts again in its own process. If
 //! NEW had not confirmed, OLD uses its own copies of the descriptors.
 //!
+//! **No connection is missed.** From the offer to its end OLD makes no Register. So the kubelet
+//! opens no connection that NEW does not get, even if OLD is killed in between. A connection that
+//! the kubelet opens on its own, after a restart, comes with `Yours`.
+//!
 //! **The ledger's lock decides.** OLD releases the connections before it releases the lock, and NEW
 //! writes on them only when it has the lock. So two processes never write on one connection.
 
@@ -37,6 +41,6 @@ mod listen;
 mod passed;
 mod wire;
 
-pub use listen::{Asked, Offered, listen};
+pub use listen::{Asked, Offer, listen};
 pub use passed::{Label, PassedFds};
 pub use wire::{Message, PROTOCOL, Peer, socket_path};

@@ -9,13 +9,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// The kernel takes so many with one message (`SCM_MAX_FD`).
+/// The kernel's limit of files in one message (`SCM_MAX_FD`).
 pub const FILES_MAX: usize = 253;
 /// What is read at once.
 const READ_MAX: usize = 4096;
 
-/// Sends the bytes, of which `rest` keeps what has not gone yet, and the files with the first ones: each file is then open here and there. A
-/// receiver that reads the bytes alone gets no file, and the kernel closes what it was sent.
+/// Sends the bytes, and the files with the first of them. `rest` keeps the bytes that were not sent
+/// yet. Each file is then open in both processes. A receiver that reads only the bytes gets no
+/// file, and the kernel closes the sent ones.
 ///
 /// # Errors
 /// As writing to the socket; that there are too many files for so few bytes.
@@ -43,8 +44,8 @@ fn send_once(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io:
     Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads once, `most` bytes or fewer, and adds them to `bytes` and the files that come with them to `files`. How many bytes: none when the
-/// other side has gone.
+/// Reads once, at most `most` bytes. Adds them to `bytes`, and the files that come with them to
+/// `files`. Returns the number of bytes: 0 when the peer has closed the connection.
 ///
 /// # Errors
 /// As reading from the socket.
@@ -74,7 +75,8 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd as _};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    /// More than go with one message, each known by what is in it; and they are open when the sender has closed them.
+    /// Sends more files than fit into one message. Each is recognised by its content, and stays
+    /// open after the sender has closed it.
     #[tokio::test]
     async fn files_arrive_in_their_order_with_the_line_and_stay_open() {
         let (here, there) = UnixStream::pair().unwrap();

@@ -157,8 +157,8 @@ impl PodCgroups {
         (is_seen && !self.is_incomplete).then_some(present)
     }
 
-    /// The state of one pod's cgroups. `Populated` in one hierarchy is enough; `Absent` means absent
-    /// from all.
+    /// The state of one pod's cgroups. `Populated` in one hierarchy is enough; `Absent` means
+    /// absent from all.
     #[must_use]
     pub fn state(&self, uid: &str) -> CgroupState {
         if !is_uid(uid) {

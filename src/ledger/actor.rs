@@ -1,7 +1,7 @@
-//! The actor: it owns the parts and the order of effects.
+//! The ledger actor's messages and the order of their effects.
 //!
-//! A commit is one message: durable, then known, then answered (I1). What follows it (log, metrics, publication, the
-//! query database) is the next message, [`AfterCommit`].
+//! A commit is one message: write and sync, apply to the ledger, answer (I1). Its follow-up (log,
+//! metrics, publication, query database) is the next message, [`AfterCommit`].
 
 use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
@@ -21,19 +21,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::WatchStream;
 
-/// Rate limit for publications of new grants: every subscriber goes over all live grants each time.
+/// Rate limit for publications of new grants: every subscriber reads all live grants each time.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
-/// The same for each live grant.
+/// The addition to this limit for each live grant.
 const PUBLISH_INTERVAL_PER_GRANT: Duration = Duration::from_micros(40);
 
-/// The actor.
+/// The ledger actor.
 pub struct LedgerActor {
     pub(super) config: LedgerConfig,
-    /// What is known, and durable.
+    /// The state, all of it durable.
     pub(super) ledger: Ledger,
     pub(super) reconciler: Reconciler,
     pub(super) held_back: HeldBack,
-    /// The resources with a hook after release.
+    /// The resources with an after-release hook.
     pub(super) hooks: Arc<ReleaseHooks>,
     pub(super) committer: Committer,
     published_at: Instant,
@@ -49,12 +49,12 @@ impl std::fmt::Debug for LedgerActor {
     }
 }
 
-/// Behind every request that waits: make them all durable.
+/// Makes every waiting request durable. It is queued behind them.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Commit;
 
-/// Right behind the answers of a commit.
+/// The follow-up of a commit, queued right behind its answers.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct AfterCommit {
@@ -64,17 +64,17 @@ struct AfterCommit {
     took: Duration,
 }
 
-/// The kubelet has been asked about who holds devices of a grant: make it durable, or refuse it.
+/// The kubelet was asked for the holders of a grant's devices: record the grant, or refuse it.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Decide {
     request: WithReply<Record>,
-    /// Grants whose holders it lists.
+    /// The grants whose holders the kubelet lists.
     seen: Seen,
 }
 
 impl LedgerActor {
-    /// Builds one life of the actor from what the store has.
+    /// Builds the actor from the content of the store, at the start and after each failure.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
@@ -94,7 +94,7 @@ impl LedgerActor {
         }
     }
 
-    /// The host's files.
+    /// The root of the host's file system.
     pub(super) fn host_root(&self) -> HostRoot {
         HostRoot::new(&self.config.host_root)
     }
@@ -112,7 +112,7 @@ impl LedgerActor {
         }
     }
 
-    /// Durable, then known, then answered (I1).
+    /// Writes and syncs a batch, applies it, and answers (I1).
     fn commit(&mut self, batch: Batch, context: &mut Context<Self>) {
         let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let counts: Vec<usize> = entries.iter().map(Vec::len).collect();
@@ -132,12 +132,12 @@ impl LedgerActor {
             Err(_) => Vec::new(),
         };
         if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
-            // The scan after the answer must find them.
+            // The scan that follows the answer must find them.
             self.publish_names();
         }
         replies.into_iter().for_each(|reply| reply.send(outcome.result.clone()));
         match &outcome.result {
-            // `note_kept` reports a journal that cannot be written, once.
+            // `note_kept` logs a journal that cannot be written, once.
             Err(error) if outcome.kept.journal => tracing::error!(%error, "entries were not recorded"),
             Err(error) => tracing::debug!(%error, entries = entries.len(), "entries were not recorded"),
             Ok(()) => {}
@@ -197,12 +197,13 @@ impl StreamHandler<Arc<Inventory>> for LedgerActor {
         self.forget_later(context);
         let entries = self.ledger.unlisted(&inventory);
         if !entries.is_empty() {
-            // The list does not wait for the disk: an id that came and went before this was written is not remembered.
+            // The list does not wait for the disk: an id that came and went before this write is
+            // not remembered.
             drop(self.submit(entries, context));
         }
     }
 
-    /// The publisher ends with the daemon only.
+    /// The publisher ends only with the daemon.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
@@ -218,7 +219,7 @@ impl Handler<WithReply<Record>> for LedgerActor {
         let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
             let (listed, checkpoint) = tokio::join!(observer.listed(&unseen), observer.checkpoint());
-            // The actor may have died meanwhile; then the caller sends its message again.
+            // If the actor has failed in the meantime, the caller sends its message again.
             let _ = me.send(Decide { request, seen: Seen { listed, checkpoint } }).await;
         });
     }
@@ -236,7 +237,7 @@ impl LedgerActor {
     /// Schedules the commit of a grant, or answers at once where there is nothing to write.
     fn decide(&mut self, request: WithReply<Record>, seen: &Seen, context: &mut Context<Self>) {
         let WithReply { message: Record { grant, exclusive }, reply } = request;
-        // Sent again after a death: the first time may have reached the store.
+        // A message that is sent again after a failure: the first one may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return drop(reply.send(Ok(())));
         }
@@ -246,7 +247,7 @@ impl LedgerActor {
         }
     }
 
-    /// Why a grant is refused. What is about to be written counts too.
+    /// Why a grant is refused. Entries that wait for the commit count too.
     fn refusal(&mut self, grant: &Grant, exclusive: bool, seen: &Seen) -> Option<Refusal> {
         let waits = self.ledger.waits(&self.hooks, self.committer.entries(), grant);
         let refused = waits.or_else(|| held_as_other(&self.ledger, self.committer.grants(), grant));
@@ -306,7 +307,7 @@ impl Handler<Publish> for LedgerActor {
 impl Handler<Crash> for LedgerActor {
     type Result = ();
 
-    #[expect(clippy::panic, reason = "the message asks for it")]
+    #[expect(clippy::panic, reason = "this message requests a crash")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
     }

@@ -1,7 +1,7 @@
-//! Group commit: the entries that wait for the next write, and who waits for them.
+//! Group commit: the entries for the next write, and the callers that wait for them.
 //!
-//! The first entry of a batch sends a `Commit` to the actor, behind the requests that already wait in its mailbox. So one
-//! write and one fdatasync answer them all.
+//! The first entry of a batch sends a `Commit` to the actor, behind the requests that already wait
+//! in its mailbox. So one write and one fdatasync answer all of them.
 
 use crate::domain::{Entry, Grant, LedgerHealth};
 use crate::messages::RecordError;
@@ -13,16 +13,17 @@ use tokio::sync::oneshot;
 /// The result of a commit.
 pub(super) type Written = Result<(), Arc<StoreError>>;
 
-/// Who waits for a commit. When it is dropped unanswered, as with an actor that dies, the caller sends its message again.
+/// A caller that waits for a commit. If this is dropped unanswered, because the actor failed, the
+/// caller sends its message again.
 pub(super) enum Reply {
-    /// A part of the actor.
+    /// A part of the ledger actor.
     Internal(oneshot::Sender<Written>),
     /// An Allocate.
     Allocate(oneshot::Sender<Result<(), RecordError>>),
 }
 
 impl Reply {
-    /// Answers. A caller that no longer waits finds its entry when it asks again.
+    /// Sends the answer. A caller that no longer waits finds its entry when it asks again.
     pub(super) fn send(self, result: Written) {
         match self {
             Reply::Internal(reply) => drop(reply.send(result)),
@@ -31,47 +32,49 @@ impl Reply {
     }
 }
 
-/// Requests that are written together.
+/// The requests of one write.
 pub(super) type Batch = Vec<(Vec<Entry>, Reply)>;
 
-/// The batch that is being gathered.
+/// Collects the next batch.
 #[derive(Default)]
 pub(super) struct Committer {
     pending: Batch,
 }
 
-/// What came of writing a batch.
+/// The outcome of writing a batch.
 pub(super) struct Outcome {
-    /// What the journal answered.
+    /// The result of the journal.
     pub(super) appended: Written,
-    /// What the callers are answered: a grant may be served although it is not durable (`when_not_durable`).
+    /// The result for the callers: a grant may be served without being durable
+    /// (`when_not_durable`).
     pub(super) result: Written,
-    /// How the store is kept now.
+    /// The state of the store after the write.
     pub(super) kept: LedgerHealth,
-    /// How long the write took.
+    /// The duration of the write.
     pub(super) took: Duration,
 }
 
 impl Outcome {
-    /// Whether one of the entries does not fit into a record. Nothing of the batch was written then.
+    /// Whether one of the entries does not fit into a record. Then nothing of the batch was
+    /// written.
     pub(super) fn is_too_large(&self) -> bool {
         self.appended.as_ref().is_err_and(|error| matches!(**error, StoreError::TooLarge { .. }))
     }
 }
 
 impl Committer {
-    /// Adds entries to the batch. True for the first ones: then a commit is to be scheduled.
+    /// Adds entries to the batch. True for the first ones: the caller must schedule a commit.
     pub(super) fn add(&mut self, entries: Vec<Entry>, reply: Reply) -> bool {
         self.pending.push((entries, reply));
         self.pending.len() == 1
     }
 
-    /// The entries that are about to be written.
+    /// The entries that wait for the write.
     pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.pending.iter().flat_map(|(entries, _)| entries)
     }
 
-    /// The grants among these.
+    /// The grants among the waiting entries.
     pub(super) fn grants(&self) -> impl Iterator<Item = &Grant> {
         self.entries().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None })
     }
@@ -82,7 +85,7 @@ impl Committer {
     }
 }
 
-/// Makes entries durable (I1), or accepts them unwritten where `serves` says so.
+/// Makes entries durable (I1), or accepts them unwritten if `serves` is set.
 pub(super) fn write(store: &Mutex<Store>, entries: &[Entry], serves: bool) -> Outcome {
     let began = Instant::now();
     let mut store = lock(store);
@@ -92,18 +95,19 @@ pub(super) fn write(store: &Mutex<Store>, entries: &[Entry], serves: bool) -> Ou
     Outcome { appended, result, kept: store.kept(), took: began.elapsed() }
 }
 
-/// The store. It marks itself failed before it changes anything that a panic could leave half done.
+/// Locks the store. A poisoned lock is safe: the store marks itself failed before any change that a
+/// panic could interrupt.
 pub(super) fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
-/// it to the next life.
+/// Waits for the commit. If the actor fails before the commit, this task ends too, and the caller's
+/// mailbox sends its message to the restarted actor.
 pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
     answered.await.unwrap_or_else(|_| die())
 }
 
-/// Ends this task as a panic would, without another report of the same death.
+/// Ends this task like a panic, without a second report of the same failure.
 fn die() -> ! {
     std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
 }

@@ -1,4 +1,4 @@
-//! What the ledger actor is built with.
+//! The dependencies of the ledger actor.
 
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, ResourceSpec};
@@ -11,46 +11,48 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{RwLock, watch};
 
-/// What the actor needs; the same for every life.
+/// The dependencies of the actor; the same after every restart of the actor.
 #[derive(Debug, Clone)]
 pub struct LedgerConfig {
-    /// The store, which outlives the actor.
+    /// The store. It outlives the actor.
     pub store: Arc<Mutex<Store>>,
-    /// What the store had when it was opened, for the first life: reading it out again would be most of its start. Later
-    /// lives ask the store.
+    /// The content of the store when it was opened, for the first actor: a second read would take
+    /// most of the start. Restarted actors query the store.
     pub recovered: Arc<Mutex<Option<Ledger>>>,
     /// Whether a grant is synced after its answer instead of before.
     pub process_crash: bool,
-    /// Which resources have a hook after release, and what is done where no answer is right for everybody.
+    /// The plan: the resources with an after-release hook, and the policies (`when_not_durable`,
+    /// `refuse`).
     pub plan: watch::Receiver<Arc<Plan>>,
-    /// Where it is published how the ledger is kept.
+    /// Publishes the state of the store.
     pub kept: Arc<watch::Sender<LedgerHealth>>,
-    /// Where the live grants are published.
+    /// Publishes the live grants.
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
-    /// Where the hooks are published that may run.
+    /// Publishes the hooks that may run.
     pub due: Arc<watch::Sender<Arc<DueHooks>>>,
-    /// Health, which forgets what the ledger does; nobody where nobody judges.
+    /// Health, which forgets the devices that the ledger forgets; `None` if no health actor runs.
     pub forget: Option<Mailbox<Forget>>,
-    /// Where the remembered ids are published.
+    /// Publishes the remembered ids.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
-    /// What the kubelet is told.
+    /// The inventory that the kubelet's lists are made from.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The kubelet's checkpoint.
     pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
-    /// Below it lie the pods' logs and cgroups.
+    /// The host's root, with the pods' logs and cgroups below it.
     pub host_root: PathBuf,
-    /// This boot's identity.
+    /// The id of this boot.
     pub boot_id: String,
-    /// The kubelet's socket as last seen by the host watch.
+    /// The kubelet's socket as the host watch saw it last.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// Keeps pod listings and Allocates apart.
+    /// Separates pod listings from Allocates.
     pub gate: Arc<RwLock<()>>,
 }
 
 impl LedgerConfig {
-    /// The resources with a hook after release: those of the plan, and what is in the list without being planned any more.
+    /// The resources with an after-release hook: those of the plan, and those that are still in the
+    /// list but no longer planned.
     pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
         let (plan, inventory) = (self.plan.borrow().clone(), self.inventory.borrow().clone());
         let is_planned = |name: &ResourceName| plan.specs.iter().any(|spec| spec.name == *name);
@@ -59,7 +61,7 @@ impl LedgerConfig {
     }
 }
 
-/// Those of these resources that have a hook after release.
+/// Selects the resources that have an after-release hook.
 pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
     let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
     with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect()

@@ -1,26 +1,25 @@
-//! Who holds what, as a value: the fold of the durable entries.
+//! The live grants as a value: the fold of the durable entries.
 //!
 //! ```text
-//!                Allocate is answered
-//!                        │
-//!                        ▼              alloc-id in the kubelet's checkpoint
-//!                     Granted ─────────────────────────────────▶ Bound ◀───────┐
-//!        (which container is not known)                (pod and container)     │ listed again
-//!                        │                                         │           │
-//!                        │ never in a checkpoint                   ▼ not listed│
-//!                        │ that was written after it            Suspect ───────┘
-//!                        ▼                                         │
-//!               Released(never_started)                            ▼ absent twice, kubelet settled, cgroup dead
-//!                                                           Released(pod_gone)
-//!                                                                  or given on by the kubelet, cgroup dead, at the gate
-//!                                                           Released(handed_on)
-//!                                                                  or its container back with another grant
-//!                                                           Released(superseded)
+//!            Allocate is answered
+//!                    │
+//!                    ▼        alloc-id in the kubelet's checkpoint
+//!                 Granted ───────────────────────────────────────▶ Bound ◀───────┐
+//!     (container is not known)                       (pod and container)         │ listed again
+//!                    │                                               │           │
+//!                    │ never in a checkpoint                         ▼ not listed│
+//!                    │ that was written after it                  Suspect ───────┘
+//!                    ▼                                               │
+//!          Released(never_started)                                   ▼ one of
+//!                     Released(pod_gone): absent twice, kubelet settled, cgroup dead
+//!                     Released(handed_on): given to another pod, cgroup dead, at the gate
+//!                     Released(superseded): its container came back with another grant
 //! ```
 //!
-//! A release removes the grant from here; the store keeps it as history. [`reconcile()`] decides the moves after the first,
-//! from what can be seen of the kubelet. Grants of the same ids stand side by side: an init container and the app
-//! container after it get the same ids by two Allocates, and each has its own record.
+//! A release removes the grant from this value; the store keeps it as history. [`reconcile()`]
+//! decides every move after `Granted`, from observations of the kubelet. Several grants may have
+//! the same ids: an init container and the app container after it get the same ids by two
+//! Allocates, and each has its own record.
 
 mod agenda;
 mod evidence;
@@ -49,15 +48,15 @@ use crate::domain::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The live grants, the names of devices, and what the kubelet was told.
+/// The live grants, the ids of devices, and the lists that the kubelet got.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     grants: BTreeMap<AllocId, Arc<Grant>>,
-    /// Which grants hold an id: more than one after an init container.
+    /// The grants that hold an id: more than one after an init container.
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
-    /// Which grants hold an object, by whatever id.
+    /// The grants that hold an object, by any id.
     objects: Objects<AllocId>,
-    /// Shared with whoever was told of them.
+    /// Shared with the subscribers that these names were published to.
     names: Arc<BTreeMap<String, DeviceId>>,
     listed: Listed,
     verdicts: Verdicts,
@@ -65,33 +64,33 @@ pub struct Ledger {
     gone: Gone,
 }
 
-/// What an entry changed.
+/// The effect of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// A grant came to be.
+    /// A new grant.
     Granted,
-    /// A grant moved on and still holds its devices.
+    /// A grant has another state and still holds its devices.
     Moved,
-    /// A grant gave its devices back.
+    /// A grant was released.
     Released,
     /// A device got its id.
     Named,
-    /// A list has other ids.
+    /// A resource's list has other ids.
     Listed,
-    /// Something else is known of a device's health.
+    /// The verdict of a device has changed.
     Judged,
-    /// A hook is owed, has failed or is owed no more.
+    /// A hook is pending, has failed or is no longer pending.
     Hook,
-    /// Devices have gone, or are there again.
+    /// Devices are absent, or present again.
     Gone,
-    /// Nothing is remembered of devices any more.
+    /// The records of devices were dropped.
     Forgotten,
-    /// Nothing: it was so already, or the grant is not live.
+    /// No effect: already known, or the grant is not live.
     Nothing,
 }
 
 impl Ledger {
-    /// The ledger that the store has kept.
+    /// Rebuilds the ledger from the content of the store.
     pub fn from_recovered(
         grants: impl IntoIterator<Item = Grant>,
         names: BTreeMap<String, DeviceId>,
@@ -104,7 +103,7 @@ impl Ledger {
         ledger
     }
 
-    /// Applies one durable fact. Total, and applying it twice changes nothing.
+    /// Applies one durable fact. Total and idempotent.
     pub fn evolve(&mut self, entry: &Entry) -> Change {
         match entry {
             Entry::Grant(grant) => match self.grants.get(&grant.alloc_id) {
@@ -174,18 +173,18 @@ impl Ledger {
         }
     }
 
-    /// The same, and since when devices have been gone of which it remembers something.
+    /// Adds the times since when remembered devices have been absent.
     #[must_use]
     pub fn with_gone(self, gone: Gone) -> Self {
         Ledger { gone, ..self }
     }
 
-    /// The live grants, in the order in which they were made.
+    /// The live grants, oldest first.
     pub fn grants(&self) -> impl ExactSizeIterator<Item = &Arc<Grant>> {
         self.grants.values()
     }
 
-    /// The UIDs of the pods that hold something.
+    /// The UIDs of the pods that hold a device.
     #[must_use]
     pub fn pods(&self) -> BTreeSet<&str> {
         self.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).collect()
@@ -203,14 +202,16 @@ impl Ledger {
         ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
     }
 
-    /// Whether the kubelet's checkpoint holds another live grant in place of this one, for the same container.
+    /// Whether the kubelet's checkpoint holds another live grant for the same container, in place
+    /// of this one.
     fn is_superseded(&self, grant: &Grant, checkpoint: Option<&Checkpoint>) -> bool {
         let present = checkpoint.and_then(|checkpoint| checkpoint.in_place_of(grant));
         present.is_some_and(|present| self.grants.contains_key(present))
     }
 
-    /// Every held id by resource, with what is needed to offer it on when its device has gone (I3). Where several grants
-    /// hold one id, the newest tells: the kubelet has copied its NUMA nodes last.
+    /// Every held id by resource, with the facts that keep it in the list after its device was
+    /// removed (I3). If several grants hold one id, the newest grant counts: the kubelet copied its
+    /// NUMA nodes last.
     #[must_use]
     pub fn held(&self) -> BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>> {
         let mut held: BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>> = BTreeMap::new();
@@ -227,20 +228,20 @@ impl Ledger {
         &self.names
     }
 
-    /// What the kubelet was told last, as far as it is remembered.
+    /// The last list of each resource that the kubelet got, as far as it is remembered.
     #[must_use]
     pub fn listed(&self) -> &Listed {
         &self.listed
     }
 
-    /// What is remembered of devices' health.
+    /// The remembered verdicts of devices.
     #[must_use]
     pub fn verdicts(&self) -> &Verdicts {
         &self.verdicts
     }
 
-    /// What is to be remembered of an inventory: one entry for each resource whose list has other ids than before. An
-    /// inventory without resources is one that nobody has judged yet.
+    /// The entries to write for an inventory: one for each resource whose list has other ids than
+    /// before. An inventory without resources has not been judged yet, and gives no entry.
     #[must_use]
     pub fn unlisted(&self, inventory: &Inventory) -> Vec<Entry> {
         if inventory.resources.is_empty() {
@@ -266,7 +267,8 @@ impl Ledger {
         self.listed.get(resource).map_or(devices.is_empty(), |known| **known == *devices)
     }
 
-    /// A live grant that holds something to which a device of `wanted` leads too, by another id: then both would have it.
+    /// A live grant that holds an object of a device of `wanted` by another id: both containers
+    /// would have the object.
     fn holder_by_another_id<'a>(&'a self, wanted: &'a Grant) -> Option<(&'a GrantedDevice, &'a Grant)> {
         wanted.devices.iter().find_map(|device| {
             let is_beside = |holder: &AllocId| {

@@ -1,5 +1,5 @@
-//! The ledger's part in hooks after release: it says which are due, writes down what became of them, and lets no container
-//! start before the one that is owed for what another pod had.
+//! The ledger's part in after-release hooks: it publishes the due hooks, records their results, and
+//! keeps a container from starting while a hook of its device is pending.
 
 use super::actor::LedgerActor;
 use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
@@ -12,7 +12,8 @@ use actix::{ActorFutureExt, Context, Handler, ResponseActFuture, ResponseFuture,
 use std::sync::Arc;
 
 impl LedgerActor {
-    /// Publishes the hooks that may run, before the grants whose end made them due: nobody sees the device free before.
+    /// Publishes the hooks that may run, before the grants whose release made them due: no
+    /// subscriber sees the device free earlier.
     pub(super) fn publish_due(&self) {
         let due = self.ledger.due(&self.hooks, &self.held_back);
         self.config.due.send_if_modified(|published| {
@@ -24,7 +25,7 @@ impl LedgerActor {
         });
     }
 
-    /// Goes by the hooks of the list, which may be those of another plan.
+    /// Adopts the hooks of the current list, which may come from another plan.
     pub(super) fn follow_hooks(&mut self, context: &mut Context<Self>) {
         let hooks = self.config.release_hooks();
         if hooks != self.hooks {
@@ -34,13 +35,13 @@ impl LedgerActor {
         }
     }
 
-    /// Forgets what a former configuration has left.
+    /// Drops pending hooks that only a former configuration had.
     pub(super) fn drop_undue(&mut self, context: &mut Context<Self>) {
         let entries = undue(&self.ledger, &self.hooks);
         if !entries.is_empty() {
             tracing::warn!(
                 hooks = entries.len(),
-                "the configuration has no hook any more for devices that are owed one; they are free without it"
+                "the configuration no longer has a hook for devices with a pending one; they are free without it"
             );
             drop(self.submit(entries, context));
         }
@@ -90,18 +91,18 @@ impl LedgerActor {
             Passage::Open => Ok(()),
             Passage::Barred(id, barred) => {
                 if let StartBlocked::Runs { cgroup: CgroupState::Unknown, .. } = barred {
-                    // A look finds the kubelet's hierarchies again.
+                    // A pass finds the kubelet's cgroup hierarchies again.
                     self.reconcile(context);
                 }
                 Err((id, barred))
             }
             Passage::HandedOn(id, former, moves) => {
-                // It may be on its way since the last time.
+                // Such an entry may already wait for the commit.
                 let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
                 if !self.committer.entries().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
                     let mut entries = owing(&self.ledger, &self.hooks, &moves, self.committer.entries());
                     entries.extend(moves);
-                    // The container waits for what is due then.
+                    // The container waits for the hooks that become due by this commit.
                     drop(self.submit(entries, context));
                 }
                 Err((id, StartBlocked::Due { former: former.to_string() }))
@@ -110,14 +111,15 @@ impl LedgerActor {
     }
 }
 
-/// Another kubelet: it may start what the one before had to leave, without asking. Whoever has to wait asks again.
+/// Another kubelet may start, without a call, a container that the previous one had to leave. A
+/// container that still has to wait calls again.
 impl StreamHandler<Option<KubeletGeneration>> for LedgerActor {
     fn handle(&mut self, _: Option<KubeletGeneration>, _: &mut Self::Context) {
         self.held_back.clear();
         self.publish_due();
     }
 
-    /// The publisher ends with the daemon only.
+    /// The publisher ends only with the daemon.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
@@ -125,7 +127,7 @@ fn released(entry: &Entry) -> Option<&AllocId> {
     if let Entry::Moved { alloc_id, .. } = entry { Some(alloc_id) } else { None }
 }
 
-/// What is seen when a container waits for its start.
+/// The observations available while a container waits for its start.
 struct Now<'a> {
     observer: &'a KubeletObserver,
     checkpoint: Option<Arc<Checkpoint>>,

@@ -1,8 +1,11 @@
-//! What the kubelet's checkpoint has of ours and the ledger has never heard of, looked for once in each life.
+//! Finds grants that the kubelet's checkpoint has and the ledger never had, once after each start
+//! of the actor.
 //!
-//! A damaged ledger knows that it may lack grants, and takes them from there before anything is served. A sound one may lack some
-//! too: its directory was put back from an older copy, or the power was cut under `process-crash`. Nothing in it tells. So what
-//! the kubelet keeps is held against it behind the start, and comes back bound, by the alloc-id that the kubelet has stored.
+//! A damaged ledger knows that it may lack grants, and restores them from the checkpoint before it
+//! serves. An undamaged ledger may lack grants too: its directory was restored from an older copy,
+//! or the power was cut under `process-crash`. Its own content does not show that. So the ledger is
+//! compared with the kubelet's checkpoint after the start, and missing grants come back as bound,
+//! by the alloc-id that the kubelet stored.
 
 use super::actor::LedgerActor;
 use super::committer::lock;
@@ -21,18 +24,18 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Behind the registrations, and the opening of the query database.
+/// The delay after the start: registrations, and the opening of the query database, come first.
 const AFTER: Duration = Duration::from_secs(1);
-/// How long after a look that could not ask the query database there is another one.
+/// The delay before the next try if the query database could not be queried.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What came of a look.
+/// The result of a comparison.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 enum Lacking {
-    /// Answers of ours that the kubelet has kept, and that were never here.
+    /// Our answers in the checkpoint that the ledger never had.
     These(Vec<CheckpointGrant>),
-    /// What was released cannot be read yet.
+    /// The released grants cannot be read yet.
     Unknown,
 }
 
@@ -49,23 +52,23 @@ impl LedgerActor {
                 Ok(lacking) if lacking.is_empty() => return,
                 Ok(lacking) => Lacking::These(lacking),
                 Err(error) if matches!(error.downcast_ref(), Some(StoreError::Unopened { .. })) => Lacking::Unknown,
-                Err(error) => return tracing::warn!(%error, "whether the ledger lacks what the kubelet's checkpoint has is not known"),
+                Err(error) => return tracing::warn!(%error, "could not compare the ledger with the kubelet's checkpoint"),
             };
-            // The actor may have died meanwhile; its next life looks for itself.
+            // If the actor has failed in the meantime, its successor compares again.
             let _ = me.send(lacking).await;
         });
     }
 }
 
-/// Looks, on a thread that may wait.
+/// Compares, on a thread that may block.
 fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error + Send + Sync>> {
     let mut kept = match config.checkpoint.read_kept() {
-        // No device was ever given out on this node.
+        // No device was ever granted on this node.
         Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read?,
     };
     let plan = Arc::clone(&config.plan.borrow());
-    // Another Holdfast on this node may have other resources, and a ledger of its own.
+    // Another Holdfast on this node may have other resources and its own ledger.
     kept.retain(|kept| plan.specs.iter().any(|spec| spec.name == kept.resource));
     let past = {
         let store = lock(&config.store);
@@ -76,7 +79,7 @@ fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error 
         store.past()?
     };
     let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
-    // Entries of pods that have gone stay in the checkpoint until it is written again.
+    // Entries of removed pods stay in the checkpoint until its next write.
     let (released, forgotten_until) = past.look_up(&ids)?;
     Ok(unheard_of(kept, &released, forgotten_until))
 }
@@ -99,9 +102,10 @@ impl Handler<Lacking> for LedgerActor {
         let root = self.host_root();
         let resolved = grants.into_iter().map(|grant| grant.resolve(|node| hardware::objects_of_node(&root, node)));
         let entries = resolved.map(|grant| Entry::Grant(Arc::new(grant))).collect();
-        // Nobody waits for this answer; a failed write is logged, and the next life finds the same again.
+        // No caller waits for this answer. A failed write is logged, and the next actor finds the
+        // same again.
         drop(self.submit(entries, context));
-        // The checkpoint does not have the pods' names.
+        // The checkpoint does not contain the pods' names.
         context.notify(Reconcile);
     }
 }

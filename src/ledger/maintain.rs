@@ -1,5 +1,5 @@
-//! What keeps the store in order behind the answers: syncs after them, checkpoints of the query database, and the attempts
-//! to write again what could not be written.
+//! The store's maintenance after the answers: syncs, checkpoints of the query database, and retries
+//! of failed writes.
 
 use super::actor::LedgerActor;
 use super::committer::lock;
@@ -12,19 +12,20 @@ use actix::{AsyncContext, Context, Handler, Message};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long after an answer its entry is synced where that is not done before: a burst is synced once.
+/// The delay of the sync if entries are synced after their answer: a burst has one sync.
 const SYNC_AFTER: Duration = Duration::from_millis(2);
-/// How long after a change the query database may lag behind the journal, and how long a checkpoint is given before it is
-/// asked how it went.
+/// How long the query database may lag behind the journal after a change. Also the time after which
+/// the result of a checkpoint is checked.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
-/// The same while it is not kept.
+/// The same delay while the query database is not kept up to date.
 const MEND_AFTER: Duration = Duration::from_secs(5);
-/// How long after a start the journal is readied: behind the registrations. An Allocate that comes before does it.
+/// The delay after a start until the journal is prepared, behind the registrations. An earlier
+/// Allocate prepares it itself.
 const READY_AFTER: Duration = Duration::from_millis(300);
-/// How long after a failure the journal is tried again, when no Allocate does so before.
+/// The delay of a retry after a failure of the journal, unless an Allocate retries earlier.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// A sync after the answer has ended.
+/// A sync after the answer is done.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Synced;
@@ -34,14 +35,14 @@ impl LedgerActor {
         self.look_after_database(context);
         self.settle_later(context);
         context.run_later(READY_AFTER, |this, _| lock(&this.config.store).after_commit());
-        // By then it is known whether the database is slow to open.
+        // By then the store knows whether the database is slow to open.
         context.run_later(MEND_AFTER, |this, context| {
             let kept = lock(&this.config.store).kept();
             this.note_kept(kept, None, context);
         });
     }
 
-    /// Takes note of how the store is kept now.
+    /// Records the state of the store, and reports changes of it.
     pub(super) fn note_kept(&mut self, kept: LedgerHealth, error: Option<&Arc<StoreError>>, context: &mut Context<Self>) {
         if self.upkeep.kept != kept {
             let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
@@ -57,7 +58,7 @@ impl LedgerActor {
         self.settle_later(context);
     }
 
-    /// There is room again one day, and nobody may ask for a device until then.
+    /// Space may be free again later, and no Allocate may come until then.
     fn settle_later(&mut self, context: &mut Context<Self>) {
         if self.upkeep.kept.journal || self.upkeep.settle_timer.is_some() {
             return;
@@ -66,7 +67,7 @@ impl LedgerActor {
             this.upkeep.settle_timer = None;
             let kept = {
                 let mut store = lock(&this.config.store);
-                // That it failed has been said.
+                // This failure was already logged.
                 drop(store.retry_unwritten());
                 store.kept()
             };
@@ -79,7 +80,8 @@ impl LedgerActor {
         self.look_after_database(context);
     }
 
-    /// Readies the store for what comes, and begins a checkpoint when the journal has become long.
+    /// Prepares the store for the next entries, and begins a checkpoint if the journal has become
+    /// long.
     pub(super) fn follow_up(&self) {
         let mut store = lock(&self.config.store);
         store.after_commit();
@@ -91,7 +93,7 @@ impl LedgerActor {
         }
     }
 
-    /// A checkpoint in a while; and another look after it, since nobody waits for its end.
+    /// Schedules a checkpoint, and a check of its result: no caller waits for its end.
     fn look_after_database(&mut self, context: &mut Context<Self>) {
         if self.upkeep.checkpoint_timer.is_some() {
             return;
@@ -104,11 +106,11 @@ impl LedgerActor {
             let (begun, kept) = {
                 let mut store = lock(&this.config.store);
                 let kept = store.kept();
-                // It is rebuilt from the journal, which comes first.
+                // The database is rebuilt from the journal, so the journal must be writable first.
                 let begun = (behind || !kept.database).then(|| if kept.journal { store.begin_checkpoint().map(drop) } else { Ok(()) });
                 (begun, store.kept())
             };
-            // How it ends is logged where it happens.
+            // Its result is logged where it ends.
             if let Some(Err(error)) = &begun {
                 tracing::warn!(%error, "the query database lags behind the journal");
             }
@@ -120,7 +122,7 @@ impl LedgerActor {
         }));
     }
 
-    /// Records what the journal had lost and a database had that was slow to open.
+    /// Records the entries that the journal had lost and a slowly opening database still had.
     fn record_found(&mut self, context: &mut Context<Self>) {
         let found = lock(&self.config.store).take_found();
         if found.is_empty() {
@@ -129,11 +131,12 @@ impl LedgerActor {
         tracing::warn!(entries = found.len(), "the journal lacked entries that the query database has; they are back");
         // A failed write is logged, and the next start finds the same again.
         drop(self.submit(found, context));
-        // What has become of their pods meanwhile.
+        // Checks the pods of these grants.
         context.notify(Reconcile);
     }
 
-    /// Entries are safe from the process's death already; this is for the power. The next append does not wait for it.
+    /// The entries already survive a crash of the process; this sync is for a power cut. The next
+    /// append does not wait for it.
     pub(super) fn sync_behind(&mut self, context: &mut Context<Self>) {
         if !std::mem::replace(&mut self.upkeep.syncing, true) {
             context.run_later(SYNC_AFTER, Self::sync_now);
@@ -142,7 +145,7 @@ impl LedgerActor {
 
     fn sync_now(&mut self, context: &mut Context<Self>) {
         let pending = lock(&self.config.store).begin_sync();
-        let pending = pending.inspect_err(|error| tracing::error!(%error, "the journal cannot be synced")).ok().flatten();
+        let pending = pending.inspect_err(|error| tracing::error!(%error, "failed to sync the journal")).ok().flatten();
         let Some(pending) = pending else { return self.upkeep.syncing = false };
         let (store, me) = (Arc::clone(&self.config.store), context.address());
         actix::spawn(async move {
@@ -154,11 +157,11 @@ impl LedgerActor {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     metrics::journal_failed();
-                    tracing::error!(%error, "the journal cannot be synced");
+                    tracing::error!(%error, "failed to sync the journal");
                 }
-                Err(error) => tracing::error!(%error, "the journal's sync died"),
+                Err(error) => tracing::error!(%error, "journal sync task panicked"),
             }
-            // The actor may have died meanwhile; its next life syncs with its first commit.
+            // If the actor has failed in the meantime, its successor syncs with its first commit.
             let _ = me.send(Synced).await;
         });
     }

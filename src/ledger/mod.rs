@@ -1,13 +1,20 @@
-//! The ledger actor: who holds what, durable before it is answered.
+//! The ledger actor: records which container holds which device. A record is durable before its
+//! Allocate is answered.
 //!
-//! Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its own timer, the
-//! inventory (watch), whose ids it remembers for the next process, `HookEnded` from the runner of hooks. Emits: the live
-//! grants, the hooks that are due after a release, and the remembered names (watch), `Forget` to health. Promises: nothing is answered before the store has it (I1), a grant moves on only by proof (I4), and what the
-//! actor knows is what the store knows: a new life reads it from there.
-//! Runs on an arbiter of its own, since it waits for the disk.
+//! - Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and `Found`
+//!   from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from the hook
+//!   runner, and the inventory (watch), whose ids it remembers for the next process.
+//! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
+//!   watch), and `Forget` to health.
+//! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by
+//!   proof (I4). The actor knows exactly what the store knows, so a restarted actor reads it from
+//!   there.
 //!
-//! The actor has three parts with their own state, none of which knows the actor: [`committer`] gathers what is written together,
-//! [`reconciler`] decides when the kubelet is looked at, [`upkeep`] knows how the store is kept. The other files handle messages.
+//! It runs on an arbiter of its own, because it waits for the disk.
+//!
+//! The actor has three parts with their own state, and none of them knows the actor. [`committer`]
+//! collects a group commit. [`reconciler`] decides when the kubelet is observed. [`upkeep`] tracks
+//! the state of the store. The other files handle messages.
 
 mod actor;
 mod committer;

@@ -1,4 +1,5 @@
-//! One look at the kubelet: its checkpoint, the pods' logs and cgroups, and where needed its listing.
+//! One observation of the kubelet: its checkpoint, the pods' logs and cgroups, and, where needed,
+//! its pod listing.
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
@@ -13,16 +14,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::RwLock;
 
-/// A kubelet younger than this has not heard of all its pods.
+/// A kubelet younger than this may not know all its pods yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 
-/// How long an Allocate may have to wait for what the kubelet says of the pods that hold its devices.
+/// The longest time that an Allocate may wait for the kubelet's report on the pods that hold its
+/// devices.
 const GET_DEADLINE: Duration = Duration::from_millis(300);
 
-/// What one look is for.
+/// The purpose of one observation.
 #[derive(Debug, Clone)]
 pub(super) struct Wants {
-    /// What is to be found out.
+    /// The questions to answer.
     pub(super) agenda: Agenda,
     /// The kubelet's socket.
     pub(super) kubelet: Option<KubeletGeneration>,
@@ -30,7 +32,7 @@ pub(super) struct Wants {
     pub(super) kubelet_settled: bool,
 }
 
-/// Since when the kubelet has been there.
+/// The age of the running kubelet.
 #[derive(Debug, Default)]
 pub(crate) struct KubeletAge {
     seen: Option<(Option<KubeletGeneration>, Duration)>,
@@ -38,8 +40,8 @@ pub(crate) struct KubeletAge {
 }
 
 impl KubeletAge {
-    /// Whether this kubelet is older than a minute: by our own watch where it has come while we looked, else by its
-    /// socket's time, which a jump of the wall clock could age.
+    /// Whether this kubelet is older than a minute. If it came while we watched, our own clock
+    /// counts. Otherwise the time of its socket counts, which a jump of the wall clock could age.
     pub(crate) fn is_settled(&mut self, kubelet: Option<KubeletGeneration>, now: Moment) -> bool {
         let since = match self.seen {
             Some((seen, since)) if seen == kubelet => since,
@@ -57,13 +59,13 @@ impl KubeletAge {
     }
 }
 
-/// Looks. Cheap to clone.
+/// Observes the kubelet. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct KubeletObserver {
     checkpoint: CheckpointReader,
     host_root: PathBuf,
     boot_id: String,
-    /// Found once; found again when nothing of a holder is seen to run in them.
+    /// Found once, and searched again if no process of a holder is seen in them.
     cgroups: Arc<Mutex<Arc<PodCgroups>>>,
     pod_resources: PodResources,
     gate: Arc<RwLock<()>>,
@@ -75,14 +77,14 @@ impl KubeletObserver {
             checkpoint: config.checkpoint.clone(),
             host_root: config.host_root.clone(),
             boot_id: config.boot_id.clone(),
-            // Found with the first look: an actor is built anew in a moment.
+            // Found by the first observation: a new actor must be built within a moment.
             cgroups: Arc::default(),
             pod_resources: config.pod_resources.clone(),
             gate: Arc::clone(&config.gate),
         }
     }
 
-    /// One that sees the host's files below this folder, and no kubelet.
+    /// An observer of the host's files below this folder, without a kubelet.
     #[cfg(test)]
     pub(super) fn of(host_root: &std::path::Path) -> Self {
         KubeletObserver {
@@ -95,12 +97,13 @@ impl KubeletObserver {
         }
     }
 
-    /// Whether something of the pod is seen to run. Whether it is gone [`KubeletObserver::cgroup`] tells.
+    /// Whether a process of the pod is seen to run. [`KubeletObserver::cgroup`] shows whether the
+    /// pod was removed.
     pub(super) fn lives(&self, uid: &str) -> bool {
         self.hierarchies().state(uid) == CgroupState::Populated
     }
 
-    /// What the pod's cgroup tells now.
+    /// The current state of the pod's cgroup.
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
         let seen = self.hierarchies().state(uid);
         if seen.is_dead() { self.find_hierarchies().state(uid) } else { seen }
@@ -111,21 +114,22 @@ impl KubeletObserver {
         pods::names(&self.host_root).ok()?.remove(uid)
     }
 
-    /// In how many cgroups below the pod's own something runs now.
+    /// The number of populated cgroups below the pod's own.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// If that cannot be read.
     pub(super) fn populated_below(&self, uid: &str) -> io::Result<usize> {
         self.hierarchies().populated_below(uid)
     }
 
-    /// The pods that have a cgroup now; `None` where they cannot be listed.
+    /// The pods that have a cgroup now; `None` if they cannot be listed.
     pub(super) fn present(&self) -> Option<BTreeSet<String>> {
         self.hierarchies().present()
     }
 
-    /// Which of these the kubelet lists (`Get`, which frees nothing): the container that holds the grant, with its devices.
-    /// Asked for no longer than an Allocate can wait; what is not answered is not listed.
+    /// The grants of `holders` that the kubelet lists with their container and devices (`Get`,
+    /// which frees nothing). The call takes no longer than an Allocate can wait; a holder without
+    /// an answer is not listed.
     pub(super) async fn listed(&self, holders: &[Arc<Grant>]) -> BTreeSet<AllocId> {
         let mut listed = BTreeSet::new();
         let ask = async {
@@ -135,7 +139,7 @@ impl KubeletObserver {
                 }
             }
         };
-        // What has been answered by then counts.
+        // The answers that came in time count.
         let _ = tokio::time::timeout(GET_DEADLINE, ask).await;
         listed
     }
@@ -143,13 +147,14 @@ impl KubeletObserver {
     async fn is_listed(&self, holder: &Grant) -> Option<bool> {
         let pod = holder.pod()?;
         let found = self.pod_resources.get(pod.namespace.as_deref()?, pod.name.as_deref()?).await;
-        let found = found.inspect_err(|error| tracing::debug!(%error, "the kubelet does not tell of the pod")).ok()??;
+        let found = found.inspect_err(|error| tracing::debug!(%error, "the kubelet did not return the pod")).ok()??;
         let container = found.containers.into_iter().find(|container| Some(container.name.as_str()) == holder.container())?;
         let ids = container.devices.get(&holder.resource)?;
         Some(holder.devices.iter().all(|device| ids.contains(&device.id)))
     }
 
-    /// The kubelet's checkpoint, now: read away from the actor's thread, since a large one takes a while.
+    /// The kubelet's checkpoint as it is now. It is read off the actor's thread, because a large
+    /// one takes time.
     pub(super) fn checkpoint(&self) -> impl Future<Output = Option<Arc<Checkpoint>>> + use<> {
         let reader = self.checkpoint.clone();
         async move { tokio::task::spawn_blocking(move || reader.read()).await.ok().flatten() }
@@ -160,8 +165,8 @@ impl KubeletObserver {
         if known.is_incomplete() { self.find_hierarchies() } else { known }
     }
 
-    /// The kubelet makes its hierarchy with its first pod, and another one when it is given another cgroup driver. The former stays
-    /// behind, and says of every pod that came since that it is gone.
+    /// The kubelet creates its hierarchy with its first pod, and another one after a change of the
+    /// cgroup driver. The old hierarchy stays, and every later pod is absent from it.
     fn find_hierarchies(&self) -> Arc<PodCgroups> {
         let found = Arc::new(PodCgroups::find(&self.host_root, None));
         *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&found);
@@ -176,7 +181,7 @@ impl KubeletObserver {
         let mut observation = match tokio::task::spawn_blocking(files).await {
             Ok(observation) => observation,
             Err(error) => {
-                tracing::warn!(%error, "the kubelet's files could not be looked at");
+                tracing::warn!(%error, "failed to read the kubelet's files");
                 return Observation::default();
             }
         };
@@ -186,7 +191,7 @@ impl KubeletObserver {
         observation
     }
 
-    /// The files, on a thread that may wait.
+    /// Reads the files, on a thread that may block.
     fn read(&self, wants: &Wants) -> Observation {
         let all_live = wants.agenda.pods.iter().all(|uid| self.lives(uid));
         let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
@@ -224,7 +229,7 @@ mod tests {
         assert!(!age.is_settled(kubelet(2_000), at(101, 3_000)), "a new one has to be watched");
     }
 
-    /// `/kubepods` stays when the kubelet goes over to systemd's slices, with nothing in it.
+    /// `/kubepods` stays, empty, when the kubelet changes to systemd's slices.
     #[tokio::test]
     async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate() {
         let agenda = Agenda { pods: BTreeSet::from(["u1".to_owned()]), ..Agenda::default() };

@@ -1,4 +1,4 @@
-//! Reconciliation: passes over the kubelet's files that move grants on.
+//! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
 use super::core::{has_dead_holder, is_calm, next_look, owing, reconcile};
@@ -9,13 +9,14 @@ use crate::messages::Reconcile;
 use actix::{AsyncContext, Context, Handler, Message};
 use std::time::Instant;
 
-/// A pass has seen the kubelet.
+/// A pass has observed the kubelet.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Observed(Observation);
 
 impl LedgerActor {
-    /// Begins a pass: the kubelet's files and the pods are read away from this thread; `Observed` brings the result.
+    /// Begins a pass. The kubelet's files and the pods are read off this thread; `Observed` brings
+    /// the result.
     pub(super) fn reconcile(&mut self, context: &mut Context<Self>) {
         if self.ledger.grants().len() == 0 {
             return;
@@ -32,12 +33,12 @@ impl LedgerActor {
         let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
             let observation = observer.look(wants).await;
-            // The actor may have died meanwhile; its next life looks for itself.
+            // If the actor has failed in the meantime, its successor observes again.
             let _ = me.send(Observed(observation)).await;
         });
     }
 
-    /// The timer's pass: while every grant is bound to a pod whose processes run there is nothing to be found out.
+    /// The timer's pass: it does nothing while every grant is bound to a pod whose processes run.
     fn quick_check(&mut self, context: &mut Context<Self>) {
         if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| self.reconciler.observer.lives(uid)) {
             self.schedule(false, context);
@@ -46,7 +47,7 @@ impl LedgerActor {
         }
     }
 
-    /// Schedules the next pass, or the one that was called for.
+    /// Schedules the next pass, or the one that was requested.
     fn schedule(&mut self, dead: bool, context: &mut Context<Self>) {
         if let Some(timer) = self.reconciler.timer.timer.take() {
             context.cancel_future(timer);
@@ -62,7 +63,7 @@ impl LedgerActor {
         }));
     }
 
-    /// Schedules the next pass, where none is.
+    /// Schedules the next pass, unless one is scheduled.
     pub(super) fn ensure_scheduled(&mut self, context: &mut Context<Self>) {
         if self.reconciler.timer.timer.is_none() && self.reconciler.timer.under_way.is_none() {
             self.schedule(false, context);
@@ -83,12 +84,13 @@ impl Handler<Observed> for LedgerActor {
 
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
         let mut entries = reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
-        // In front, and in one commit with the releases that owe them.
+        // The pending hooks come first, in one commit with the releases that cause them.
         entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
         report::reconciled(&observation, &entries);
         let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {
-            // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
+            // No caller waits for this answer. A failed write is logged, and the next pass decides
+            // the same again.
             drop(self.submit(entries, context));
         }
         self.reconciler.timer.end(Instant::now());

@@ -1,4 +1,5 @@
-//! Reconciliation as a part of the actor: what is watched, how the kubelet is observed, and when the next pass is due.
+//! Reconciliation as a part of the actor: the watchlist, the observer of the kubelet, and the time
+//! of the next pass.
 
 use super::config::LedgerConfig;
 use super::core::{Agenda, Ledger, Watchlist};
@@ -8,18 +9,18 @@ use crate::domain::{Grant, Moment, Refusal};
 use actix::SpawnHandle;
 use std::time::{Duration, Instant};
 
-/// Rate limit: the minimum pause after a pass, as a multiple of its duration. Passes get slower as more grants are held, and a busy
-/// kubelet asks for one all the time.
+/// Rate limit: the minimum pause after a pass, as a multiple of its duration. Passes get slower as
+/// more grants are held, and a busy kubelet requests a pass all the time.
 const REST: u32 = 4;
-/// The longest such pause: a kubelet that answers late is no reason to know little.
+/// The longest such pause: a kubelet that answers late must not delay the next pass for long.
 const REST_MAX: Duration = Duration::from_secs(1);
 
-/// When the next pass is due.
+/// The time of the next pass.
 #[derive(Debug)]
 pub(super) struct ReconcileTimer {
-    /// Since when a pass is under way.
+    /// The start of the running pass.
     pub(super) under_way: Option<Instant>,
-    /// Whether another one was asked for meanwhile, or before it is time for it.
+    /// Whether another pass was requested during this one, or before the pause ended.
     pub(super) again: bool,
     rest_until: Instant,
     pub(super) timer: Option<SpawnHandle>,
@@ -30,7 +31,7 @@ impl ReconcileTimer {
         ReconcileTimer { under_way: None, again: false, rest_until: Instant::now(), timer: None }
     }
 
-    /// Begins one if it is time for it. Otherwise it comes later.
+    /// Begins a pass if the rate limit allows it. Otherwise a later one is noted.
     pub(super) fn begin(&mut self, now: Instant) -> bool {
         self.again = self.under_way.is_some() || self.rest_until > now;
         if !self.again {
@@ -44,13 +45,13 @@ impl ReconcileTimer {
         self.rest_until = now + took.saturating_mul(REST).min(REST_MAX);
     }
 
-    /// The wait for the next one: as `usual`, unless one was called for.
+    /// The wait until the next pass: `usual`, unless one was requested.
     pub(super) fn wait(&self, now: Instant, usual: impl FnOnce() -> Duration) -> Duration {
         if self.again { self.rest_until.saturating_duration_since(now) } else { usual() }
     }
 }
 
-/// The part.
+/// The state of reconciliation.
 pub(super) struct Reconciler {
     pub(super) watchlist: Watchlist,
     pub(super) observer: KubeletObserver,
@@ -64,14 +65,14 @@ impl Reconciler {
         Reconciler { watchlist, observer, timer: ReconcileTimer::new(), kubelet_age: KubeletAge::default() }
     }
 
-    /// What the next pass is to find out.
+    /// The questions for the next pass.
     pub(super) fn wants(&mut self, ledger: &Ledger, config: &LedgerConfig, now: Moment) -> Wants {
         let kubelet = *config.kubelet.borrow();
         let agenda = Agenda::of(ledger, &self.watchlist, now.boot);
         Wants { agenda, kubelet, kubelet_settled: self.kubelet_age.is_settled(kubelet, now) }
     }
 
-    /// Why an exclusive grant is refused, by what was seen of the kubelet (I2).
+    /// Why an exclusive grant is refused, from the observations of the kubelet (I2).
     pub(super) fn refusal(&mut self, ledger: &Ledger, config: &LedgerConfig, grant: &Grant, seen: &Seen, now: Moment) -> Option<Refusal> {
         let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
         let refuse = config.plan.borrow().ledger.refuse;
@@ -92,11 +93,11 @@ mod tests {
         assert!(timer.begin(begin));
         assert!(!timer.begin(begin + ms(5)), "one at a time");
         timer.end(begin + ms(20));
-        assert_eq!(timer.wait(begin + ms(20), usual), ms(80), "it was called for");
+        assert_eq!(timer.wait(begin + ms(20), usual), ms(80), "a pass was requested");
         assert!(!timer.begin(begin + ms(99)));
         assert_eq!(timer.wait(begin + ms(99), usual), ms(1));
         assert!(timer.begin(begin + ms(100)));
-        assert_eq!(timer.wait(begin + ms(100), usual), usual(), "nobody has called for another one");
+        assert_eq!(timer.wait(begin + ms(100), usual), usual(), "no other pass was requested");
         timer.end(begin + Duration::from_secs(60));
         assert!(!timer.begin(begin + Duration::from_secs(60)));
         assert_eq!(timer.wait(begin + Duration::from_secs(60), usual), REST_MAX);

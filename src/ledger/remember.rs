@@ -1,4 +1,5 @@
-//! What the ledger remembers beside grants, for others: the names of devices, and what is known of their health.
+//! Records of the ledger other than grants, kept for other actors: the ids of devices, and their
+//! verdicts.
 
 use super::actor::LedgerActor;
 use crate::domain::Entry;

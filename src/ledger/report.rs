@@ -1,4 +1,4 @@
-//! What the log and the metrics are told of grants.
+//! The log lines and metrics about grants.
 
 use super::core::{Change, Doubt, Proof};
 use crate::domain::{Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse, Unreadable, UnreadableReason};
@@ -6,7 +6,7 @@ use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::sync::Arc;
 
-/// One line of the log for each change of a grant.
+/// Logs one line for each change of a grant.
 pub(super) fn tell(change: &Change, entry: &Entry) {
     if *change == Change::Nothing {
         return;
@@ -14,31 +14,33 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
     match entry {
         Entry::Grant(grant) => {
             let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
-            // The kubelet's own copy of one that was lost is bound from the beginning.
-            let how = if grant.state == GrantState::Granted { "granted" } else { "taken from the kubelet's checkpoint" };
+            // A lost grant that the kubelet's checkpoint had is bound from the beginning.
+            let how = if grant.state == GrantState::Granted { "grant recorded" } else { "grant restored from the kubelet's checkpoint" };
             tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "{how}");
         }
         Entry::Moved { alloc_id, state } => match state {
             GrantState::Granted => {}
             GrantState::Bound { pod, container, .. } => tracing::info!(
-                %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "bound"
+                %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "grant bound to container"
             ),
-            GrantState::Suspect { pod, .. } => tracing::info!(%alloc_id, uid = pod.uid, "the pod is not listed any more"),
+            GrantState::Suspect { pod, .. } => {
+                tracing::info!(%alloc_id, uid = pod.uid, "pod no longer listed by the kubelet; grant is suspect")
+            }
             GrantState::Released { released_by, .. } => {
                 metrics::released(released_by);
-                tracing::info!(%alloc_id, released_by, "released");
+                tracing::info!(%alloc_id, released_by, "grant released");
             }
         },
-        Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
-        Entry::Judged { device, .. } => tracing::debug!(%device, "judged"),
+        Entry::Named { key, id } => tracing::debug!(key, %id, "device id assigned"),
+        Entry::Judged { device, .. } => tracing::debug!(%device, "verdict recorded"),
         Entry::Hook(hook) => tell_hook(hook),
-        Entry::Gone { devices, since } => tracing::debug!(devices = devices.len(), ?since, "gone, or there again"),
-        Entry::Forgotten { devices } => tracing::debug!(devices = devices.len(), "forgotten"),
-        Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "listed"),
+        Entry::Gone { devices, since } => tracing::debug!(devices = devices.len(), ?since, "absence of devices recorded"),
+        Entry::Forgotten { devices } => tracing::debug!(devices = devices.len(), "devices forgotten"),
+        Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "device list recorded"),
     }
 }
 
-/// One line for an id that is asked for while somebody seems to have it.
+/// Logs an id that is requested while another container seems to have it.
 pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
     let Doubt { id, pod, container, proof } = doubt;
     let (namespace, name, uid) = (pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
@@ -51,25 +53,25 @@ pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
         }
         (Proof::Complete | Proof::Unreadable(_), Refuse::Never) => tracing::error!(
             resource = %grant.resource, %id, namespace, pod = name, uid, container,
-            "granted although a running container has this device: the configuration says that nothing is refused"
+            "granted although a running container has this device: the configuration refuses nothing"
         ),
         (Proof::None, _) => tracing::warn!(
             resource = %grant.resource, %id, namespace, pod = name, uid, container,
-            "granted although a running pod has this device: the kubelet has started lately or lost its checkpoint, so nothing is proven"
+            "granted although a running pod has this device: the kubelet started recently or lost its checkpoint, so nothing is proven"
         ),
     }
     let is_refused = *proof != Proof::None && refuse == Refuse::Proven;
     metrics::doubted(grant.resource.as_str(), *proof == Proof::Complete, is_refused);
 }
 
-/// One line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so
-/// once.
+/// Logs each time that the journal fails or recovers. A full disk refuses every Allocate, but is
+/// logged once.
 pub(super) fn changed(before: LedgerHealth, now: LedgerHealth, serves: bool, error: Option<&Arc<StoreError>>) {
     match (before.journal, now.journal) {
         (true, false) => {
             let error = error.map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
             if serves {
-                tracing::error!(%error, "the ledger cannot be written; grants are answered all the same, and are forgotten if the daemon ends before they are written");
+                tracing::error!(%error, "the ledger cannot be written; grants are served, but are lost if the daemon ends before they are written");
             } else {
                 tracing::error!(%error, "the ledger cannot be written; grants are refused until it can");
             }
@@ -85,7 +87,7 @@ pub(super) fn changed(before: LedgerHealth, now: LedgerHealth, serves: bool, err
     }
 }
 
-/// What came of a look at the kubelet.
+/// Counts the result of a pass.
 pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
     let result = match (entries.is_empty(), &observation.checkpoint) {
         (false, _) => "changed",
@@ -95,13 +97,13 @@ pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
     metrics::reconciled(result);
 }
 
-/// One line of the log for how far a hook has come.
+/// Logs the progress of a hook.
 fn tell_hook(hook: &PendingHook) {
     let PendingHook { resource, device, alloc_id, state, .. } = hook;
     match state {
-        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "given back; the hook after release is due"),
+        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due"),
         HookState::Failed { tries, why, .. } => {
-            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; nobody starts with the device before it has ended well");
+            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; no container starts with the device until the hook succeeds");
         }
         HookState::Done => tracing::info!(%resource, %device, %alloc_id, "the hook after release is done"),
     }

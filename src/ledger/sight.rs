@@ -1,4 +1,4 @@
-//! What can be seen while an Allocate waits. Only a held id makes it look.
+//! The evidence that an Allocate can wait for. It is collected only if a requested id is held.
 
 use super::core::{Doubt, HOLDERS_MAX, Ledger, Proof, Sight, Watchlist, doubt};
 use super::observe::KubeletObserver;
@@ -8,26 +8,28 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// So many cgroups below a pod's own are populated when a container runs: one of them may be the sandbox's. Where a runtime
-/// gives that none, a pod of one container counts only if the kubelet lists it.
+/// A running container has at least this number of populated cgroups below the pod's own: one may
+/// be the sandbox's. If a runtime creates no cgroup for the sandbox, a pod of one container counts
+/// only if the kubelet lists it.
 const RUNNING_BELOW: usize = 2;
 
-/// Of so many grants of a device the kubelet is asked. It gives an exclusive one to one pod at a time: what it lists is the latest, or of
-/// the same pod.
+/// The kubelet is asked for at most this number of grants of a device. It gives an exclusive device
+/// to one pod at a time: the grant that it lists is the latest, or of the same pod.
 const ASKED_MAX: usize = 4;
-/// The pods of more grants than this are not looked for one by one: those that there are, of all, are listed once.
+/// With more grants than this, their pods are not queried one by one: all present pods are listed
+/// once.
 const ONE_BY_ONE_MAX: usize = 8;
 
-/// What was seen of the kubelet for an Allocate of a held id.
+/// The kubelet's evidence for an Allocate of a held id.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Grants whose holders it lists.
+    /// The grants whose holders the kubelet lists.
     pub(super) listed: BTreeSet<AllocId>,
     pub(super) checkpoint: Option<Arc<Checkpoint>>,
 }
 
-/// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
-/// told, and with it too where the operator wants it so.
+/// Refuses an exclusive grant if a living container of another pod has one of its devices (I2).
+/// Without proof, or if the operator's policy is so, it is only logged.
 pub(super) fn refusal(
     ledger: &Ledger,
     watchlist: &Watchlist,
@@ -54,7 +56,8 @@ pub(super) fn is_held(ledger: &Ledger, grant: &Grant) -> bool {
     grant.devices.iter().any(|device| ledger.holders(&grant.resource, &device.id).next().is_some())
 }
 
-/// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked, of the latest of each device.
+/// The holders of a grant's devices without a container that is seen to run. The kubelet is asked
+/// for the latest ones of each device.
 pub(super) fn unseen(ledger: &Ledger, grant: &Grant, observer: &KubeletObserver) -> Vec<Arc<Grant>> {
     let pods = Pods::new(ledger, grant, observer);
     let is_unseen = |holder: &&Arc<Grant>| {
@@ -67,10 +70,10 @@ pub(super) fn unseen(ledger: &Ledger, grant: &Grant, observer: &KubeletObserver)
     unseen.into_values().cloned().collect()
 }
 
-/// What is seen of the pods of holders, each looked at once.
+/// The observed state of the holders' pods, each read once.
 struct Pods<'a> {
     observer: &'a KubeletObserver,
-    /// Those that have a cgroup, where they are too many to look for each.
+    /// The pods with a cgroup, if there are too many to query each.
     present: Option<BTreeSet<String>>,
     seen: RefCell<BTreeMap<String, Result<bool, String>>>,
 }
@@ -81,7 +84,7 @@ impl<'a> Pods<'a> {
         Pods { observer, present: if is_many { observer.present() } else { None }, seen: RefCell::default() }
     }
 
-    /// Whether a container of it runs, or why that cannot be found out.
+    /// Whether a container of the pod runs, or why that cannot be read.
     fn runs(&self, uid: &str) -> Result<bool, String> {
         if self.present.as_ref().is_some_and(|present| !present.contains(uid)) {
             return Ok(false);
@@ -160,7 +163,7 @@ mod tests {
         grant(n, id, GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(n) })
     }
 
-    /// A pod of which a sandbox and a container run.
+    /// Makes a sandbox and a container of a pod run.
     fn run(host_root: &Path, n: u64) {
         let pod = host_root.join(format!("sys/fs/cgroup/kubepods/burstable/pod{}", uid(n)));
         for cgroup in ["sandbox", "main"] {
@@ -189,10 +192,10 @@ mod tests {
             assert!(asked.len() <= ASKED_MAX && asked.last().unwrap().alloc_id == bound(holders, "gpu0").alloc_id, "{holders}");
             let pods = Pods::new(&ledger, &wanted, &observer);
             assert!((1..=holders).all(|n| pods.runs(&uid(n)) == Ok(false)));
-            assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is looked for by itself");
+            assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is queried alone");
             let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &observer, true, &Seen::default(), refuse);
             assert_eq!(found(Refuse::Proven), None, "{holders}: nothing of them runs");
-            // One that runs is found among them, wherever it is.
+            // The running one is found at any position.
             for runs in [1, holders / 2 + 1, holders].into_iter().filter(|n| holders - n < HOLDERS_MAX as u64) {
                 run(dir.path(), runs);
                 let Some(Refusal::InUse { pod, .. }) = found(Refuse::Proven) else { panic!("{holders}: {runs} runs") };
@@ -200,7 +203,8 @@ mod tests {
                 fs::remove_dir_all(dir.path().join(format!("sys/fs/cgroup/kubepods/burstable/pod{}", uid(runs)))).unwrap();
             }
         }
-        // Where no cgroup can be seen nothing is taken for gone: the kubelet is asked of the latest.
+        // Without visible cgroups no pod counts as removed: the kubelet is asked for the latest
+        // grants.
         fs::remove_dir_all(dir.path().join("sys")).unwrap();
         let ledger = ledger((1..=40).map(|n| bound(n, "gpu0")));
         assert_eq!(unseen(&ledger, &wanted, &KubeletObserver::of(dir.path())).len(), ASKED_MAX);

@@ -1,8 +1,9 @@
-//! What another plugin has given away of a resource that Holdfast offers from now on.
+//! Takes over the grants that another plugin made for a resource that Holdfast offers now.
 //!
-//! A node moves to Holdfast without a drain where the ids are the same: the kubelet's checkpoint tells who has which of them, so they are in the
-//! first list, and held. Without that a function that is in a pod's network namespace would not be in the list at all, and the kubelet
-//! would reject its pod at the next restart.
+//! A node moves to Holdfast without a drain if the ids are the same. The kubelet's checkpoint shows
+//! which container has which id, so these ids are in the first list, and held. Otherwise a network
+//! function in a pod's network namespace would be missing from the list, and the kubelet would
+//! reject its pod at the next restart.
 
 use super::actor::LedgerActor;
 use super::committer::lock;
@@ -16,10 +17,10 @@ use actix::{ActorFutureExt, AsyncContext, Handler, ResponseActFuture, WrapFuture
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What the kubelet's checkpoint has of other plugins' answers for these resources.
+/// The answers of other plugins for these resources in the kubelet's checkpoint.
 fn others(checkpoint: &CheckpointReader, resources: &[ResourceName]) -> Result<Vec<CheckpointGrant>, CheckpointError> {
     let mut kept = match checkpoint.read_others() {
-        // No device was ever given out on this node.
+        // No device was ever granted on this node.
         Err(error) if error.is_missing() => return Ok(Vec::new()),
         read => read?,
     };
@@ -35,7 +36,8 @@ impl Handler<TakeOver> for LedgerActor {
         let read = move || {
             let kept = others(&checkpoint, &resources).map_err(|error| error.to_string())?;
             let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
-            // One that was released may be in the checkpoint until it is written again. If it comes back, it is released again.
+            // A released grant may stay in the checkpoint until its next write. If it comes back
+            // here, it is released again.
             let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().collect();
             let known = if ids.is_empty() { BTreeSet::new() } else { lock(&store).known_among(&ids).unwrap_or_else(|_| live()) };
             Ok((kept, known))
@@ -64,9 +66,9 @@ impl Handler<TakeOver> for LedgerActor {
         };
         let publish = |recorded: Result<usize, String>, this: &mut Self, context: &mut Self::Context| {
             if recorded.as_ref().is_ok_and(|count| *count > 0) {
-                // The list that follows is to have them.
+                // The next list must contain them.
                 this.publish();
-                // The checkpoint does not have the pods' names.
+                // The checkpoint does not contain the pods' names.
                 context.notify(Reconcile);
             }
             recorded

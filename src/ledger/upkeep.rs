@@ -1,4 +1,5 @@
-//! The store's upkeep as a part of the actor: what is under way, and how the store was last seen to be kept.
+//! The store's maintenance as a part of the actor: the tasks that run, and the last known state of
+//! the store.
 
 use super::committer::lock;
 use super::config::LedgerConfig;
@@ -6,23 +7,23 @@ use crate::domain::{Evidence, LedgerHealth};
 use actix::SpawnHandle;
 use std::sync::Arc;
 
-/// What is known for forgetting devices that have gone.
+/// The state of the check for absent devices.
 #[derive(Debug, Default)]
 pub(super) struct Forgetting {
-    /// What the latest scan has found. Without one no device has gone.
+    /// The result of the latest scan. Without one no device counts as absent.
     pub(super) found: Option<Arc<Evidence>>,
-    /// Whether a look is due.
+    /// Whether a check is due.
     pub(super) is_due: bool,
 }
 
-/// The part.
+/// The state of the store's maintenance.
 #[derive(Debug)]
 pub(super) struct Upkeep {
-    /// How the store was last seen to be kept.
+    /// The last known state of the store.
     pub(super) kept: LedgerHealth,
-    /// Whether a sync after the answer is under way.
+    /// Whether a sync after the answer runs.
     pub(super) syncing: bool,
-    /// Whether the query database may lack something.
+    /// Whether the query database may lag behind the journal.
     pub(super) behind: bool,
     pub(super) checkpoint_timer: Option<SpawnHandle>,
     pub(super) settle_timer: Option<SpawnHandle>,
@@ -33,7 +34,7 @@ impl Upkeep {
     pub(super) fn new(config: &LedgerConfig) -> Self {
         let kept = lock(&config.store).kept();
         config.kept.send_replace(kept);
-        // The segments that the start has read are of no more use after it.
+        // The segments that the start read are no longer needed after it.
         Upkeep { kept, syncing: false, behind: true, checkpoint_timer: None, settle_timer: None, forgetting: Forgetting::default() }
     }
 }

@@ -7,6 +7,8 @@ use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, RegistrationNumber};
 use crate::telemetry::metrics;
 use actix::Message;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The result of one attempt.
 #[derive(Debug, Message)]
@@ -24,6 +26,9 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
+/// The kubelet requests the lists right after its answer, and gets the first one at once.
+const LISTS_WITHIN: Duration = Duration::from_millis(50);
+
 /// Makes an attempt, and reports the result.
 pub(super) async fn attempt(
     config: RegistrationConfig,
@@ -33,15 +38,23 @@ pub(super) async fn attempt(
     negotiated: Option<NegotiatedVersion>,
     report: actix::Recipient<Attempted>,
 ) {
+    let registering = Arc::clone(&config.registering).read_owned().await;
     let outcome = match register(&config, &resource, number, pre_start, negotiated).await {
         Ok(negotiated) => Outcome::Registered(negotiated),
         Err(outcome) => outcome,
     };
+    let is_registered = matches!(outcome, Outcome::Registered(_));
     if !matches!(outcome, Outcome::Absent(_)) {
-        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
+        metrics::registered(resource.as_str(), is_registered);
     }
     // The actor may have died. Its next life registers again.
     let _ = report.send(Attempted { resource, number, outcome }).await;
+    if is_registered {
+        // An offer before the ListAndWatch call would not contain its stream id, and the new
+        // instance would end the stream.
+        tokio::time::sleep(LISTS_WITHIN).await;
+    }
+    drop(registering);
 }
 
 async fn register(

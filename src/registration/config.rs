@@ -7,7 +7,7 @@ use crate::messages::{Bind, Mailbox, Retire};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::{RwLock, watch};
 
 /// The registration of one resource, for `status` and readiness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,6 +57,9 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The published state of every resource.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+    /// Locked for reading during a Register, and for writing while another instance has been
+    /// offered the kubelet's connections.
+    pub registering: Arc<RwLock<()>>,
     /// Whether this instance ends or hands over. It registers nothing then.
     pub leaving: watch::Receiver<bool>,
 }

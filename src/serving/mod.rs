@@ -14,8 +14,8 @@
 //! failed Allocate is final for its pod.
 //!
 //! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits:
-//! `Record` and `CheckStart` to the ledger, `ReportUnusable` to health, `StreamOpened`, `StreamEnded` and
-//! `ClosedEarly` to registration.
+//! `Record` and `CheckStart` to the ledger, `ReportUnusable` to health, `StreamOpened`,
+//! `StreamEnded` and `ClosedEarly` to registration.
 
 mod actor;
 mod affinity;

@@ -195,8 +195,7 @@ impl Choices {
     }
 }
 
-/// Two choices as one. Most are worse than another in the first parts of the score, so the sum is
-/// not computed.
+/// Two choices as one. Most are worse in the first parts of the score, and are not summed.
 #[derive(Debug, Clone, Copy)]
 struct Both<'a>(Choice<'a>, Choice<'a>);
 

@@ -168,7 +168,7 @@ impl<'a> Nodes<'a> {
 /// The nodes of a device that the answer does not contain.
 fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
     let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
-    nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
+    nodes.filter(|node| !edits.devices.iter().any(|edit| edit.host == **node)).cloned().collect()
 }
 
 #[cfg(test)]

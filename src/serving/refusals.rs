@@ -83,9 +83,9 @@ mod tests {
     fn many_refusals_make_one_line_every_few_seconds_with_the_number_of_suppressed_ones() {
         let (refusals, start) = (Refusals::default(), Instant::now());
         let [gpu, nic] = ["nvidia.com/gpu", "example.com/nic"].map(|name| name.parse::<ResourceName>().unwrap());
-        let told = |resource, seconds| refusals.refused(resource, start + Duration::from_secs(seconds));
-        assert_eq!([told(&gpu, 0), told(&gpu, 1), told(&nic, 1), told(&gpu, 4)], [Some(0), None, Some(0), None]);
-        assert_eq!([told(&gpu, 5), told(&gpu, 20)], [Some(2), Some(0)]);
+        let logged = |resource, seconds| refusals.refused(resource, start + Duration::from_secs(seconds));
+        assert_eq!([logged(&gpu, 0), logged(&gpu, 1), logged(&nic, 1), logged(&gpu, 4)], [Some(0), None, Some(0), None]);
+        assert_eq!([logged(&gpu, 5), logged(&gpu, 20)], [Some(2), Some(0)]);
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Many grants that come and go: the ledger stays as small as `history_size` says, at every moment, and an Allocate does not become slower.
-//! Many devices that come and go: the ledger forgets those that have gone, and health with it.
+//! Many grants that come and go: the ledger stays within `history_size` at every moment, and an
+//! Allocate does not become slower. Many devices that come and go: the ledger and health forget
+//! those that were removed.
 //!
-//! `HOLDFAST_GRANTS` is how many, `HOLDFAST_HISTORY_MIB` what the history may take, `HOLDFAST_BIN` another binary, such as the release
-//! build. How long an Allocate takes is measured and judged with `HOLDFAST_JUDGE_TIMES` alone, since the machine may be busy.
+//! `HOLDFAST_GRANTS` is the number of grants, `HOLDFAST_HISTORY_MIB` the size of the history,
+//! `HOLDFAST_BIN` another binary, such as the release build. The duration of an Allocate is
+//! measured and judged only with `HOLDFAST_JUDGE_TIMES`, because the machine may be busy.
 
 use crate::common::{Node, allocate, dial, name, offered, resource, run, soon};
 use actix::{Actor, Arbiter};
@@ -34,7 +36,7 @@ const DEVICES: usize = 64;
 const PODS: usize = 48;
 /// Allocates in each round.
 const COMPARED: usize = 1000;
-/// Rounds, of which the lowest percentile counts: other work of the machine can only raise it.
+/// Rounds. The lowest percentile of them counts: other work of the machine can only raise it.
 const ROUNDS: usize = 3;
 /// The pause before each Allocate. A kubelet finds the daemon idle.
 const PAUSE: Duration = Duration::from_millis(3);
@@ -49,7 +51,7 @@ fn size(dir: &Path) -> u64 {
     entries.map(|entry| entry.metadata().map_or(0, |about| if about.is_dir() { size(&entry.path()) } else { about.len() })).sum()
 }
 
-/// Looks at the size of a directory all the time.
+/// Reads the size of a directory all the time.
 struct Watch {
     most: Arc<AtomicU64>,
     ends: Arc<AtomicBool>,
@@ -226,7 +228,8 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
         ledger.send(Remember((0..400).map(key).collect())).await.unwrap().unwrap();
         let unread = Unread { resources: [(name("example.com/sensor"), "EIO".into())].into(), ..Unread::default() };
         ledger.send(nothing_found(unread)).await.unwrap();
-        // One that is no node, and that this scan could look for: the look has been when it has gone.
+        // A device that is no node, and that this scan could search for: once it is removed, the
+        // check is done.
         let pci = ("pci:0000:3b:00.0/10de:2330".to_owned(), DeviceId::new("GPU-1"));
         ledger.send(Remember(vec![pci])).await.unwrap().unwrap();
         let gone = async {

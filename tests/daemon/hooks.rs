@@ -186,7 +186,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         let one = soon("an admission", kubelet.add_pod(one)).await;
         let runs = |uid: &str| kubelet.view(|view| view.pod(uid).is_some_and(|pod| pod.phase == PodPhase::Running));
         until_async("the first pod", || runs(&one.uid), |runs| *runs).await;
-        daemon.logged_often("bound", 2).await;
+        daemon.logged_often("grant bound to container", 2).await;
 
         assert!(kubelet.force_delete_pod(&one.uid));
         let spec = PodSpec::new("default", "two").app("main", &gpu(), 1);
@@ -470,7 +470,7 @@ fn a_pod_rejected_after_its_allocate_does_not_block_the_next_pods_reset() {
         let rejected = PodSpec::new("default", "large").app("main", &gpus, 8).without_cpu();
         let rejected = soon("a rejection", kubelet.add_pod(rejected)).await;
         assert!(matches!(rejected.phase, PodPhase::Failed { .. }), "{:?}", rejected.phase);
-        daemon.logged("bound").await;
+        daemon.logged("grant bound to container").await;
 
         let next = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpus, 8))).await;
         let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);

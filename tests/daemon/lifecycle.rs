@@ -1,4 +1,5 @@
-//! The daemon's life beside the kubelet's: waiting for one, following its restarts, losing a socket, ending in order.
+//! The daemon and the kubelet: waiting for one, following its restarts, losing a socket, ending
+//! cleanly.
 
 use crate::common::{
     Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles, resource, run, soon, telemetry,
@@ -44,7 +45,8 @@ fn an_absent_kubelet_is_logged_once_and_does_not_prevent_readiness() {
     });
 }
 
-/// Another program has the address: everything else works, a person is told, and it is served as soon as it can be.
+/// Another program has the address: everything else works, the operator is informed, and the
+/// address is served as soon as possible.
 #[test]
 fn an_address_in_use_is_reported_and_bound_when_it_is_free() {
     run(async {
@@ -70,11 +72,11 @@ fn systemd_gets_watchdog_pings_and_sighup_does_not_stop_the_daemon() {
         let node = Node::with(&[("gpu", 1)]);
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
         let mut command = node.command(&["run"]);
-        // No $WATCHDOG_PID: it holds for whoever has the variable.
+        // No $WATCHDOG_PID: the variable is valid for any process that has it.
         let mut daemon = Daemon::spawn(command.env("NOTIFY_SOCKET", node.path("notify")).env("WATCHDOG_USEC", "30000"));
         notified(&systemd, "READY=1").await;
         daemon.signal(Signal::SIGHUP);
-        // A beat that nobody hears is waited for by whoever sends it: the socket has room for ten.
+        // A heartbeat that is not read blocks its sender: the socket has space for ten.
         let mut buffer = [0; 256];
         let heard = async { while systemd.recv(&mut buffer).await.is_ok() {} };
         tokio::select! {
@@ -88,7 +90,8 @@ fn systemd_gets_watchdog_pings_and_sighup_does_not_stop_the_daemon() {
     });
 }
 
-/// As when a journal or a container runtime hangs: the daemon's log is a pipe that is full from the beginning.
+/// As when a journal or a container runtime hangs: the daemon's log is a pipe that is full from the
+/// beginning.
 #[test]
 fn an_unread_log_pipe_blocks_nothing() {
     run(async {
@@ -106,7 +109,7 @@ fn an_unread_log_pipe_blocks_nothing() {
             soon("an answer", async { allocate(&mut dial(&kubelet, &node, &gpu).await, &[device]).await.unwrap() }).await;
         }
         assert_eq!(node.grants().len(), 2);
-        // Somebody reads again: from here on there is room for every line.
+        // The pipe is read again: from here on it has space for every line.
         reader.read_exact(&mut vec![0; usize::try_from(room).unwrap()]).unwrap();
         nix::sys::signal::kill(Pid::from_raw(daemon.id().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
         assert_eq!(soon("the end of the daemon", daemon.wait()).await.unwrap().code(), Some(0));
@@ -156,7 +159,7 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
         for round in 0..20 {
             match round % 4 {
                 0 => kubelet.restart().await.unwrap(),
-                // Twice, before anybody can have registered.
+                // Twice, before any instance can have registered.
                 1 => {
                     kubelet.restart().await.unwrap();
                     kubelet.restart().await.unwrap();
@@ -168,7 +171,8 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
                     daemon.logged_often("stream ended", ends + resources.len()).await;
                     kubelet.start_again().await.unwrap();
                 }
-                // Another way of being away: the socket's file is gone too, and the pods' plugin directory with it.
+                // Another way to be absent: the socket's file is removed too, and the pods' plugin
+                // directory with it.
                 _ => {
                     kubelet.stop();
                     std::fs::remove_file(node.path("kubelet/device-plugins/kubelet.sock")).unwrap();
@@ -238,12 +242,13 @@ fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
             assert_eq!(stream.message().await.unwrap().unwrap().devices.len(), 4);
             allocate(&mut plugin, &["dev:gpu0"]).await.unwrap();
 
-            // Stopped, it finds the request and the signal at the same time when it goes on.
+            // While it is stopped, both the request and the signal arrive; it finds them when it
+            // continues.
             daemon.signal(Signal::SIGSTOP);
             let mut asked = plugin.clone();
             let answer = async move { allocate(&mut asked, &["dev:gpu1"]).await };
             tokio::pin!(answer);
-            // Long enough for the request to leave; there is nobody to answer it.
+            // Long enough for the request to leave; no process answers it.
             assert!(tokio::time::timeout(Duration::from_millis(100), &mut answer).await.is_err());
             daemon.signal(Signal::SIGTERM);
             daemon.signal(Signal::SIGCONT);
@@ -260,7 +265,7 @@ fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
                 () = &mut ended => panic!("round {round}: the stream ended before the answer"),
             }
             soon("the end of the stream", ended).await;
-            // Whoever starts now does not wait for what is left of this one.
+            // A process that starts now does not wait for the rest of this one.
             let lock = File::open(node.state().join("lock")).unwrap();
             assert!(lock.try_lock().is_ok(), "round {round}: the kubelet is without devices, and the ledger is still held");
             drop(lock);
@@ -269,7 +274,8 @@ fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
             assert_eq!(daemon.ended().await.code(), Some(0));
             assert_eq!(socket_files(&node), BTreeSet::new());
             assert!(!node.path("run/control.sock").exists());
-            // The kubelet has seen the end too, and the next round begins without the last one's devices.
+            // The kubelet has seen the end too, and the next round begins without the devices of
+            // the last one.
             offered(&kubelet, &gpu, 0).await;
         }
         let ledger: BTreeSet<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();

@@ -1,4 +1,4 @@
-//! The daemon beside a simulated kubelet, subject by subject; and what its verbs print.
+//! The daemon with a simulated kubelet, subject by subject, and the output of its verbs.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
 

@@ -52,7 +52,7 @@ async fn granted(node: &Node, daemon: &mut Daemon) {
     offered(&kubelet, &sensor, 2).await;
     let mut api = dial(&kubelet, node, &sensor).await;
     allocate(&mut api, &["dev:sensor0"]).await.unwrap();
-    daemon.logged("granted").await;
+    daemon.logged("grant recorded").await;
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! a simulated host kernel below all its readers. The other runs on virtual time, where the bounds
 //! of `docs/health.md` hold to the millisecond.
 //!
-//! `HOLDFAST_ROUNDS` is the number of rounds of `the_time_from_a_failure_to_its_list_is_printed`: eight devices each.
+//! `HOLDFAST_ROUNDS` is the number of rounds of `the_time_from_a_failure_to_its_list_is_printed`:
+//! eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
 use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, VerdictState};

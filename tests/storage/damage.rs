@@ -1,14 +1,17 @@
-//! Files of the ledger that were damaged at rest: bits flipped, blocks zeroed, ends cut off, files and directories gone; in
-//! the journal, in the query database, in both; found in the same boot, and in the next one (I9).
+//! Ledger files that were damaged at rest: bits flipped, blocks zeroed, ends cut off, files and
+//! directories removed; in the journal, in the query database, in both; found in the same boot, and
+//! in the next one (I9).
 //!
 //! What is promised:
 //!
-//! - It opens, whatever is damaged.
-//! - Beside one copy that is whole, every live grant is there as it was, with its alloc-id, and nothing that was released.
-//! - Where both are damaged, either that holds too, or the report counts what is missing.
-//! - What was damaged is kept aside, and the next start finds nothing to complain of.
+//! - The ledger opens, for every damage.
+//! - With one undamaged copy, every live grant is there as it was, with its alloc-id, and no
+//!   released grant is live.
+//! - If both copies are damaged, either that holds too, or the report counts the missing entries.
+//! - The damaged files are kept aside, and the next start reports no problem.
 //!
-//! A killed daemon leaves a database that lags behind the journal: it is no whole copy then, and the journal is.
+//! A killed daemon leaves a database that lags behind the journal. Then the database is no complete
+//! copy, and the journal is.
 //!
 //! `HOLDFAST_STATES` is the number of damaged states; `HOLDFAST_SEED` makes others.
 
@@ -58,8 +61,8 @@ fn write(ending: &str, random: &mut Random) -> Ledger {
             _ if life < lives => drop(store),
             "closed" => store.close().unwrap(),
             "killed" => {
-                // Once the thread behind the store has answered only sled's own may be at work, at a picture of what it has
-                // written; what it has in memory is lost.
+                // Once the thread behind the store has answered only sled's own may be at work, at
+                // a picture of what it has written; what it has in memory is lost.
                 store.history(0, |_| true).unwrap();
                 copy(work.path(), dir.path());
                 drop(store);
@@ -144,8 +147,8 @@ fn judge(ledger: &Ledger, targets: &[Target], found: &Model, report: &RecoveryRe
     let back: Vec<_> = found.live.keys().filter(|id| !ledger.knows.live.contains_key(*id)).collect();
     let older = found.live.iter().filter(|(id, grant)| ledger.knows.live.get(*id).is_some_and(|known| known != *grant)).count();
     let names = ledger.knows.names.iter().filter(|(key, id)| found.names.get(*key) != Some(*id)).count();
-    // sled may take the small tree of the names back by itself and say nothing. Where the journal is damaged too, that is
-    // not seen yet.
+    // sled may restore the small tree of the names automatically and report nothing. If the journal
+    // is damaged too, that is not detected yet.
     let wrong = !lost.is_empty() || !back.is_empty() || older > 0 || (names > 0 && whole_copy_is_left);
     let text = || format!("lost {lost:?}, came back {back:?}, {older} are older than they were, {names} names are lost");
     if wrong && whole_copy_is_left {
@@ -165,7 +168,8 @@ struct Tally {
     failures: Vec<String>,
 }
 
-/// sled panics on some of this damage, which is caught; a picture of each stack takes half a second.
+/// sled panics on some of this damage, which is caught; a picture of each stack takes half a
+/// second.
 fn quiet_sled() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -196,13 +200,14 @@ fn check(ledger: &Ledger, targets: &[Target], same_boot: bool, random: &mut Rand
         fail(why, &recovered.report);
     }
 
-    // Behind the start the database is looked at too.
+    // The database is checked too, after the start.
     drop(store.history(0, |_| true));
     let report = store.load().report;
     if let Some(gone) = report.quarantined.iter().find(|path| !path.exists()) {
         fail(format!("{} is not there", gone.display()), &report);
     }
-    // What was damaged is kept, under another name if it was moved away: the same bytes are still somewhere.
+    // What was damaged is kept, under another name if it was moved away: the same bytes are still
+    // somewhere.
     if !report.quarantined.is_empty() {
         let kept = files_below(state.path());
         let moved = |path: &Path| report.quarantined.iter().any(|to| to.to_string_lossy().starts_with(&*path.to_string_lossy()));

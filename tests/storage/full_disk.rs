@@ -1,13 +1,14 @@
-//! A file system that is full or read-only, under the ledger: new grants are refused with a reason, nothing that was
-//! confirmed is lost, and it goes on by itself when there is room again.
+//! A file system under the ledger that is full or read-only: new grants are refused with a reason,
+//! no confirmed entry is lost, and the daemon continues automatically when there is free space
+//! again.
 //!
-//! sled may hang after an error of the disk. Then the journal goes on alone until the next start.
+//! sled may hang after a disk error. Then the journal works alone until the next start.
 //!
-//! A read-only one is met in two ways: mounted so before the start, and made so by the kernel under the running daemon,
-//! as after an error of the disk.
+//! A read-only file system is tested in two ways: mounted so before the start, and made read-only
+//! by the kernel under the running daemon, as after a disk error.
 //!
-//! Each test has small file systems of its own, in memory; only root can mount them, elsewhere the tests say that they are
-//! skipped.
+//! Each test has its own small file systems in memory. Only root can mount them; for other users
+//! the tests print that they are skipped.
 
 use crate::common::inside::{command, inside};
 use crate::common::ledger::{Load, Model};
@@ -172,7 +173,7 @@ fn until_gauge(address: std::net::SocketAddr, name: &str, value: f64) {
     until(name, || gauge(address, name), |found| *found == Some(value));
 }
 
-/// A node that tells its metrics, and whose ledger has a small disk of its own.
+/// A node that exposes its metrics, and whose ledger has its own small disk.
 fn on_a_small_disk() -> (Node, Small) {
     let node = Node::with(&[("gpu", 4)]);
     node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
@@ -237,7 +238,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
     });
 }
 
-/// The daemon ends in order, however full its disk is and whatever sled makes of that, and loses nothing.
+/// The daemon ends cleanly with a full disk, in every state of sled, and loses nothing.
 #[test]
 fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
     let Some(_dir) = inside("full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant", &NEEDS) else { return };
@@ -293,7 +294,7 @@ fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
         for _ in 0..round {
             append(&mut store, &mut load, &mut model).unwrap();
         }
-        // Whatever sled makes of it, this ends.
+        // This ends in every state of sled.
         hung += usize::from(store.checkpoint().is_err());
         closed += usize::from(store.is_sound() == (true, false));
         disk.make_room();
@@ -311,7 +312,7 @@ fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
     assert_eq!(quarantined(&state), [""; 0], "nothing was damaged");
 }
 
-/// Nobody asks for a device while there is room again.
+/// No Allocate comes while there is free space again.
 #[test]
 fn both_copies_of_a_running_daemon_recover_automatically() {
     let Some(_dir) = inside("full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS) else { return };
@@ -350,7 +351,8 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
         let node = Node::with(&[("gpu", 8)]);
         let ledger = "[ledger]\nwhen_not_durable = \"serve\"\n";
         node.write_config(&format!("{ledger}[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        // The journal has room ahead for some hundred grants, all of which are live here and in every later head.
+        // The journal is prefilled for some hundred grants. All of them are live here and in every
+        // later head.
         let disk = Small::of("16m", node.state());
         let gpu = name("example.com/gpu");
         let kubelet = node.start_kubelet().await;
@@ -372,14 +374,14 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
             let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
             assert!(text.contains("exist only in memory"), "{text}");
             disk.make_room();
-            // By itself: the daemon may be the only one that knows of them.
+            // Without an Allocate: the daemon may be the only process that knows of them.
             until_gauge(metrics, NOT_DURABLE, 0.0);
             let known: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
             assert!(answered.iter().all(|id| known.contains(id)), "{answered:?} were answered, {known:?} are known");
         }
         let log = daemon.log();
-        let told = log.iter().filter(|line| line.contains("grants are answered all the same")).count();
-        assert_eq!(told, 2, "once for each time: {log:#?}");
+        let logged = log.iter().filter(|line| line.contains("grants are served, but are lost")).count();
+        assert_eq!(logged, 2, "once for each time: {log:#?}");
 
         // What was never written comes back from what the kubelet has kept.
         disk.fill();
@@ -399,7 +401,8 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
     });
 }
 
-/// What the kernel does when a disk fails: the file system takes nothing more, with every file open.
+/// The kernel's reaction to a failing disk: the file system accepts no writes, with every file
+/// open.
 #[test]
 fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly() {
     let test = "full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
@@ -428,7 +431,7 @@ fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly(
             assert!(refused.message().contains("read-only"), "{refused}");
             until_gauge(metrics, JOURNAL, 0.0);
             daemon.logged("grants are refused until").await;
-            // The list goes on.
+            // The list still changes.
             node.remove_device("gpu", 3);
             offered(&kubelet, &gpu, 3).await;
             node.create_device("gpu", 3);

@@ -1,7 +1,9 @@
-//! A daemon that is killed at any moment: no grant that was answered is missing afterwards (I1), and it serves again.
+//! A daemon that is killed at any moment: no grant that was answered is missing afterwards (I1),
+//! and it serves again.
 //!
-//! `HOLDFAST_BIN` names another binary, such as the release build, `HOLDFAST_KILLS` another number of kills, and
-//! `HOLDFAST_SEED` repeats the moments of an earlier run. Times are printed, not judged: the machine may be busy.
+//! `HOLDFAST_BIN` names another binary, such as the release build, `HOLDFAST_KILLS` another number
+//! of kills, and `HOLDFAST_SEED` repeats the moments of an earlier run. Times are printed, not
+//! judged: the machine may be busy.
 
 use crate::common::{Daemon, HANG, Node, Random, allocate, dial, name, percentiles, run, soon};
 use actix::{Actor, Arbiter};
@@ -53,11 +55,13 @@ impl Tally {
         self.answered.extend(answers.into_iter().flatten());
     }
 
-    /// Everything that was answered is in the ledger; what was killed before its answer may be there too.
+    /// Everything that was answered is in the ledger; what was killed before its answer may be
+    /// there too.
     fn check(&self, node: &Node) {
         let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
         if !self.answered.is_subset(&known) {
-            // No pod of the kubelet's checkpoint has these grants: after a minute they count as never started.
+            // No pod of the kubelet's checkpoint has these grants: after a minute they count as
+            // never started.
             let store::History { released, problem, .. } = store::peek_history(&node.state()).unwrap();
             assert!(problem.is_none(), "{problem:?}");
             known.extend(released.into_iter().map(|grant| grant.alloc_id));
@@ -79,7 +83,8 @@ fn kill_after(daemon: &Daemon, wait: Duration) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// Starts the daemon and waits for its list. How long that took, from before the process was made until the kubelet had it.
+/// Starts the daemon and waits for its list. How long that took, from before the process was made
+/// until the kubelet had it.
 async fn serve(node: &Node, kubelet: &Kubelet) -> (Daemon, Duration) {
     let began = kubelet.now();
     let daemon = node.start_daemon();
@@ -104,7 +109,8 @@ async fn kill_between(daemon: &Daemon, api: &mut Api, random: &mut Random, tally
     killer.join().unwrap();
 }
 
-/// Many callers allocate as fast as they can, until the first error; each answer is looked at as it comes.
+/// Many callers allocate as fast as they can, until the first error. Each answer is checked as it
+/// comes.
 async fn load(api: &Api, answered: impl Fn()) -> Vec<Result<AllocId, tonic::Status>> {
     let caller = async |caller: usize| {
         let (mut api, mut answers) = (api.clone(), Vec::new());
@@ -190,8 +196,8 @@ fn a_daemon_killed_at_any_time_has_every_answered_grant_and_serves_again() {
     });
 }
 
-/// A kill almost never falls between an answer and a write that comes microseconds later; a journal that cannot be
-/// written meanwhile shows the order every time.
+/// A kill almost never falls between an answer and a write that comes microseconds later. A journal
+/// that cannot be written in that time shows the order every time.
 #[test]
 fn no_grant_is_answered_before_the_journal_has_it() {
     run(async {
@@ -218,7 +224,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
         };
         let arbiter = Arbiter::new();
         let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
-        // Its life has begun when it answers; then nobody but its commits needs the store.
+        // The actor has started when it answers; then only its commits need the store.
         ledger.send(Remember(Vec::new())).await.unwrap().unwrap();
 
         let grant = Grant {
@@ -243,7 +249,8 @@ fn no_grant_is_answered_before_the_journal_has_it() {
         is_stuck.recv().unwrap();
         let answer = crate::common::ledger::ask(&ledger, Record { grant: Arc::new(grant), exclusive: true });
         tokio::pin!(answer);
-        // Longer than any answer takes; a busy machine can only hide a wrong order, not spoil a right one.
+        // Longer than any answer takes; a busy machine can only hide a wrong order, not spoil a
+        // right one.
         assert!(tokio::time::timeout(Duration::from_millis(300), &mut answer).await.is_err(), "answered before the append");
         assert!(store::peek(dir.path()).unwrap().grants.is_empty());
         release.send(()).unwrap();

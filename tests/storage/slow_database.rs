@@ -1,5 +1,6 @@
-//! A daemon whose history cannot be read for a while, since another process has its database: it serves, says so, and has everything when
-//! it is open. How slow a database may be, and what else may be wrong with it, is tested in `src/store/slow_tests.rs`.
+//! A daemon whose history cannot be read for some time, because another process has its database:
+//! it serves, reports that, and has everything once the database is open. `src/store/slow_tests.rs`
+//! tests how slow a database may be, and its other faults.
 
 use crate::common::ledger::{Load, Model};
 use crate::common::{Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until};
@@ -63,7 +64,7 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
             let document: serde_json::Value = serde_json::from_slice(&history.stdout).unwrap();
             assert!(document["problem"].as_str().unwrap().contains("is not open yet"), "{document}");
             assert!(String::from_utf8_lossy(&history.stderr).contains("some released grants are missing here"), "{history:?}");
-            // It ends, and the next one begins, whatever becomes of the database.
+            // The daemon ends, and the next one begins, in every state of the database.
             daemon.signal(stop);
             daemon.exited().await;
         }

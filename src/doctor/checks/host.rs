@@ -49,7 +49,7 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
         }
     };
     let found = match inotify.instances {
-        0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),
+        0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no further file can be watched: {why}"), todo),
         made => Finding::new(
             &INOTIFY_LOW,
             "inotify",

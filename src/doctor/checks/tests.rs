@@ -121,7 +121,7 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::TWO_DAEMONS], |facts| facts.daemon.as_mut().unwrap().lock_holder = Some(77)),
     (&[codes::RESOURCE_NOT_REGISTERED], |facts| {
         status(facts)["resources"][0]["registered"] = false.into();
-        status(facts)["resources"][0]["problem"] = "the kubelet says no".into();
+        status(facts)["resources"][0]["problem"] = "the kubelet refuses it".into();
     }),
     (&[codes::HOOK_FAILED], |facts| {
         let pending = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });

@@ -1,8 +1,9 @@
 //! `v1alpha2` and `v1alpha1`: the API of kubelets 1.9 and 1.8.
 //!
 //! It has no options, no preferred allocation, no topology, no call before a container's start and
-//! no CDI names. A resource that needs one of the last two is refused ([`ApiCapabilities`]), because
-//! its container would lack something. The other three are features that such a kubelet does not have.
+//! no CDI names. A resource that needs one of the last two is refused ([`ApiCapabilities`]),
+//! because its container would lack something. The other three are features that such a kubelet
+//! does not have.
 
 use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
 use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering};

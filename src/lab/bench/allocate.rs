@@ -1,6 +1,8 @@
-//! `holdfast bench allocate`: a kubelet's calls to a private daemon or to any plugin, and the floors, round by round.
+//! `holdfast bench allocate`: a kubelet's calls to a private daemon or to any plugin, and the
+//! floors, round by round.
 //!
-//! Every round measures Allocates and all floors, so that a machine that becomes slower makes all of them slower.
+//! Every round measures Allocates and all floors, so that a machine that becomes slower makes all
+//! of them slower.
 
 use super::caller::{self, Caller, failed};
 use super::floor::{Append, Rewrite};
@@ -18,15 +20,18 @@ use std::time::{Duration, Instant};
 
 /// Rounds of a run with several calls at a time: Allocates, empty calls, appends; then the next.
 const ROUNDS: u64 = 20;
-/// Calls of a round for each of the callers, at least: at its begin and end not all of them are busy.
+/// Calls of a round for each of the callers, at least: at its begin and end not all of them are
+/// busy.
 const CALLS_OF_A_CALLER_MIN: u64 = 16;
 /// How long a plugin may take to send its list, and the private daemon to register.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// As many ids as eight resources of 64 devices have.
 const OFFER: Offer = Offer { resources: 1, files: 64, replicas: 8 };
-/// A durable Allocate may take so many times an append with its fdatasync, and an empty call.
+/// The limit of a durable Allocate, as a multiple of an append with its fdatasync, and of an empty
+/// call.
 const APPENDS_MAX: f64 = 1.8;
-/// What a grant of one device comes to in Holdfast's journal, about: the floor's record where another plugin is measured.
+/// What a grant of one device comes to in Holdfast's journal, about: the floor's record where
+/// another plugin is measured.
 const RECORD_BYTES: u64 = 512;
 
 /// `--durability`, in the words of the configuration.
@@ -39,7 +44,7 @@ pub(super) enum Promise {
 }
 
 impl Promise {
-    /// The configuration's, where none is said.
+    /// The configuration's durability, unless `promise` names one.
     pub(super) fn durability(promise: Option<Promise>, global: &Global) -> Result<Durability, Failed> {
         Ok(match promise {
             Some(Promise::PowerLoss) => Durability::PowerLoss,
@@ -64,15 +69,17 @@ pub struct Options {
     /// What a grant survives when it is answered [default: the configuration's]
     #[arg(long, value_name = "PROMISE", conflicts_with = "endpoint")]
     durability: Option<Promise>,
-    /// Measure the plugin that serves this socket, whoever it is, instead of a private daemon. It does what every Allocate makes
-    /// it do: GRANTS MAY STAY IN ITS BOOKS. A running Holdfast takes calls of its own user and of root only, and releases what no
-    /// container was started with; do this on nodes without work
+    /// Measure the plugin that serves this socket, of any vendor, instead of a private daemon. The
+    /// plugin performs every Allocate: GRANTS MAY STAY IN ITS RECORDS. A running Holdfast accepts
+    /// calls of its own user and of root only, and releases the grants that no container was
+    /// started with; use this only on nodes without workloads
     #[arg(long, value_name = "SOCKET")]
     endpoint: Option<PathBuf>,
     /// Allocate calls before the first that counts
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     warm_up: u64,
-    /// Milliseconds of peace before whatever a lone caller measures. A kubelet calls now and then, and finds everybody asleep
+    /// Milliseconds without load before each measurement of a single caller. A kubelet calls
+    /// rarely, when all threads are idle
     #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=1000))]
     pause: u64,
     #[command(flatten)]
@@ -80,8 +87,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Milliseconds between the measurements of a lone caller, in which the daemon finishes the work after a commit and its
-    /// threads fall asleep. Several callers make no pause.
+    /// Milliseconds between the measurements of a single caller. In this time the daemon finishes
+    /// the work after a commit and its threads become idle. Several callers make no pause.
     fn pause_ms(&self) -> Option<u64> {
         (self.concurrency == 1).then_some(self.pause)
     }
@@ -148,7 +155,8 @@ impl Measured {
     }
 }
 
-/// Measures; `durability` is that of the private daemon, whose journal tells how long its records are.
+/// Measures. `durability` is that of the private daemon, whose journal gives the size of its
+/// records.
 async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, options: &Options) -> Result<Report, Failed> {
     let mut measured = Measured::new()?;
     let written = || durability.map_or(Ok(0), |_| journal_bytes(dir));
@@ -157,8 +165,9 @@ async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, op
     let record_bytes = if durability.is_some() { (written()? - before) / options.warm_up } else { RECORD_BYTES };
     let (mut disk, mut checkpoint) = (Append::create(dir, record_bytes)?, Rewrite::new(dir));
 
-    // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right
-    // behind another one is faster than one after a pause, and so is a call. Hence something of the disk's between two calls.
+    // One after the other, so that each finds the processors and the disk as idle as the others do:
+    // a sync that comes right behind another one is faster than one after a pause, and so is a
+    // call. Hence something of the disk's between two calls.
     let pause = async || {
         if let Some(ms @ 1..) = options.pause_ms() {
             tokio::time::sleep(Duration::from_millis(ms)).await;

@@ -123,7 +123,8 @@ impl Caller {
             .collect()
     }
 
-    /// Makes `calls` Allocates, `concurrency` at a time, and passes the duration of each to `record`.
+    /// Makes `calls` Allocates, `concurrency` at a time, and passes the duration of each to
+    /// `record`.
     pub(super) async fn allocate(
         &self,
         calls: u64,

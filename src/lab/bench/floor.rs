@@ -1,4 +1,4 @@
-//! The disk's floors: what a record costs, whoever writes it, as one that is appended and as a file that is written anew.
+//! The disk's lower bounds: the cost of a record, as an append and as a file that is written again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -6,15 +6,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What the kubelet's checkpoint says of one container that holds a GPU: names, the id, and in base64 an answer of five nodes, a
-/// variable and an annotation. A plain node takes 300 bytes.
+/// The size of one container's entry with a GPU in the kubelet's checkpoint: names, the id, and in
+/// base64 an answer of five nodes, a variable and an annotation. A plain node takes 300 bytes.
 const ENTRY_BYTES: usize = 700;
-/// What it says of the devices that are registered: 512 ids.
+/// The size of its list of registered devices: 512 ids.
 const LIST_BYTES: usize = 12 * 1024;
-/// Containers until it begins anew: as many as a kubelet runs pods by default.
+/// Containers until the file starts again: the default number of pods of a kubelet.
 const ENTRIES_MAX: usize = 110;
 
-/// Bytes that differ from all before: a disk that recognises what it has already must not win by it.
+/// Bytes that differ from all before, so that a disk with deduplication has no advantage.
 #[derive(Debug)]
 struct Noise(u64);
 
@@ -34,7 +34,7 @@ impl Noise {
     }
 }
 
-/// A growing file beside the ledger's.
+/// A growing file next to the ledger's.
 #[derive(Debug)]
 pub(super) struct Append {
     file: File,
@@ -59,7 +59,8 @@ impl Append {
     }
 }
 
-/// A checkpoint beside the ledger, as the kubelet keeps one: a temporary file, synced, in the place of the former one.
+/// A checkpoint file next to the ledger, written as the kubelet does: a temporary file, synced,
+/// replaces the former one.
 #[derive(Debug)]
 pub(super) struct Rewrite {
     dir: PathBuf,
@@ -73,8 +74,8 @@ impl Rewrite {
         Rewrite { dir: dir.to_owned(), bytes: Vec::new(), entries: 0, noise: Noise::new() }
     }
 
-    /// Writes it with one entry more; how long that took, and how long until the directory was synced too, without which a power
-    /// cut may bring the former file back.
+    /// Writes it with one more entry. Returns the time until that was done, and the time until the
+    /// directory was synced too; without that sync a power cut may bring the former file back.
     pub(super) fn rewrite(&mut self) -> io::Result<(Duration, Duration)> {
         self.entries = self.entries % ENTRIES_MAX + 1;
         self.bytes.resize(LIST_BYTES + self.entries * ENTRY_BYTES, 0);
@@ -108,7 +109,7 @@ mod tests {
         let (first, second) = (write(), write());
         assert_eq!((first.len(), second.len()), (LIST_BYTES + ENTRY_BYTES, LIST_BYTES + 2 * ENTRY_BYTES));
         assert_ne!(first[..LIST_BYTES], second[..LIST_BYTES]);
-        assert_eq!((2..=ENTRIES_MAX).map(|_| write().len()).last(), Some(first.len()), "it begins anew");
+        assert_eq!((2..=ENTRIES_MAX).map(|_| write().len()).last(), Some(first.len()), "it starts again");
         assert_eq!(dir.path().read_dir().unwrap().count(), 1);
     }
 }

@@ -1,11 +1,12 @@
 //! `holdfast bench upgrade`: what the kubelet notices when a daemon hands over to its successor.
 //!
-//! Two processes of this executable, as an upgrade has them, on a simulated kubelet of this process that admits one pod after the
-//! other without a pause, each with a device. Every round: a while in peace; then `run --take-over`, until the successor has
-//! taken over and its predecessor has ended; a while in peace.
+//! Two processes of this executable, as in an upgrade, on a simulated kubelet in this process. The
+//! kubelet admits one pod after the other without a pause, each with a device. Every round: a time
+//! without a handover; then `run --take-over`, until the successor has taken over and its
+//! predecessor has ended; then again a time without a handover.
 //!
-//! With `--in-place` the daemon is ended and started again, as `systemctl restart` does it, and no pod is asked for meanwhile:
-//! without a daemon every one would be rejected.
+//! With `--in-place` the daemon is ended and started again, as `systemctl restart` does it. No pod
+//! is admitted in between, because without a daemon every pod would be rejected.
 
 use super::allocate::Promise;
 use super::caller::failed;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 /// How long the first daemon may take to be there.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
-/// How long a round goes on before and after the handover.
+/// The time of a round before and after the handover.
 const PEACE: Duration = Duration::from_millis(500);
 
 /// How much.
@@ -295,7 +296,7 @@ fn report(options: &Options, durability: &str, found: Found) -> Report {
     let mut remarks = vec![
         title.clone(),
         format!(
-            "longest time without an answered Allocate: {}; in peace {}",
+            "longest time without an answered Allocate: {}; without a handover {}",
             span(during.silence.us(1.0)),
             span(before.silence.us(1.0).max(after.silence.us(1.0)))
         ),

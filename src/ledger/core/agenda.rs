@@ -1,40 +1,42 @@
-//! What is looked at next, and when.
+//! The agenda of reconciliation: what the next pass checks, and when.
 
 use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, CgroupState, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How soon the kubelet is looked at again while a move waits for proof, or a grant for its container.
+/// The time until the next pass while a move waits for proof, or a grant for its container.
 const LOOK_SOON: Duration = Duration::from_millis(1500);
-/// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
-/// keeps "released within 30 s" together with the two listings that follow.
+/// The time between checks of the pods' cgroups while any device is held. A check costs one `stat`
+/// for each pod. With the two listings that follow, it keeps "released within 30 s".
 const LOOK_HELD: Duration = Duration::from_secs(15);
 
-/// How long the name of a pod is looked for as soon as that. Its log folder, which has it, comes with its sandbox, behind the checkpoint that
-/// binds the grant; a pod that ended before the next usual look would stay without a name. Where there is no such folder to be seen it
-/// is not worth more.
+/// How long the name of a pod is searched for at that shorter interval. The pod's log folder, which
+/// has the name, comes with its sandbox, after the checkpoint that binds the grant. A pod that
+/// ended before the next usual pass would stay without a name. The limit is for hosts where no such
+/// folder can be seen.
 const NAMED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What the next look is for.
+/// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Agenda {
-    /// UIDs of the pods that hold something.
+    /// The UIDs of the pods that hold a device.
     pub pods: BTreeSet<String>,
     /// Whether the kubelet's listing is needed in any case.
     pub list: bool,
-    /// The grants that its checkpoint should have.
+    /// The grants that the kubelet's checkpoint should have.
     pub placed: BTreeSet<AllocId>,
 }
 
 impl Agenda {
-    /// The agenda for the grants as they are, at a time since the boot.
+    /// The agenda for the current grants, at a time since the boot.
     #[must_use]
     pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
         let pods = ledger.pods().into_iter().map(str::to_owned).collect();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
-            // Only a listing tells that nobody has it, and it is asked for when that can be decided.
+            // Only a listing shows that no container has it, and the kubelet is asked when that can
+            // be decided.
             GrantState::Granted => watchlist.has_waited(&grant.alloc_id, now),
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
@@ -43,8 +45,8 @@ impl Agenda {
         Agenda { pods, list, placed }
     }
 
-    /// Whether the kubelet has to be asked for its pods, after what its files and the cgroups have shown: they tell that a
-    /// pod lives, not that it is gone or forgotten.
+    /// Whether the kubelet must be asked for its pods, after its files and the cgroups were read.
+    /// Those show that a pod lives; they do not show that it was removed or forgotten.
     #[must_use]
     pub fn needs_listing(&self, files: &Observation) -> bool {
         let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
@@ -53,7 +55,8 @@ impl Agenda {
     }
 }
 
-/// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run, and the kubelet knows.
+/// Whether a pass would find nothing: every grant is bound to a named pod whose processes run, and
+/// the kubelet knows the grants.
 pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> bool) -> bool {
     let is_in_order = |grant: &Grant| match &grant.state {
         GrantState::Bound { pod, .. } => pod.name.is_some() && lives(&pod.uid),
@@ -62,14 +65,15 @@ pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> b
     !watchlist.has_forgotten() && ledger.grants().all(|grant| is_in_order(grant))
 }
 
-/// Whether the processes of a holder are gone. That asks for listings; until they agree it is only a suspicion.
+/// Whether the processes of a holder have ended. That triggers listings; until the listings agree
+/// it is only a suspicion.
 #[must_use]
 pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
     let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
     ledger.grants().filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid))
 }
 
-/// The wait until the next look, if nothing calls for one before.
+/// The wait until the next pass, unless an event triggers one earlier.
 #[must_use]
 pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, has_dead_holder: bool, now: Timestamp) -> Duration {
     let is_open = |grant: &Grant| match &grant.state {

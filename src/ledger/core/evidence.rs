@@ -1,4 +1,4 @@
-//! What one observation says about one grant.
+//! The evidence of one observation about one grant.
 
 use super::Ledger;
 use crate::domain::{
@@ -10,20 +10,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Whether the kubelet lists a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// It was not asked, did not answer, or has started too recently for an absence to mean anything.
+    /// The kubelet was not asked, did not answer, or started too recently for an absence to mean
+    /// anything.
     Silent,
     /// It lists the pod, or a pod that may be this one.
     Present,
-    /// It lists others, or none, and this pod is not among them.
+    /// Its listing does not contain the pod.
     Absent,
 }
 
-/// An observation with the indexes that looking things up needs.
+/// An observation with indexes for its look-ups.
 pub(super) struct Evidence<'a> {
     observation: &'a Observation,
     ledger: &'a Ledger,
     checkpoint: Option<&'a Checkpoint>,
-    /// The listed pods of a name: one, or two while one of them is on its way out.
+    /// The listed pods of a name: one, or two while one of them is being removed.
     listed: BTreeMap<Name<'a>, Vec<&'a ListedPod>>,
     /// The UIDs whose log folders have a name.
     namesakes: BTreeMap<Name<'a>, Vec<&'a str>>,
@@ -50,12 +51,12 @@ impl<'a> Evidence<'a> {
         self.checkpoint?.answered(&grant.alloc_id)
     }
 
-    /// Whether the kubelet has given the grant's container another one since.
+    /// Whether the kubelet has given the grant's container another grant since.
     pub(super) fn is_superseded(&self, grant: &Grant) -> bool {
         self.ledger.is_superseded(grant, self.checkpoint)
     }
 
-    /// Whether there is a checkpoint, and it has nothing at all of this pod.
+    /// Whether there is a checkpoint, and it has no entry of this pod.
     pub(super) fn checkpoint_lacks(&self, uid: &str) -> bool {
         self.checkpoint.is_some() && !self.checkpoint_has(uid)
     }
@@ -68,12 +69,13 @@ impl<'a> Evidence<'a> {
         self.observation.cgroups.get(uid).copied().unwrap_or_default()
     }
 
-    /// The pod's names: from its log folder, or else from the one listed container that can only be this one.
+    /// The pod's names: from its log folder, or else from the one listed container that can only be
+    /// this one.
     pub(super) fn names(&self, grant: &Grant, uid: &str, container: &str) -> Option<PodName> {
         if let Some(name) = self.observation.names.get(uid) {
             return Some(name.clone());
         }
-        // Another pod's grant of the same ids could be the one that is listed.
+        // Another pod's grant of the same ids could be the listed one.
         let rival = grant.devices.iter().flat_map(|device| self.ledger.holders(&grant.resource, &device.id));
         if rival.into_iter().any(|other| other.pod().is_none_or(|pod| pod.uid != uid) && other.alloc_id != grant.alloc_id) {
             return None;
@@ -82,7 +84,7 @@ impl<'a> Evidence<'a> {
         let same = |listed: &ListedContainer| listed.name == container && listed.devices.get(&grant.resource) == Some(&ids);
         let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
         match (found.next(), found.next()) {
-            // The log folder of another UID with this name says that the name is taken.
+            // The log folder of another UID with this name shows that the name is taken.
             (Some(name), None) if !self.namesakes.contains_key(&name) => {
                 Some(PodName { namespace: name.0.to_owned(), name: name.1.to_owned() })
             }
@@ -100,9 +102,11 @@ impl<'a> Evidence<'a> {
                 let name = (namespace.as_str(), name.as_str());
                 self.listed.get(&name).into_iter().flatten().any(|listed| self.is_ours(grant, &pod.uid, name, listed))
             }
-            // The kubelet has forgotten it and nothing of it runs: whoever is listed with its ids got them after it.
+            // The kubelet has forgotten it and none of its processes runs: a pod that is listed
+            // with its ids got them later.
             _ if self.checkpoint_lacks(&pod.uid) && self.cgroup(&pod.uid).is_dead() => false,
-            // Without a name: a pod that has one of our ids, or one that no UID is known of, may be it.
+            // Without a name: a pod that has one of our ids, or a pod without a known UID, may be
+            // this one.
             _ => self
                 .listed()
                 .any(|listed| has_one_of(listed, &grant.resource, &ids(grant)) || !self.namesakes.contains_key(&name_of(listed))),
@@ -110,33 +114,36 @@ impl<'a> Evidence<'a> {
         match (present, self.observation.kubelet_settled) {
             (true, _) => Listing::Present,
             (false, true) => Listing::Absent,
-            // After a start the list is empty until the first pods have come, and nothing says when that is.
+            // After a start the list is empty until the first pods have come, and no signal marks
+            // that point.
             (false, false) => Listing::Silent,
         }
     }
 
-    /// Whether a listed pod of our name is our pod: not when it is proven to be another.
+    /// Whether a listed pod of our name is our pod: true unless it is proven to be another.
     fn is_ours(&self, grant: &Grant, uid: &str, name: Name<'_>, listed: &ListedPod) -> bool {
         if has_one_of(listed, &grant.resource, &ids(grant)) && self.checkpoint_has(uid) {
             return true;
         }
-        // A StatefulSet's next pod has the same name and another UID.
+        // The next pod of a StatefulSet has the same name and another UID.
         let namesakes = self.namesakes.get(&name).into_iter().flatten().filter(|other| **other != uid);
         let replaced = namesakes.into_iter().any(|other| {
             let in_its_place = self.checkpoint_has(other) && self.checkpoint_lacks(uid);
             let alive_instead = self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
             in_its_place || alive_instead
         });
-        // Kubelets before 1.34 list pods that have ended, without devices; their checkpoint entries are gone as well.
+        // Kubelets before 1.34 list pods that have ended, without devices; their checkpoint entries
+        // are removed too.
         let ended = !has_one_of(listed, &grant.resource, &ids(grant)) && self.checkpoint_lacks(uid);
         !replaced && !ended
     }
 
-    /// Whether something other than our alloc-id says that a container may have the devices of a grant that is in no
-    /// checkpoint: an entry whose response has no alloc-id, or a listed container that no other grant explains.
+    /// Whether evidence other than our alloc-id shows that a container may have the devices of a
+    /// grant that is in no checkpoint: an entry whose response has no alloc-id, or a listed
+    /// container that no other grant explains.
     pub(super) fn may_be_in_use(&self, grant: &Grant) -> bool {
         let ids = ids(grant);
-        // What another plugin has given may be known to be that.
+        // A grant of another plugin may be known as such.
         let is_unmarked = |entry: &CheckpointEntry| entry.alloc_id.is_none() && self.ledger.grant(&entry.grant_id()).is_none();
         let has_unmarked = |checkpoint: &Checkpoint| ids.iter().any(|id| checkpoint.having(&grant.resource, id).any(is_unmarked));
         if self.checkpoint.is_some_and(has_unmarked) {
@@ -153,8 +160,9 @@ impl<'a> Evidence<'a> {
             || *self.orphan.get_or_init(|| self.has_unexplained_orphan())
     }
 
-    /// Whether a pod runs that the kubelet has forgotten and no grant is bound to. A deletion by force takes a pod's
-    /// entries from the checkpoint at once, perhaps before anybody has read them: then this may be the holder of any grant.
+    /// Whether a pod runs that the kubelet has forgotten and that no grant is bound to. A forced
+    /// deletion removes a pod's entries from the checkpoint at once, perhaps before they were read.
+    /// Then this pod may be the holder of any grant.
     fn has_unexplained_orphan(&self) -> bool {
         let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
         let bound = self.ledger.pods();

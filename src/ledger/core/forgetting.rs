@@ -1,17 +1,22 @@
-//! When what is remembered of a device leaves: its id, and what was known of its health.
+//! When the records of a device are dropped: its id, and its verdict.
 //!
-//! A device is *gone* when the latest scan could look for it and did not find it, no list has it and no grant has it, doubted or not. It is remembered for a while all the same: an operator
-//! may put it back, and then it has its id (I6) and its verdict (I5) again. Of devices that come under ever new names, such as mediated
-//! devices or nodes with a serial number, that would be a memory without an end.
+//! A device is *gone* when the latest scan could search for it and did not find it, no list
+//! contains it, and no grant holds it, suspect ones included. It is still remembered for a time: an
+//! operator may put it back, and then it has its id (I6) and its verdict (I5) again. But devices
+//! that come under ever new names, such as mediated devices or nodes with a serial number, would
+//! fill the memory without an end.
 //!
-//! | what has gone | stays for | and is one of at most |
+//! The limits, by kind of absent device:
+//!
+//! | kind | kept for | at most |
 //! | --- | --- | --- |
-//! | a device that was in order, or only went | 30 days | 256 |
-//! | one of which a fault is known that a return does not end | 30 days | 256 |
-//! | one that is owed a hook after a release; the hook goes with it, which is said | 30 days | 1000 |
-//! | one with an operator's cordon, or that waits for a person after it has failed too often | until that is taken back | 1000 |
+//! | healthy, or only absent | 30 days | 256 |
+//! | with a fault that a return does not clear | 30 days | 256 |
+//! | with a pending after-release hook; both are dropped together and logged | 30 days | 1000 |
+//! | with a cordon, or waiting for a person after repeated failures | until cleared | 1000 |
 //!
-//! Beyond its bound the one leaves that has been gone for longest; of the last two kinds that is said, with its name.
+//! Beyond its limit the device that has been absent longest is dropped. For the last two kinds that
+//! is logged, with its name.
 
 use super::{Change, Ledger};
 use crate::domain::{DeviceId, Entry, HookState, Inventory, PendingHook, Timestamp, Verdict};
@@ -19,19 +24,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a device that has gone is remembered: a card that is sent in for repair is back within it.
+/// How long an absent device is remembered: a card that is sent in for repair is back within this
+/// time.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Devices of a kind that are remembered although they have gone. A verdict takes a kilobyte or two, in a few places.
+/// The number of absent devices of one kind that are remembered. A verdict takes one or two
+/// kilobytes, in a few places.
 const GONE_MAX: usize = 256;
-/// The same of those that a person must look at.
+/// The same for those that need a person's attention.
 const GONE_MAX_NOTED: usize = 1000;
-/// A clock that tells an earlier time has not been set yet: a machine without a battery begins in 1970. What went at such a time, or at one that
-/// is still to come, went at the next look.
+/// A clock before this time has not been set yet: a machine without a battery begins in 1970. An
+/// absence with such a time, or with a future time, counts from the next check.
 const CLOCK_IS_SET: Timestamp = Timestamp(1_704_067_200_000);
-/// Devices in one entry: a fraction of what a record may have.
+/// Devices in one entry: a fraction of the limit of a record.
 const BATCH: usize = 1000;
 
-/// What a device that has gone is remembered for.
+/// Why an absent device is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Plain,
@@ -50,7 +57,7 @@ impl Kind {
 }
 
 impl Ledger {
-    /// Forgets devices.
+    /// Drops the records of devices.
     pub(super) fn forget(&mut self, devices: &[DeviceId]) -> Change {
         let devices: BTreeSet<&DeviceId> = devices.iter().collect();
         let is_named = self.names.values().any(|id| devices.contains(id));
@@ -66,7 +73,7 @@ impl Ledger {
         Change::Forgotten
     }
 
-    /// The devices of which something is remembered, with the keys of those that have a name.
+    /// The devices with any record, with the keys of those that have an id.
     fn remembered(&self) -> BTreeMap<&DeviceId, Vec<&str>> {
         let owed = self.owed.values().flat_map(BTreeMap::keys);
         let mut devices: BTreeMap<&DeviceId, Vec<&str>> = BTreeMap::new();
@@ -79,13 +86,14 @@ impl Ledger {
         devices
     }
 
-    /// The devices that a grant or a list has.
+    /// The devices that a grant or a list contains.
     fn in_use(&self, inventory: &Inventory) -> BTreeSet<DeviceId> {
         let held = self.grants.values().flat_map(|grant| &grant.devices).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
         let listed = inventory.resources.values().flat_map(|offering| &offering.devices);
         let listed = listed.flat_map(|(id, offered)| [Some(id.clone()), Some(offered.device.id.clone())]);
-        let told = self.listed.values().flat_map(|devices| devices.iter()).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
-        held.chain(listed).chain(told).flatten().collect()
+        let offered =
+            self.listed.values().flat_map(|devices| devices.iter()).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
+        held.chain(listed).chain(offered).flatten().collect()
     }
 
     fn kind(&self, device: &DeviceId) -> Kind {
@@ -102,8 +110,9 @@ impl Ledger {
     }
 }
 
-/// What is to be written of devices that have gone, are there again, or leave the memory; and, of those that leave, the ones that a person
-/// must learn of. `found`: whether the latest scan has found a device with one of these keys, or could not read where it may be.
+/// The entries to write for devices that are absent, present again, or dropped; and the dropped
+/// devices that a person must learn of. `found`: whether the latest scan has found a device with
+/// one of these keys, or could not read where it may be.
 #[must_use]
 pub fn forget(
     ledger: &Ledger,
@@ -127,14 +136,14 @@ pub fn forget(
         kinds.entry(ledger.kind(device)).or_default().push((since, device));
     }
     let oldest = now.0.saturating_sub(u64::try_from(FORGOTTEN_AFTER.as_millis()).unwrap_or(u64::MAX));
-    let (mut gone, mut forgotten, mut told) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut gone, mut forgotten, mut reported) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, mut devices) in kinds {
         devices.sort();
         let too_many = devices.len().saturating_sub(kind.most());
         for (place, (since, device)) in devices.into_iter().enumerate() {
             if place < too_many || kind != Kind::Noted && since.0 < oldest {
                 forgotten.push(device.clone());
-                told.extend((kind >= Kind::Owed).then(|| device.clone()));
+                reported.extend((kind >= Kind::Owed).then(|| device.clone()));
             } else if ledger.gone.get(device) != Some(&since) {
                 gone.push(device.clone());
             }
@@ -149,7 +158,7 @@ pub fn forget(
     let dropped = forgotten.iter().flat_map(|device| ledger.owed_hooks(device));
     entries.extend(dropped.map(|hook| Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))));
     entries.extend(in_batches(&forgotten, &|devices| Entry::Forgotten { devices }));
-    (entries, told)
+    (entries, reported)
 }
 
 #[cfg(test)]
@@ -174,7 +183,7 @@ mod tests {
         Entry::Judged { device: id(n), verdict: Some(Box::new(verdict)) }
     }
 
-    /// As health leaves a device that went.
+    /// The verdict that health leaves for an absent device.
     fn went() -> Verdict {
         let incident = Incident { reason: Reason::DeviceGone, detail: String::new(), at: Timestamp(1), until: None, held_by: Vec::new() };
         let state = VerdictState::Unhealthy { reason: Reason::DeviceGone, seen: Duration::from_secs(1) };
@@ -239,7 +248,8 @@ mod tests {
             self.inventory.resources = [(name, Arc::new(Offering { spec, devices }))].into();
         }
 
-        /// A look, so many days after the clock was set. Returns which devices a person must learn of.
+        /// Checks at this number of days after the clock was set. Returns the devices that a person
+        /// must learn of.
         fn look(&mut self, days: u64) -> Vec<DeviceId> {
             self.look_at(Timestamp(CLOCK_IS_SET.0 + days * DAY))
         }
@@ -248,13 +258,13 @@ mod tests {
             let found = |ledger: &Ledger, inventory: &Inventory| {
                 forget(ledger, |id, keys| self.found.contains(id) || keys.iter().any(|key| self.unread.may_hide(key)), inventory, now)
             };
-            let (entries, told) = found(&self.ledger, &self.inventory);
+            let (entries, reported) = found(&self.ledger, &self.inventory);
             for entry in &entries {
                 assert_ne!(self.ledger.evolve(entry), Change::Nothing, "{entry:?}");
             }
             let again = found(&self.ledger, &self.inventory);
-            assert!(again.0.is_empty(), "what was seen is no news: {:?}", again.0);
-            told
+            assert!(again.0.is_empty(), "nothing new was seen: {:?}", again.0);
+            reported
         }
 
         fn knows(&self, n: usize) -> bool {
@@ -271,13 +281,17 @@ mod tests {
         assert_eq!(stage.ledger.gone.len(), 6);
         stage.look(29);
         assert!((0..6).all(|n| stage.knows(n)) && stage.ledger.verdicts().len() == 4, "an operator may put it back");
-        let told = stage.look(31);
-        assert_eq!((0..6).filter(|n| stage.knows(*n)).collect::<Vec<_>>(), [3, 4], "an operator's word stays, and what waits for a person");
-        assert_eq!((told, stage.ledger.owed().len()), (vec![id(5)], 0), "the hook that was owed goes with its device, and that is said");
+        let reported = stage.look(31);
+        assert_eq!((0..6).filter(|n| stage.knows(*n)).collect::<Vec<_>>(), [3, 4], "a cordon stays, and a device that waits for a person");
+        assert_eq!(
+            (reported, stage.ledger.owed().len()),
+            (vec![id(5)], 0),
+            "the pending hook is dropped with its device, and that is logged"
+        );
         assert_eq!(stage.ledger.verdicts().keys().cloned().collect::<Vec<_>>(), [id(3), id(4)]);
         stage.look(3650);
         assert!(stage.knows(3) && stage.knows(4));
-        // When it is taken back, it is like any other that went long ago.
+        // Once that is cleared, it is like any other device that was removed long ago.
         stage.ledger.evolve(&judged(3, went()));
         stage.look(3650);
         assert!(!stage.knows(3) && stage.knows(4));
@@ -301,7 +315,7 @@ mod tests {
         };
         let (pod, container) = (PodRef { namespace: Some("x".into()), name: Some("p".into()), uid: "u".into() }, "main".to_owned());
         let doubted = GrantState::Suspect { pod, container, bound_at: Timestamp(1), suspect_at: Timestamp(2) };
-        // One by one of its shares, one by a grant whose pod is missed.
+        // One is held by one of its shares, one by a grant whose pod is missing.
         let share = DeviceId::new(format!("{}::3", id(3)));
         for grant in [grant("a-1", share, GrantState::Granted), grant("a-2", id(4), doubted)] {
             stage.ledger.evolve(&Entry::Grant(Arc::new(grant)));
@@ -310,7 +324,7 @@ mod tests {
         assert_eq!(stage.ledger.gone.keys().cloned().collect::<Vec<_>>(), [id(0)]);
         stage.look(3650);
         assert_eq!((0..5).filter(|n| stage.knows(*n)).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        // It goes, and is back on the last day.
+        // It is removed, and is back on the last day.
         stage.found.clear();
         stage.look(4000);
         stage.found.insert(id(1));
@@ -340,12 +354,12 @@ mod tests {
         assert_eq!((stage.ledger.gone.len(), stage.ledger.names().len(), stage.ledger.verdicts().len()), (260, 259, 259));
         assert!([0, 1, 3].into_iter().all(|n| stage.knows(n)) && stage.ledger.owed().len() == 1);
         assert!(stage.knows(20_009) && !stage.knows(10), "those leave that have been gone for longest");
-        // Too many of what a person must look at: that is said, with the names.
+        // Too many devices that need a person: that is reported, with the names.
         for n in 30_000..31_000 {
             stage.ledger.evolve(&judged(n, latched()));
         }
-        let told = stage.look(3);
-        assert_eq!(told, [id(0), id(3)]);
+        let reported = stage.look(3);
+        assert_eq!(reported, [id(0), id(3)]);
     }
 
     #[test]
@@ -360,7 +374,7 @@ mod tests {
         stage.unread = Unread::default();
         stage.look(3651);
         assert_eq!((stage.ledger.names().len(), stage.ledger.gone.len()), (GONE_MAX, GONE_MAX));
-        // One that had gone may be back where nothing can be read now.
+        // An absent device may be back where nothing can be read now.
         stage.unread.resources.insert("example.com/sensor".parse().unwrap(), "EIO".into());
         stage.look(3690);
         assert_eq!((stage.ledger.names().len(), stage.ledger.gone.len()), (GONE_MAX, 0));
@@ -371,7 +385,7 @@ mod tests {
         let mut stage = Stage::new([named(0)]);
         stage.look_at(Timestamp(5000));
         let writes = |stage: &Stage, now| !forget(&stage.ledger, |_, _| false, &stage.inventory, Timestamp(now)).0.is_empty();
-        assert!(!writes(&stage, 6000), "a clock that is never set has nothing written again and again");
+        assert!(!writes(&stage, 6000), "a clock that is never set does not cause repeated writes");
         stage.look(0);
         assert!(stage.knows(0));
         stage.look(29);

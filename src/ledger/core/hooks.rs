@@ -1,13 +1,15 @@
-//! Hooks after release: when one is owed, when it may run, and what its end means.
+//! After-release hooks: when one becomes pending, when it may run, and what its end means.
 //!
-//! Only the ledger knows that the last holder of a device has gone. The release that says so owes the device's hook in the
-//! same commit, in front of itself: a write that was cut off may leave a hook that is owed while somebody holds the device,
-//! and that one waits; it never leaves a release without its hook. From the moment of that decision until the hook is done
-//! nobody is granted the device, whatever the kubelet's list still says.
+//! Only the ledger knows that the last holder of a device was released. The release and its pending
+//! hook are written in one commit, hook first. A torn write may leave a pending hook while the
+//! device is still held, and that hook waits. It never leaves a release without its hook. From that
+//! decision until the hook is done the device is not granted, even if the kubelet still lists it.
 //!
-//! An exclusive device may be another pod's already: the kubelet gives it on before its release is proven. Then the last holder
-//! of *its pod* owes the hook, and it is due when the next pod's container waits at the gate ([`super::passage()`]), which lets
-//! no container start while its device is owed one. So what is due is what nobody runs with.
+//! An exclusive device may already belong to another pod: the kubelet gives it away before its
+//! release is proven. Then the last holder of *its pod* causes the hook. The hook is due when the
+//! next pod's container waits at the gate ([`super::passage()`]), which lets no container start
+//! while a hook of its device is pending. So a due hook is for a device that no container runs
+//! with.
 
 use super::Ledger;
 use crate::domain::{
@@ -16,21 +18,21 @@ use crate::domain::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The resources that have a hook after release, and how their devices are shared.
+/// The resources with an after-release hook, and the sharing of their devices.
 pub type ReleaseHooks = BTreeMap<ResourceName, Sharing>;
 
-/// The devices that one pod alone has, and with which its container has asked to start and waits for hooks. Not durable: it asks
-/// again.
+/// The devices of exactly one pod whose container has asked to start and waits for hooks. Not
+/// durable: the container asks again.
 pub type HeldBack = BTreeSet<(ResourceName, DeviceId)>;
 
 impl Ledger {
-    /// Every hook that is owed, also those that wait for a holder.
+    /// Every pending hook, including those that wait for a holder.
     #[must_use]
     pub fn owed(&self) -> &PendingHooks {
         &self.owed
     }
 
-    /// The hooks that may run: those of devices that nobody holds, or of which the holder is held back.
+    /// The hooks that may run: those of devices without a holder, or whose holder is held back.
     #[must_use]
     pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> DueHooks {
         let mut due = DueHooks::default();
@@ -47,13 +49,14 @@ impl Ledger {
         due
     }
 
-    /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written. By whatever id it is asked
-    /// for: what the last holder has left on it is still there.
+    /// Why a grant has to wait: one of its devices has a pending hook, or will have one by the
+    /// entries that wait for the commit. That counts for every id of the device: the last holder's
+    /// data is still on it.
     pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
         if hooks.is_empty() {
             return None;
         }
-        // Of a device that another pod has already only that pod waits.
+        // If another pod already has the device, only that pod waits.
         let is_free = |hook: &PendingHook| {
             let Some(sharing) = hooks.get(&hook.resource) else { return false };
             let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
@@ -64,7 +67,7 @@ impl Ledger {
             _ => None,
         };
         let about: Vec<&PendingHook> = written.filter_map(about).collect();
-        // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
+        // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
             let sharing = hooks.get(&hook.resource);
             sharing.is_some_and(|sharing| !self.grants.values().any(|grant| holds(grant, *sharing, hook)))
@@ -84,21 +87,22 @@ impl Ledger {
     }
 }
 
-/// Whether a live grant has the device that a hook is for: by its id, or by another one.
+/// Whether a live grant has the device of a hook, by its id or by another one.
 fn holds(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
     let is_its = |device: &GrantedDevice| !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects);
     grant.devices.iter().any(|device| is_same(&device.id) || is_its(device))
 }
 
-/// Whether the hook is for what was before this grant: one that a cut-off write has left is for a holder that is still there.
+/// Whether the hook is for a holder before this grant. A torn write may leave a hook for a holder
+/// that still holds the device.
 pub(super) fn comes_after(grant: &Grant, hook: &PendingHook) -> bool {
     grant.resource == hook.resource && grant.alloc_id != hook.alloc_id
 }
 
-/// Whether nothing is owed yet for what a pod had, since this grant goes on with it. An exclusive device that another pod has
-/// meanwhile is not gone on with: that pod waits at the gate. So does whoever got the device after a grant of which nobody has
-/// ever known the pod; who had it before that one may run.
+/// Whether no hook is needed yet after a pod's grant, because this grant continues it. A grant of
+/// an exclusive device by another pod does not continue it: that pod waits at the gate. The next
+/// pod also waits after a grant whose pod was never known, because an earlier holder may still run.
 fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_gated = sharing == Sharing::Exclusive && grant.resource == hook.resource;
     let is_same = || match &hook.pod {
@@ -108,8 +112,8 @@ fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     holds(grant, sharing, hook) && (!is_gated || is_same())
 }
 
-/// The hooks that these moves will owe, to be written in front of them. `written` is about to be, and not known yet: a
-/// grant among it holds its devices already.
+/// The hooks that these moves make pending, to be written before them. `written` are entries that
+/// wait for the commit: a grant among them already holds its devices.
 pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written: impl Iterator<Item = &'a Entry>) -> Vec<Entry> {
     let released: Vec<(&AllocId, &GrantState)> = moves
         .iter()
@@ -125,7 +129,7 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
     let staying = ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
     let coming = written.filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     let holders: Vec<&Grant> = staying.chain(coming).collect();
-    // Of several holders that go at once the last one is named.
+    // If several holders end at once, the last one is named.
     let mut owed: BTreeMap<(ResourceName, DeviceId), PendingHook> = BTreeMap::new();
     for (alloc_id, state) in released {
         let GrantState::Released { pod, container, released_at, .. } = state else { continue };
@@ -151,7 +155,8 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
     owed.into_values().map(|hook| Entry::Hook(Box::new(hook))).collect()
 }
 
-/// What is to be written when a run has ended. `None` for the run of an earlier release: the later one has a run of its own.
+/// The entry to write when a run has ended. `None` for the run of an earlier release: the later one
+/// has its own run.
 #[must_use]
 pub fn ended(ledger: &Ledger, ran: &PendingHook, result: Result<(), String>, now: Timestamp) -> Option<Entry> {
     let owed = ledger.owed.get(&ran.resource)?.get(&ran.device).filter(|owed| owed.alloc_id == ran.alloc_id)?;
@@ -163,7 +168,7 @@ pub fn ended(ledger: &Ledger, ran: &PendingHook, result: Result<(), String>, now
     Some(Entry::Hook(Box::new(PendingHook { state, ..owed.clone() })))
 }
 
-/// What is owed by a configuration that was: its resource has no hook any more.
+/// Pending hooks of a former configuration: their resource no longer has a hook.
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
     let former = ledger.owed.iter().filter(|(resource, _)| !hooks.contains_key(*resource));
@@ -287,7 +292,7 @@ mod tests {
         let written = owing(&ledger, &hooks, &[released(1)], [].iter());
         assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "a"))), Some(Reason::HookPending));
         assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "b"))), None);
-        // A grant that is being written holds the device already.
+        // A grant that waits for the commit already holds the device.
         assert_eq!(owing(&ledger, &hooks, &[released(1)], [made(2, "a")].iter()), []);
         release(&mut ledger, &hooks, &[released(1)]);
         assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), Some(Reason::HookPending));
@@ -318,7 +323,7 @@ mod tests {
     fn a_hook_that_is_owed_while_somebody_holds_the_device_waits() {
         let hooks = hooks(Sharing::Exclusive);
         let mut ledger = ledger(&[made(1, "a")]);
-        // As a cut-off write leaves it: the hook without the release.
+        // The state after a torn write: the hook without the release.
         let owed = owing(&ledger, &hooks, &[released(1)], [].iter());
         apply(&mut ledger, &owed);
         assert!(ledger.due(&hooks, &HeldBack::new()).free.is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
@@ -337,7 +342,7 @@ mod tests {
         let mut ledger = ledger(&[keyed(grant(1, "a"), "example.com/gpu"), keyed(grant(2, "other"), "example.com/other")]);
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(ledger.owed().is_empty());
-        // That resource has no gate: nobody there is held back.
+        // That resource has no gate: no container is held back there.
         let mut ledger = self::ledger(&[keyed(grant(1, "a"), "example.com/gpu")]);
         release(&mut ledger, &hooks, &[released(1)]);
         ledger.evolve(&keyed(grant(2, "other"), "example.com/other"));
@@ -361,7 +366,7 @@ mod tests {
             let written = owing(&ledger, &hooks, &[released(1)], [].iter());
             assert_eq!((written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))), (1, None), "nor while it is written");
             release(&mut ledger, &hooks, &[released(1)]);
-            assert_eq!(ledger.due(&hooks, &HeldBack::new()), DueHooks::default(), "somebody may run with it");
+            assert_eq!(ledger.due(&hooks, &HeldBack::new()), DueHooks::default(), "a container may run with it");
             assert_eq!(ledger.waits(&hooks, [].iter(), &grant(3, "a")), None, "the kubelet decides who has it");
             let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
             let due = ledger.due(&hooks, &held_back);
@@ -369,7 +374,7 @@ mod tests {
             release(&mut ledger, &hooks, &[released(2)]);
             assert_eq!(devices(&ledger.due(&hooks, &held_back).free), ["a after a-2"]);
         }
-        // Shares are never given on alone.
+        // Shares are never given to the next pod alone.
         let hooks = self::hooks(Sharing::Replicas(2));
         let mut ledger = ledger(&[of(Some("u1"), 1), of(Some("u2"), 2)]);
         release(&mut ledger, &hooks, &[released(1)]);
@@ -406,8 +411,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: a free device that was held since its last hook is owed one, a held one is due none, and
-        /// what was kept is what is known.
+        /// For any order of events: a free device that was held since its last hook has a pending
+        /// one, a held one has none due, and the recovered state is the known state.
         #[test]
         fn no_device_is_free_without_its_hook(steps in prop::collection::vec((0..4_u8, 0..3_usize), 0..60)) {
             let hooks = hooks(Sharing::Replicas(2));

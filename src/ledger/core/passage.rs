@@ -1,19 +1,26 @@
 //! The gate: when a container may start with a device that another pod had (PreStartContainer).
 //!
-//! The kubelet gives a device on as soon as a pod is over for it, which is long before its release is proven, and the next pod
-//! is not to find what the hook after release takes away. So a container of a resource with such a hook is let start when
-//! nobody but its own pod has a live grant of its devices, and no hook is owed for them.
+//! The kubelet gives a device to the next pod as soon as it considers the former pod ended. That is
+//! long before the release is proven, and the next pod must not find what the after-release hook
+//! removes. So a container of a resource with such a hook may start only when no pod but its own
+//! has a live grant of its devices, and no hook is pending for them.
 //!
-//! | another pod's grant of the device | then |
-//! | --- | --- |
-//! | the kubelet's checkpoint has the device for one pod and nothing of the other, whose cgroup is gone or empty | the other's grant is released (`handed_on`) and owes its hook, in one commit; the hook is due at once, since everybody who holds the device waits here |
-//! | likewise, but the checkpoint has another grant for the other's container: a static pod has come back with its UID | likewise |
-//! | a process of that pod runs, or that cannot be seen | the container waits |
-//! | the checkpoint knows both pods otherwise, or neither | the container waits: nobody can say who calls |
-//! | of no pod yet, and not in the checkpoint | the container waits: it is released as `never_started`, or becomes some pod's |
+//! The decision depends on another pod's grant of the device:
 //!
-//! The kubelet does not say which container it starts, only with which ids. It does not have to: the kubelet has a device for
-//! one pod at a time, and starts no container of a pod with a device that it does not have for it.
+//! - The kubelet's checkpoint has the device for one pod and no entry of the other, whose cgroup is
+//!   absent or empty: the other's grant is released (`handed_on`), with its pending hook in the
+//!   same commit. The hook is due at once, because every holder of the device waits here.
+//! - The same, but the checkpoint has another grant for the other's container, because a static pod
+//!   came back with its UID: the same.
+//! - A process of that pod runs, or its cgroup cannot be read: the container waits.
+//! - The checkpoint knows both pods in another way, or neither: the container waits, because the
+//!   caller cannot be identified.
+//! - The grant has no pod yet, and is not in the checkpoint: the container waits until the grant is
+//!   released as `never_started`, or is bound to a pod.
+//!
+//! The kubelet does not name the container that it starts, only its ids. That is enough: the
+//! kubelet has a device for one pod at a time, and starts no container of a pod with a device that
+//! it does not have for it.
 
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
@@ -24,11 +31,12 @@ use crate::domain::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What can be seen while a container waits for its start. Only a device that several grants have makes anybody look.
+/// The observations available while a container waits for its start. They are made only if a device
+/// has several grants.
 pub trait View {
-    /// What a pod's cgroup tells now.
+    /// The current state of a pod's cgroup.
     fn cgroup(&self, uid: &str) -> CgroupState;
-    /// A pod's names, where they can be seen now.
+    /// A pod's names, if they can be seen now.
     fn name(&self, uid: &str) -> Option<PodName>;
     /// The kubelet's checkpoint, if it can be read.
     fn checkpoint(&self) -> Option<&Checkpoint>;
@@ -37,24 +45,25 @@ pub trait View {
 /// Whether a container may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Passage {
-    /// It may.
+    /// It may start.
     Open,
     /// It waits, for this device among others.
     Barred(DeviceId, StartBlocked),
-    /// Former holders are gone, of this device among others: this is to be written, with the hooks that it owes in front. Then
-    /// it is asked again.
+    /// Former holders of this device, among others, have ended. The entries must be written, with
+    /// their pending hooks first. Then the question is asked again.
     HandedOn(DeviceId, FormerHolder, Vec<Entry>),
 }
 
 impl Passage {
-    /// Whether only hooks are waited for: then whoever has the devices is one pod, which is kept from starting with them.
+    /// Whether only hooks block the start: then all holders of the devices are one pod, which is
+    /// kept from starting.
     #[must_use]
     pub fn waits_for_hooks(&self) -> bool {
         matches!(self, Passage::HandedOn(..) | Passage::Barred(_, StartBlocked::Due { .. } | StartBlocked::Failed { .. }))
     }
 }
 
-/// Decides it for the ids that the container gets of a resource.
+/// Decides for the ids that the container gets of a resource.
 pub fn passage(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
@@ -88,7 +97,8 @@ pub fn passage(
     ids.iter().find_map(owed).unwrap_or(Passage::Open)
 }
 
-/// The grants of pods that had the device before and are gone. An error where there is another pod of which that is not so.
+/// The grants of pods that had the device before and have ended. An error if another pod is not
+/// proven to have ended.
 fn former<'a>(
     ledger: &Ledger,
     id: &DeviceId,
@@ -101,7 +111,7 @@ fn former<'a>(
     }
     let checkpoint = view.checkpoint();
     let in_checkpoint = |grant: &Grant| checkpoint?.answered(&grant.alloc_id);
-    // Of which pod each is: the checkpoint may know it before the ledger does.
+    // The pod of each grant: the checkpoint may know it before the ledger does.
     let mut pods: BTreeMap<&str, Vec<(&Grant, Option<FormerHolder>)>> = BTreeMap::new();
     for grant in holders {
         let former = grant.pod().zip(grant.container()).map(|(pod, container)| former_of(pod, container, view));
@@ -120,7 +130,7 @@ fn former<'a>(
             continue;
         }
         for (grant, former) in grants {
-            // A pod that only the checkpoint knows is in it.
+            // A pod that only the checkpoint knows is still in the checkpoint.
             let Some(former) = former.clone() else { return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() }) };
             let is_in_it = checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty());
             if present.len() != 1 || is_in_it && !ledger.is_superseded(grant, checkpoint) {

@@ -1,23 +1,26 @@
-//! Grants that a damaged ledger has lost and the kubelet has kept.
+//! Rebuilds grants that a damaged ledger has lost and the kubelet's checkpoint still has.
 //!
-//! The kubelet writes every answer of ours into its checkpoint, alloc-id and all, with the pod and the container that it
-//! was for. So what neither the journal nor sled has any more comes back bound, and only its keys may be unknown.
+//! The kubelet writes every answer of ours into its checkpoint, including the alloc-id, with the
+//! pod and the container. So a grant that neither the journal nor sled has comes back as bound, and
+//! only its keys may be unknown.
 //!
-//! In the same way the ledger takes over what another plugin has given away, when a node moves from that to Holdfast: its containers go on, and
-//! their devices are held like any others.
+//! In the same way the ledger takes over grants of another plugin when a node moves to Holdfast:
+//! its containers keep running, and their devices are held like any others.
 
 use crate::domain::{AllocId, CheckpointGrant, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The version that stands in a rebuilt grant: nobody knows which one made it.
+/// The version in a rebuilt grant: the version that made it is not known.
 const REBUILT: &str = "rebuilt";
-/// What stands in its place where another plugin gave the devices.
+/// The version if another plugin made the grant.
 const OTHER_PLUGIN: &str = "other plugin";
 
-/// Rebuilds what is not among the `known` grants, live and released. `names` tells the physical keys of devices.
+/// Rebuilds the grants that are not among the `known` ones, live and released. `names` maps
+/// physical keys to ids.
 ///
-/// A pod may have gone that the kubelet's checkpoint still has, until it is written again: its grant is then released by
-/// the usual proof. For that no boot is noted, which asks for more evidence than one of this boot would.
+/// The kubelet's checkpoint may still have a removed pod until its next write. The usual proof then
+/// releases its grant. The rebuilt grant has no boot id, which requires more evidence than a grant
+/// of this boot would.
 #[must_use]
 pub fn rebuild(kept: Vec<CheckpointGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
     let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
@@ -46,8 +49,8 @@ pub fn rebuild(kept: Vec<CheckpointGrant>, known: &BTreeSet<AllocId>, names: &BT
     grants.into_values().collect()
 }
 
-/// What a sound ledger cannot have had, of what the kubelet has kept and is not live: neither was it `released`, nor is it so
-/// old that its release may have been forgotten.
+/// Which of the kubelet's non-live grants an undamaged ledger cannot have had: they are not
+/// `released`, and they are not so old that their release may have been forgotten.
 #[must_use]
 pub fn unheard_of(
     mut kept: Vec<CheckpointGrant>,

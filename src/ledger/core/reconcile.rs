@@ -1,28 +1,36 @@
-//! From what can be seen to what is decided: the moves of grants after Allocate (I4).
+//! Decides the moves of grants after Allocate, from observations (I4).
 //!
-//! There is no Deallocate. A pod that is not listed may be there all the same: the kubelet lists nothing until its first
-//! pods have come, a force-deleted pod's containers run on, and one whose containers died with the machine is started
-//! again from the kubelet's cached response without another Allocate. So a release needs every one of:
+//! There is no Deallocate. A pod that is not listed may still exist. The kubelet lists nothing
+//! until its first pods have come. The containers of a force-deleted pod keep running. A pod whose
+//! containers died with the machine is started again from the kubelet's cached response, without
+//! another Allocate. So `pod_gone` needs all of this proof:
 //!
-//! | proof of `pod_gone` | against |
-//! | --- | --- |
-//! | absent from two listings, [`ABSENCE_MIN`] apart on a clock that does not jump | a listing between two states of the kubelet |
-//! | by a kubelet that has settled | a kubelet that has not heard of its pods yet |
-//! | the pod's cgroup gone; `Unknown` proves nothing | force-deleted pods |
-//! | gone, not just empty, whatever else is listed | a runtime that died under a kubelet whose API server is away: it lists its static pods at most, and starts the others again without an Allocate. It deletes cgroups only when it knows all its pods |
-//! | after a reboot: it was seen to run again, or the checkpoint has no entry either | a pod that will be started again; every cgroup is gone then |
+//! - The pod is absent from two listings, [`ABSENCE_MIN`] apart on a clock that does not jump.
+//!   Rules out: a listing between two states of the kubelet.
+//! - The kubelet has settled. Rules out: a kubelet that does not know its pods yet.
+//! - The pod's cgroup is absent; `Unknown` proves nothing. Rules out: force-deleted pods.
+//! - It is absent, not just empty, even if other pods are listed. Rules out: a runtime that died
+//!   under a kubelet whose API server is away. Such a kubelet lists its static pods at most, and
+//!   starts the others again without an Allocate. It deletes cgroups only when it knows all its
+//!   pods.
+//! - After a reboot: the pod was seen to run again, or the checkpoint has no entry of it either.
+//!   Rules out: a pod that will be started again, while no cgroup exists yet.
 //!
-//! `handed_on` is found out when the next pod's container is about to start ([`super::passage()`]): the kubelet's checkpoint has
-//! the device for that pod and nothing at all of the former one, so it has forgotten it for good and starts nothing of it
-//! without another Allocate; and nothing of it runs. No listing says more, and nobody has to have settled.
+//! `handed_on` is decided when the next pod's container is about to start ([`super::passage()`]).
+//! The kubelet's checkpoint has the device for that pod and no entry of the former pod. So the
+//! kubelet has forgotten the former pod for good, and starts none of its containers without another
+//! Allocate. None of its processes runs. No listing proves more, and the kubelet need not have
+//! settled.
 //!
-//! `superseded` is the end of a grant whose pod has come back with its UID, as static pods do: the checkpoint holds another
-//! grant for the same container, so the kubelet starts it with that one for good; and nothing of the pod ran when it was seen
-//! last, or at the look before. Without that look it is not proven: a kubelet that lost its checkpoint asks again for a container
-//! that runs on with what it has. Then the pod's end releases both.
+//! `superseded` ends a grant whose pod came back with its UID, as static pods do. The checkpoint
+//! holds another grant for the same container, so the kubelet starts the container with that grant
+//! from now on. In addition, no process of the pod ran in the latest observation, or in the pass
+//! before. Without that it is not proven: a kubelet that lost its checkpoint asks again for a
+//! container that still runs with its old devices. Then the pod's end releases both.
 //!
-//! `never_started` needs a checkpoint that was written after the grant and does not have it: the kubelet writes it right
-//! after Allocate, before the pod is admitted, so no container can have started without.
+//! `never_started` needs a checkpoint that was written after the grant and does not contain it. The
+//! kubelet writes the checkpoint right after Allocate, before it admits the pod, so no container
+//! can have started without an entry.
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
@@ -30,36 +38,37 @@ use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, KubeletGener
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How far apart the first and the last listing are that together prove a pod's absence.
+/// The time between the first and the last listing that together prove a pod's absence.
 pub const ABSENCE_MIN: Duration = Duration::from_secs(5);
-/// How long a grant is given to appear in a checkpoint. The kubelet takes milliseconds.
+/// The time that a grant has to appear in a checkpoint. The kubelet takes milliseconds.
 pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
-/// `released_by` of a pod that has gone.
+/// `released_by` of a pod that was removed.
 pub const POD_GONE: &str = "pod_gone";
 /// `released_by` of a grant whose device the kubelet has given to another pod.
 pub const HANDED_ON: &str = "handed_on";
-/// `released_by` of a grant whose container came back and was given another one.
+/// `released_by` of a grant whose container came back and got another one.
 pub const SUPERSEDED: &str = "superseded";
 /// `released_by` of a grant that no container ever got.
 pub const NEVER_STARTED: &str = "never_started";
 
-/// What was seen of grants that may be released. Not durable: after a restart the proof begins anew.
+/// Observations about grants that may be released. Not durable: after a restart the proof starts
+/// again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watchlist {
     /// UIDs of pods that were seen to run in this boot.
     alive: BTreeSet<String>,
-    /// The newest kubelet that wrote a checkpoint with the grant: a kubelet that restarts may have lost it, one that goes on
-    /// has not.
+    /// The newest kubelet that wrote a checkpoint with the grant. A kubelet that restarts may have
+    /// lost the grant; one that keeps running has not.
     known: BTreeMap<AllocId, KubeletGeneration>,
     /// Bound grants that the kubelet's checkpoint lacks.
     forgotten: BTreeSet<AllocId>,
-    /// Grants of whose pods nothing ran at the last look, while the kubelet goes on.
+    /// Grants of pods without a running process at the last pass, under the same kubelet.
     ended: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
 }
 
-/// A pod that listings lack.
+/// A pod that is missing in listings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Absence {
     since: Duration,
@@ -70,29 +79,30 @@ struct Absence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unbound {
     since: Duration,
-    /// When the checkpoint was written that was the latest then. Another one was written later, whatever the wall clock does.
+    /// The time of the latest checkpoint at that moment. A later one has another time, even if the
+    /// wall clock jumps.
     checkpoint: Option<Timestamp>,
 }
 
 impl Watchlist {
-    /// Whether a release waits for another look: then look again soon.
+    /// Whether a release waits for another pass: then the next pass is soon.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         !self.absent.is_empty() || !self.unbound.is_empty()
     }
 
-    /// Whether a grant has been without a container for so long that it may be one that never started.
+    /// Whether a grant has been without a container long enough to count as never started.
     pub(super) fn has_waited(&self, alloc_id: &AllocId, now: Duration) -> bool {
         self.unbound.get(alloc_id).is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
     }
 
-    /// Whether this very kubelet has had a grant in its memory.
+    /// Whether the running kubelet has had a grant in its memory.
     #[must_use]
     pub fn was_known_to(&self, kubelet: KubeletGeneration, alloc_id: &AllocId) -> bool {
         self.known.get(alloc_id) == Some(&kubelet)
     }
 
-    /// What a kubelet writes after its start is what it remembers; before its first write the file is its predecessor's.
+    /// A kubelet writes what it remembers. Before its first write the file is its predecessor's.
     fn note_known(&mut self, observation: &Observation) {
         let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
         if checkpoint.written_at() > kubelet.made_at().unwrap_or(Timestamp(0)) {
@@ -101,8 +111,8 @@ impl Watchlist {
         }
     }
 
-    /// Whether the kubelet has forgotten a grant whose pod may run: by a deletion by force, or with a checkpoint that was
-    /// lost. Its listing tells which.
+    /// Whether the kubelet has forgotten a grant whose pod may run: by a forced deletion, or
+    /// because it lost its checkpoint. Its listing shows which.
     #[must_use]
     pub fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
@@ -119,7 +129,8 @@ impl Watchlist {
     }
 }
 
-/// Decides which grants move on. At most one entry per grant; an observation that brings nothing new brings no entry.
+/// Decides which grants change their state. At most one entry per grant; an observation without
+/// news gives no entry.
 pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Observation, now: Moment) -> Vec<Entry> {
     let evidence = Evidence::new(ledger, observation);
     let running = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated);
@@ -132,9 +143,10 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
     }
     watchlist.retain_live(ledger);
     if !observation.kubelet_settled {
-        // Another kubelet, or a new start of this one: what its predecessor did not list says nothing about it.
+        // Another kubelet, or a restarted one: an absence from its predecessor's list proves
+        // nothing about it.
         watchlist.absent.clear();
-        // It may have started again meanwhile what its predecessor let end.
+        // The new kubelet may have restarted pods that ended under its predecessor.
         watchlist.ended.clear();
     }
     let mut entries = Vec::new();
@@ -156,7 +168,7 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
     entries
 }
 
-/// A grant of which nobody knows who got it.
+/// A grant whose container is not known.
 fn unbound(
     watchlist: &mut Watchlist,
     grant: &Grant,
@@ -184,7 +196,7 @@ fn unbound(
     Some(GrantState::Released { pod: None, container: None, bound_at: None, released_at: now.wall, released_by })
 }
 
-/// What a bound and a suspect grant have in common.
+/// The common part of a bound and a suspect grant.
 struct Held<'a> {
     pod: &'a PodRef,
     container: &'a str,
@@ -232,7 +244,7 @@ fn placed(
         }
         Listing::Silent => {}
     }
-    // A name that has become known is kept, whatever the state.
+    // A name that has become known is kept in every state.
     let suspect_at = held.suspect_at.or_else(|| (listing == Listing::Absent).then_some(now.wall));
     Some(match suspect_at {
         Some(suspect_at) => GrantState::Suspect { pod, container, bound_at, suspect_at },
@@ -240,7 +252,8 @@ fn placed(
     })
 }
 
-/// Whether the kubelet has given the container another grant, after everything had ended that ran with this one.
+/// Whether the kubelet has given the container another grant, after all processes of this grant had
+/// ended.
 fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>) -> bool {
     if evidence.cgroup(uid).is_dead() {
         watchlist.ended.insert(grant.alloc_id.clone());
@@ -250,7 +263,7 @@ fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evide
     evidence.is_superseded(grant) && watchlist.ended.contains(&grant.alloc_id)
 }
 
-/// Whether nothing of the pod runs, and nothing of it will run again.
+/// Whether no process of the pod runs, and none will run again.
 fn is_dead(watchlist: &Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
     let gone = evidence.cgroup(uid) == CgroupState::Absent;
     let started_again = grant.boot_id == observation.boot_id || watchlist.alive.contains(uid);

@@ -1,37 +1,45 @@
 //! When a grant is refused: a living container of another pod provably has the device (I2).
 //!
-//! The kubelet decides who gets what, and gives an id again on purpose: an init container hands its devices on to the
-//! next container of its pod. Allocate does not say for whom it is. But the kubelet admits all containers of a pod before
-//! any of them runs, so an id that a *running* pod holds is not asked for by that pod, as long as the kubelet remembers
-//! what it gave. It does not always: it forgets a reservation when somebody lists pods at the wrong moment, and a pod that
-//! was deleted by force while its containers run on. Then an answer would put two pods on one device; the refusal makes the
-//! kubelet count again.
+//! The kubelet decides which container gets which id, and gives an id again on purpose: an init
+//! container passes its devices to the next container of its pod. Allocate does not name its
+//! container. But the kubelet admits all containers of a pod before any of them runs. So a pod does
+//! not request an id that it holds *while it runs*, as long as the kubelet remembers its
+//! assignments. It may forget them: it drops a reservation if a client lists pods at the wrong
+//! moment, and it drops a force-deleted pod while its containers keep running. Then an answer would
+//! put two pods on one device. A refusal makes the kubelet count again.
 //!
-//! | proof, all of it | against |
-//! | --- | --- |
-//! | the kubelet has settled | one that has not heard of all its pods yet |
-//! | the holder's pod is known, and a container of it runs, or the kubelet itself still lists the holder's container with the id (`Get`; init containers are not listed) | the next container of a pod that is just admitted |
-//! | this kubelet lists it so, gave the id itself, or has or had the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
-//! | the kubelet has not given the holder's container other devices since | a static pod that went and came back with its UID, and has others now |
+//! A refusal needs all of this proof:
 //!
-//! Anything less is granted, and told: [`Doubt`].
+//! - The kubelet has settled. Rules out: a kubelet that does not know all its pods yet.
+//! - The holder's pod is known, and a container of it runs, or the kubelet itself still lists the
+//!   holder's container with the id (`Get`; init containers are not listed). Rules out: the next
+//!   container of a pod that is being admitted.
+//! - This kubelet lists it so, gave the id itself, or has or had the grant in its checkpoint, or
+//!   does not list the pod. Rules out: a kubelet that lost its checkpoint, and asks again for
+//!   containers of a pod that it runs.
+//! - The kubelet has not given the holder's container other devices since. Rules out: a static pod
+//!   that was removed and came back with its UID, and has other devices now.
+//!
+//! With less proof the grant is made, and the doubt is logged: [`Doubt`].
 
 use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard, overlap};
 
-/// So many of the latest grants of a device are looked at. One that nobody releases gathers more, and none of a pod that runs: that would
-/// have been found with the next grant, and refused it.
+/// The number of latest grants of a device that are checked. An unreleased device collects more
+/// grants, but none of a running pod: the next grant would have found it, and would have been
+/// refused.
 pub const HOLDERS_MAX: usize = 256;
 
-/// What can be seen at the moment of an Allocate.
+/// The evidence at the moment of an Allocate.
 pub trait Sight {
     /// Whether the kubelet has settled.
     fn kubelet_settled(&self) -> bool;
-    /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
-    /// and the kubelet has given its devices away, rightly.
+    /// Whether any container of a pod runs. Its sandbox alone does not count: it keeps running
+    /// briefly after the pod is done, when the kubelet has rightly given its devices to another
+    /// pod.
     ///
     /// # Errors
-    /// When that cannot be found out, with the reason.
+    /// The reason why that cannot be read.
     fn has_running_container(&self, uid: &str) -> Result<bool, String>;
     /// Whether the kubelet lists the container that holds this grant with its devices.
     fn is_listed(&self, alloc_id: &AllocId) -> bool;
@@ -39,7 +47,7 @@ pub trait Sight {
     fn checkpoint(&self) -> Option<&Checkpoint>;
 }
 
-/// An id that somebody else seems to have.
+/// An id that another container seems to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Doubt {
     /// The id.
@@ -52,20 +60,20 @@ pub struct Doubt {
     pub proof: Proof,
 }
 
-/// How much speaks for a doubt.
+/// How complete the proof of a doubt is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proof {
-    /// Not enough.
+    /// Not complete.
     None,
-    /// Everything but that a container runs, which cannot be found out, for this reason. To give the device away all the same would be to
-    /// take a failed read for an absence.
+    /// Complete except that a container runs, which cannot be read for this reason. Granting the
+    /// device would treat a failed read as an absence.
     Unreadable(String),
-    /// All of it.
+    /// Complete.
     Complete,
 }
 
-/// Whether somebody has one of the ids of a grant that is to be made; the proven doubt before any other. Meant for
-/// devices that one container has at a time.
+/// Whether a container has one of the ids of a requested grant; a proven doubt comes before any
+/// other. Meant for devices that one container has at a time.
 #[must_use]
 pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
     let latest = |id| ledger.holders(&wanted.resource, id).rev().take(HOLDERS_MAX);
@@ -100,9 +108,10 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
         .or(first)
 }
 
-/// Why a grant would give a second container what a live grant has by another id (I2): an id is a way to a kernel object, and the object is
-/// held. No kubelet hands that on to the next container of a pod, so nothing more is to be proven. `pending` grants are about to be
-/// written.
+/// Why a grant would give a second container an object that a live grant holds by another id (I2):
+/// an id is a way to a kernel object, and the object is held. No kubelet passes such an object to
+/// the next container of a pod, so this needs no further proof. `pending` grants wait for the
+/// commit.
 #[must_use]
 pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &'a Grant>, wanted: &Grant) -> Option<Refusal> {
     let by_pending = pending.find_map(|other| {
@@ -115,8 +124,7 @@ pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &
     let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
     let theirs = holder.objects();
     let object = device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
-    let who =
-        holder.pod().map_or_else(|| format!("a container that was given it by grant {}", holder.alloc_id), |pod| format!("pod {pod}"));
+    let who = holder.pod().map_or_else(|| format!("a container that got it by grant {}", holder.alloc_id), |pod| format!("pod {pod}"));
     Some(Refusal::HeldAsOther {
         resource: wanted.resource.clone(),
         id: device.id.clone(),

@@ -1,4 +1,4 @@
-//! The rules of the ledger, one sentence each, and what must hold whatever is observed.
+//! The rules of the ledger, one sentence each, and the properties that hold for every observation.
 
 use super::*;
 use crate::domain::{
@@ -68,7 +68,7 @@ fn name(name: &str) -> PodName {
     PodName { namespace: "default".into(), name: name.into() }
 }
 
-/// A ledger, its watchlist and the world it looks at.
+/// A ledger, its watchlist and the world that it observes.
 struct World {
     ledger: Ledger,
     watchlist: Watchlist,
@@ -101,7 +101,7 @@ impl World {
         world
     }
 
-    /// The same, and the pod has gone; another pod keeps the list from being empty.
+    /// The same, but the pod was removed; another pod keeps the list from being empty.
     fn gone() -> Self {
         let mut world = World::bound();
         world.seen.pods = Some(vec![listed("other", &[])]);
@@ -146,7 +146,7 @@ fn a_grant_is_bound_by_its_alloc_id_in_the_checkpoint() {
     let pod = PodRef { uid: "u1".into(), namespace: Some("default".into()), name: Some("web".into()) };
     let state = GrantState::Bound { pod, container: "main".into(), bound_at: at(3).wall };
     assert_eq!(entries, [Entry::Moved { alloc_id: alloc(1), state }]);
-    assert_eq!(world.look(4), [], "and that is said once");
+    assert_eq!(world.look(4), [], "and that is reported once");
 }
 
 #[test]
@@ -280,8 +280,8 @@ fn a_kubelet_restart_between_two_listings_starts_the_proof_anew() {
 
 #[test]
 fn an_empty_cgroup_is_no_proof_whatever_is_listed() {
-    // The API server is away, the kubelet has settled and the runtime is dead: nothing is listed, or static pods alone.
-    // The kubelet will start the pod again from its cached response.
+    // The API server is away, the kubelet has settled and the runtime is dead: nothing is listed,
+    // or static pods alone. The kubelet will start the pod again from its cached response.
     for pods in [vec![], vec![listed("static", &[])], vec![listed("static", &["gpu1"])]] {
         let mut world = World::gone();
         world.seen.pods = Some(pods);
@@ -346,7 +346,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     world.look(15);
     assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
 
-    // It has none, so nothing rewrote the checkpoint: the cgroups tell the two apart.
+    // It has none, so nothing rewrote the checkpoint: the cgroups distinguish the two.
     let mut world = World::gone();
     world.seen.pods = Some(vec![listed("web", &[])]);
     world.seen.names.insert("u2".into(), name("web"));
@@ -425,10 +425,12 @@ fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
     assert_eq!(released_by(&world.look(205)), Some(POD_GONE), "every listed pod is another");
 }
 
-/// A pod that was rejected behind our Allocate has neither a sandbox nor a log folder, so nobody ever learns its name.
+/// A pod that was rejected after our Allocate has neither a sandbox nor a log folder, so its name
+/// is never known.
 #[test]
 fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that_has_its_device_next() {
-    // The next pod has the device; a kubelet before 1.34 lists the rejected one too, and here is one whose log folder was removed.
+    // The next pod has the device. A kubelet before 1.34 lists the rejected pod too. One pod's log
+    // folder was removed.
     for others in [vec![], vec![listed("web", &[])], vec![listed("evicted", &[])]] {
         let mut world = World::new();
         world.seen.names.clear();
@@ -442,7 +444,7 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
         world.write(vec![entry("u7", "main", "gpu0", Some(alloc(7)))]);
         world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
         world.look(30);
-        assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "something of it runs, whoever has forgotten it");
+        assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "one of its processes runs, even if the kubelet has forgotten it");
         world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world.look(50);
         assert_eq!(world.state(1), "suspect", "once is not twice");
@@ -450,7 +452,8 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
     }
 }
 
-/// The static pod `u1` is gone and comes back with its UID; the kubelet gives its container another device.
+/// The static pod `u1` is removed and comes back with its UID; the kubelet gives its container
+/// another device.
 fn come_back(world: &mut World, cgroup: CgroupState) {
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu1", BOOT))));
     world.seen.pods = Some(vec![listed("web", &["gpu1"])]);
@@ -532,7 +535,7 @@ fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() 
     assert_eq!([asked(&world, 59), asked(&world, 60)], [false, true], "when it can be decided, and not before");
 }
 
-/// A deletion by force takes the entry from the checkpoint, perhaps before anybody has read it there.
+/// A forced deletion removes the entry from the checkpoint, perhaps before it was read there.
 #[test]
 fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
     let mut world = World::new();
@@ -678,7 +681,8 @@ proptest! {
         let mut ledger = Ledger::default();
         let mut watchlist = Watchlist::default();
         let mut clock = 0;
-        // Per grant: when its pod was missed first, and how often, since the last look that contradicts it.
+        // Per grant: when its pod was first missing, and how often, since the last observation that
+        // contradicts it.
         let mut missed: BTreeMap<AllocId, (u64, u32)> = BTreeMap::new();
         let mut made = BTreeMap::new();
         let mut alive = BTreeSet::new();
@@ -709,11 +713,11 @@ proptest! {
                 let Entry::Moved { alloc_id, state } = entry else { panic!("reconcile only moves: {entry:?}") };
                 prop_assert!(moved.insert(alloc_id.clone()), "one entry per grant");
                 let was = before.grant(alloc_id).expect("it moves what is live");
-                prop_assert!(was.state != *state, "an entry says something new");
+                prop_assert!(was.state != *state, "an entry changes something");
                 let GrantState::Released { pod, released_by, .. } = state else { continue };
                 if released_by == SUPERSEDED {
                     let uid = &pod.as_ref().expect("it was bound").uid;
-                    prop_assert!(dead.contains(uid), "nobody has seen that it ended");
+                    prop_assert!(dead.contains(uid), "no observation showed that it ended");
                     let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
                     let kept: BTreeSet<_> = checkpoint.entries().iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
                     prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));
@@ -860,7 +864,7 @@ struct Seen {
     settled: bool,
     running: bool,
     listed: bool,
-    /// The grant of which the checkpoint says that the holder's container has it.
+    /// The grant that the holder's container has in the checkpoint.
     checkpoint: Checkpoint,
 }
 
@@ -906,11 +910,11 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     assert_eq!(ask(holder(bound.clone(), 7), lost()), Some(true), "this kubelet gave it: a forced deletion");
     assert_eq!(ask(holder(bound.clone(), 6), all()), Some(true), "an earlier one gave it, and this one knows");
     assert_eq!(ask(holder(bound.clone(), 6), lost()), Some(false), "the checkpoint was lost");
-    assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to tell");
+    assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to decide");
     assert_eq!(ask(holder(bound.clone(), 7), Seen { running: false, ..all() }), None, "a pod that is just admitted, or through");
     let listed = || Seen { running: false, listed: true, ..lost() };
-    assert_eq!(ask(holder(bound.clone(), 6), listed()), Some(true), "the kubelet says so itself, where no cgroup can be seen");
-    assert_eq!(ask(holder(bound.clone(), 6), Seen { settled: false, ..listed() }), Some(false), "a young one may say anything");
+    assert_eq!(ask(holder(bound.clone(), 6), listed()), Some(true), "the kubelet itself lists it, where no cgroup can be seen");
+    assert_eq!(ask(holder(bound.clone(), 6), Seen { settled: false, ..listed() }), Some(false), "a young kubelet may list anything");
     assert_eq!(ask(holder(GrantState::Granted, 7), all()), None, "the init container of the same pod");
     let suspect = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(WALL), suspect_at: Timestamp(WALL) };
     assert_eq!(ask(holder(suspect, 7), all()), Some(true));
@@ -938,7 +942,7 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
         Inventory { resources: resources.iter().map(offering).collect() }
     };
     let mut ledger = Ledger::default();
-    let mut told = |inventory: Inventory| {
+    let mut listed = |inventory: Inventory| {
         let entries = ledger.unlisted(&inventory);
         let lists: Vec<String> = entries
             .iter()
@@ -954,15 +958,15 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
         lists
     };
     let sick = Health::Unhealthy(Reason::NodeMissing);
-    assert_eq!(told(inventory(&[("a.com/x", &["1", "2"], Health::Healthy), ("a.com/y", &[], sick)])), ["a.com/x: 1 2"]);
-    assert!(told(inventory(&[("a.com/x", &["1", "2"], sick)])).is_empty(), "health is no part of it");
-    assert!(told(Inventory::default()).is_empty(), "nobody has judged yet");
-    assert_eq!(told(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])), ["a.com/x: 2", "a.com/y: 3"]);
-    assert_eq!(told(inventory(&[("a.com/y", &["3"], sick)])), ["a.com/x: "]);
+    assert_eq!(listed(inventory(&[("a.com/x", &["1", "2"], Health::Healthy), ("a.com/y", &[], sick)])), ["a.com/x: 1 2"]);
+    assert!(listed(inventory(&[("a.com/x", &["1", "2"], sick)])).is_empty(), "health is no part of it");
+    assert!(listed(Inventory::default()).is_empty(), "not judged yet");
+    assert_eq!(listed(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])), ["a.com/x: 2", "a.com/y: 3"]);
+    assert_eq!(listed(inventory(&[("a.com/y", &["3"], sick)])), ["a.com/x: "]);
 }
 
-/// Its UID is a hash of its manifest, so that the pod of the grant seems to run; but the kubelet has given its container
-/// another device since.
+/// Its UID is a hash of its manifest, so the pod of the grant seems to run; but the kubelet has
+/// given its container another device since.
 #[test]
 fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
@@ -989,7 +993,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let main = |device, alloc_id| entry("u1", "main", device, alloc_id);
     assert_eq!(ask(vec![main("gpu0", Some(alloc(1)))]), Some(true));
     assert_eq!(ask(vec![main("gpu1", Some(alloc(2)))]), Some(false), "its container has another one");
-    assert_eq!(ask(vec![entry("u1", "side", "gpu1", Some(alloc(2)))]), Some(true), "another container says nothing of it");
+    assert_eq!(ask(vec![entry("u1", "side", "gpu1", Some(alloc(2)))]), Some(true), "another container proves nothing about it");
     assert_eq!(ask(vec![entry("u2", "main", "gpu1", Some(alloc(2)))]), Some(true), "nor does another pod");
     let other = CheckpointEntry { resource: "example.com/other".parse().unwrap(), ..main("x", Some(alloc(2))) };
     assert_eq!(ask(vec![other]), Some(true), "nor another resource");

@@ -1,4 +1,5 @@
-//! A restart by systemd, whose fd store holds what the kubelet has open from one process to the next.
+//! A restart by systemd, whose fd store holds what the kubelet has open from one process to the
+//! next.
 
 use super::load::{rounds, unnoticed_under_load};
 use super::{DEVICES, config, gpu};

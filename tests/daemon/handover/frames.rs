@@ -1,4 +1,5 @@
-//! An instance that ends in the midst of an HTTP/2 frame of either side: what NEW writes behind it is still understood.
+//! An instance that ends in the midst of an HTTP/2 frame of either side: what NEW writes behind it
+//! is still understood.
 
 use super::{DEVICES, take_over};
 use crate::common::{HANG, Node, allocate, offered, resource, run, soon, until};
@@ -10,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 /// Of each device: the list is several times as long as what a socket takes.
 const REPLICAS: usize = 800;
-/// A socket that nobody reads has at least so much when it takes no more.
-const FULL: u64 = 100_000;
+/// The size of a full socket that no process reads is at least this.
+const FULL: u64 = 60_000;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

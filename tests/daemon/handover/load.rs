@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
 const PODS: usize = 6;
-/// What the newer instance says when the older one is killed.
+/// The newer instance's log lines after which the older instance is killed.
 const MOMENTS: [&str; 4] = ["requesting a handover", "ledger recovered", "registered with the kubelet", "took over from another instance"];
 
 /// How many handovers of a kind are made under load.
@@ -21,7 +21,7 @@ pub(crate) fn rounds(in_every_run: usize) -> usize {
     std::env::var("HOLDFAST_ROUNDS").map_or(in_every_run, |text| text.parse().unwrap())
 }
 
-/// Pods come and go, one after the other, until it is said to stop. What became of each.
+/// Makes pods come and go, one after the other, until `stop` is set. Returns the outcome of each.
 async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcome> {
     let (mut outcomes, mut there) = (Vec::new(), VecDeque::new());
     while !stop.get() {
@@ -55,8 +55,8 @@ fn refusals(kubelet: &Kubelet) -> Vec<String> {
     kubelet.view(|view| view.events().iter().filter(rejected).map(ToString::to_string).collect())
 }
 
-/// Does something while pods come and go: the kubelet loses no device meanwhile and rejects no pod, and every grant is known. How many pods
-/// there were, and what came of it.
+/// Runs `work` while pods come and go: the kubelet loses no device in that time and rejects no pod,
+/// and every grant is known. Returns the number of pods and the result of `work`.
 pub(crate) async fn unnoticed_under_load<T>(node: &Node, kubelet: &Kubelet, work: impl Future<Output = T>) -> (usize, T) {
     let began = kubelet.now();
     let is_over = Cell::new(false);
@@ -108,7 +108,8 @@ fn a_handover_takes_no_device_from_the_kubelet_and_fails_no_pod() {
     run(handed_over_under_load());
 }
 
-/// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
+/// Kills the older instance at several moments of a handover, with what the kubelet has just asked
+/// it.
 async fn killed_under_load() {
     let hooks = HookTable::default();
     let (node, kubelet, mut old) = served_with(&hooks).await;
@@ -117,7 +118,7 @@ async fn killed_under_load() {
             let new = take_over(&node);
             new.logged(MOMENTS[round / 2 % MOMENTS.len()]).await;
             if round % 2 == 1 {
-                // It takes no more notice of anything, and is asked all the same.
+                // It handles no further events, and still gets requests.
                 let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
                 soon("an Allocate", about_to_ask.reached()).await;
                 old.signal(Signal::SIGSTOP);
@@ -176,7 +177,8 @@ fn whoever_is_left_serves_wherever_the_other_one_dies() {
                     }
                 }
                 offered(&kubelet, &gpu(), DEVICES).await;
-                // Not only listed: somebody answers too, as soon as the kubelet has seen the end of the other one.
+                // Not only listed: an instance answers too, as soon as the kubelet has seen the end
+                // of the other one.
                 let answered = async {
                     for attempt in 0.. {
                         let spec = PodSpec::new("default", format!("after-{round}-{attempt}")).app("main", &gpu(), 1);

@@ -1,6 +1,8 @@
-//! Two instances on one node: the ledger and the kubelet go from one to the other, and back when the other one dies.
+//! Two instances on one node: the ledger and the kubelet go from one to the other, and back when
+//! the other one dies.
 //!
-//! `HOLDFAST_ROUNDS` says how many handovers of each kind are made under load (3 to 12 in every run), `HOLDFAST_SEED` repeats a run.
+//! `HOLDFAST_ROUNDS` is the number of handovers of each kind that are made under load (3 to 12 in
+//! every run). `HOLDFAST_SEED` repeats a run.
 
 mod fd_store;
 mod frames;
@@ -77,7 +79,7 @@ fn newest_client(kubelet: &Kubelet) -> u64 {
     }
 }
 
-/// Nobody would answer for it, so its connections are not held open.
+/// No process would answer for it, so its connections are not held open.
 #[test]
 fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
     run(async {
@@ -148,7 +150,8 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
         old.logged("on standby").await;
         let client = newest_client(&kubelet);
         new.kill();
-        // Until the kubelet has seen it end, the devices that it counts are those of the dead instance.
+        // Until the kubelet has seen it end, the devices that it counts are those of the dead
+        // instance.
         let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client: of, .. } if *of == client);
         kubelet.wait_for(|view| view.last(ended).is_some(), HANG).await.unwrap();
         old.logged("serving again").await;
@@ -208,7 +211,7 @@ async fn upgraded_in_place() {
         let mut command = node.command(&["handover"]);
         tokio::task::spawn_blocking(move || command.output().unwrap())
     };
-    // The next start would fail; the one that runs goes on.
+    // The next start would fail; the running one continues.
     let sound = std::fs::read_to_string(node.config_file()).unwrap();
     node.write_config("[nonsense]\n");
     let failed = soon("the verb", verb(&node)).await.unwrap();
@@ -228,7 +231,7 @@ async fn upgraded_in_place() {
     assert_eq!(dips(&kubelet, began), []);
     let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
     assert_eq!(outcome.phase, PodPhase::Running);
-    // It is nobody's child by now.
+    // It is no longer a child of this process.
     let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
     nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
     until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
@@ -239,7 +242,8 @@ fn an_upgrade_in_place_tells_systemd_of_the_new_main_process_and_one_that_fails_
     run(upgraded_in_place());
 }
 
-/// An instance that is newer than this version: it offers a ledger that nobody here can read. What it was asked after that.
+/// An instance that is newer than this version: it offers a ledger that this version cannot read.
+/// Returns the request that it got after that.
 fn offers(node: &Node, protocol: u32, records: u32) -> std::thread::JoinHandle<String> {
     std::fs::create_dir(node.path("run")).unwrap();
     let listener = UnixListener::bind(node.path("run/handover.sock")).unwrap();
@@ -285,7 +289,7 @@ fn a_process_of_another_user_is_refused_and_counted() {
         let plugin = std::fs::read_dir(node.sockets()).unwrap().next().unwrap().unwrap().path();
         let sockets = [("control", node.path("run/control.sock")), ("handover", node.path("run/handover.sock")), ("plugin", plugin)];
         for (socket, path) in sockets {
-            // As somebody who was given the file: its mode alone is no protection.
+            // As another user who was given the file: its mode alone is no protection.
             for dir in path.ancestors().take_while(|dir| dir.starts_with(node.path(""))) {
                 std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
             }

@@ -149,7 +149,7 @@ fn attacks_on_telemetry_affect_neither_the_kubelet_nor_probes_nor_memory() {
             stage.check_descriptors();
             attack.end();
 
-            println!("  in peace: {}", stage.measured().await);
+            println!("  without load: {}", stage.measured().await);
             let attack = Attack::begin(kind, stage.address, connections, 2);
             println!("  under it: {}", stage.measured().await);
             stage.check_descriptors();

@@ -198,7 +198,7 @@ fn limits_of_inotify_that_are_reached() {
             let inside = Namespace::of(limits, &node.command(&["run"]));
             offered(&kubelet, &gpu, 2).await;
             inside.0.logged("registered").await;
-            inside.asked(limits, &doctor).await.is(&["inotify-exhausted", "state-in-memory"], on, &["no more files can be watched"]);
+            inside.asked(limits, &doctor).await.is(&["inotify-exhausted", "state-in-memory"], on, &["no further file can be watched"]);
             assert_eq!(inside.watches(), 0);
             // When the limit is raised, it gets its watches without an operator.
             inside.asked([99, 99], &doctor).await.is(&["state-in-memory"], &node.state(), &[]);

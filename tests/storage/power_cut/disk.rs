@@ -1,11 +1,11 @@
 //! A disk that remembers in which order it was written and flushed.
 //!
-//! It is one file that this process serves to the kernel (FUSE, protocol 7.31), so that a loop device can lie on it. The
-//! kernel is given no write-back cache: what the loop device completes has been seen here, and a flush of the loop device
-//! arrives as an fsync.
+//! The disk is one file that this process serves to the kernel (FUSE, protocol 7.31), so that a
+//! loop device can be placed on it. The kernel gets no write-back cache: every request that the
+//! loop device completes has been seen here, and a flush of the loop device arrives as an fsync.
 //!
-//! Nobody who lives in this process may touch what lies on the disk: when the process is killed, a thread that waits for
-//! the disk could never end, and the disk not before it.
+//! No thread of this process may touch files on the disk. If the process is killed, a thread that
+//! waits for the disk could never end, and the disk could not end before the thread.
 
 use crate::common::Random;
 use crate::common::inside::command;
@@ -19,14 +19,14 @@ use std::thread::JoinHandle;
 /// What a power cut can divide.
 const SECTOR: usize = 512;
 
-/// One thing that the disk was told.
+/// One request to the disk.
 #[derive(Debug)]
 enum Step {
     Write { at: usize, bytes: Vec<u8> },
     Flush,
 }
 
-/// Everything that a disk was told, and what it held before that.
+/// All requests to a disk, and its content before them.
 #[derive(Debug)]
 pub(crate) struct Recording {
     base: Vec<u8>,
@@ -101,12 +101,12 @@ impl Disk {
         Disk { path: path.to_owned(), recording, server }
     }
 
-    /// How many steps it has been told so far.
+    /// The number of requests so far.
     pub(crate) fn steps(&self) -> usize {
         self.recording.lock().unwrap().steps.len()
     }
 
-    /// Everything that it was told, once nobody uses it any more.
+    /// All requests, once no process uses the disk any longer.
     pub(crate) fn finish(self) -> Recording {
         command(Command::new("umount").arg("--lazy").arg(&self.path).stdin(Stdio::null()));
         self.server.join().unwrap();
@@ -140,7 +140,7 @@ const BIG_WRITES: u32 = 1 << 5;
 
 fn serve(mut channel: File, recording: &Mutex<Recording>) {
     let mut buffer = vec![0; WRITE_BYTES_MAX + 4096];
-    // The kernel says "no such device" when the file system is gone.
+    // The kernel returns "no such device" when the file system was unmounted.
     while let Ok(length @ HEADER_BYTES..) = channel.read(&mut buffer) {
         let message = &buffer[..length];
         let (opcode, body) = (number(message, 4), &message[HEADER_BYTES..]);
@@ -163,7 +163,8 @@ fn answer(opcode: u32, body: &[u8], disk: &mut Recording) -> Option<Vec<u8>> {
     Some(match opcode {
         request::INIT => {
             let mut reply = words(&[7, 31, number(body, 8), BIG_WRITES]);
-            // Requests in the background and where that is too many, bytes of a write, granularity of times.
+            // Requests in the background and where that is too many, bytes of a write, granularity
+            // of times.
             reply.extend(words(&[0, u32::try_from(WRITE_BYTES_MAX).unwrap(), 1]));
             reply.resize(64, 0);
             reply

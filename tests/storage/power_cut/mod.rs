@@ -1,20 +1,23 @@
-//! Power cuts: what was confirmed before one is there after it, and the ledger always opens (I1, I9).
+//! Power cuts: what was confirmed before one is there after it, and the ledger always opens (I1,
+//! I9).
 //!
-//! The model. The ledger lies on an ext4, that on a loop device, and that on a disk that this process serves and that
-//! records every write and every flush in order (`disk`). A power cut is any place in this record. What the disk then
-//! holds is what it was told up to there: all of it, for a disk without a volatile cache; what was flushed, for one that
-//! loses its cache; what was flushed and any part of the rest, for one that writes its cache in any order and may be
-//! divided between two sectors. What ext4 had not yet given to the disk is lost in any case. The image is mounted, which
-//! replays ext4's journal, and the ledger is opened in another boot.
+//! The model. The ledger is on an ext4, on a loop device, on a disk that this process serves. The
+//! disk records every write and every flush in order (`disk`). A power cut is any place in this
+//! record. The disk then holds, of the requests up to there: all of them, if it has no volatile
+//! cache; the flushed ones, if it loses its cache; the flushed ones and any part of the rest, if it
+//! writes its cache in any order, perhaps divided between two sectors. Data that ext4 had not yet
+//! sent to the disk is lost in any case. The image is mounted, which replays ext4's journal, and
+//! the ledger is opened in another boot.
 //!
-//! An entry counts as confirmed from the place in the record at which its answer came; the writer does nothing between
-//! an answer and the next order, so that place is exact. Every run after the first begins on the image of a cut, so
-//! cuts fall into recoveries too.
+//! An entry counts as confirmed from the place in the record where its answer came. The writer does
+//! nothing between an answer and the next command, so that place is exact. Every run after the
+//! first begins on the image of a cut, so cuts fall into recoveries too.
 //!
-//! Not modelled: a disk that lies about its flushes, damage to what was at rest (`tests/damage.rs`), other file systems.
+//! Not modelled: a disk that reports flushes falsely, damage at rest (`tests/storage/damage.rs`),
+//! other file systems.
 //!
-//! `HOLDFAST_CUTS` is the number of cuts, `HOLDFAST_SEED` repeats a run's choices; how the kernel's writes fall among
-//! them is never quite the same.
+//! `HOLDFAST_CUTS` is the number of cuts. `HOLDFAST_SEED` repeats a run's choices; the order of the
+//! kernel's writes among them differs from run to run.
 
 mod disk;
 pub(crate) mod mounts;
@@ -38,7 +41,7 @@ const ORDERS: usize = 200;
 /// Cuts of one run.
 const CUTS_PER_RUN: usize = 30;
 
-/// One run of the writer: what it was told, and what the disk was told meanwhile.
+/// One run of the writer: its commands, and the requests to the disk at the same time.
 #[derive(Debug)]
 struct WriterRun {
     recording: Recording,
@@ -49,7 +52,8 @@ struct WriterRun {
 }
 
 impl WriterRun {
-    /// What had been confirmed at a place, and the append after that, which may have come as far as anywhere.
+    /// What had been confirmed at a place, and the append after that, which may have come as far as
+    /// anywhere.
     fn confirmed(&self, steps: usize) -> (Model, &[Entry]) {
         let mut model = self.before.clone();
         for (entries, at) in &self.appends {
@@ -146,7 +150,8 @@ fn judge(found: &Found, confirmed: &Model, under_way: &[Entry]) -> Option<String
     if let Some(problem) = &found.problem {
         return Some(problem.clone());
     }
-    // The history lies in the database alone once its segments are gone; what was lost with it was said.
+    // The history is in the database alone once its segments are removed; the entries lost with it
+    // were reported.
     let forgotten = known.released.iter().filter(|id| !found.model.released.contains(*id)).count();
     (forgotten > 0 && found.report.is_clean()).then(|| format!("{forgotten} released grants are lost in silence"))
 }
@@ -202,7 +207,8 @@ fn cut_the_power(test: &str, scratch: &Path, durability: &str, cuts: usize) -> T
         }
         left = left.saturating_sub(CUTS_PER_RUN);
         (image, before) = next.unwrap_or_else(|| (mounts::format(scratch), Model::default()));
-        // The history of a ledger is not carried over: what had been released is asked for within one run.
+        // The history of a ledger is not carried over: what had been released is asked for within
+        // one run.
         before.released.clear();
     }
     tally

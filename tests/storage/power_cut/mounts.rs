@@ -42,7 +42,8 @@ impl Mounted {
         // A mount of the one before may still hold the old file.
         drop(fs::remove_file(&path));
         fs::write(&path, image).unwrap();
-        // As every boot does. It replays ext4's journal, and mends a superblock that was divided; 1 is "mended".
+        // Every boot does this. It replays ext4's journal, and repairs a superblock that was
+        // divided; exit status 1 means "repaired".
         let check = Command::new("e2fsck").arg("-fp").arg(&path).output().unwrap();
         assert!(matches!(check.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&check.stdout));
         Mounted::new(&path, &scratch.join("after"))

@@ -1,6 +1,8 @@
-//! The process that writes the ledger on the disk: it does what it is told, a line at a time, and says when it is done.
+//! The process that writes the ledger on the disk: it executes commands, one a line, and answers
+//! each when it is done.
 //!
-//! It waits for the next line after every answer. So what the disk has been told by then is what the answer stands on.
+//! It waits for the next line after every answer. So the answer depends on exactly the requests
+//! that the disk has got by then.
 
 use holdfast::domain::{Durability, Entry};
 use holdfast::store::Store;
@@ -14,12 +16,12 @@ const WRITES: &str = "HOLDFAST_POWER_CUT_WRITES";
 /// What its answers begin with; the harness prints other lines.
 const DONE: &str = "done ";
 
-/// What it is told.
+/// A command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Make these durable.
     Append(Vec<Entry>),
-    /// Begin a checkpoint, which goes on beside what follows.
+    /// Begin a checkpoint, which runs during the commands that follow.
     BeginCheckpoint,
     /// Do a whole checkpoint.
     Checkpoint,

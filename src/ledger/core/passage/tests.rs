@@ -53,7 +53,8 @@ fn entry(pod: usize, grant: &Grant) -> CheckpointEntry {
     }
 }
 
-/// What is seen: the kubelet's record, and pods' cgroups. A pod that is not named is gone.
+/// The observations: the kubelet's checkpoint, and pods' cgroups. A pod that is not named is
+/// absent.
 #[derive(Default)]
 struct Seen {
     checkpoint: Option<Checkpoint>,
@@ -126,7 +127,7 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
     let (former, next) = (grant(1, &["a", "b"], bound(1)), grant(2, &["a"], GrantState::Granted));
     let ledger = ledger(&[&former, &next]);
     let given_on = || Seen::checkpoint([entry(2, &next)]);
-    for (seen, said) in [
+    for (seen, parts) in [
         (
             given_on().with(1, CgroupState::Populated),
             ["a: pod ml/pod-1 (container main)", "processes of that pod still run", "end its processes"],
@@ -137,10 +138,12 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
         (Seen::default(), ["grant a-0002", "not matched to a pod yet", "a minute"]),
     ] {
         let why = why(&ask(&ledger, &["a"], &seen));
-        assert!(said.iter().all(|part| why.contains(part)) && !why.contains("  "), "{why}");
+        assert!(parts.iter().all(|part| why.contains(part)) && !why.contains("  "), "{why}");
     }
     for cgroup in [CgroupState::Absent, CgroupState::Empty] {
-        let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup)) else { panic!("it is gone") };
+        let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup)) else {
+            panic!("the former pod has ended")
+        };
         assert_eq!((id.as_str(), who.to_string().as_str(), moves.len()), ("a", "pod ml/pod-1 (container main)", 1));
         let Entry::Moved { alloc_id, state: GrantState::Released { released_by, pod, .. } } = &moves[0] else { panic!("{moves:?}") };
         assert_eq!((alloc_id, released_by.as_str(), pod), (&former.alloc_id, HANDED_ON, &Some(self::pod(1))));
@@ -152,7 +155,7 @@ fn a_grant_of_nobody_and_a_pod_that_the_kubelet_knows_by_another_device_are_wait
     let (former, next) = (grant(1, &["a"], GrantState::Granted), grant(2, &["a"], bound(2)));
     let seen = Seen::checkpoint([entry(2, &next)]);
     assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("grant a-0001"));
-    // Without a checkpoint nobody can say which of two pods calls.
+    // Without a checkpoint it is unknown which of two pods calls.
     assert!(why(&ask(&ledger(&[&grant(1, &["a"], bound(1)), &next]), &["a"], &Seen::default())).contains("checkpoint does not show"));
     let (former, other) = (grant(1, &["a"], bound(1)), grant(3, &["b"], bound(1)));
     let seen = Seen::checkpoint([entry(2, &next), entry(1, &other)]);
@@ -167,18 +170,20 @@ fn a_static_pod_that_has_come_back_with_another_device_has_handed_its_former_one
     let back = |cgroup| Seen::checkpoint([entry(1, &other), entry(3, &next)]).with(1, cgroup);
     let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &back(CgroupState::Empty)) else { panic!("nothing of it runs") };
     assert!(matches!(&moves[..], [Entry::Moved { alloc_id, .. }] if *alloc_id == former.alloc_id), "{moves:?}");
-    let said = why(&ask(&ledger, &["a"], &back(CgroupState::Populated)));
-    assert!(said.contains("processes of that pod still run"), "it may be those of before: {said}");
+    let text = why(&ask(&ledger, &["a"], &back(CgroupState::Populated)));
+    assert!(text.contains("processes of that pod still run"), "it may be those of before: {text}");
     let side = CheckpointEntry { container: "side".into(), ..entry(1, &other) };
-    let said = why(&ask(&ledger, &["a"], &Seen::checkpoint([side, entry(3, &next)])));
-    assert!(said.contains("checkpoint does not show"), "another container says nothing of it: {said}");
+    let text = why(&ask(&ledger, &["a"], &Seen::checkpoint([side, entry(3, &next)])));
+    assert!(text.contains("checkpoint does not show"), "another container proves nothing about it: {text}");
 }
 
 #[test]
 fn a_hook_that_is_owed_shuts_the_gate_but_not_one_that_a_cut_off_write_has_left() {
     let (former, next) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(2)));
     let mut ledger = ledger(&[&former, &next]);
-    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &Seen::checkpoint([entry(2, &next)])) else { panic!("it is gone") };
+    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &Seen::checkpoint([entry(2, &next)])) else {
+        panic!("the former pod has ended")
+    };
     let hook = owing(&ledger, &hooks(), &moves, [].iter());
     let mut cut_off = self::ledger(&[&former]);
     apply(&mut cut_off, &hook);
@@ -188,8 +193,8 @@ fn a_hook_that_is_owed_shuts_the_gate_but_not_one_that_a_cut_off_write_has_left(
     let run = |ledger: &Ledger| ledger.owed().values().flat_map(BTreeMap::values).next().cloned().unwrap();
     let failed = ended(&ledger, &run(&ledger), Err("no key".into()), Timestamp(3)).unwrap();
     ledger.evolve(&failed);
-    let said = why(&ask(&ledger, &["a"], &Seen::default()));
-    assert!(said.contains("has failed once: no key") && said.contains("systemctl reload") && said.contains("ml/pod-1"), "{said}");
+    let text = why(&ask(&ledger, &["a"], &Seen::default()));
+    assert!(text.contains("has failed once: no key") && text.contains("systemctl reload") && text.contains("ml/pod-1"), "{text}");
     let done = ended(&ledger, &run(&ledger), Ok(()), Timestamp(4)).unwrap();
     ledger.evolve(&done);
     assert_eq!(ask(&ledger, &["a"], &Seen::default()), Passage::Open);
@@ -208,7 +213,8 @@ struct Model {
     running: bool,
 }
 
-/// A kubelet that gives on what it believes to be free, pods that end when they like, a ledger, and a runner of hooks.
+/// A kubelet that gives away devices that it believes to be free, pods that end at any time, a
+/// ledger, and a hook runner.
 #[derive(Debug, Default)]
 struct World {
     ledger: Ledger,
@@ -225,7 +231,8 @@ struct World {
 const IDS: [&str; 2] = ["a", "b"];
 
 impl World {
-    /// Writes a commit; with `cut` only so much of it reaches the disk, and the daemon is another one afterwards.
+    /// Writes a commit. With `cut` only that part of it reaches the disk, and the daemon restarts
+    /// afterwards.
     fn write(&mut self, entries: Vec<Entry>, cut: Option<usize>) {
         let kept = cut.map_or(entries.len(), |cut| cut % (entries.len() + 1));
         apply(&mut self.ledger, entries.iter().take(kept));
@@ -252,7 +259,8 @@ impl World {
         seen
     }
 
-    /// The kubelet admits a pod with what it believes to be free: an init container and another one, or one alone.
+    /// The kubelet admits a pod with devices that it believes to be free: an init container and
+    /// another one, or one alone.
     fn add(&mut self, which: usize) {
         let ids: Vec<&'static str> = IDS.into_iter().enumerate().filter(|(bit, _)| (which + 1) >> bit & 1 == 1).map(|(_, id)| id).collect();
         let taken = self.pods.iter().filter(|pod| pod.remembered).flat_map(|pod| &pod.ids).any(|id| ids.contains(id));
@@ -280,7 +288,7 @@ impl World {
         self.write(moves, None);
     }
 
-    /// As reconciliation does: a pod that is gone, and a grant that is in no checkpoint.
+    /// As reconciliation does: a pod that was removed, and a grant that is in no checkpoint.
     fn release(&mut self, n: usize, cut: Option<usize>) {
         if self.pods[n].remembered || self.pods[n].alive {
             return;
@@ -331,7 +339,7 @@ impl World {
         false
     }
 
-    /// A kubelet that has just started asks nobody. That another one is there is seen before a hook begins.
+    /// A kubelet that has just started makes no call. The new kubelet is seen before a hook begins.
     fn start_unasked(&mut self, n: usize) {
         self.held_back.clear();
         let is_worked_at = self.pods[n].ids.iter().any(|id| self.runs.contains_key(&DeviceId::new(*id)));
@@ -383,8 +391,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Between two pods that run with a device its hook has run, or the second has not started; no hook runs while somebody runs
-    /// with the device; and whoever waits is let in when the others are gone. Whatever ends, dies or is cut off when.
+    /// Between two pods that run with a device its hook has run, or the second has not started. No
+    /// hook runs while a container runs with the device. A waiting container is let in when the
+    /// others have ended. This holds for every order of ends, failures and torn writes.
     #[test]
     fn nobody_starts_with_what_another_pod_has_left_and_no_hook_meets_a_container(
         steps in prop::collection::vec((0..16_u8, 0..12_usize, prop::option::weighted(0.1, 0..4_usize)), 0..120),
@@ -393,7 +402,8 @@ proptest! {
         for (kind, which, cut) in steps {
             world.step(kind, which, cut);
         }
-        // In the end the forgotten ones are gone, and what the kubelet has for somebody starts.
+        // At the end all forgotten pods have ended, and every pod that the kubelet has a device for
+        // starts.
         for n in 0..world.pods.len() {
             world.bind(n);
             if !world.pods[n].remembered {
