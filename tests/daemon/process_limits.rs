@@ -259,7 +259,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         allocate(&mut api, &["dev:sensor1"]).await.unwrap();
         let request = api::PreStartContainerRequest { devices_ids: vec!["dev:sensor0".into()] };
         let waits = soon("an answer", api.pre_start_container(request.clone())).await.unwrap_err();
-        assert!(waits.message().contains("it cannot be run: ") && waits.message().contains("the kubelet tries again"), "{waits}");
+        assert!(waits.message().contains("it cannot be run: ") && waits.message().contains("the kubelet will retry"), "{waits}");
         daemon.signal(Signal::SIGHUP);
         daemon.logged("configuration reloaded").await;
         node.remove_device("sensor", 2);

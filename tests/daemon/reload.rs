@@ -442,7 +442,7 @@ fn a_read_that_never_ends_does_not_block_the_shutdown() {
         std::fs::create_dir(node.path("etc/config.d")).unwrap();
         nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         daemon.signal(Signal::SIGHUP);
-        daemon.logged("reading the configuration anew").await;
+        daemon.logged("reloading the configuration").await;
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
     });

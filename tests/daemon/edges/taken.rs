@@ -23,7 +23,7 @@ fn a_resource_silently_taken_by_another_plugin_is_reclaimed() {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
-        let reported = disagreement(&app, "4 of our healthy devices missing, 4 unknown to us");
+        let reported = disagreement(&app, "4 of our healthy devices are missing, 4 are not ours");
         let (_rival, ()) = tokio::join!(RivalPlugin::with(&stage, RivalBehaviour::OffersOthers), reported);
         assert!(metrics::counted(Metric::Disagreements, &[gpu().as_str(), "list"]) > 0);
         // The kubelet has ended no stream of ours.
