@@ -75,7 +75,7 @@ fn people_get_a_table_and_a_figure() {
     let figure = figure.path().join("allocate.svg");
     let arguments = ["--calls=10", "--warm-up=5", "--durability=power-loss", "--plot", figure.to_str().unwrap()];
     let table = bench("allocate", dir.path(), &arguments);
-    assert!(table.starts_with("CALL") && table.contains("the sum of call and append"), "{table}");
+    assert!(table.starts_with("CALL") && table.contains("× a checkpoint as the kubelet writes it"), "{table}");
     assert!(bench("allocate", dir.path(), &["--calls=2", "--warm-up=1", "-o", "ascii"]).is_ascii());
     let svg = std::fs::read_to_string(figure).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains(">file anew + fsync + rename</text>"), "{svg}");
