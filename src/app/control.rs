@@ -15,7 +15,7 @@ use crate::domain::{DeviceId, Grant, OperatorRequest, Timestamp};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish};
-use crate::store::{Export, Store, StoreError, Told, Verification};
+use crate::store::{Export, ExportLine, Store, StoreError, Verification};
 use crate::telemetry::metrics;
 use crate::telemetry::server::{self, Limits, Listener};
 use axum::Router;
@@ -137,7 +137,7 @@ async fn grants(State(source): State<Source>) -> Reply {
 enum Line {
     /// A part of the ledger.
     #[serde(rename = "told")]
-    Part(Told),
+    Part(ExportLine),
     /// The end. Without this line the document is incomplete.
     End(LedgerEnd),
 }

@@ -40,7 +40,7 @@ impl Settings {
         match host::private::keep_others_from_writing(run) {
             Ok(true) => {
                 tracing::warn!(run_dir = %run.display(), "the run directory was writable by other users; their write access is now \
-                     removed")
+                     removed");
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(%error, run_dir = %run.display(), "cannot restrict access to the run directory");

@@ -11,7 +11,7 @@ use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, show};
 use crate::domain::{AllocId, DeviceId, OperatorRequest};
 use crate::hook::HookOutput;
-use crate::store::Told;
+use crate::store::ExportLine;
 use clap::Subcommand;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,7 +94,7 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
         return holders;
     }
     let read = source::read(global, |part| {
-        if let Told::Grant(grant) = part
+        if let ExportLine::Grant(grant) = part
             && wanted.remove(&grant.alloc_id)
         {
             holders.insert(grant.alloc_id.clone(), holder_in_words(&grant));

@@ -10,7 +10,7 @@ use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, show};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts};
-use crate::store::Told;
+use crate::store::ExportLine;
 use clap::Args;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -128,14 +128,14 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let LedgerEnd { problem, forgotten_until } = source::read(global, |part| {
         resources.add(&part);
         match part {
-            Told::Notes { names, verdicts: part, .. } => {
+            ExportLine::Notes { names, verdicts: part, .. } => {
                 if let Some(wanted) = &mut wanted {
                     names.iter().for_each(|(key, id)| wanted.add(key, id));
                     part.keys().for_each(|id| wanted.add("", id));
                 }
                 verdicts = part;
             }
-            Told::Grant(mut grant) => {
+            ExportLine::Grant(mut grant) => {
                 let may_match = wanted.as_mut().is_none_or(|wanted| wanted.add_grant(&grant));
                 if may_match && options.filter.fits(&grant) && time.fits(&grant) {
                     // `edits` is the largest part of a grant; it is needed only to match a device

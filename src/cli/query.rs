@@ -14,7 +14,7 @@
 //! may also get a node by a name (of a GPU or of CDI) that the answer contains.
 
 use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
-use crate::store::Told;
+use crate::store::ExportLine;
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,11 +51,11 @@ pub struct KnownResources(BTreeSet<ResourceName>);
 
 impl KnownResources {
     /// Adds the resources of one part of the ledger.
-    pub fn add(&mut self, part: &Told) {
+    pub fn add(&mut self, part: &ExportLine) {
         match part {
-            Told::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
-            Told::Grant(_) => {}
-            Told::Notes { listed, owed, .. } => self.0.extend(listed.keys().chain(owed.keys()).cloned()),
+            ExportLine::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
+            ExportLine::Grant(_) => {}
+            ExportLine::Notes { listed, owed, .. } => self.0.extend(listed.keys().chain(owed.keys()).cloned()),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::console::exit::{FAILURE, Failed, STATE};
 use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, ResourceName};
 use crate::host::peer::is_root;
-use crate::store::{self, StoreError, Told};
+use crate::store::{self, ExportLine, StoreError};
 use std::io::ErrorKind;
 
 /// Passes the ledger to `take`, as [`store::Export::read`] does, until `take` returns false.
@@ -14,7 +14,7 @@ use std::io::ErrorKind;
 ///
 /// # Errors
 /// When neither the daemon nor the files can be read.
-pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
+pub fn read(global: &Global, mut take: impl FnMut(ExportLine) -> bool) -> Result<LedgerEnd, Failed> {
     match block_on(read_ledger(&global.run_dir, &mut take))? {
         Ok(end) => Ok(end),
         Err(error @ ControlError::Absent { .. }) => {
@@ -74,14 +74,14 @@ pub fn ledger_if_any(global: &Global) -> Option<store::Recovered> {
     }
 }
 
-fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
+fn read_files(global: &Global, mut take: impl FnMut(ExportLine) -> bool) -> Result<LedgerEnd, Failed> {
     let store::Recovered { grants, names, listed, owed, verdicts, .. } = files(global)?;
-    let live = grants.into_iter().map(|grant| Told::Grant(Box::new(grant)));
-    if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(live).all(&mut take) {
+    let live = grants.into_iter().map(|grant| ExportLine::Grant(Box::new(grant)));
+    if !std::iter::once(ExportLine::Notes { names, listed, owed, verdicts }).chain(live).all(&mut take) {
         return Ok(LedgerEnd::default());
     }
     let store::History { released, forgotten_until, problem } = store::peek_history(&global.state_dir)?;
     // It does not matter here whether `take` stopped early.
-    let _all = released.into_iter().map(|grant| Told::Grant(Box::new(grant))).all(take);
+    let _all = released.into_iter().map(|grant| ExportLine::Grant(Box::new(grant))).all(take);
     Ok(LedgerEnd { problem: problem.map(|problem| problem.to_string()), forgotten_until })
 }

@@ -9,7 +9,7 @@ use crate::console::exit::{FAILURE, Failed, NO_HOLDER};
 use crate::console::text::Text;
 use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, Grant, GrantState};
-use crate::store::Told;
+use crate::store::ExportLine;
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -129,11 +129,11 @@ impl Search {
     }
 
     /// Adds one part of the ledger. Returns whether more is needed.
-    fn take(&mut self, part: Told) -> bool {
+    fn take(&mut self, part: ExportLine) -> bool {
         self.resources.add(&part);
         let grant = match part {
-            Told::Grant(grant) => grant,
-            Told::Notes { names, .. } => {
+            ExportLine::Grant(grant) => grant,
+            ExportLine::Notes { names, .. } => {
                 self.wanted.iter_mut().for_each(|wanted| names.iter().for_each(|(key, id)| wanted.add(key, id)));
                 return true;
             }

@@ -283,7 +283,7 @@ impl Handler<AfterCommit> for LedgerActor {
         }
         self.follow_up();
         for (change, entry) in &entries {
-            report::tell(change, entry);
+            report::log_change(change, entry);
         }
         if entries.iter().any(|(_, entry)| matches!(entry, Entry::Grant(_))) {
             self.publish_soon(context);

@@ -7,7 +7,7 @@ use crate::telemetry::metrics;
 use std::sync::Arc;
 
 /// Logs one line for each change of a grant.
-pub(super) fn tell(change: &Change, entry: &Entry) {
+pub(super) fn log_change(change: &Change, entry: &Entry) {
     if *change == Change::Nothing {
         return;
     }
@@ -24,7 +24,7 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
                 %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "grant bound to container"
             ),
             GrantState::Suspect { pod, .. } => {
-                tracing::info!(%alloc_id, uid = pod.uid, "pod no longer listed by the kubelet; grant is suspect")
+                tracing::info!(%alloc_id, uid = pod.uid, "pod no longer listed by the kubelet; grant is suspect");
             }
             GrantState::Released { released_by, .. } => {
                 metrics::released(released_by);

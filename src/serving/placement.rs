@@ -25,8 +25,7 @@
 //! few adapters are near the GPUs, even if the policy would keep groups whole. Many GPUs are near
 //! each other first, and near the adapter second.
 //!
-//! The result is exact: for each group, the best choice of every size is composed from those of its
-//! parts.
+//! The result is exact: the best choice of each size in a group is composed from its parts' ones.
 
 mod tree;
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// One of the things that a ledger tells: its notes first, then every live grant, then what was given back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum ExportLine {
     /// What is remembered beside grants.
     Notes {
         /// The id of each device that ever got one, by physical key.
@@ -48,13 +48,13 @@ impl Export {
     ///
     /// # Errors
     /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
-    pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<Option<Timestamp>, StoreError> {
+    pub fn read(self, mut take: impl FnMut(ExportLine) -> bool) -> Result<Option<Timestamp>, StoreError> {
         let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } = self;
-        let held = live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
-        if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
+        let held = live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).map(|grant| ExportLine::Grant(Box::new(grant)));
+        if !std::iter::once(ExportLine::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
             return Ok(None);
         }
-        let mut take = |grant: Grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant)));
+        let mut take = |grant: Grant| live.contains_key(&grant.alloc_id) || take(ExportLine::Grant(Box::new(grant)));
         match reader.and_then(|reader| reader.wait()) {
             Ok(reader) => {
                 reader.history(take)?;

@@ -56,7 +56,7 @@ mod tests;
 mod upkeep;
 
 pub use error::StoreError;
-pub use export::{Export, Past, Told};
+pub use export::{Export, ExportLine, Past};
 pub use index::PendingCheckpoint;
 pub use journal::PendingSync;
 pub use journal::codec::VERSION as RECORDS;

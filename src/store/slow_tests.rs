@@ -73,7 +73,7 @@ fn until_unreadable(store: &Store) -> UnreadableReason {
 fn told(store: &Store) -> (Vec<u64>, Vec<u64>, Result<(), String>) {
     let (mut live, mut past) = (Vec::new(), Vec::new());
     let end = store.exporter().unwrap().read(|told| {
-        if let Told::Grant(grant) = told {
+        if let ExportLine::Grant(grant) = told {
             if grant.is_live() { &mut live } else { &mut past }.push(*grant);
         }
         true

@@ -560,7 +560,7 @@ fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
 fn told(export: Export) -> Result<Vec<Grant>, StoreError> {
     let mut grants = Vec::new();
     export.read(|told| {
-        grants.extend(if let Told::Grant(grant) = told { Some(*grant) } else { None });
+        grants.extend(if let ExportLine::Grant(grant) = told { Some(*grant) } else { None });
         true
     })?;
     Ok(grants)
@@ -638,7 +638,7 @@ fn what_is_recorded_is_noted_when_that_is_asked_for() {
 /// A power cut while a write is on its way: any of its sectors may be on the disk. A write is confirmed, or it is not.
 #[test]
 fn a_write_that_is_there_in_parts_is_no_damage_unless_it_was_confirmed() {
-    // Told by the lock, by a later write, by nobody; the lock tells nothing.
+    // ExportLine by the lock, by a later write, by nobody; the lock tells nothing.
     for (knows, later, found, missing) in
         [(3, false, vec![1, 3], 1), (1, true, vec![1, 3, 4], 1), (1, false, vec![1], 0), (0, false, vec![1, 3], 1)]
     {

@@ -1,6 +1,6 @@
 //! Captured machines, and what a real kernel has: disks, mounts, interfaces.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod captures;
 #[path = "../common/mod.rs"]

@@ -1,6 +1,6 @@
 //! The ledger's files: damage, full and slow disks, kill -9, power cuts.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,7 +1,7 @@
 //! The client side of the control socket: how a verb queries the running daemon.
 
 use super::{Installed, LedgerEnd, Line, Order, Upgrade, socket_path};
-use crate::store::{Told, Verification};
+use crate::store::{ExportLine, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
@@ -102,7 +102,7 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
 ///
 /// # Errors
 /// As [`get`]; [`ControlError::Absent`] only before the first line was read.
-pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, ControlError> {
+pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(ExportLine) -> bool) -> Result<LedgerEnd, ControlError> {
     let mut has_read = false;
     let query = async |stream| {
         let mut body = in_time(ANSWER_DEADLINE, query(stream, "/v1/ledger")).await??;
@@ -216,7 +216,7 @@ mod tests {
     async fn a_daemon_that_dies_before_its_first_line_is_absent() {
         let error = answered("").await.unwrap_err();
         assert!(matches!(error, ControlError::Absent { .. }), "{error}");
-        let line = serde_json::to_string(&Line::Part(Told::Notes {
+        let line = serde_json::to_string(&Line::Part(ExportLine::Notes {
             names: std::collections::BTreeMap::new(),
             listed: crate::domain::Listed::default(),
             owed: crate::domain::PendingHooks::default(),

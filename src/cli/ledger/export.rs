@@ -11,7 +11,7 @@ use crate::console::{Global, eprintln, not_printed};
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
 };
-use crate::store::Told;
+use crate::store::ExportLine;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufWriter, Write};
 
@@ -140,14 +140,14 @@ struct Page<W> {
 }
 
 impl<W: Write> Page<W> {
-    fn add(&mut self, part: Told) -> bool {
+    fn add(&mut self, part: ExportLine) -> bool {
         self.written = self.write(part);
         self.written.is_ok()
     }
 
-    fn write(&mut self, part: Told) -> io::Result<()> {
+    fn write(&mut self, part: ExportLine) -> io::Result<()> {
         match part {
-            Told::Notes { names, listed, owed, verdicts } => {
+            ExportLine::Notes { names, listed, owed, verdicts } => {
                 let (names, listed) = (json(&names)?, json(&listed)?);
                 write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
                 // Omit empty maps, so that versions without these keys can read the document.
@@ -159,7 +159,7 @@ impl<W: Write> Page<W> {
                 }
                 write!(self.out, "\"grants\":[")
             }
-            Told::Grant(grant) => {
+            ExportLine::Grant(grant) => {
                 self.grants += 1;
                 self.out.write_all(if self.grants == 1 { b"\n" } else { b",\n" })?;
                 self.out.write_all(json(&Exported::from(*grant))?.as_bytes())
@@ -223,13 +223,13 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let mut page = Page { out: Vec::new(), grants: 0, written: Ok(()) };
-        assert!(page.add(Told::Notes {
+        assert!(page.add(ExportLine::Notes {
             names: Default::default(),
             listed: Default::default(),
             owed: Default::default(),
             verdicts: Default::default()
         }));
-        assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
+        assert!(page.add(ExportLine::Grant(Box::new(grants().swap_remove(2)))));
         page.out.extend_from_slice(b"\n]}\n");
         let wanted = concat!(
             "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"grants\":[\n",

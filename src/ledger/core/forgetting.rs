@@ -1,6 +1,6 @@
 //! When the records of a device are dropped: its id, and its verdict.
 //!
-//! A device is *gone* when the latest scan could search for it and did not find it, no list
+//! A device is *absent* when the latest scan could search for it and did not find it, no list
 //! contains it, and no grant holds it, suspect ones included. It is still remembered for a time: an
 //! operator may put it back, and then it has its id (I6) and its verdict (I5) again. But devices
 //! that come under ever new names, such as mediated devices or nodes with a serial number, would
