@@ -1,6 +1,6 @@
 //! The store: a write-ahead journal, and sled as the database of grants, live and past.
 //!
-//! The rule of recovery ([`recovery`]):
+//! The rule of recovery (`recovery`):
 //!
 //! 1. The journal is the write-ahead log. Each of its segments begins with all live grants.
 //! 2. sled follows it on a thread of its own, and has every live and every past grant.
