@@ -274,7 +274,7 @@ fn texts() -> Vec<Source> {
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for top in ["src", "docs", "packaging", "systemd", "proto", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+    for top in ["src", "docs", "packaging", "systemd", "proto", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"] {
         walk(&root.join(top), &mut files);
     }
     files.sort();
