@@ -5,8 +5,9 @@ use super::fragments::Resource;
 use crate::domain::{Contract, PerContainer, Sharing};
 
 /// The limit of shares of a device. With this many, the kubelet's list has 1 MB, and one message
-/// may have 4 MiB. An entry in the ledger has 1.8 MB, and the limit is 2 MB (`store/journal/codec.rs`). An
-/// id such as `GPU-<uuid>::16383` takes 64 bytes in the list and 109 in the ledger.
+/// may have 4 MiB. An entry in the ledger has 1.8 MB, and the limit is 2 MB
+/// (`store/journal/codec.rs`). An id such as `GPU-<uuid>::16383` takes 64 bytes in the list and 109
+/// in the ledger.
 pub(super) const SHARES_MAX: u32 = 16_384;
 
 pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {

@@ -1,8 +1,8 @@
 //! The ledger actor: records which container holds which device. A record is durable before its
 //! Allocate is answered.
 //!
-//! - Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and `Found`
-//!   from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from the hook
+//! - Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and
+//!   `Found` from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from the hook
 //!   runner, and the inventory (watch), whose ids it remembers for the next process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.

@@ -2,7 +2,7 @@
 //! printed.
 //!
 //! ```text
-//!   environment  a simulated node and kubelet in a temporary directory; the real daemon on a thread
+//!   environment  a simulated node and kubelet in a temporary directory; the daemon on a thread
 //!   steps        first_steps (devices, registration, pods) · faults (kubelet, actors, a device)
 //!                · last_steps (restart, release)
 //!   screen       headings, facts and claims; a claim that does not hold ends the demo
