@@ -2,8 +2,8 @@
 //!
 //! Consumes: `Discovered` from discovery, `ReportUnusable` from serving, the held devices and the
 //! due hooks of the ledger (watch). Emits: the inventory (watch), and one log line for each change.
-//! Promises: a held id never leaves the list (I3), and a free one is unhealthy for a time before it does. No
-//! device becomes healthy again without evidence newer than its last failure (I5).
+//! Promises: a held id never leaves the list (I3), and a free one is unhealthy for a time before it
+//! does. No device becomes healthy again without evidence newer than its last failure (I5).
 
 mod actor;
 pub(crate) mod core;

@@ -2,8 +2,8 @@
 //! Allocate is answered.
 //!
 //! - Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and
-//!   `Found` from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from the hook
-//!   runner, and the inventory (watch), whose ids it remembers for the next process.
+//!   `Found` from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from
+//!   the hook runner, and the inventory (watch), whose ids it remembers for the next process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.
 //! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by
