@@ -58,8 +58,23 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Repeats the query until the answer fits: for views that follow their source by milliseconds.
-pub(crate) fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+/// Repeats the query until the answer fits: for views that follow their source by milliseconds. The
+/// tasks of this thread run in between: the kubelet's are among them.
+pub(crate) async fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+    let seen = async {
+        loop {
+            let answer = ask();
+            if fits(&answer) {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(what, seen).await
+}
+
+/// [`until`] where nothing runs on this thread.
+pub(crate) fn until_blocking<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
     let began = Instant::now();
     loop {
         let answer = ask();

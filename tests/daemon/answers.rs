@@ -240,7 +240,7 @@ fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;
         let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(|list| list.len()));
-        until("the list on disk", remembered, |listed| *listed == Some(3));
+        until("the list on disk", remembered, |listed| *listed == Some(3)).await;
         daemon.kill();
         node.remove_device("gpu", 1);
         let _daemon = node.start_daemon();
@@ -357,7 +357,7 @@ fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint(
         let back = daemon.logged("they are back").await;
         assert!(back.contains("grants=1"), "{back}");
         let bound = || node.grants().into_iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count();
-        until("the pods' names", bound, |bound| *bound == 2);
+        until("the pods' names", bound, |bound| *bound == 2).await;
         let held: Vec<_> = node.grants().iter().map(|grant| (grant.alloc_id.clone(), ids(grant), grant.pod().cloned())).collect();
         let [web_0, web_1] = ["web-0", "web-1"].map(of).map(|grant| (grant.alloc_id.clone(), ids(&grant), grant.pod().cloned()));
         assert_eq!(held, [web_0, web_1]);
@@ -413,7 +413,7 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
                 .collect()
         };
         let named = |names: &BTreeSet<String>| names.iter().all(|name| !name.contains("null/"));
-        until("the pods' names", names, |names| names.len() == 3 && named(names));
+        until("the pods' names", names, |names| names.len() == 3 && named(names)).await;
         let of_probe = names().into_iter().find(|name| name.contains("probe")).unwrap();
         assert_eq!(of_probe, format!("\"ops\"/\"probe\" \"main\" [\"{id}\"]"));
 

@@ -1,7 +1,7 @@
 //! The benchmark verbs run and print the documented fields. Figures of a test machine mean nothing,
 //! so none is asserted.
 
-use crate::common::{Node, name, offered, run, soon, until};
+use crate::common::{Node, name, offered, run, soon, until_blocking};
 use holdfast::domain::Durability;
 use holdfast::host;
 use holdfast::lab::sim::kubelet::EventKind;
@@ -192,7 +192,7 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
     let dir = place();
     let bench = command("restart", dir.path(), &["--allow-tmpfs", "--rounds=10000"]).stderr(Stdio::piped()).spawn().unwrap();
     let has_ledger = || dir.path().read_dir().unwrap().flatten().any(|own| own.path().join("journal").exists());
-    until("its ledger", has_ledger, |has| *has);
+    until_blocking("its ledger", has_ledger, |has| *has);
     kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), Signal::SIGINT).unwrap();
     let output = bench.wait_with_output().unwrap();
     assert_eq!((output.status.code(), said(&output).as_str()), (Some(1), "holdfast: interrupted\n"));
@@ -219,7 +219,7 @@ fn scan_and_daemon_benchmarks_can_be_interrupted_too() {
             let made = temp.path().read_dir().unwrap().count() > 0;
             made && u64::from_str_radix(&caught, 16).unwrap() & (1 << (Signal::SIGTERM as u64 - 1)) != 0
         };
-        until("that it has begun", listens, |listens| *listens);
+        until_blocking("that it has begun", listens, |listens| *listens);
         kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), Signal::SIGTERM).unwrap();
         let output = bench.wait_with_output().unwrap();
         assert_eq!(output.status.code(), code, "{arguments:?}: {}", said(&output));

@@ -181,7 +181,7 @@ fn a_stale_kubelet_socket_is_not_treated_as_a_kubelet() {
         drop(listen(&node.path("kubelet/device-plugins/kubelet.sock")));
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
-        until("the socket was tried", || node.json(&["status"]), |status| status["socket_left_behind"] == true);
+        until("the socket was tried", || node.json(&["status"]), |status| status["socket_left_behind"] == true).await;
         let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(text.contains("; kubelet absent (socket left behind)"), "{text}");
         finds(&node, &["kubelet-absent"]);
@@ -189,7 +189,7 @@ fn a_stale_kubelet_socket_is_not_treated_as_a_kubelet() {
         fs::remove_file(node.path("kubelet/device-plugins/kubelet.sock")).unwrap();
         let kubelet = node.start_kubelet().await;
         offered(&kubelet, &name("example.com/gpu"), 1).await;
-        until("the kubelet is there", || node.json(&["status"]), |status| status["socket_left_behind"] == false);
+        until("the kubelet is there", || node.json(&["status"]), |status| status["socket_left_behind"] == false).await;
     });
 }
 

@@ -121,12 +121,12 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
         // Until the first probe the second device is the unhealthy one.
-        until("the first look", || shown(&node, of(1).as_str())["health"].clone(), |health| health == "Unhealthy");
-        until("the first look", || shown(&node, of(2).as_str())["health"].clone(), |health| health == "Healthy");
+        until("the first look", || shown(&node, of(1).as_str())["health"].clone(), |health| health == "Unhealthy").await;
+        until("the first look", || shown(&node, of(2).as_str())["health"].clone(), |health| health == "Healthy").await;
         let down = shown(&node, of(1).as_str());
         assert_eq!((&down["health"], &down["reason"], &down["state"]), (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into()));
         assert_eq!(down["detail"], "port 1 is 1: DOWN, 5: LinkUp");
-        until("the patience with the third", || shown(&node, of(3).as_str())["state"].clone(), |state| state == "suspect");
+        until("the patience with the third", || shown(&node, of(3).as_str())["state"].clone(), |state| state == "suspect").await;
         assert_eq!(shown(&node, of(2).as_str())["state"], "healthy");
         let status = node.json(&["status"]);
         assert_eq!(status["ailing"][0]["reason"], "port_down", "{status}");
@@ -134,7 +134,7 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         // A recovered device is held back, and the next process continues that hold.
         std::fs::write(port(1), "4: ACTIVE\n").unwrap();
         std::fs::write(port(3), "4: ACTIVE\n").unwrap();
-        until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering");
+        until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering").await;
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
         remember(&node, &of(1), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
@@ -174,7 +174,8 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
                 String::from_utf8_lossy(&output.stdout).contains("\"state\": \"unhealthy\"")
                     || String::from_utf8_lossy(&output.stdout).contains("\"state\":\"unhealthy\"")
             },
-        );
+        )
+        .await;
         listed(&kubelet, &rdma, (8, 0)).await;
         assert_eq!(shown(&node, held.as_str())["health"], "Healthy", "as the kubelet is told");
         daemon.signal(Signal::SIGTERM);
@@ -249,7 +250,7 @@ fn a_failing_check_makes_a_device_unhealthy_until_it_passes_again() {
         let told = shown(&node, "dev:gpu1");
         assert!(told["reason"] == "check_failed" && told["detail"] == "exit status: 4" && told["said"][0]["said"] == "it coughs", "{told}");
         std::fs::remove_file(&sick).unwrap();
-        until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering");
+        until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering").await;
         daemon.kill();
         let hold = Duration::from_secs(1);
         remember(&node, &DeviceId::new("dev:gpu1"), VerdictState::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });

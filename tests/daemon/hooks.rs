@@ -89,9 +89,9 @@ fn node_with_a_hook_that_waits() -> Node {
 
 /// Waits until the ledger has the names of `pods` pods. It may read the kubelet's checkpoint first,
 /// which has only UIDs.
-fn named(node: &Node, pods: usize) {
+async fn named(node: &Node, pods: usize) {
     let are_named = |grants: &Vec<Grant>| grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count() == pods;
-    until("the names", || node.grants(), are_named);
+    until("the names", || node.grants(), are_named).await;
 }
 
 /// A complete sequence: the device is released, its hook is running, killed, run again, failed, and
@@ -106,13 +106,13 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
         assert_eq!(pod.phase, PodPhase::Running);
         // And its pod's name: a deleted pod is not listed, and would stay without a name.
-        named(&node, 1);
+        named(&node, 1).await;
         assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to a held device");
         let alloc_id = node.grants()[0].alloc_id.clone();
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         listed(&kubelet, &gpu(), (0, 1), HANG).await;
-        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
         assert_eq!(shown(&node), Some(("due".to_owned(), String::new())));
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
@@ -135,12 +135,12 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         daemon.kill();
         assert!(node.grants().is_empty() && due_hooks(&node) == 1, "given back, with its hook");
         let daemon = node.start_daemon();
-        until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2);
+        until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
         daemon.logged("registered with the kubelet").await;
         assert_eq!(kubelet.capacity(&gpu()).allocatable, 0, "the first list of the next process says so already");
         std::fs::write(left(&node, "go"), "").unwrap();
         daemon.logged("the hook after release has failed").await;
-        let (state, why) = until("the failure", || shown(&node).unwrap(), |(state, _)| state == "failed");
+        let (state, why) = until("the failure", || shown(&node).unwrap(), |(state, _)| state == "failed").await;
         assert!(state == "failed" && why == "exit status: 3", "{why}");
         let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(text.contains("example.com/gpu: device dev:gpu0 is unhealthy") && text.contains("exit status: 3"), "{text}");
@@ -153,20 +153,6 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         assert_eq!((shown(&node), due_hooks(&node)), (None, 0));
         allocate(&mut api, &["dev:gpu0"]).await.unwrap();
     });
-}
-
-/// Waits while the kubelet runs, which is on this thread.
-async fn until_async<T>(what: &str, read: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
-    let seen = async {
-        loop {
-            let value = read();
-            if fits(&value) {
-                return value;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    soon(what, seen).await
 }
 
 /// The kubelet gives a device to the next pod while a process of the former pod still runs. The
@@ -185,7 +171,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         let one = PodSpec::new("default", "one").init("prepare", &gpu(), 1).app("main", &gpu(), 1);
         let one = soon("an admission", kubelet.add_pod(one)).await;
         let runs = |uid: &str| kubelet.view(|view| view.pod(uid).is_some_and(|pod| pod.phase == PodPhase::Running));
-        until_async("the first pod", || runs(&one.uid), |runs| *runs).await;
+        until("the first pod", || runs(&one.uid), |runs| *runs).await;
         daemon.logged_often("grant bound to container", 2).await;
 
         assert!(kubelet.force_delete_pod(&one.uid));
@@ -205,10 +191,10 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
             said = daemon.logged("a container has to wait before it starts") => assert!(said.contains("default/one"), "{said}"),
             () = async { drop(adding.await); std::future::pending().await } => {}
         }
-        named(&node, 2);
+        named(&node, 2).await;
 
         assert!(kubelet.delete_pod(&one.uid).unwrap());
-        until_async("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
         assert!(!runs(&two) && due_hooks(&node) == 1 && node.grants().len() == 1, "the former ones are released, with a hook");
         for told in ["HOLDFAST_PHASE=after_release", "HOLDFAST_POD_NAME=one", &format!("HOLDFAST_POD_UID={}", one.uid)] {
             assert!(lines(&node, "env").iter().any(|line| line == told), "`{told}` is not in {:#?}", lines(&node, "env"));
@@ -216,11 +202,11 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         assert_eq!(kubelet.capacity(&gpu()).allocatable, 1, "a held device stays healthy, or a restart rejects the pod that waits");
         daemon.kill();
         let daemon = node.start_daemon();
-        until_async("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
+        until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
         assert!(!runs(&two) && due_hooks(&node) == 1);
         std::fs::write(left(&node, "go"), "").unwrap();
         let waiting = || kubelet.view(|view| view.pod(&two)?.containers.get("main")?.waiting.clone()).unwrap_or_default();
-        let said = until_async("the error", waiting, |text| text.contains("exit status: 3")).await;
+        let said = until("the error", waiting, |text| text.contains("exit status: 3")).await;
         for part in [
             "CreateContainerConfigError",
             "FailedPrecondition",
@@ -237,7 +223,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
         let waits = "pod default/two cannot start yet with device dev:gpu0, since the hook after its release has failed ";
         assert!(status.contains(waits) && !status.contains("unhealthy"), "{status}");
         std::fs::write(left(&node, "key"), "").unwrap();
-        until_async("the second pod", || runs(&two), |runs| *runs).await;
+        until("the second pod", || runs(&two), |runs| *runs).await;
         daemon.logged("the hook after release is done").await;
         let often = lines(&node, "runs").len();
         assert_eq!((due_hooks(&node), node.grants().len()), (0, 1));
@@ -247,7 +233,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
             || crate::common::count(&kubelet, |kind| matches!(kind, EventKind::ContainerStarted { pod_uid, .. } if *pod_uid == two));
         let before = starts();
         kubelet.crash_container(&two, "main");
-        until_async("another start", starts, |starts| *starts > before).await;
+        until("another start", starts, |starts| *starts > before).await;
         assert_eq!(lines(&node, "runs").len(), often);
     });
 }
@@ -288,7 +274,7 @@ fn a_command_that_hangs_is_killed_with_its_children() {
         assert!(said.contains("did not end within 1s"), "{said}");
         let child = lines(&node, "children").remove(0);
         let is_running = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-        until("the end of the child", is_running, |is_running| !is_running);
+        until("the end of the child", is_running, |is_running| !is_running).await;
     });
 }
 
@@ -303,13 +289,13 @@ fn a_hook_run_ends_with_the_daemon_and_stays_due() {
         write_due_hook(&node, &gpu(), "dev:gpu0");
         for run in 1..=2 {
             let mut daemon = node.start_daemon();
-            until("the run", || lines(&node, "runs").len(), |runs| *runs == run);
+            until("the run", || lines(&node, "runs").len(), |runs| *runs == run).await;
             daemon.logged("starting").await;
             daemon.signal(nix::sys::signal::Signal::SIGTERM);
             assert_eq!(daemon.ended().await.code(), Some(0));
             let pid = lines(&node, "runs").pop().unwrap();
             let is_running = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-            until("the end of the run", is_running, |is_running| !is_running);
+            until("the end of the run", is_running, |is_running| !is_running).await;
             assert_eq!(due_hooks(&node), 1);
         }
     });
@@ -324,7 +310,7 @@ fn a_hook_that_the_configuration_no_longer_has_is_dropped_and_logged() {
         let daemon = node.start_daemon();
         daemon.logged("they are free without it").await;
         offered(&kubelet, &gpu(), 1).await;
-        until("no hook is due", || due_hooks(&node), |due| *due == 0);
+        until("no hook is due", || due_hooks(&node), |due| *due == 0).await;
     });
 }
 
@@ -362,13 +348,14 @@ fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted()
         std::fs::remove_dir_all(node.state()).unwrap();
         write_due_hook(&node, &gpu(), "block:gpu0");
         let _daemon = node.start_daemon();
-        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
         mount();
         until(
             "the refusal",
             || shown(&node),
             |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses the device: mounted at /data")),
-        );
+        )
+        .await;
         assert!(!left(&node, "wiped").exists(), "what the host has mounted was wiped");
     });
 }
@@ -476,6 +463,6 @@ fn a_pod_rejected_after_its_allocate_does_not_block_the_next_pods_reset() {
         let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
         kubelet.wait_for(runs, HANG).await.unwrap();
         let has_it_alone = |grants: &Vec<Grant>| matches!(&grants[..], [one] if one.pod().is_some_and(|pod| pod.uid == next.uid));
-        until_async("the release", || node.grants(), has_it_alone).await;
+        until("the release", || node.grants(), has_it_alone).await;
     });
 }

@@ -123,7 +123,7 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
         node.remove_device("nic", 1);
         offered(&kubelet, &nic, 1).await;
         let held = "holdfast_devices_held{namespace=\"team\",pod=\"train\",container=\"main\",resource=\"example.com/gpu\"} 2";
-        let page = until("the holder", || http_get(address, "/metrics").1, |page| page.contains(held));
+        let page = until("the holder", || http_get(address, "/metrics").1, |page| page.contains(held)).await;
         for told in [
             "holdfast_allocations_total{resource=\"example.com/nic\",result=\"ok\"} 1",
             "holdfast_allocations_total{resource=\"example.com/nic\",result=\"error\"} 1",
@@ -144,7 +144,7 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
         // The file of its socket stays.
         kubelet.stop();
         daemon.logged("stream ended").await;
-        until("a kubelet that has ended", || http_get(address, "/metrics").1, |page| page.contains("\nholdfast_kubelet_present 0\n"));
+        until("a kubelet that has ended", || http_get(address, "/metrics").1, |page| page.contains("\nholdfast_kubelet_present 0\n")).await;
         kubelet.start_again().await.unwrap();
         offered(&kubelet, &nic, 1).await;
         check_page(&page);
@@ -370,12 +370,12 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         offered(&kubelet, &name("example.com/nic"), 1).await;
         daemon.logged("ready").await;
         let address = telemetry(&daemon).await.to_string();
-        let well = |what| until("that all is well", || check(&address, what), |(code, _)| *code == Some(0)).1;
-        assert_eq!((well("daemon").as_str(), well("devices").as_str()), ("Holdfast is well", "all devices are healthy"));
+        let well = async |what| until("that all is well", || check(&address, what), |(code, _)| *code == Some(0)).await.1;
+        assert_eq!((well("daemon").await.as_str(), well("devices").await.as_str()), ("Holdfast is well", "all devices are healthy"));
 
         node.remove_device("gpu", 1);
         node.remove_device("nic", 0);
-        let (_, line) = until("both devices", || check(&address, "devices"), |(code, line)| *code == Some(1) && line.contains("; "));
+        let (_, line) = until("both devices", || check(&address, "devices"), |(code, line)| *code == Some(1) && line.contains("; ")).await;
         assert_eq!(line, "1 of example.com/gpu: device_gone; 1 of example.com/nic: device_gone");
         assert_eq!(check(&address, "daemon").0, Some(0));
         // A cordoned device is no problem of the node.
@@ -383,7 +383,7 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         node.create_device("nic", 0);
         offered(&kubelet, &gpu, 2).await;
         assert!(node.output(&["device", "cordon", "dev:gpu0", "--reason", "test"]).status.success());
-        well("devices");
+        well("devices").await;
 
         daemon.kill();
         assert_eq!(check(&address, "daemon"), (Some(1), format!("Holdfast does not answer at {address}")));

@@ -48,7 +48,7 @@ fn a_folder_of_nodes_is_one_device_for_as_many_containers_as_it_is_shared_by() {
         // A later node is in the next answer, and the device is the same.
         make(&node, "snd/by-path/pcm");
         let had = |status: &serde_json::Value| status["devices"].to_string().contains("/dev/snd/by-path/pcm");
-        crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had);
+        crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had).await;
         assert_eq!(nodes_of_a_pod(&kubelet, "second", &audio).await, ["/dev/snd/by-path/pcm", "/dev/snd/controlC0"]);
         assert_eq!(node.grants().len(), 2);
         // Without a node the device is absent, but its held shares stay in the list.

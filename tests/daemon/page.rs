@@ -58,7 +58,7 @@ async fn shown() -> Shown {
     assert!(cordoned.status.success(), "{}", String::from_utf8_lossy(&cordoned.stderr));
     offered(&kubelet, &gpu, 6).await;
     // A pod's name may be known slightly later than its grant.
-    until("both pods are known", || answer(page, "/"), |html| html.matches("<td>ml/").count() == 4);
+    until("both pods are known", || answer(page, "/"), |html| html.matches("<td>ml/").count() == 4).await;
     Shown { node, kubelet, daemon, hardware, page }
 }
 

@@ -2,7 +2,9 @@
 //! missing resource and exits with a specific code. A shortage at run time is no evidence about any
 //! device or pod.
 
-use crate::common::{Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry, until};
+use crate::common::{
+    Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry, until, until_blocking,
+};
 use holdfast::console::exit;
 use holdfast::kubelet::proto::v1beta1 as api;
 use nix::sys::signal::Signal;
@@ -134,7 +136,7 @@ fn a_start_that_hangs_is_ended_by_sigterm() {
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
         u64::from_str_radix(caught, 16).unwrap() & (1 << (Signal::SIGTERM as u64 - 1)) != 0
     };
-    until("a child that catches SIGTERM", catches, |catches| *catches);
+    until_blocking("a child that catches SIGTERM", catches, |catches| *catches);
     nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
@@ -177,7 +179,7 @@ impl Tasks {
 impl Drop for Tasks {
     fn drop(&mut self) {
         // A process leaves the cgroup slightly later than its parent sees its exit.
-        until("the end of the cgroup", || fs::remove_dir(&self.0).is_ok() || !self.0.exists(), |gone| *gone);
+        until_blocking("the end of the cgroup", || fs::remove_dir(&self.0).is_ok() || !self.0.exists(), |gone| *gone);
     }
 }
 
@@ -239,7 +241,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         let mut api = dial(&kubelet, &node, &sensor).await;
         allocate(&mut api, &["dev:sensor0"]).await.unwrap();
         // sled's threads start after the daemon's start.
-        until("sled", || threads(&daemon, "sled-io"), |threads| *threads == 7);
+        until("sled", || threads(&daemon, "sled-io"), |threads| *threads == 7).await;
         let status = || serde_json::from_slice::<serde_json::Value>(&node.output(&["status", "-o", "json"]).stdout).unwrap();
         tasks.limit("1");
         daemon.logged("hook cannot be run; it is retried").await;
@@ -269,7 +271,7 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         tasks.limit("max");
         daemon.logged("hooks can run again").await;
         soon("an answer", api.pre_start_container(request)).await.unwrap();
-        until("all of it", || status()["not_run"].as_array().unwrap().len(), |waiting| *waiting == 0);
+        until("all of it", || status()["not_run"].as_array().unwrap().len(), |waiting| *waiting == 0).await;
         assert!(!daemon.log().iter().any(|line| line.contains("panic") || line.contains("check_failed")), "{}", daemon.log().join("\n"));
         daemon.signal(Signal::SIGTERM);
         assert!(daemon.ended().await.success());

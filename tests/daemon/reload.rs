@@ -178,7 +178,7 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         let registers = [seen(&kubelet, &gpu()).0, seen(&kubelet, &nic()).0];
         assert!(app.views.registrations.borrow().is_empty());
         let sockets = || std::fs::read_dir(node.sockets()).into_iter().flatten().count();
-        crate::common::until("no socket is left", sockets, |left| *left == 0);
+        crate::common::until("no socket is left", sockets, |left| *left == 0).await;
         assert_eq!(kubelet.panicked(), None, "no device left a list that the kubelet could have been giving away");
 
         // It comes back as a new resource.
@@ -355,7 +355,7 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
         publish(&volume, "..3", &[("config.toml", "nonsense")]);
         daemon.logged("keeping the previous one").await;
         publish(&volume, "..4", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
-        crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good);
+        crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good).await;
 
         // An additional file alone triggers no reload: only the reload after the signal finds it.
         std::fs::write(drop_ins.join("20.toml"), "[ledger]\nrefuse = \"never\"\n").unwrap();
@@ -402,7 +402,7 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
         assert_eq!(node.json(&["status"])["config"]["generation"], serde_json::json!(56));
         // Descriptors of a scan under way do not count.
         let is_clean = |after: &(usize, usize, usize)| after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2;
-        let after = crate::common::until("no descriptor, thread or socket is left", || footprint(&daemon, &node), is_clean);
+        let after = crate::common::until("no descriptor, thread or socket is left", || footprint(&daemon, &node), is_clean).await;
         println!("descriptors, threads, sockets: {before:?} before fifty reloads, {after:?} after");
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
@@ -425,7 +425,8 @@ fn a_signal_during_the_start_is_answered_after_it() {
                 "the new resource",
                 || node.json(&["status"])["resources"].as_array().unwrap().len(),
                 |resources| *resources == 2,
-            );
+            )
+            .await;
             daemon.signal(Signal::SIGTERM);
             assert_eq!(daemon.ended().await.code(), Some(0));
         }

@@ -156,7 +156,7 @@ fn the_end_of_a_hook_is_recorded_without_its_output() {
         let daemon = node.start_daemon();
         offered(&kubelet, &sensor, 1).await;
         let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &sensor, 1))).await;
-        until("the names", || node.grants(), |grants| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())));
+        until("the names", || node.grants(), |grants| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))).await;
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         daemon.logged("why=\"exit status: 3\"").await;
         let address = telemetry(&daemon).await;

@@ -12,7 +12,9 @@
 
 use crate::common::inside::{command, inside};
 use crate::common::ledger::{Load, Model};
-use crate::common::{Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry, until};
+use crate::common::{
+    Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry, until, until_blocking,
+};
 use crate::power_cut::mounts;
 use holdfast::domain::{DeviceId, Durability, Entry};
 use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
@@ -68,7 +70,7 @@ impl Small {
     fn remount(&self, how: &str) {
         let mount = || Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(&self.at).output().unwrap();
         let is_busy = |stderr: &[u8]| String::from_utf8_lossy(stderr).contains("busy");
-        let mounted = until("the disk is let go", mount, |output| output.status.success() || !is_busy(&output.stderr));
+        let mounted = until_blocking("the disk is let go", mount, |output| output.status.success() || !is_busy(&output.stderr));
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
     }
 }
@@ -169,8 +171,8 @@ fn gauge(address: std::net::SocketAddr, name: &str) -> Option<f64> {
     metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
-fn until_gauge(address: std::net::SocketAddr, name: &str, value: f64) {
-    until(name, || gauge(address, name), |found| *found == Some(value));
+async fn until_gauge(address: std::net::SocketAddr, name: &str, value: f64) {
+    until(name, || gauge(address, name), |found| *found == Some(value)).await;
 }
 
 /// A node that exposes its metrics, and whose ledger has its own small disk.
@@ -204,7 +206,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
             let mut api = dial(&kubelet, &node, &gpu).await;
             if !start_full {
                 answered.push(allocate(&mut api, &["dev:gpu0"]).await.unwrap());
-                until_gauge(metrics, JOURNAL, 1.0);
+                until_gauge(metrics, JOURNAL, 1.0).await;
                 disk.fill();
             }
             let mut refused = 0;
@@ -217,7 +219,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
                     }
                 }
             }
-            until_gauge(metrics, JOURNAL, 0.0);
+            until_gauge(metrics, JOURNAL, 0.0).await;
             daemon.logged("an Allocate was refused").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
             assert!(status.contains("new pods that request a device are refused, ") && status.contains(" so far: failed to "), "{status}");
@@ -225,7 +227,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
             assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
             answered.push(allocate(&mut api, &["dev:gpu2"]).await.unwrap());
-            until_gauge(metrics, JOURNAL, 1.0);
+            until_gauge(metrics, JOURNAL, 1.0).await;
             daemon.logged("the ledger can be written again").await;
             let log = daemon.log();
             let refusals = ["the ledger cannot be written"];
@@ -331,13 +333,13 @@ fn both_copies_of_a_running_daemon_recover_automatically() {
         while let Ok(alloc_id) = allocate(&mut api, &["dev:gpu1"]).await {
             answered.push(alloc_id);
         }
-        until_gauge(metrics, JOURNAL, 0.0);
-        until_gauge(metrics, DATABASE, 0.0);
+        until_gauge(metrics, JOURNAL, 0.0).await;
+        until_gauge(metrics, DATABASE, 0.0).await;
         let status = node.json(&["status"]);
         assert_eq!(status["ledger"], serde_json::json!({"journal": false, "database": false, "not_durable": 0}), "{status}");
         disk.make_room();
-        until_gauge(metrics, JOURNAL, 1.0);
-        until_gauge(metrics, DATABASE, 1.0);
+        until_gauge(metrics, JOURNAL, 1.0).await;
+        until_gauge(metrics, DATABASE, 1.0).await;
         assert_eq!(node.json(&["ledger", "export"])["grants"].as_array().unwrap().len(), answered.len());
     });
 }
@@ -365,7 +367,7 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
         for _ in 0..2 {
             disk.fill();
             // Those for which there is room still fit.
-            until_gauge(metrics, NOT_DURABLE, 0.0);
+            until_gauge(metrics, NOT_DURABLE, 0.0).await;
             while gauge(metrics, NOT_DURABLE) == Some(0.0) {
                 answered.push(allocate(&mut api, &["dev:gpu0"]).await.unwrap());
             }
@@ -375,7 +377,7 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
             assert!(text.contains("exist only in memory"), "{text}");
             disk.make_room();
             // Without an Allocate: the daemon may be the only process that knows of them.
-            until_gauge(metrics, NOT_DURABLE, 0.0);
+            until_gauge(metrics, NOT_DURABLE, 0.0).await;
             let known: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
             assert!(answered.iter().all(|id| known.contains(id)), "{answered:?} were answered, {known:?} are known");
         }
@@ -429,7 +431,7 @@ fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly(
             command(Command::new("mount").args(["-o", "remount,abort"]).arg(node.state()));
             let refused = allocate(&mut api, &["dev:gpu1"]).await.unwrap_err();
             assert!(refused.message().contains("read-only"), "{refused}");
-            until_gauge(metrics, JOURNAL, 0.0);
+            until_gauge(metrics, JOURNAL, 0.0).await;
             daemon.logged("grants are refused until").await;
             // The list still changes.
             node.remove_device("gpu", 3);

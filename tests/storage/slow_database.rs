@@ -55,7 +55,7 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
             offered(&kubelet, &name("example.com/gpu"), 4).await;
             let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
             let granted = allocate(&mut api, &["dev:gpu1"]).await.unwrap();
-            until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable);
+            until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable).await;
             daemon.logged("the query database stays closed, and is tried again").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
             assert!(status.contains("the history cannot be read: its database could not be opened since 2"), "{status}");
@@ -70,9 +70,9 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
         }
         let daemon = node.start_daemon();
         let metrics = telemetry(&daemon).await;
-        until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable);
+        until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable).await;
         drop(held.take());
-        until("that the history can be read", || has(metrics, UNREADABLE), |unreadable| !*unreadable);
+        until("that the history can be read", || has(metrics, UNREADABLE), |unreadable| !*unreadable).await;
         daemon.logged("the query database is open, and has what the journal has").await;
         let document = node.json(&["history"]);
         let told = document["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] == "released").count();

@@ -39,9 +39,9 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
             put(&checkpoint);
             let mut api = dial(&kubelet, &node, &gpu()).await;
             soon("an Allocate", allocate(&mut api, &[&format!("dev:gpu{index}")])).await.unwrap();
-            let told = until("the status", unread, |told| told["why"].as_str().is_some_and(|text| text.contains(why)));
+            let told = until("the status", unread, |told| told["why"].as_str().is_some_and(|text| text.contains(why))).await;
             assert!(told["since"].is_string() && told["missing"] == false, "{told}");
-            until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(0)));
+            until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(0))).await;
             let codes = found_by_doctor(&node);
             assert!(codes.iter().any(|code| code == "kubelet-checkpoint-unreadable"), "{why}: {codes:?}");
             let live = node.grants().iter().filter(|grant| grant.is_live()).count();
@@ -49,8 +49,8 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
         }
         fs::remove_dir(&checkpoint).unwrap();
         fs::write(&checkpoint, r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#).unwrap();
-        until("a status without it", unread, Value::is_null);
-        until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(1)));
+        until("a status without it", unread, Value::is_null).await;
+        until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(1))).await;
         let codes = found_by_doctor(&node);
         assert!(codes.iter().all(|code| code != "kubelet-checkpoint-unreadable"), "{codes:?}");
     });

@@ -98,7 +98,7 @@ fn ended_within_a_frame(is_killed: bool) {
 
         let mut client = asks_for_lists(&socket);
         // Nothing is read: the list stops within one of its frames, if frames can be cut.
-        until("a full socket", || rustix::io::ioctl_fionread(&client).unwrap(), |bytes| *bytes > FULL);
+        until("a full socket", || rustix::io::ioctl_fionread(&client).unwrap(), |bytes| *bytes > FULL).await;
         let half = call("GetDevicePluginOptions", OPTIONS);
         let (first, rest) = half.split_at(half.len() / 2);
         client.write_all(first).unwrap();

@@ -159,7 +159,7 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
         old.logged_often("registered with the kubelet", 2).await;
         let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
         assert_eq!(outcome.phase, PodPhase::Running);
-        until("its grant", || node.grants().len(), |grants| *grants == 1);
+        until("its grant", || node.grants().len(), |grants| *grants == 1).await;
         // And it can hand over once more.
         let third = take_over(&node);
         third.logged("took over from another instance").await;
@@ -234,7 +234,7 @@ async fn upgraded_in_place() {
     // It is no longer a child of this process.
     let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
     nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
-    until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
+    until("its end", || node.path("run/control.sock").exists(), |exists| !exists).await;
 }
 
 #[test]

@@ -101,8 +101,8 @@ impl Stage {
     }
 
     /// Whether a series is above 0. A page may be refused at first.
-    fn counted(&self, series: &str) -> bool {
-        let page = until("the metrics", || http_get(self.address, "/metrics"), |(status, _)| *status == 200).1;
+    async fn counted(&self, series: &str) -> bool {
+        let page = until("the metrics", || http_get(self.address, "/metrics"), |(status, _)| *status == 200).await.1;
         page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"))
     }
 
@@ -139,7 +139,7 @@ fn attacks_on_telemetry_affect_neither_the_kubelet_nor_probes_nor_memory() {
             assert_eq!(http_get(stage.address, "/metrics").0, 200);
             let before = stage.memory();
             let attack = Attack::begin(kind, stage.address, connections, 2);
-            until("the connections", || attack.made(), |made| *made >= connections);
+            until("the connections", || attack.made(), |made| *made >= connections).await;
             let memory = stage.memory();
             println!(
                 "{kind:?}, {connections} connections: {before} KiB before, {memory} KiB under it, {} descriptors",
@@ -158,7 +158,9 @@ fn attacks_on_telemetry_affect_neither_the_kubelet_nor_probes_nor_memory() {
             let back = stage.kubelet.view(|view| view.first_list(&gpu())).unwrap();
             println!("  a kubelet that starts under it has its list after {back:?}");
             attack.end();
-            assert!(kind.counted().is_none_or(|series| stage.counted(series)), "{kind:?}");
+            if let Some(series) = kind.counted() {
+                assert!(stage.counted(series).await, "{kind:?}");
+            }
         });
     }
 }
@@ -260,11 +262,12 @@ fn a_page_without_free_capacity_is_refused_and_may_be_requested_again() {
     run(async {
         let stage = Stage::new(2048).await;
         let unread = Attack::begin(Kind::Unread, stage.address, 20, 1).end();
-        let refused = until("a refusal", || answered(stage.address, b"GET /metrics HTTP/1.0\r\n\r\n"), |answer| answer.contains(" 503 "));
+        let refused =
+            until("a refusal", || answered(stage.address, b"GET /metrics HTTP/1.0\r\n\r\n"), |answer| answer.contains(" 503 ")).await;
         assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
         assert_eq!((http_get(stage.address, "/healthz").0, http_get(stage.address, "/readyz").0), (200, 200));
         drop(unread);
-        until("a page", || http_get(stage.address, "/metrics").0, |status| *status == 200);
+        until("a page", || http_get(stage.address, "/metrics").0, |status| *status == 200).await;
     });
 }
 

@@ -33,13 +33,13 @@ fn connections_of_plugin_sockets_are_limited_and_the_kubelets_stays() {
         let stage = Stage::new(256).await;
         let held = connect(&plugin_socket(&stage), 300);
         let most = OWN_DESCRIPTORS + 2 * stage.limits.plugin;
-        until("the others closed", || stage.descriptors(), |open| *open <= most);
+        until("the others closed", || stage.descriptors(), |open| *open <= most).await;
         // The list comes on the stream that the kubelet already has open.
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         allocate(&mut dial(&stage.kubelet, &stage.node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
         assert_eq!(lost_streams(&stage), 0, "{:#?}", stage.daemon.log());
-        assert!(stage.counted("holdfast_connections_evicted_total{socket=\"plugin\"}"));
+        assert!(stage.counted("holdfast_connections_evicted_total{socket=\"plugin\"}").await);
         drop(held);
     });
 }
@@ -61,7 +61,7 @@ fn list_streams_of_a_socket_are_limited_until_one_ends() {
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         assert_eq!(streams[0].message().await.unwrap().unwrap().devices.len(), DEVICES + 1);
-        assert!(stage.counted("holdfast_requests_refused_total{socket=\"plugin\",reason=\"lists\"}"));
+        assert!(stage.counted("holdfast_requests_refused_total{socket=\"plugin\",reason=\"lists\"}").await);
         streams.pop();
         loop {
             match plugin.list_and_watch(api::Empty {}).await {
@@ -106,14 +106,14 @@ fn connections_of_control_and_handover_sockets_are_limited_and_still_answered() 
         let run_dir = stage.node.path("run");
         let held: Vec<_> = ["control.sock", "handover.sock"].map(|name| connect(&run_dir.join(name), 60)).into_iter().flatten().collect();
         let most = OWN_DESCRIPTORS + stage.limits.control + stage.limits.handover;
-        until("the others closed", || stage.descriptors(), |open| *open <= most);
+        until("the others closed", || stage.descriptors(), |open| *open <= most).await;
         let status = stage.node.output(&["status"]);
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
         let mut offer = String::new();
         BufReader::new(UnixStream::connect(run_dir.join("handover.sock")).unwrap()).read_line(&mut offer).unwrap();
         assert!(offer.contains("\"message\":\"offer\""), "{offer}");
         for socket in ["control", "handover"] {
-            assert!(stage.counted(&format!("holdfast_connections_evicted_total{{socket=\"{socket}\"}}")), "{socket}");
+            assert!(stage.counted(&format!("holdfast_connections_evicted_total{{socket=\"{socket}\"}}")).await, "{socket}");
         }
         drop(held);
     });

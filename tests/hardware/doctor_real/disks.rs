@@ -2,7 +2,7 @@
 
 use super::scene::{MOUNT, Mounted, doctor, is_in_order, start};
 use crate::common::inside::{command, has_program, inside, say};
-use crate::common::{Node, allocate, dial, name, run, until};
+use crate::common::{Node, allocate, dial, name, run, until_blocking};
 use holdfast::console::exit;
 use std::fs;
 use std::io::Write;
@@ -66,7 +66,7 @@ impl Disk {
     /// Unmounts it and waits for the end of the loop device.
     fn end(mut self) {
         drop(self.mounted.take());
-        until("the loop device is gone", || self.devices(), String::is_empty);
+        until_blocking("the loop device is gone", || self.devices(), String::is_empty);
     }
 }
 

@@ -202,7 +202,7 @@ fn limits_of_inotify_that_are_reached() {
             assert_eq!(inside.watches(), 0);
             // When the limit is raised, it gets its watches without an operator.
             inside.asked([99, 99], &doctor).await.is(&["state-in-memory"], &node.state(), &[]);
-            until("the daemon's watches", || inside.watches(), |watches| *watches > 0);
+            until("the daemon's watches", || inside.watches(), |watches| *watches > 0).await;
         }
         drop(state);
     });
@@ -224,7 +224,7 @@ fn root_of_a_user_namespace() {
         let mut pod = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let own = PathBuf::from(format!("/proc/{}", pod.id()));
         let namespace = |dir: &Path| fs::read_link(dir.join("ns/user")).unwrap();
-        until("a user namespace", || namespace(&own), |theirs| *theirs != namespace(Path::new("/proc/self")));
+        until("a user namespace", || namespace(&own), |theirs| *theirs != namespace(Path::new("/proc/self"))).await;
         for map in ["gid_map", "uid_map"] {
             fs::write(own.join(map), "0 100000 65536").unwrap();
         }

@@ -3,7 +3,7 @@
 
 use super::machine::{Host, alone, done, output};
 use crate::common::inside::{inside_a_network, say};
-use crate::common::{run, soon, until};
+use crate::common::{run, soon, until_blocking};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -64,7 +64,7 @@ impl Pod {
         let child = Command::new("unshare").args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let pod = Pod(child);
         let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
-        until("a network of the pod's own", || network(&pod.pid()), |theirs| *theirs != network("self"));
+        until_blocking("a network of the pod's own", || network(&pod.pid()), |theirs| *theirs != network("self"));
         pod
     }
 
