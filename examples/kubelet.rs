@@ -23,14 +23,17 @@ const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 fn main() -> io::Result<()> {
     let mut arguments = env::args().skip(1);
-    let resource = arguments
-        .next()
-        .and_then(|name| name.parse().ok())
-        .ok_or_else(|| io::Error::other("the resource is missing; usage: kubelet RESOURCE [DIRECTORY] [TIME]"))?;
+    let resource = arguments.next().and_then(|name| name.parse().ok()).ok_or_else(|| {
+        io::Error::other("the resource is missing; usage: kubelet RESOURCE [DIRECTORY] [TIME]")
+    })?;
     let root = arguments.next().map_or_else(|| PathBuf::from("/"), PathBuf::from);
-    let runs_for = arguments.next().map_or(Ok(RUNS_FOR), |time| humantime::parse_duration(&time)).map_err(io::Error::other)?;
+    let runs_for = arguments
+        .next()
+        .map_or(Ok(RUNS_FOR), |time| humantime::parse_duration(&time))
+        .map_err(io::Error::other)?;
     actix::System::new().block_on(async {
-        let kubelet = Kubelet::start(KubeletConfig::new(root.join("var/lib/kubelet"), root)).await?;
+        let kubelet =
+            Kubelet::start(KubeletConfig::new(root.join("var/lib/kubelet"), root)).await?;
         tokio::select! {
             () = print_events(&kubelet) => Ok(()),
             done = pods(&kubelet, &resource, runs_for) => done,
@@ -46,7 +49,8 @@ async fn print_events(kubelet: &Kubelet) {
             |view| {
                 let events = view.events();
                 let new = usize::try_from(events.total() - printed).unwrap_or(usize::MAX);
-                let lines: Vec<String> = events.iter().rev().take(new).map(ToString::to_string).collect();
+                let lines: Vec<String> =
+                    events.iter().rev().take(new).map(ToString::to_string).collect();
                 (new > 0).then(|| (events.total(), lines))
             },
             FOREVER,
@@ -59,7 +63,8 @@ async fn print_events(kubelet: &Kubelet) {
 
 /// Runs one pod that stays, and others one after the other.
 async fn pods(kubelet: &Kubelet, resource: &ResourceName, runs_for: Duration) -> io::Result<()> {
-    let offered = |view: &holdfast::lab::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
+    let offered =
+        |view: &holdfast::lab::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
     kubelet.wait_for(offered, FOREVER).await.map_err(io::Error::other)?;
     add(kubelet, resource, "stays".into()).await;
     for number in 0_u64.. {

@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let folder =
-        env::args_os().nth(1).map(PathBuf::from).ok_or_else(|| io::Error::other("the directory is missing; usage: manual DIRECTORY"))?;
+    let folder = env::args_os()
+        .nth(1)
+        .map(PathBuf::from)
+        .ok_or_else(|| io::Error::other("the directory is missing; usage: manual DIRECTORY"))?;
     let (manual, completions) = (folder.join("man1"), folder.join("completions"));
     fs::create_dir_all(&manual)?;
     fs::create_dir_all(&completions)?;

@@ -26,8 +26,8 @@
 //! (see [`Mailbox::call`]). So every message is idempotent.
 
 use crate::domain::{
-    CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment, OperatorRequest, PendingHook, Plan, Reason, Refusal,
-    ResourceName, StartBlocked, Verdict,
+    CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
+    OperatorRequest, PendingHook, Plan, Reason, Refusal, ResourceName, StartBlocked, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -52,7 +52,11 @@ pub enum CallError {
 pub trait Deliver<M: Message>: Send + Sync {
     /// Sends `message`, again after every death of the actor, until it is answered or `deadline`
     /// has passed.
-    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>>;
+    fn call(
+        &self,
+        message: M,
+        deadline: Duration,
+    ) -> BoxFuture<'static, Result<M::Result, CallError>>;
     /// Sends `message` without waiting for an answer.
     fn send(&self, message: M);
 }

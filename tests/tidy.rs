@@ -51,12 +51,18 @@ impl Source {
     }
 
     fn is_test(&self) -> bool {
-        self.name.ends_with("tests.rs") || self.name.contains("/tests/") || self.name.contains("testing") || self.name.contains("samples")
+        self.name.ends_with("tests.rs")
+            || self.name.contains("/tests/")
+            || self.name.contains("testing")
+            || self.name.contains("samples")
     }
 
     /// The lines that ship: without comments, and without the tests at the end.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let shipped = self.text.find("#[cfg(test)]\nmod tests {").map_or(self.text.as_str(), |end| &self.text[..end]);
+        let shipped = self
+            .text
+            .find("#[cfg(test)]\nmod tests {")
+            .map_or(self.text.as_str(), |end| &self.text[..end]);
         let numbered = shipped.lines().enumerate().map(|(index, line)| (index + 1, line));
         numbered.filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
@@ -66,10 +72,16 @@ impl Source {
         let mut imports = Vec::new();
         for (number, line) in self.code() {
             for rest in line.split("crate::").skip(1) {
-                let words = rest.strip_prefix('{').map_or(rest, |group| group.split('}').next().unwrap_or_default());
+                let words = rest
+                    .strip_prefix('{')
+                    .map_or(rest, |group| group.split('}').next().unwrap_or_default());
                 let grouped = rest.starts_with('{');
                 for word in words.split(',').take(if grouped { usize::MAX } else { 1 }) {
-                    let name: String = word.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                    let name: String = word
+                        .trim()
+                        .chars()
+                        .take_while(|c| c.is_alphanumeric() || *c == '_')
+                        .collect();
                     imports.push((number, name));
                 }
             }
@@ -112,7 +124,9 @@ fn report(problems: &[String]) {
 #[test]
 fn lower_layers_never_import_higher_ones_and_actors_never_each_other() {
     let mut problems = Vec::new();
-    for source in sources().iter().filter(|source| !source.is_test() && !["lib.rs", "main.rs"].contains(&source.name.as_str())) {
+    for source in sources().iter().filter(|source| {
+        !source.is_test() && !["lib.rs", "main.rs"].contains(&source.name.as_str())
+    }) {
         let Some(own) = layer(source.module()) else {
             problems.push(format!(
                 "src/{}: belongs to no layer; put its module into LAYERS of tests/tidy.rs and into ARCHITECTURE.md",
@@ -123,10 +137,20 @@ fn lower_layers_never_import_higher_ones_and_actors_never_each_other() {
         for (line, import) in source.imports() {
             let Some(theirs) = layer(&import) else { continue };
             if theirs > own {
-                problems.push(format!("src/{}:{line}: `{}` imports `{import}`, a higher layer", source.name, source.module()));
+                problems.push(format!(
+                    "src/{}:{line}: `{}` imports `{import}`, a higher layer",
+                    source.name,
+                    source.module()
+                ));
             }
-            if import != source.module() && ACTORS.contains(&import.as_str()) && ACTORS.contains(&source.module()) {
-                problems.push(format!("src/{}:{line}: actors talk through `messages`, never to `{import}` itself", source.name));
+            if import != source.module()
+                && ACTORS.contains(&import.as_str())
+                && ACTORS.contains(&source.module())
+            {
+                problems.push(format!(
+                    "src/{}:{line}: actors talk through `messages`, never to `{import}` itself",
+                    source.name
+                ));
             }
         }
     }
@@ -136,11 +160,19 @@ fn lower_layers_never_import_higher_ones_and_actors_never_each_other() {
 #[test]
 fn cores_are_pure() {
     let mut problems = Vec::new();
-    let is_core = |name: &str| ACTORS.iter().any(|actor| name == format!("{actor}/core.rs") || name.starts_with(&format!("{actor}/core/")));
+    let is_core = |name: &str| {
+        ACTORS.iter().any(|actor| {
+            name == format!("{actor}/core.rs") || name.starts_with(&format!("{actor}/core/"))
+        })
+    };
     for source in sources().iter().filter(|source| is_core(&source.name) && !source.is_test()) {
         for (number, line) in source.code() {
-            let used = line.trim_start().strip_prefix("use ").or(line.trim_start().strip_prefix("pub use "));
-            let allowed = ["std::", "core::", "serde", "thiserror", "crate::domain", "super::", "self::"];
+            let used = line
+                .trim_start()
+                .strip_prefix("use ")
+                .or(line.trim_start().strip_prefix("pub use "));
+            let allowed =
+                ["std::", "core::", "serde", "thiserror", "crate::domain", "super::", "self::"];
             if let Some(used) = used
                 && !allowed.iter().any(|prefix| used.starts_with(prefix))
                 // A core's own sub-modules.
@@ -148,9 +180,21 @@ fn cores_are_pure() {
             {
                 problems.push(format!("src/{}:{number}: a core uses only std, serde, thiserror and the domain: `{used}`", source.name));
             }
-            for impure in ["std::fs", "std::net", "SystemTime::now", "Instant::now", "tokio", "actix", "tracing", "println!"] {
+            for impure in [
+                "std::fs",
+                "std::net",
+                "SystemTime::now",
+                "Instant::now",
+                "tokio",
+                "actix",
+                "tracing",
+                "println!",
+            ] {
                 if line.contains(impure) {
-                    problems.push(format!("src/{}:{number}: `{impure}` in a core; time and effects are the shell's", source.name));
+                    problems.push(format!(
+                        "src/{}:{number}: `{impure}` in a core; time and effects are the shell's",
+                        source.name
+                    ));
                 }
             }
         }
@@ -167,7 +211,11 @@ fn every_external_crate_and_call_has_one_place() {
                 continue;
             }
             for (number, line) in source.code().filter(|(_, line)| names(line, word)) {
-                problems.push(format!("src/{}:{number}: `{word}` belongs to {places:?}; use {instead}: {}", source.name, line.trim()));
+                problems.push(format!(
+                    "src/{}:{number}: `{word}` belongs to {places:?}; use {instead}: {}",
+                    source.name,
+                    line.trim()
+                ));
             }
         }
     }
@@ -196,7 +244,11 @@ fn every_file_has_a_description_and_a_bounded_length() {
         for (number, line) in source.text.lines().enumerate() {
             for word in ["FIXME", "TODO", "XXX", "HACK"] {
                 if line.split(|c: char| !c.is_alphanumeric()).any(|found| found == word) {
-                    problems.push(format!("src/{}:{}: `{word}`: do it, or file it", source.name, number + 1));
+                    problems.push(format!(
+                        "src/{}:{}: `{word}`: do it, or file it",
+                        source.name,
+                        number + 1
+                    ));
                 }
             }
         }
@@ -206,15 +258,22 @@ fn every_file_has_a_description_and_a_bounded_length() {
 
 #[test]
 fn the_architecture_document_names_every_module_and_every_invariant() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).unwrap();
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("ARCHITECTURE.md")).unwrap();
     let mut problems = Vec::new();
     for module in LAYERS.iter().flat_map(|layer| layer.iter()) {
         if !text.contains(&format!("`{module}")) {
             problems.push(format!("ARCHITECTURE.md: does not mention the module `{module}`"));
         }
     }
-    let invariants: BTreeMap<usize, bool> = (1..=14).map(|n| (n, text.contains(&format!("**I{n}")))).collect();
-    problems.extend(invariants.iter().filter(|(_, named)| !**named).map(|(n, _)| format!("ARCHITECTURE.md: I{n} is missing")));
+    let invariants: BTreeMap<usize, bool> =
+        (1..=14).map(|n| (n, text.contains(&format!("**I{n}")))).collect();
+    problems.extend(
+        invariants
+            .iter()
+            .filter(|(_, named)| !**named)
+            .map(|(n, _)| format!("ARCHITECTURE.md: I{n} is missing")),
+    );
     report(&problems);
 }
 
@@ -252,7 +311,8 @@ const WORDS: &[(&str, &str)] = &[
 ];
 
 /// Texts with such a word for a reason: values of the configuration, JSON keys, rows and texts that programs read.
-const EXCEPTIONS: &[&str] = &["\"tell\"", "\\\"tell\\\"", "\"said\"", "\"told\"", "file anew + fsync", ", and said last: "];
+const EXCEPTIONS: &[&str] =
+    &["\"tell\"", "\\\"tell\\\"", "\"said\"", "\"told\"", "file anew + fsync", ", and said last: "];
 
 /// Rooms with prose of before these rules. This list only gets shorter.
 const NOT_YET: &[&str] = &["src/store/"];
@@ -267,14 +327,26 @@ fn texts() -> Vec<Source> {
         if path.is_dir() {
             fs::read_dir(path).unwrap().for_each(|entry| walk(&entry.unwrap().path(), files));
         } else if path.extension().is_some_and(|extension| {
-            ["rs", "md", "toml", "yaml", "service", "conf", "proto", "tpl", "txt"].iter().any(|text| extension == *text)
+            ["rs", "md", "toml", "yaml", "service", "conf", "proto", "tpl", "txt"]
+                .iter()
+                .any(|text| extension == *text)
         }) {
             files.push(path.to_path_buf());
         }
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for top in ["src", "docs", "packaging", "systemd", "proto", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"] {
+    for top in [
+        "src",
+        "docs",
+        "packaging",
+        "systemd",
+        "proto",
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ] {
         walk(&root.join(top), &mut files);
     }
     files.sort();
@@ -294,21 +366,32 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn prose_has_no_banned_words_and_no_wide_lines() {
     let mut problems = Vec::new();
-    for source in texts().iter().filter(|source| !NOT_YET.iter().any(|room| source.name.starts_with(room))) {
+    for source in
+        texts().iter().filter(|source| !NOT_YET.iter().any(|room| source.name.starts_with(room)))
+    {
         let mut in_code = false;
         for (number, line) in source.text.lines().enumerate() {
             in_code ^= line.starts_with("```");
-            let line = EXCEPTIONS.iter().fold(line.to_owned(), |line, exception| line.replace(exception, ""));
+            let line = EXCEPTIONS
+                .iter()
+                .fold(line.to_owned(), |line, exception| line.replace(exception, ""));
             let words = words(&line);
             for (banned, better) in WORDS {
                 let frame: Vec<&str> = banned.split(' ').collect();
                 if words.windows(frame.len()).any(|window| window == frame) {
-                    problems.push(format!("{}:{}: `{banned}`; better: {better}", source.name, number + 1));
+                    problems.push(format!(
+                        "{}:{}: `{banned}`; better: {better}",
+                        source.name,
+                        number + 1
+                    ));
                 }
             }
             let columns = line.chars().count();
             let is_comment = source.name.ends_with(".rs") && line.trim_start().starts_with("//");
-            let is_prose = source.name.ends_with(".md") && !in_code && !line.starts_with('|') && !line.contains("](");
+            let is_prose = source.name.ends_with(".md")
+                && !in_code
+                && !line.starts_with('|')
+                && !line.contains("](");
             if is_comment && columns > COMMENT_COLUMNS || is_prose && columns > DOCUMENT_COLUMNS {
                 problems.push(format!("{}:{}: {columns} columns", source.name, number + 1));
             }

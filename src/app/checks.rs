@@ -29,7 +29,10 @@ impl Runner {
     /// no resource uses any longer are killed too.
     pub(super) async fn run(mut self) {
         let every = |inventory: &Inventory| -> BTreeSet<Duration> {
-            let checks = inventory.resources.values().filter_map(|offering| offering.spec.hooks.check.as_ref());
+            let checks = inventory
+                .resources
+                .values()
+                .filter_map(|offering| offering.spec.hooks.check.as_ref());
             checks.map(|check| check.every).collect()
         };
         let mut rounds: JoinSet<()> = JoinSet::new();
@@ -56,8 +59,11 @@ impl Runner {
     /// Runs the checks of one period, round after round.
     async fn rounds(self, every: Duration) {
         loop {
-            let mut round: JoinSet<()> =
-                self.wanted(every).into_iter().map(|(resource, check, device)| self.clone().run_one(resource, check, device)).collect();
+            let mut round: JoinSet<()> = self
+                .wanted(every)
+                .into_iter()
+                .map(|(resource, check, device)| self.clone().run_one(resource, check, device))
+                .collect();
             while round.join_next().await.is_some() {}
             tokio::time::sleep(host::until_tick(every)).await;
         }
@@ -68,9 +74,15 @@ impl Runner {
         let inventory = self.inventory.borrow().clone();
         let mut wanted = BTreeMap::new();
         for (resource, offering) in &inventory.resources {
-            let Some(check) = offering.spec.hooks.check.as_ref().filter(|check| check.every == every) else { continue };
+            let Some(check) =
+                offering.spec.hooks.check.as_ref().filter(|check| check.every == every)
+            else {
+                continue;
+            };
             for offered in offering.devices.values() {
-                wanted.entry(offered.device.id.clone()).or_insert_with(|| (resource.clone(), check.clone(), Arc::clone(&offered.device)));
+                wanted.entry(offered.device.id.clone()).or_insert_with(|| {
+                    (resource.clone(), check.clone(), Arc::clone(&offered.device))
+                });
             }
         }
         wanted.into_values().collect()
@@ -78,7 +90,14 @@ impl Runner {
 
     async fn run_one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
         let (id, at) = (device.id.clone(), host::now());
-        let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
+        let occasion = Occasion {
+            phase: Phase::Check,
+            resource,
+            device,
+            alloc_id: None,
+            pod: None,
+            container: None,
+        };
         let result = match self.performer.run(&check.run, &occasion).await {
             Ok(()) => CheckResult::Passed,
             Err(error) if error.is_no_result(Phase::Check) => CheckResult::NotRun,

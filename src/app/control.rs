@@ -95,7 +95,17 @@ impl Source {
     ) -> Self {
         let readers = Arc::new(Semaphore::new(READERS_MAX));
         let store = Arc::downgrade(store);
-        Source { views, store, started: Instant::now(), publish, operator, processors, upgrade, outputs, readers }
+        Source {
+            views,
+            store,
+            started: Instant::now(),
+            publish,
+            operator,
+            processors,
+            upgrade,
+            outputs,
+            readers,
+        }
     }
 
     /// The views, with every grant that was answered so far. Waits a bounded time for a ledger that
@@ -108,26 +118,42 @@ impl Source {
     }
 
     fn store(&self) -> Result<Arc<Mutex<Store>>, Failure> {
-        let passed_on = || (StatusCode::SERVICE_UNAVAILABLE, "this instance has passed its ledger to another one; try again".to_owned());
+        let passed_on = || {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this instance has passed its ledger to another one; try again".to_owned(),
+            )
+        };
         self.store.upgrade().ok_or_else(passed_on)
     }
 
     /// Runs a function that reads the disk on a thread of low priority.
     fn on_a_thread(&self, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-        let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many clients are reading the ledger; try again".to_owned());
+        let busy = |_| {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many clients are reading the ledger; try again".to_owned(),
+            )
+        };
         let leave = Arc::clone(&self.readers).try_acquire_owned().map_err(busy)?;
         let run = || {
             crate::host::lower_thread_priority();
             run();
             drop(leave);
         };
-        let none = |error| (StatusCode::SERVICE_UNAVAILABLE, format!("cannot start a thread to read the ledger: {error}; try again"));
+        let none = |error| {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("cannot start a thread to read the ledger: {error}; try again"),
+            )
+        };
         thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(none)
     }
 }
 
 async fn grants(State(source): State<Source>) -> Reply {
-    let grants: Vec<Arc<Grant>> = source.views().await.grants.borrow().iter().map(Arc::clone).collect();
+    let grants: Vec<Arc<Grant>> =
+        source.views().await.grants.borrow().iter().map(Arc::clone).collect();
     reply(&grants)
 }
 
@@ -169,16 +195,23 @@ fn reply(document: &impl Serialize) -> Reply {
 }
 
 fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
-    serde_json::from_slice(body).map_err(|error| (StatusCode::BAD_REQUEST, format!("the request is invalid: {error}")))
+    serde_json::from_slice(body)
+        .map_err(|error| (StatusCode::BAD_REQUEST, format!("the request is invalid: {error}")))
 }
 
 async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
-    let export = source.store()?.lock().unwrap_or_else(PoisonError::into_inner).exporter().map_err(failure)?;
+    let export = source
+        .store()?
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .exporter()
+        .map_err(failure)?;
     let (pieces, body) = mpsc::channel(CHUNKS_MAX);
     let runtime = Handle::current();
     // A reader that disconnected or that stopped reading gets nothing further.
     let send = move |piece: Vec<u8>| {
-        let sent = runtime.block_on(async { timeout(READER_TIMEOUT, pieces.send(Bytes::from(piece))).await });
+        let sent = runtime
+            .block_on(async { timeout(READER_TIMEOUT, pieces.send(Bytes::from(piece))).await });
         matches!(sent, Ok(Ok(())))
     };
     source.on_a_thread(move || send_export(export, send))?;
@@ -218,10 +251,15 @@ async fn verify_ledger(State(source): State<Source>) -> Reply {
     let store = source.store()?;
     source.on_a_thread(move || {
         let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
-        let is_in_doubt = |found: &Result<Verification, StoreError>| found.as_ref().is_ok_and(|found| !found.sound);
+        let is_in_doubt = |found: &Result<Verification, StoreError>| {
+            found.as_ref().is_ok_and(|found| !found.sound)
+        };
         // Entries, segments and a checkpoint may be written between two passes. Real damage is
         // found in every pass.
-        let found = (0..VERIFY_TRIES).map(|_| verify()).find(|found| !is_in_doubt(found)).unwrap_or_else(verify);
+        let found = (0..VERIFY_TRIES)
+            .map(|_| verify())
+            .find(|found| !is_in_doubt(found))
+            .unwrap_or_else(verify);
         // Sending fails when the verb has disconnected.
         drop(answer.send(found));
     })?;
@@ -250,9 +288,15 @@ async fn devices(State(source): State<Source>) -> Reply {
 
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     let Order { device, instruction } = parsed(&body)?;
-    match source.operator.call(ApplyOperatorRequest { device, instruction }, OPERATOR_DEADLINE).await {
+    match source
+        .operator
+        .call(ApplyOperatorRequest { device, instruction }, OPERATOR_DEADLINE)
+        .await
+    {
         Ok(Ok(())) => reply(&()),
-        Ok(Err(error @ OperatorRequestError::Unknown(_))) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+        Ok(Err(error @ OperatorRequestError::Unknown(_))) => {
+            Err((StatusCode::BAD_REQUEST, error.to_string()))
+        }
         Ok(Err(error)) => Err(failure(error)),
         Err(error) => Err(failure(error)),
     }
@@ -288,12 +332,16 @@ pub struct UpgradeOrder {
 }
 
 /// Answers when another instance serves, or when this one serves again.
-async fn hand_over(State(source): State<Source>, body: Bytes) -> Result<impl IntoResponse, Failure> {
+async fn hand_over(
+    State(source): State<Source>,
+    body: Bytes,
+) -> Result<impl IntoResponse, Failure> {
     let upgrade: Upgrade = parsed(&body)?;
     let (answer, installed) = oneshot::channel();
     let (writing, written) = oneshot::channel::<()>();
     source.upgrade.send(UpgradeOrder { upgrade, answer, written }).await.map_err(failure)?;
-    let answer = serde_json::to_vec(&installed.await.map_err(failure)?.map_err(failure)?).map_err(failure)?;
+    let answer = serde_json::to_vec(&installed.await.map_err(failure)?.map_err(failure)?)
+        .map_err(failure)?;
     // The connection drops a body in the same step in which it writes the end of it.
     let body = futures_util::stream::once(async move {
         drop(writing);
@@ -310,7 +358,11 @@ async fn status(State(source): State<Source>) -> Reply {
 
 /// Serves the socket, with at most `connections` connections at a time. If the socket cannot be
 /// bound, the daemon logs a warning and continues without it.
-pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<tokio::task::JoinHandle<()>> {
+pub(super) fn serve(
+    path: &Path,
+    source: Source,
+    connections: usize,
+) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
         .route("/v1/ledger", route(ledger))
@@ -321,7 +373,13 @@ pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<t
         .route("/v1/handover", post(hand_over))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(source);
-    let limits = Limits { socket: "control", connections, head_within: HEAD_WITHIN, lifetime: LIFETIME, bodies: true };
+    let limits = Limits {
+        socket: "control",
+        connections,
+        head_within: HEAD_WITHIN,
+        lifetime: LIFETIME,
+        bodies: true,
+    };
     // Grants contain pod names, so access is restricted. The socket file of an earlier daemon is
     // replaced: the ledger's lock guarantees that no other daemon runs.
     match TrustedListener::bind(path, || metrics::refused("control")) {

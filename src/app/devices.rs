@@ -1,7 +1,10 @@
 //! Reports of each device's health: for `device show`, `status` and other clients of the daemon.
 
 use super::Views;
-use crate::domain::{Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, Timestamp, Verdict, VerdictState};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, Timestamp,
+    Verdict, VerdictState,
+};
 use crate::hook::{HookOutput, Outputs};
 use crate::host;
 use serde::{Deserialize, Serialize};
@@ -66,8 +69,10 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
         verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).collect();
     let inventory = Arc::clone(&views.inventory.borrow());
     for (resource, offering) in &inventory.resources {
-        let is_leaving = |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);
-        let (leaving, staying): (Vec<&Offered>, Vec<&Offered>) = offering.devices.values().partition(is_leaving);
+        let is_leaving =
+            |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);
+        let (leaving, staying): (Vec<&Offered>, Vec<&Offered>) =
+            offering.devices.values().partition(is_leaving);
         for offered in staying.into_iter().chain(leaving) {
             let id = &offered.device.id;
             let device = devices.entry(id.clone()).or_insert_with(|| report(id, None, now));
@@ -75,7 +80,8 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
             device.class = Some(offered.device.class);
             device.names = names(&offered.device);
             device.numa_nodes.clone_from(&offered.device.numa_nodes);
-            device.bridges = offered.device.pci.as_ref().map(|pci| pci.bridges.clone()).unwrap_or_default();
+            device.bridges =
+                offered.device.pci.as_ref().map(|pci| pci.bridges.clone()).unwrap_or_default();
             let is_first = device.resources.insert(resource.to_string());
             if !is_first && is_leaving(&offered) {
                 // A share that was removed has no bearing on a device that has other shares.
@@ -86,7 +92,11 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
             if device.health.is_none() || !offered.health.is_healthy() {
                 device.health = Some(offered.health.as_str().to_owned());
                 device.reason = offered.health.reason().map(|reason| reason.to_string());
-                let detail = offered.health.reason().zip(verdicts.get(id)).map(|(reason, verdict)| verdict.detail(reason));
+                let detail = offered
+                    .health
+                    .reason()
+                    .zip(verdicts.get(id))
+                    .map(|(reason, verdict)| verdict.detail(reason));
                 device.detail = detail.filter(|detail| !detail.is_empty()).map(str::to_owned);
             }
         }
@@ -99,13 +109,15 @@ pub(super) fn add_restricted(reports: &mut [DeviceReport], views: &Views, output
     let verdicts = views.judgement.borrow().verdicts.clone();
     for report in reports {
         let id = DeviceId::new(&report.id);
-        report.cordoned = verdicts.get(&id).and_then(|verdict| Some(verdict.cordon.as_ref()?.reason.clone()));
+        report.cordoned =
+            verdicts.get(&id).and_then(|verdict| Some(verdict.cordon.as_ref()?.reason.clone()));
         report.outputs = outputs.of(&id);
     }
 }
 
 fn names(device: &Device) -> Vec<String> {
-    let function = device.pci.iter().flat_map(|pci| [&pci.net, &pci.rdma, &pci.nvme]).flatten().cloned();
+    let function =
+        device.pci.iter().flat_map(|pci| [&pci.net, &pci.rdma, &pci.nvme]).flatten().cloned();
     function.chain(device.nodes.iter().map(|node| node.host.clone())).collect()
 }
 
@@ -113,7 +125,9 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
     let nothing = Verdict::default();
     let verdict = verdict.unwrap_or(&nothing);
     let healthy_in_seconds = match verdict.state {
-        VerdictState::Recovering { since, hold, .. } => Some((since + hold).saturating_sub(now).as_secs()),
+        VerdictState::Recovering { since, hold, .. } => {
+            Some((since + hold).saturating_sub(now).as_secs())
+        }
         _ => None,
     };
     let reason = Health::reason(verdict.health());
@@ -123,7 +137,9 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         resources: BTreeSet::new(),
         health: None,
         reason: reason.map(|reason| reason.to_string()),
-        detail: reason.map(|reason| verdict.detail(reason).to_owned()).filter(|detail| !detail.is_empty()),
+        detail: reason
+            .map(|reason| verdict.detail(reason).to_owned())
+            .filter(|detail| !detail.is_empty()),
         state: verdict.state.as_str().to_owned(),
         healthy_in_seconds,
         cordoned: verdict.cordon.as_ref().map(|_| String::new()),
@@ -150,7 +166,11 @@ impl DeviceReport {
     /// last failure, unless that has ended.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
-        let failed = self.incidents.last().filter(|incident| incident.until.is_none()).map(|incident| incident.at);
+        let failed = self
+            .incidents
+            .last()
+            .filter(|incident| incident.until.is_none())
+            .map(|incident| incident.at);
         self.cordoned_at.or(failed)
     }
 }

@@ -60,7 +60,17 @@ impl App {
     }
 
     async fn leave(self, keep_files: bool, seal: bool) -> PassedFds {
-        let App { store, shared: Shared { sockets, .. }, leaving, ending, arbiters, ledger_guardian, tasks, files, .. } = self;
+        let App {
+            store,
+            shared: Shared { sockets, .. },
+            leaving,
+            ending,
+            arbiters,
+            ledger_guardian,
+            tasks,
+            files,
+            ..
+        } = self;
         for task in &tasks {
             task.abort();
         }
@@ -86,12 +96,20 @@ impl App {
             }
         };
         if tokio::time::timeout(CLOSE_DEADLINE, ended).await.is_err() {
-            tracing::warn!("a gRPC server did not end in time; its connections end with the process");
+            tracing::warn!(
+                "a gRPC server did not end in time; its connections end with the process"
+            );
         }
         let closing = async {
-            let Some(store) = close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seal) else { return };
+            let Some(store) =
+                close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seal)
+            else {
+                return;
+            };
             // With this mark, the first start after a reboot needs only the journal.
-            let sealed = tokio::task::spawn_blocking(move || store.into_inner().unwrap_or_else(PoisonError::into_inner).close());
+            let sealed = tokio::task::spawn_blocking(move || {
+                store.into_inner().unwrap_or_else(PoisonError::into_inner).close()
+            });
             if let Ok(Err(error)) = sealed.await {
                 tracing::warn!(%error, "the ledger was not closed cleanly; the journal has every entry");
             }
@@ -109,9 +127,12 @@ impl App {
     pub fn receive(&mut self, passed: PassedFds) {
         let inventory = self.views.inventory.borrow().clone();
         let is_offered = |label: &Label| match label {
-            Label::Socket(resource) | Label::Connection { resource, .. } => inventory.resources.contains_key(resource),
+            Label::Socket(resource) | Label::Connection { resource, .. } => {
+                inventory.resources.contains_key(resource)
+            }
         };
-        let (offered, gone): (Vec<_>, Vec<_>) = passed.0.into_iter().partition(|(label, _)| is_offered(label));
+        let (offered, gone): (Vec<_>, Vec<_>) =
+            passed.0.into_iter().partition(|(label, _)| is_offered(label));
         // This instance does not serve these resources. The end of their connections shows that to
         // the kubelet.
         PassedFds(gone).end();
@@ -128,7 +149,10 @@ impl App {
                 tracing::warn!(%resource, %error, "cannot serve a socket of the earlier instance");
             }
         }
-        tracing::info!(connections = connections.len(), "continuing with the kubelet's connections of the earlier instance");
+        tracing::info!(
+            connections = connections.len(),
+            "continuing with the kubelet's connections of the earlier instance"
+        );
         // Only now, because the kubelet dials these sockets at once.
         self.shared.sockets.connections.hold(connections);
         let (sockets, views) = (Arc::clone(&self.shared.sockets), self.views.clone());
@@ -160,8 +184,12 @@ async fn checkpoint(store: &Arc<Mutex<Store>>) {
     });
     match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
         Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has every entry"),
-        Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has every entry"),
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(%error, "the last checkpoint failed; the journal has every entry")
+        }
+        Ok(Err(_)) | Err(_) => {
+            tracing::warn!("the last checkpoint did not end; the journal has every entry")
+        }
     }
 }
 

@@ -37,10 +37,13 @@ pub enum StartError {
 
 /// A missing directory is waited for; one that never can be the kubelet's is an error.
 pub(super) fn check_kubelet_dir(path: &Path) -> Result<(), StartError> {
-    let unusable = |path: &Path, why: String| Err(StartError::KubeletDir { path: path.to_owned(), why });
+    let unusable =
+        |path: &Path, why: String| Err(StartError::KubeletDir { path: path.to_owned(), why });
     for dir in [path.to_owned(), path.join("device-plugins")] {
         match std::fs::metadata(&dir) {
-            Ok(metadata) if !metadata.is_dir() => return unusable(&dir, "it is not a directory".into()),
+            Ok(metadata) if !metadata.is_dir() => {
+                return unusable(&dir, "it is not a directory".into());
+            }
             Ok(_) => {
                 if let Err(error) = std::fs::read_dir(&dir) {
                     return unusable(&dir, error.to_string());

@@ -32,7 +32,9 @@ impl Writer {
 
     /// Without a resource that uses such files, no folder is touched.
     fn is_needed(&self) -> bool {
-        let is_used = |offering: &Arc<Offering>| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
+        let is_used = |offering: &Arc<Offering>| {
+            cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec)
+        };
         self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty()
     }
 
@@ -47,7 +49,8 @@ impl Writer {
                 continue;
             }
             let held = self.update();
-            let is_given_back = |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
+            let is_given_back =
+                |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
             tokio::select! {
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.grants.wait_for(is_given_back) => if changed.is_err() { return },
@@ -62,7 +65,12 @@ impl Writer {
         let mut needed = held.clone();
         for offering in inventory.resources.values() {
             if cdi::is_used(&offering.spec) {
-                needed.extend(offering.devices.values().flat_map(|offered| cdi::file_names_of(&offering.spec, &offered.device)));
+                needed.extend(
+                    offering
+                        .devices
+                        .values()
+                        .flat_map(|offered| cdi::file_names_of(&offering.spec, &offered.device)),
+                );
                 self.write_cdi(offering);
             }
             if device_info::is_used(&offering.spec) {
@@ -78,7 +86,11 @@ impl Writer {
     fn write_cdi(&self, offering: &Offering) {
         // An unhealthy device may be absent and nothing may be known of it: its file stays as it
         // was.
-        let whole = offering.devices.values().filter(|offered| offered.health.is_healthy()).map(|offered| offered.device.as_ref());
+        let whole = offering
+            .devices
+            .values()
+            .filter(|offered| offered.health.is_healthy())
+            .map(|offered| offered.device.as_ref());
         for file in cdi::files(&offering.spec, whole, &|path| self.host_root.node_exists(path)) {
             write(&self.files.cdi, &file);
         }
@@ -89,7 +101,9 @@ impl Writer {
             let name = device_info::file_name(&offering.spec.name, id);
             if !held.contains(&name) {
                 remove(&self.files.device_info, &name);
-            } else if let Some(file) = device_info::file(&offering.spec, id, &offered.device).filter(|_| offered.device.pci.is_some()) {
+            } else if let Some(file) = device_info::file(&offering.spec, id, &offered.device)
+                .filter(|_| offered.device.pci.is_some())
+            {
                 write(&self.files.device_info, &file);
             }
         }
@@ -111,7 +125,8 @@ fn remove(folder: &SpecFolder, file: &str) {
 /// The files that the devices of live grants need.
 fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
     let files = |grant: &Arc<Grant>| {
-        let infos = grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
+        let infos =
+            grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
         cdi::names(&grant.edits).map(cdi::file_name).chain(infos).collect::<Vec<_>>()
     };
     grants.iter().filter(|grant| grant.is_live()).flat_map(files).collect()
@@ -121,8 +136,9 @@ fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass, DeviceId, DeviceNode, GrantState, GrantedDevice,
-        Health, Offered, PciFunction, Reason, ResourceSpec, Timestamp,
+        AllocId, Attributes, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass,
+        DeviceId, DeviceNode, GrantState, GrantedDevice, Health, Offered, PciFunction, Reason,
+        ResourceSpec, Timestamp,
     };
     use std::collections::BTreeMap;
     use std::time::Duration;
@@ -130,10 +146,14 @@ mod tests {
     /// An inventory in which these devices are healthy or unhealthy, with or without CDI names.
     fn inventory(devices: &[(&str, bool)], cdi: bool) -> Arc<Inventory> {
         let cdi = cdi.then_some(CdiAnswer::Cri).into_iter().collect();
-        let spec = ResourceSpec { cdi, ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char) };
+        let spec = ResourceSpec {
+            cdi,
+            ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char)
+        };
         let offered = |(id, is_healthy): &(&str, bool)| {
             // An absent device is known from the ledger only, and the ledger has no nodes.
-            let nodes = if *is_healthy { vec![DeviceNode::at(format!("/dev/{id}"))] } else { Vec::new() };
+            let nodes =
+                if *is_healthy { vec![DeviceNode::at(format!("/dev/{id}"))] } else { Vec::new() };
             let id = DeviceId::new(*id);
             let device = Device {
                 id: id.clone(),
@@ -144,11 +164,15 @@ mod tests {
                 nodes,
                 attributes: Attributes::default(),
             };
-            let health = if *is_healthy { Health::Healthy } else { Health::Unhealthy(Reason::DeviceGone) };
+            let health =
+                if *is_healthy { Health::Healthy } else { Health::Unhealthy(Reason::DeviceGone) };
             (id, Offered { device: Arc::new(device), health })
         };
-        let offering = Offering { devices: devices.iter().map(offered).collect(), spec: Arc::new(spec) };
-        Arc::new(Inventory { resources: BTreeMap::from([(offering.spec.name.clone(), Arc::new(offering))]) })
+        let offering =
+            Offering { devices: devices.iter().map(offered).collect(), spec: Arc::new(spec) };
+        Arc::new(Inventory {
+            resources: BTreeMap::from([(offering.spec.name.clone(), Arc::new(offering))]),
+        })
     }
 
     fn holding(ids: &[&str]) -> Arc<Vec<Arc<Grant>>> {
@@ -157,7 +181,10 @@ mod tests {
                 alloc_id: AllocId::new(*id),
                 resource: "example.com/device".parse().unwrap(),
                 devices: Vec::new(),
-                edits: ContainerEdits { cdi_devices: vec![format!("holdfast.dev/char={id}")], ..ContainerEdits::default() },
+                edits: ContainerEdits {
+                    cdi_devices: vec![format!("holdfast.dev/char={id}")],
+                    ..ContainerEdits::default()
+                },
                 boot_id: "boot".into(),
                 kubelet: None,
                 granted_at: Timestamp(0),
@@ -181,7 +208,11 @@ mod tests {
     impl Setup {
         fn new(devices: &[(&str, bool)], cdi: bool) -> Self {
             let inventory = watch::Sender::new(inventory(devices, cdi));
-            Setup { dir: tempfile::tempdir().unwrap(), inventory, grants: watch::Sender::new(Arc::default()) }
+            Setup {
+                dir: tempfile::tempdir().unwrap(),
+                inventory,
+                grants: watch::Sender::new(Arc::default()),
+            }
         }
 
         fn writer(&self) -> Writer {
@@ -205,7 +236,8 @@ mod tests {
         let setup = Setup::new(&[("a", true), ("b", true), ("c", true)], true);
         let mut writer = setup.writer().begin();
         assert_eq!(setup.files(), [file("a"), file("b"), file("c")]);
-        let text = || std::fs::read_to_string(setup.dir.path().join("cdi").join(file("a"))).unwrap();
+        let text =
+            || std::fs::read_to_string(setup.dir.path().join("cdi").join(file("a"))).unwrap();
         let before = text();
         // One device is absent while it is held, one is held and no longer listed, one is free and
         // absent.
@@ -268,7 +300,10 @@ mod tests {
         let addresses = ["0000:3b:00.2", "0000:3b:00.3"];
         let mut inventory = (**setup.inventory.borrow()).clone();
         let offering = Arc::make_mut(inventory.resources.values_mut().next().unwrap());
-        offering.spec = Arc::new(ResourceSpec { contract: ContractKind::Sriov.into(), ..(*offering.spec).clone() });
+        offering.spec = Arc::new(ResourceSpec {
+            contract: ContractKind::Sriov.into(),
+            ..(*offering.spec).clone()
+        });
         for address in addresses {
             let device = Device {
                 id: DeviceId::new(address),
@@ -279,7 +314,10 @@ mod tests {
                 nodes: Vec::new(),
                 attributes: Attributes::default(),
             };
-            offering.devices.insert(device.id.clone(), Offered { device: Arc::new(device), health: Health::Healthy });
+            offering.devices.insert(
+                device.id.clone(),
+                Offered { device: Arc::new(device), health: Health::Healthy },
+            );
         }
         setup.inventory.send_replace(Arc::new(inventory));
         let hold = |addresses: &[&str]| {
@@ -295,10 +333,16 @@ mod tests {
             setup.grants.send_replace(Arc::new(vec![Arc::new(grant)]));
         };
         let infos = || {
-            let entries = std::fs::read_dir(setup.dir.path().join("info")).into_iter().flatten().flatten();
+            let entries =
+                std::fs::read_dir(setup.dir.path().join("info")).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
         };
-        let named = |addresses: &[&str]| addresses.iter().map(|address| format!("example.com-device-{address}-device.json")).collect();
+        let named = |addresses: &[&str]| {
+            addresses
+                .iter()
+                .map(|address| format!("example.com-device-{address}-device.json"))
+                .collect()
+        };
 
         let mut writer = setup.writer().begin();
         assert_eq!(infos(), BTreeSet::new(), "no function is held");

@@ -40,7 +40,9 @@ pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Attributes, Device, DeviceClass, DeviceId, Health, Offered, Offering, Reason, ResourceSpec};
+    use crate::domain::{
+        Attributes, Device, DeviceClass, DeviceId, Health, Offered, Offering, Reason, ResourceSpec,
+    };
     use std::collections::BTreeMap;
     use std::os::unix::fs::MetadataExt as _;
     use std::time::Duration;
@@ -61,7 +63,8 @@ mod tests {
             };
             (id, Offered { device: Arc::new(device), health })
         };
-        let offering = Offering { devices: (0..devices).map(offered).collect(), spec: Arc::clone(&spec) };
+        let offering =
+            Offering { devices: (0..devices).map(offered).collect(), spec: Arc::clone(&spec) };
         Arc::new(Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) })
     }
 
@@ -75,11 +78,14 @@ mod tests {
             async move {
                 let wanted = format!("holdfast.dev/a.b_c.count={count}\n");
                 let there = async {
-                    while !std::fs::read_to_string(&file).is_ok_and(|text| text.ends_with(&wanted)) {
+                    while !std::fs::read_to_string(&file).is_ok_and(|text| text.ends_with(&wanted))
+                    {
                         tokio::task::yield_now().await;
                     }
                 };
-                tokio::time::timeout(Duration::from_secs(20), there).await.expect("the file is written");
+                tokio::time::timeout(Duration::from_secs(20), there)
+                    .await
+                    .expect("the file is written");
                 std::fs::metadata(&file).unwrap().ino()
             }
         };

@@ -18,6 +18,7 @@ pub(super) fn serve(
     let address = settings.config.listen?;
     let pages = Pages::new(settings.config.token_file.clone().map(Token::new));
     let scrape = measures::scrape(views.clone(), settings.roots.state.clone());
-    let routes = http::routes(scrape, views.ready.clone(), pages.clone()).merge(page::routes(views.clone(), pages));
+    let routes = http::routes(scrape, views.ready.clone(), pages.clone())
+        .merge(page::routes(views.clone(), pages));
     Some(http::serve(address, routes, connections, not_served))
 }

@@ -31,7 +31,8 @@ pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
             page.sample(Metric::Start, &[], started);
             of_daemon(page, &views);
             of_disk(page, *views.ledger_health.borrow(), &state_dir);
-            let (inventory, grants) = (Arc::clone(&views.inventory.borrow()), Arc::clone(&views.grants.borrow()));
+            let (inventory, grants) =
+                (Arc::clone(&views.inventory.borrow()), Arc::clone(&views.grants.borrow()));
             write_held(page, &inventory, &grants);
             let due = Arc::clone(&views.due.borrow());
             of_hooks(page, &due);
@@ -44,7 +45,11 @@ fn of_daemon(page: &mut Page, views: &Views) {
     page.sample(Metric::Ready, &[], u64::from(*views.ready.borrow()));
     page.sample(Metric::LedgerDamaged, &[], u64::from(views.recovery.is_some()));
     let kubelet = *views.kubelet.borrow();
-    page.sample(Metric::KubeletPresent, &[], u64::from(kubelet.is_some() && !views.socket_left_behind()));
+    page.sample(
+        Metric::KubeletPresent,
+        &[],
+        u64::from(kubelet.is_some() && !views.socket_left_behind()),
+    );
     if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
         page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }
@@ -88,14 +93,20 @@ fn of_inventory(page: &mut Page, inventory: &Inventory) {
     for (resource, offering) in &inventory.resources {
         let resource = resource.as_str();
         let mut unhealthy = 0;
-        for (id, reason) in offering.devices.iter().filter_map(|(id, offered)| Some((id, offered.health.reason()?))) {
+        for (id, reason) in
+            offering.devices.iter().filter_map(|(id, offered)| Some((id, offered.health.reason()?)))
+        {
             unhealthy += 1;
             *reasons.entry((resource, reason.as_str())).or_default() += 1;
             if named.len() < UNHEALTHY_DEVICES_MAX {
                 named.push([resource, id.as_str(), reason.as_str()]);
             }
         }
-        page.sample(Metric::Devices, &[resource, "healthy"], offering.devices.len() as u64 - unhealthy);
+        page.sample(
+            Metric::Devices,
+            &[resource, "healthy"],
+            offering.devices.len() as u64 - unhealthy,
+        );
         page.sample(Metric::Devices, &[resource, "unhealthy"], unhealthy);
     }
     for ((resource, reason), count) in reasons {
@@ -108,8 +119,11 @@ fn of_inventory(page: &mut Page, inventory: &Inventory) {
 
 fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     let states = ["bound", "granted", "suspect"];
-    let mut counts: BTreeMap<(&str, &str), u64> =
-        inventory.resources.keys().flat_map(|resource| states.map(|state| ((resource.as_str(), state), 0))).collect();
+    let mut counts: BTreeMap<(&str, &str), u64> = inventory
+        .resources
+        .keys()
+        .flat_map(|resource| states.map(|state| ((resource.as_str(), state), 0)))
+        .collect();
     // An id counts once for its container, however often it was granted to it, and once in total.
     let mut held = BTreeSet::new();
     let mut in_use: BTreeMap<&str, BTreeSet<&str>> =
@@ -117,7 +131,10 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     for grant in grants.iter().filter(|grant| grant.is_live()) {
         let resource = grant.resource.as_str();
         *counts.entry((resource, grant.state_name())).or_default() += 1;
-        in_use.entry(resource).or_default().extend(grant.devices.iter().map(|device| device.id.as_str()));
+        in_use
+            .entry(resource)
+            .or_default()
+            .extend(grant.devices.iter().map(|device| device.id.as_str()));
         let pod = grant.pod();
         let namespace = pod.and_then(|pod| pod.namespace.as_deref()).unwrap_or_default();
         let name = pod.and_then(|pod| pod.name.as_deref()).unwrap_or_default();
@@ -154,8 +171,8 @@ fn of_hooks(page: &mut Page, due: &DueHooks) {
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, GrantState, GrantedDevice, Health, Offered, Offering, PodRef,
-        Reason, ResourceSpec, Timestamp,
+        AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, GrantState,
+        GrantedDevice, Health, Offered, Offering, PodRef, Reason, ResourceSpec, Timestamp,
     };
 
     fn page(write: impl FnOnce(&mut Page)) -> Vec<String> {
@@ -176,8 +193,12 @@ mod tests {
             nodes: Vec::new(),
             attributes: Attributes::default(),
         });
-        let offered = |(n, health)| (device.id.share(n), Offered { device: Arc::clone(&device), health });
-        let offering = Offering { devices: (0..).zip(healths).map(offered).collect(), spec: Arc::clone(&spec) };
+        let offered =
+            |(n, health)| (device.id.share(n), Offered { device: Arc::clone(&device), health });
+        let offering = Offering {
+            devices: (0..).zip(healths).map(offered).collect(),
+            spec: Arc::clone(&spec),
+        };
         Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) }
     }
 
@@ -190,7 +211,11 @@ mod tests {
             objects: Vec::new(),
         };
         let bound = |name: &str| GrantState::Bound {
-            pod: PodRef { uid: format!("uid-{name}"), namespace: Some("team".into()), name: Some(name.into()) },
+            pod: PodRef {
+                uid: format!("uid-{name}"),
+                namespace: Some("team".into()),
+                name: Some(name.into()),
+            },
             container: container.into(),
             bound_at: Timestamp(1),
         };
@@ -214,7 +239,10 @@ mod tests {
         assert_eq!(lines[0], r#"holdfast_devices{resource="a.b/c",health="healthy"} 1"#);
         assert_eq!(lines[1], r#"holdfast_devices{resource="a.b/c",health="unhealthy"} 199"#);
         assert_eq!(lines[2], r#"holdfast_devices_unhealthy{resource="a.b/c",reason="xid"} 199"#);
-        assert_eq!(lines[3], r#"holdfast_unhealthy_device_info{resource="a.b/c",device="dev:c0::1",reason="xid"} 1"#);
+        assert_eq!(
+            lines[3],
+            r#"holdfast_unhealthy_device_info{resource="a.b/c",device="dev:c0::1",reason="xid"} 1"#
+        );
         assert_eq!(lines.len(), 3 + UNHEALTHY_DEVICES_MAX);
     }
 
@@ -239,6 +267,9 @@ mod tests {
         ];
         assert_eq!(lines, wanted);
         let given_back = |line: &String| !line.contains("devices_held") && line.ends_with(" 0");
-        assert!(page(|page| of_grants(page, &inventory, &[])).iter().all(given_back), "no series of a removed holder remains");
+        assert!(
+            page(|page| of_grants(page, &inventory, &[])).iter().all(given_back),
+            "no series of a removed holder remains"
+        );
     }
 }

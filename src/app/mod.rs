@@ -30,8 +30,8 @@ mod views;
 mod watcher;
 
 pub use control::{
-    ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over, get as control_get, order as control_order,
-    read_ledger, verify as verify_ledger,
+    ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over,
+    get as control_get, order as control_order, read_ledger, verify as verify_ledger,
 };
 pub use devices::DeviceReport;
 pub use error::StartError;
@@ -117,15 +117,20 @@ impl App {
         tracing::debug!("opening the ledger");
         // The running kernel's boot id, not the host root's: written pages survive until it ends.
         let boot_id = host::boot_id(Path::new("/"));
-        let (mut store, mut recovered) =
-            Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
+        let (mut store, mut recovered) = Store::open_keeping(
+            &roots.state,
+            settings.config.durability,
+            boot_id.as_deref(),
+            settings.config.retention,
+        )?;
         // Only now: a start that the user can fix ends in one sentence, without log lines around
         // it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         settings.close_folders();
         rebuild::complete(&mut store, &mut recovered, &settings.device_plugins(), &host_root);
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
-        let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
+        let recovery =
+            (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {
             tracing::warn!(%report, "the ledger was damaged");
         }
@@ -145,11 +150,14 @@ impl App {
         let hooks = release_hooks(specs.iter());
         // The due hooks are known before it too.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
-        let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
+        let (grants, grants_view) =
+            watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::clone(recovered.names()));
-        let (listed, verdicts) = (Arc::new(recovered.listed().clone()), Arc::new(recovered.verdicts().clone()));
-        let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
+        let (listed, verdicts) =
+            (Arc::new(recovered.listed().clone()), Arc::new(recovered.verdicts().clone()));
+        let (judgement, judgement_view) =
+            watch::channel(Judgement { verdicts, ..Judgement::default() });
         let (inventory, judgement) = (Arc::new(inventory), Arc::new(judgement));
         let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
@@ -181,8 +189,12 @@ impl App {
         let (escalate, mut escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
         // A stalled disk must not delay the streams, and a slow scan must not delay an Allocate.
-        let arbiter = |what| Arbiter::try_with_tokio_rt(host::runtime).map_err(|why| StartError::NoThread { what, why });
-        let (ledger_arbiter, discovery_arbiter, here) = (arbiter("the ledger")?, arbiter("discovery")?, Arbiter::current());
+        let arbiter = |what| {
+            Arbiter::try_with_tokio_rt(host::runtime)
+                .map_err(|why| StartError::NoThread { what, why })
+        };
+        let (ledger_arbiter, discovery_arbiter, here) =
+            (arbiter("the ledger")?, arbiter("discovery")?, Arbiter::current());
 
         // A captured sysfs tree has no boot id. It counts as one boot.
         let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());
@@ -204,7 +216,9 @@ impl App {
             kubelet: kubelet_view.clone(),
             gate: Arc::clone(&gate),
         };
-        let guardian = ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
+        let guardian = ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| {
+            LedgerActor::new(config.clone(), life)
+        });
 
         // The devices that another plugin granted are known before the first judgement too.
         take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
@@ -224,7 +238,9 @@ impl App {
             rescan: actors.discovery.mailbox(),
             ledger: actors.ledger.mailbox(),
         };
-        health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
+        health.start(here.clone(), supervision.clone(), move |life| {
+            HealthActor::new(config.clone(), life)
+        });
 
         let (asker, question, nvml) = nvml::NvmlTask::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
@@ -240,14 +256,22 @@ impl App {
             discovered: actors.health.mailbox(),
             found: actors.ledger.mailbox(),
         };
-        discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
+        discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| {
+            DiscoveryActor::new(config.clone(), life)
+        });
 
-        let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
+        let files =
+            SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = HookExecutor::new(host_root.clone());
         let (outputs, shortages) = (performer.outputs().clone(), performer.shortages().clone());
         let refusals = Refusals::default();
-        let preparer =
-            Preparer::new(inventory_view.clone(), host_root.clone(), files.clone(), boot_of_grants.clone(), kubelet_view.clone());
+        let preparer = Preparer::new(
+            inventory_view.clone(),
+            host_root.clone(),
+            files.clone(),
+            boot_of_grants.clone(),
+            kubelet_view.clone(),
+        );
         let shared = Shared {
             inventory: inventory_view.clone(),
             grants: grants_view.clone(),
@@ -266,7 +290,9 @@ impl App {
             leaving: leaving_view.clone(),
         };
         let of_serving = shared.clone();
-        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(of_serving.clone(), life));
+        serving.start(here.clone(), supervision.clone(), move |life| {
+            Serving::new(of_serving.clone(), life)
+        });
 
         // One queued event covers all changes.
         let (config_changed, config_changes) = mpsc::channel(1);
@@ -290,15 +316,22 @@ impl App {
 
         // No resource is registered before there is a list to send.
         let mut first = inventory_view.clone();
-        let complete = |inventory: &Arc<Inventory>| names.iter().all(|name| inventory.resources.contains_key(name));
+        let complete = |inventory: &Arc<Inventory>| {
+            names.iter().all(|name| inventory.resources.contains_key(name))
+        };
         tokio::select! {
             _ = first.wait_for(complete) => {}
             Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
         }
 
         // Before the first Register: the kubelet may start containers at once.
-        let keeper =
-            files::Writer { files, host_root: host_root.clone(), inventory: inventory_view.clone(), grants: grants_view.clone() }.begin();
+        let keeper = files::Writer {
+            files,
+            host_root: host_root.clone(),
+            inventory: inventory_view.clone(),
+            grants: grants_view.clone(),
+        }
+        .begin();
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
@@ -312,9 +345,15 @@ impl App {
             registering: Arc::clone(&registering),
             leaving: leaving_view,
         };
-        registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
+        registration.start(here, supervision, move |life| {
+            Registration::new(config.clone(), life.number, life)
+        });
 
-        let checker = checks::Runner { performer: performer.clone(), inventory: inventory_view.clone(), checked: actors.health.mailbox() };
+        let checker = checks::Runner {
+            performer: performer.clone(),
+            inventory: inventory_view.clone(),
+            checked: actors.health.mailbox(),
+        };
         let runner = hooks::Runner {
             performer,
             due: due_view.clone(),
@@ -323,9 +362,18 @@ impl App {
             ended: actors.ledger.mailbox(),
         };
 
-        let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
-        let reloader =
-            reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox(), actors.ledger.mailbox());
+        let labels = settings
+            .config
+            .features_directory
+            .clone()
+            .map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
+        let reloader = reload::Reloader::new(
+            &settings.config,
+            host_root.clone(),
+            plan,
+            actors.discovery.mailbox(),
+            actors.ledger.mailbox(),
+        );
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let (not_served, not_served_view) = watch::channel(None);
         let views = Views {
@@ -346,10 +394,22 @@ impl App {
             not_served: not_served_view,
             ready: ready_view,
         };
-        let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
+        let mut tasks = vec![
+            tokio::spawn(watcher.run()),
+            tokio::spawn(status::become_ready(views.clone(), ready)),
+        ];
         // Kernel messages can be matched to devices now that the devices are known.
-        tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
-        let background = [tokio::spawn(asker.run()), tokio::spawn(runner.run()), tokio::spawn(checker.run()), tokio::spawn(keeper.run())];
+        tasks.push(tokio::spawn(kernel_log::follow(
+            host_root.clone(),
+            actors.health.mailbox(),
+            judgement,
+        )));
+        let background = [
+            tokio::spawn(asker.run()),
+            tokio::spawn(runner.run()),
+            tokio::spawn(checker.run()),
+            tokio::spawn(keeper.run()),
+        ];
         tasks.extend(background);
         tasks.extend(labels);
         tasks.extend(listen::serve(&settings, &views, limits.telemetry, not_served));
@@ -357,11 +417,24 @@ impl App {
         let processors = processors::CpuQuery { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, operator) = (actors.ledger.mailbox(), actors.health.mailbox());
-        let source = control::Source::new(views.clone(), &store, publish, operator, processors, upgrade, outputs);
+        let source = control::Source::new(
+            views.clone(),
+            &store,
+            publish,
+            operator,
+            processors,
+            upgrade,
+            outputs,
+        );
         tasks.extend(control::serve(&control, source, limits.control));
         // One request at a time, and one in the queue.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Offer { fds: Arc::new(move || sockets.share()), registering }, ask, limits.handover));
+        tasks.extend(handover::listen(
+            &roots.run,
+            Offer { fds: Arc::new(move || sockets.share()), registering },
+            ask,
+            limits.handover,
+        ));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

@@ -97,12 +97,22 @@ impl NvmlTask {
     ) -> (NvmlTask, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
         let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
         let is_on = library != NvmlLibrary::Off;
-        let call = is_on.then(|| -> CallNvml { Box::new(move |question, reply| query_nvml(&root, &library, question, reply)) });
+        let call = is_on.then(|| -> CallNvml {
+            Box::new(move |question, reply| query_nvml(&root, &library, question, reply))
+        });
         let (question, question_view) = watch::channel(NvmlQuery::new());
         let (snapshot, snapshot_view) = watch::channel(Arc::default());
         let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
         (
-            NvmlTask { call, question: question_view, snapshot, rescan, judgement, pace: Pace::default(), last_logged: None },
+            NvmlTask {
+                call,
+                question: question_view,
+                snapshot,
+                rescan,
+                judgement,
+                pace: Pace::default(),
+                last_logged: None,
+            },
             Arc::new(question),
             snapshot_view,
         )
@@ -180,7 +190,12 @@ impl NvmlTask {
     }
 
     /// When to query again after an answer.
-    fn after(&self, question: &NvmlQuery, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
+    fn after(
+        &self,
+        question: &NvmlQuery,
+        is_complete: bool,
+        pause: &mut Duration,
+    ) -> Option<Instant> {
         if *self.question.borrow() != *question {
             return Some(Instant::now());
         }
@@ -213,10 +228,13 @@ impl NvmlTask {
     /// Records and logs each reason once. Where no names are asked for, it only logs.
     fn off(&mut self, why: &str) {
         if !requests_names(&self.question.borrow()) {
-            self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
+            self.judgement
+                .send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
             return self.log_missing_links(why);
         }
-        let known = |judgement: &Judgement| judgement.off.get(&Source::Nvml).is_some_and(|known| known == why);
+        let known = |judgement: &Judgement| {
+            judgement.off.get(&Source::Nvml).is_some_and(|known| known == why)
+        };
         let is_news = self.judgement.send_if_modified(|judgement| {
             !known(judgement) && {
                 judgement.off.insert(Source::Nvml, why.to_owned());
@@ -241,13 +259,20 @@ impl NvmlTask {
     }
 
     fn on(&self) {
-        if self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some()) {
+        if self
+            .judgement
+            .send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some())
+        {
             tracing::info!("NVML is answering again");
         }
     }
 
     fn after_failure(&self, pause: &mut Duration) -> Option<Instant> {
-        if requests_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.until_longest_pause(pause) }
+        if requests_names(&self.question.borrow()) {
+            Some(self.after_pause(pause))
+        } else {
+            self.until_longest_pause(pause)
+        }
     }
 
     /// Retries until the pause has reached its maximum.
@@ -264,17 +289,28 @@ impl NvmlTask {
     /// The first moment of a poll after `pause`.
     fn at_tick(&self, pause: Duration) -> Instant {
         let now = Instant::now();
-        let ticks = |until: Duration| until.as_nanos().saturating_sub(1) / self.pace.tick.as_nanos().max(1);
+        let ticks =
+            |until: Duration| until.as_nanos().saturating_sub(1) / self.pace.tick.as_nanos().max(1);
         let first = host::until_tick(self.pace.tick);
         let more = u32::try_from(ticks(pause)).unwrap_or(u32::MAX);
         now + first + self.pace.tick * more
     }
 }
 
-fn start_call(call: &CallNvml, number: u64, question: NvmlQuery, results: mpsc::Sender<CallResult>) -> io::Result<()> {
+fn start_call(
+    call: &CallNvml,
+    number: u64,
+    question: NvmlQuery,
+    results: mpsc::Sender<CallResult>,
+) -> io::Result<()> {
     let copy = question.clone();
     // The send fails only when the daemon ends.
-    call(copy, Box::new(move |answer| drop(results.blocking_send(CallResult { number, question, answer }))))
+    call(
+        copy,
+        Box::new(move |answer| {
+            drop(results.blocking_send(CallResult { number, question, answer }))
+        }),
+    )
 }
 
 async fn at(time: Option<Instant>) {
@@ -319,7 +355,11 @@ mod tests {
     }
 
     fn answer(name: &str) -> NvmlAnswer {
-        let gpus = [(gpu(), NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() })].into();
+        let gpus = [(
+            gpu(),
+            NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() },
+        )]
+        .into();
         NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
@@ -344,13 +384,30 @@ mod tests {
             let (snapshot, snapshot_view) = watch::channel(Arc::default());
             let (judgement, judgement_view) = watch::channel(Judgement::default());
             let (rescan, judgement) = (Mailbox::new(IgnoringDiscovery), Arc::new(judgement));
-            let task = NvmlTask { call: Some(call), question: question_view, snapshot, rescan, judgement, pace, last_logged: None };
+            let task = NvmlTask {
+                call: Some(call),
+                question: question_view,
+                snapshot,
+                rescan,
+                judgement,
+                pace,
+                last_logged: None,
+            };
             tokio::spawn(task.run());
-            Setup { calls, made: made_view, question, snapshot: snapshot_view, judgement: judgement_view }
+            Setup {
+                calls,
+                made: made_view,
+                question,
+                snapshot: snapshot_view,
+                judgement: judgement_view,
+            }
         }
 
         async fn made(&mut self, calls: usize) {
-            tokio::time::timeout(HANG, self.made.wait_for(|made| *made >= calls)).await.unwrap().unwrap();
+            tokio::time::timeout(HANG, self.made.wait_for(|made| *made >= calls))
+                .await
+                .unwrap()
+                .unwrap();
         }
 
         /// Ends a call and waits until the task has processed the answer.
@@ -415,20 +472,26 @@ mod tests {
         assert_eq!(setup.name().as_deref(), Some("MIG-1"));
         assert!(setup.off().unwrap().contains("half of it"));
         setup.made(2).await;
-        setup.end(1, NvmlAnswer { failed: Some("all of it".into()), ..NvmlAnswer::default() }).await;
+        setup
+            .end(1, NvmlAnswer { failed: Some("all of it".into()), ..NvmlAnswer::default() })
+            .await;
         assert_eq!(setup.name().as_deref(), Some("MIG-1"));
         setup.made(3).await;
         setup.end(2, answer("MIG-1")).await;
         assert_eq!(setup.off(), None);
         // The instance was removed; then the driver's files contain everything.
         setup.question.send_replace(NvmlQuery::new());
-        tokio::time::timeout(HANG, setup.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
+        tokio::time::timeout(HANG, setup.snapshot.wait_for(|known| known.gpus.is_empty()))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!((setup.off(), *setup.made.borrow()), (None, 3));
     }
 
     #[tokio::test]
     async fn a_changed_question_is_queried_after_the_running_call() {
-        let mut setup = Setup::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..SHORT_PAUSES });
+        let mut setup =
+            Setup::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..SHORT_PAUSES });
         setup.made(1).await;
         setup.question.send_replace([(gpu(), NvmlGpuQuery::names([(1, 0), (2, 0)]))].into());
         setup.settle().await;
@@ -445,7 +508,8 @@ mod tests {
     }
 
     /// Tries after 1 ms, 2 ms and 4 ms, and then none.
-    const FOR_LINKS: Pace = Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..SHORT_PAUSES };
+    const FOR_LINKS: Pace =
+        Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..SHORT_PAUSES };
 
     #[tokio::test]
     async fn inactive_links_are_queried_again_for_some_minutes() {
@@ -469,7 +533,9 @@ mod tests {
         }
         setup.question.send_replace([(gpu(), NvmlGpuQuery { uuid: true, ..facts() })].into());
         setup.made(5).await;
-        setup.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
+        setup
+            .end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() })
+            .await;
         assert!(setup.off().unwrap().contains("no driver"), "unknown names do");
     }
 
@@ -479,7 +545,10 @@ mod tests {
             let gpus = [(gpu(), NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into();
             NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
         };
-        let mut setup = Setup::with_question(NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() }, FOR_LINKS);
+        let mut setup = Setup::with_question(
+            NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() },
+            FOR_LINKS,
+        );
         // More often than links.
         for call in 0..8 {
             setup.made(call + 1).await;
@@ -490,17 +559,38 @@ mod tests {
         setup.end(8, answer(false)).await;
         assert!(!setup.snapshot.borrow().is_in_mig_mode(gpu()));
         tokio::time::sleep(FOR_LINKS.retry_max * 4).await;
-        assert_eq!((*setup.made.borrow(), setup.off()), (9, None), "an idle GPU is not woken up for it");
+        assert_eq!(
+            (*setup.made.borrow(), setup.off()),
+            (9, None),
+            "an idle GPU is not woken up for it"
+        );
     }
 
     #[test]
     fn links_are_queried_for_some_minutes_and_names_as_long_as_needed() {
-        let (question, question_view) = watch::channel([(gpu(), NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() })].into());
-        let (rescan, judgement) = (Mailbox::new(IgnoringDiscovery), Arc::new(watch::channel(Judgement::default()).0));
+        let (question, question_view) = watch::channel(
+            [(gpu(), NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() })].into(),
+        );
+        let (rescan, judgement) =
+            (Mailbox::new(IgnoringDiscovery), Arc::new(watch::channel(Judgement::default()).0));
         let snapshot = watch::channel(Arc::default()).0;
-        let task = NvmlTask { call: None, question: question_view, snapshot, rescan, judgement, pace: Pace::default(), last_logged: None };
-        let tries = |pause: &mut Duration| (0..20).take_while(|_| task.after_failure(pause).is_some()).count();
-        assert_eq!(tries(&mut Duration::from_secs(10)), 6, "after 10, 20, 40, 80, 160 and 320 seconds");
+        let task = NvmlTask {
+            call: None,
+            question: question_view,
+            snapshot,
+            rescan,
+            judgement,
+            pace: Pace::default(),
+            last_logged: None,
+        };
+        let tries = |pause: &mut Duration| {
+            (0..20).take_while(|_| task.after_failure(pause).is_some()).count()
+        };
+        assert_eq!(
+            tries(&mut Duration::from_secs(10)),
+            6,
+            "after 10, 20, 40, 80, 160 and 320 seconds"
+        );
         question.send_replace([(gpu(), NvmlGpuQuery::names([]))].into());
         assert_eq!(tries(&mut Duration::from_secs(10)), 20);
     }
@@ -526,7 +616,10 @@ mod tests {
             let wait = at - before;
             let ticks = task.pace.tick.as_nanos();
             let from_tick = (host::now().boot + (at - Instant::now())).as_nanos() % ticks;
-            assert!(from_tick < 1_000_000_000 || from_tick > ticks - 1_000_000_000, "{wait:?} ends {from_tick} ns after a tick");
+            assert!(
+                from_tick < 1_000_000_000 || from_tick > ticks - 1_000_000_000,
+                "{wait:?} ends {from_tick} ns after a tick"
+            );
         }
         assert_eq!(seen, [10, 20, 40, 80, 160, 320, 600, 600]);
     }

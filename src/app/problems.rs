@@ -1,7 +1,9 @@
 //! The daemon's problems in words, each with its remedy: for `status` and for the page.
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
-use crate::domain::{HookState, LedgerHealth, PendingHook, Reason, Unreadable, UnreadableReason, times};
+use crate::domain::{
+    HookState, LedgerHealth, PendingHook, Reason, Unreadable, UnreadableReason, times,
+};
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
@@ -44,7 +46,9 @@ impl Status {
             );
         }
         for why in &self.unread {
-            let what = format!("{why}; the affected devices keep their last state, and new ones are not offered");
+            let what = format!(
+                "{why}; the affected devices keep their last state, and new ones are not offered"
+            );
             add(
                 what,
                 "Holdfast retries automatically; if this persists, fix the limit, the permission \
@@ -54,7 +58,8 @@ impl Status {
         self.resource_problems(&mut add);
         self.hook_problems(&mut add);
         let is_sick = |device: &&DeviceReport| {
-            let is_wanted = device.cordoned.is_some() || device.reason.as_deref().is_some_and(Reason::is_of_the_configuration);
+            let is_wanted = device.cordoned.is_some()
+                || device.reason.as_deref().is_some_and(Reason::is_of_the_configuration);
             device.health.as_deref() == Some("Unhealthy") && !is_wanted
         };
         let todo = "`holdfast device show` with an id shows its last failures, and docs/health.md has \
@@ -106,7 +111,10 @@ impl Status {
                          only in memory"
                     )
                 }
-                None => "the ledger cannot be written, so new pods that request a device are refused".into(),
+                None => {
+                    "the ledger cannot be written, so new pods that request a device are refused"
+                        .into()
+                }
                 Some(Unrecorded { refused, why }) => {
                     format!(
                         "the ledger cannot be written, so new pods that request a device are \
@@ -151,20 +159,28 @@ impl Status {
                 None => {}
             }
             if let Some(disagreement) = disagreement {
-                add(format!("{name}: {disagreement}"), "remove the other plugin for this resource from the node");
+                add(
+                    format!("{name}: {disagreement}"),
+                    "remove the other plugin for this resource from the node",
+                );
             }
         }
     }
 
     /// Hooks that have failed, and hooks that cannot be run.
     fn hook_problems(&self, add: &mut impl FnMut(String, &'static str)) {
-        for HookReport { owed: PendingHook { resource, device, state, .. }, awaited_by } in &self.hooks {
+        for HookReport { owed: PendingHook { resource, device, state, .. }, awaited_by } in
+            &self.hooks
+        {
             if let HookState::Failed { tries, why, .. } = state {
                 let so = match awaited_by.as_slice() {
                     [] => format!("device {device} is unhealthy"),
                     pods => format!("{} cannot start yet with device {device}", in_words(pods)),
                 };
-                let what = format!("{resource}: {so}, since the hook after its release has failed {}: {why}", times(u64::from(*tries)));
+                let what = format!(
+                    "{resource}: {so}, since the hook after its release has failed {}: {why}",
+                    times(u64::from(*tries))
+                );
                 add(
                     what,
                     "`holdfast device show` with the device's id shows the hook's last output; \
@@ -196,17 +212,30 @@ impl Status {
             remarks.push(none.to_owned());
         }
         if !self.config.needs_restart.is_empty() {
-            remarks.push(format!("takes effect after a restart: {}", self.config.needs_restart.join(", ")));
+            remarks.push(format!(
+                "takes effect after a restart: {}",
+                self.config.needs_restart.join(", ")
+            ));
         }
         let waiting = |hook: &&HookReport| !matches!(hook.owed.state, HookState::Failed { .. });
-        for HookReport { owed: PendingHook { resource, device, .. }, awaited_by } in self.hooks.iter().filter(waiting) {
+        for HookReport { owed: PendingHook { resource, device, .. }, awaited_by } in
+            self.hooks.iter().filter(waiting)
+        {
             remarks.push(match awaited_by.as_slice() {
                 [] => format!("{resource}: device {device} waits for the hook after its release"),
                 pods => format!("{resource}: {} starts with device {device} when the hook after its release has ended", in_words(pods)),
             });
         }
-        remarks.extend(self.signals_off.iter().map(|(source, why)| format!("the signal {source} is off: {why}")));
-        remarks.extend(self.recovery.iter().map(|recovery| format!("the ledger was damaged when the daemon started: {recovery}")));
+        remarks.extend(
+            self.signals_off
+                .iter()
+                .map(|(source, why)| format!("the signal {source} is off: {why}")),
+        );
+        remarks.extend(
+            self.recovery.iter().map(|recovery| {
+                format!("the ledger was damaged when the daemon started: {recovery}")
+            }),
+        );
         remarks
     }
 }
@@ -226,7 +255,9 @@ fn of_history(Unreadable { since, because }: Unreadable) -> (String, &'static st
              `journalctl -u holdfast`",
         ),
         UnreadableReason::Failed => (
-            format!("the history cannot be read: its database was closed after an error at {since}"),
+            format!(
+                "the history cannot be read: its database was closed after an error at {since}"
+            ),
             "Holdfast opens it again automatically; check the log for disk errors: `journalctl -u \
              holdfast`",
         ),

@@ -36,7 +36,9 @@ impl Processors {
                 _ => ranges.push((*cpu, *cpu)),
             }
         }
-        let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let text = |(first, last): &(u32, u32)| {
+            if first == last { first.to_string() } else { format!("{first}-{last}") }
+        };
         ranges.iter().map(text).collect::<Vec<_>>().join(",")
     }
 }
@@ -86,6 +88,9 @@ mod tests {
             }
             .list()
         };
-        assert_eq!([list(&[2]), list(&[2, 3, 4, 10, 12, 13]), list(&[])], ["2", "2-4,10,12-13", ""]);
+        assert_eq!(
+            [list(&[2]), list(&[2, 3, 4, 10, 12, 13]), list(&[])],
+            ["2", "2-4,10,12-13", ""]
+        );
     }
 }

@@ -12,10 +12,18 @@ use std::time::SystemTime;
 
 /// Completes a recovered ledger. Adds grants that only the kubelet's checkpoint has and objects
 /// that earlier versions did not record. Removes output of commands that earlier versions recorded.
-pub(super) fn complete(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path, host_root: &HostRoot) {
+pub(super) fn complete(
+    store: &mut Store,
+    recovered: &mut Recovered,
+    device_plugins: &Path,
+    host_root: &HostRoot,
+) {
     from_kubelet(store, recovered, device_plugins);
     let behind = |node: &str| hardware::objects_of_node(host_root, node);
-    recovered.grants = std::mem::take(&mut recovered.grants).into_iter().map(|grant| grant.resolve(behind)).collect();
+    recovered.grants = std::mem::take(&mut recovered.grants)
+        .into_iter()
+        .map(|grant| grant.resolve(behind))
+        .collect();
     forget_outputs(recovered);
 }
 
@@ -27,8 +35,13 @@ fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &P
     }
     match restore(store, recovered, device_plugins) {
         Ok(0) => {}
-        Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; restored them"),
-        Err(error) => tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint"),
+        Ok(grants) => tracing::warn!(
+            grants,
+            "the ledger lacked grants that the kubelet's checkpoint has; restored them"
+        ),
+        Err(error) => {
+            tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint")
+        }
     }
 }
 
@@ -45,7 +58,11 @@ fn forget_outputs(recovered: &mut Recovered) {
     }
 }
 
-fn restore(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) -> Result<usize, StoreError> {
+fn restore(
+    store: &mut Store,
+    recovered: &mut Recovered,
+    device_plugins: &Path,
+) -> Result<usize, StoreError> {
     let stored = match checkpoint::read_kept(device_plugins) {
         Ok(stored) => stored,
         Err(error) => {
@@ -55,7 +72,12 @@ fn restore(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) 
         }
     };
     let ids: BTreeSet<AllocId> = stored.iter().map(|stored| stored.alloc_id.clone()).collect();
-    let grants = rebuild(stored, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
+    let grants = rebuild(
+        stored,
+        &store.known_among(&ids)?,
+        &recovered.names,
+        Timestamp::from_system(SystemTime::now()),
+    );
     store.adopt(&grants)?;
     let adopted = grants.len();
     recovered.grants.extend(grants);

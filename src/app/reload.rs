@@ -88,7 +88,15 @@ impl Reloader {
     ) -> Self {
         let report = watch::Sender::new(report(config, 1, Vec::new()));
         metrics::config_loaded(true, report.borrow().loaded_at);
-        Reloader { host_root, running: config.clone(), latest: config.clone(), plan, report, rescan, take_over }
+        Reloader {
+            host_root,
+            running: config.clone(),
+            latest: config.clone(),
+            plan,
+            report,
+            rescan,
+            take_over,
+        }
     }
 
     pub(super) fn report(&self) -> watch::Receiver<ConfigReport> {
@@ -100,7 +108,8 @@ impl Reloader {
     async fn read(&self) -> Result<(Config, Vec<Arc<ResourceSpec>>), ConfigError> {
         let (previous, host_root) = (self.latest.clone(), self.host_root.clone());
         // The usual resources stay when their hardware is absent for a short time.
-        let usual = self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
+        let usual =
+            self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
         let read = tokio::task::spawn_blocking(move || {
             let config = previous.load_again()?;
             let mut specs = super::specs::each(&config, &host_root).map_err(|error| {
@@ -110,7 +119,13 @@ impl Reloader {
                 ))
             })?;
             if config.resources.is_empty() {
-                specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
+                specs.extend(
+                    usual
+                        .iter()
+                        .flat_map(|usual| usual.iter())
+                        .filter(|spec| !spec.is_orphan())
+                        .cloned(),
+                );
                 let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).collect();
                 let found = super::specs::usual(&host_root).into_iter();
                 specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
@@ -124,16 +139,21 @@ impl Reloader {
     fn publish(&self, specs: Vec<Arc<ResourceSpec>>, patterns: Arc<[Arc<ResourceSpec>]>) -> bool {
         let previous = self.plan.borrow().clone();
         // An equal resource keeps its previous value, so none is stored twice.
-        let same = |spec: Arc<ResourceSpec>| previous.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+        let same = |spec: Arc<ResourceSpec>| {
+            previous.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone)
+        };
         let specs: Arc<[_]> = specs.into_iter().map(same).collect();
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
         let plan = Plan { number: previous.number, specs, patterns, health, ledger };
-        let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter()) && previous.patterns == plan.patterns;
+        let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter())
+            && previous.patterns == plan.patterns;
         if stays && plan.health == previous.health && plan.ledger == previous.ledger {
             return false;
         }
         // Discovery may have published a plan since then, because of new nodes in /dev.
-        self.plan.send_modify(|current| *current = Arc::new(Plan { number: current.number + 1, ..plan }));
+        self.plan.send_modify(|current| {
+            *current = Arc::new(Plan { number: current.number + 1, ..plan })
+        });
         true
     }
 
@@ -150,18 +170,34 @@ impl Reloader {
         let change = Change::between(&self.running, &config);
         self.running = self.running.taking(&config);
         self.latest = config;
-        let known: BTreeSet<ResourceName> = self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).collect();
-        let new: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).filter(|name| !known.contains(name)).collect();
+        let known: BTreeSet<ResourceName> =
+            self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).collect();
+        let new: Vec<ResourceName> = specs
+            .iter()
+            .map(|spec| spec.name.clone())
+            .filter(|name| !known.contains(name))
+            .collect();
         if !new.is_empty() {
             super::take_over::from_other_plugins(&self.take_over, new).await;
         }
         let is_new = self.publish(specs, super::specs::patterns(&self.running));
         let generation = self.report.borrow().generation + u64::from(is_new);
-        self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));
+        self.report.send_replace(report(
+            &self.latest,
+            generation,
+            change.needs_restart.iter().map(ToString::to_string).collect(),
+        ));
         metrics::config_loaded(true, self.report.borrow().loaded_at);
         let changes = change.to_string().replace('\n', "; ");
-        tracing::info!(generation, change = if change.is_empty() { "none" } else { &changes }, "configuration reloaded");
-        if is_new && let Err(error) = self.rescan.call(Rescan { asked_at: host::now().boot }, SETTLED_WITHIN).await {
+        tracing::info!(
+            generation,
+            change = if change.is_empty() { "none" } else { &changes },
+            "configuration reloaded"
+        );
+        if is_new
+            && let Err(error) =
+                self.rescan.call(Rescan { asked_at: host::now().boot }, SETTLED_WITHIN).await
+        {
             tracing::warn!(%error, "the new configuration takes effect with the next scan");
         }
         Ok(change)

@@ -74,7 +74,10 @@ mod tests {
     #[test]
     fn scanning_costs_at_most_a_tenth_of_a_processor() {
         for (took, pause) in [(0, 50), (1, 50), (80, 720), (2_000, 18_000), (60_000, 30_000)] {
-            assert_eq!(pause_after(Duration::from_millis(took), Duration::from_secs(30)), Duration::from_millis(pause));
+            assert_eq!(
+                pause_after(Duration::from_millis(took), Duration::from_secs(30)),
+                Duration::from_millis(pause)
+            );
         }
     }
 }

@@ -35,7 +35,9 @@ impl Settings {
                 tracing::warn!(changed, state_dir = %state.display(), "the state directory was accessible to other users; its access is now \
                      restricted to root");
             }
-            Err(error) => tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory"),
+            Err(error) => {
+                tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory")
+            }
         }
         match host::private::keep_others_from_writing(run) {
             Ok(true) => {

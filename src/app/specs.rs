@@ -9,12 +9,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The pause before each repetition of a scan that could not read everything.
-const SCAN_PAUSES: [Duration; 4] =
-    [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
+const SCAN_PAUSES: [Duration; 4] = [
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(400),
+    Duration::from_millis(800),
+];
 
 /// The resources of the configuration, else the known hardware under its usual names. A resource
 /// with a held device is always added (I3), else its container could not start again.
-pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
+pub(super) fn specs(
+    config: &Config,
+    host_root: &HostRoot,
+    grants: &[Grant],
+) -> Arc<[Arc<ResourceSpec>]> {
     let mut specs = each(config, host_root).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read /dev; resources for each node wait for the next scan");
         config.resources.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect()
@@ -25,7 +33,9 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
     for name in held.into_iter().filter(|name| !known.contains(*name)) {
-        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
+        if let Some(spec) =
+            config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten()
+        {
             specs.push(Arc::new(spec));
             continue;
         }
@@ -34,7 +44,9 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }
     if specs.is_empty() {
-        tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
+        tracing::warn!(
+            "no resource is configured and no known hardware is found; nothing is offered"
+        );
     }
     specs.into()
 }
@@ -59,7 +71,10 @@ pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
 
 /// The resources of the configuration. One with a name for each node becomes one resource for each
 /// present node.
-pub(super) fn each(config: &Config, host_root: &HostRoot) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
+pub(super) fn each(
+    config: &Config,
+    host_root: &HostRoot,
+) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
     hardware::expand_patterns(host_root, &config.resources).map(|each| each.specs)
 }
 

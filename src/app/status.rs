@@ -3,7 +3,9 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable};
+use crate::domain::{
+    DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable,
+};
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
@@ -119,24 +121,38 @@ impl Status {
         let grants = views.grants.borrow().clone();
         let inventory = views.inventory.borrow().clone();
         let held = |name: &str| {
-            let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
-            live.flat_map(|grant| &grant.devices).map(|device| &device.id).collect::<BTreeSet<_>>().len()
+            let live =
+                grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
+            live.flat_map(|grant| &grant.devices)
+                .map(|device| &device.id)
+                .collect::<BTreeSet<_>>()
+                .len()
         };
-        let report = |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
-            let registration = registrations.get(name).cloned().unwrap_or_default();
-            ResourceReport {
-                name: name.to_string(),
-                registered: registration.registered,
-                devices: offering.devices.len(),
-                healthy: offering.devices.values().filter(|offered| offered.health.is_healthy()).count(),
-                held: held(name.as_str()),
-                problem: registration.problem,
-                disagreement: registration.disagreement,
-                #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
-                last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
-                api_version: registration.api_version.map(str::to_owned),
-            }
-        };
+        let report =
+            |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
+                let registration = registrations.get(name).cloned().unwrap_or_default();
+                ResourceReport {
+                    name: name.to_string(),
+                    registered: registration.registered,
+                    devices: offering.devices.len(),
+                    healthy: offering
+                        .devices
+                        .values()
+                        .filter(|offered| offered.health.is_healthy())
+                        .count(),
+                    held: held(name.as_str()),
+                    problem: registration.problem,
+                    disagreement: registration.disagreement,
+                    #[expect(
+                        clippy::cast_precision_loss,
+                        reason = "microseconds of a registration"
+                    )]
+                    last_registration_ms: registration
+                        .last_registration_us
+                        .map(|us| us as f64 / 1e3),
+                    api_version: registration.api_version.map(str::to_owned),
+                }
+            };
         Status {
             schema: 1,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -166,8 +182,12 @@ fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
     let due = views.due.borrow().clone();
     let report = |owed: &PendingHook| {
         let has_it = |grant: &&Arc<Grant>| {
-            let is_it = |id: &DeviceId| *id == owed.device || id.shared().is_some_and(|whole| whole == owed.device);
-            grant.is_live() && grant.resource == owed.resource && grant.devices.iter().any(|device| is_it(&device.id))
+            let is_it = |id: &DeviceId| {
+                *id == owed.device || id.shared().is_some_and(|whole| whole == owed.device)
+            };
+            grant.is_live()
+                && grant.resource == owed.resource
+                && grant.devices.iter().any(|device| is_it(&device.id))
         };
         let mut awaited_by: Vec<Holder> = Vec::new();
         if due.gated.get(&owed.resource).is_some_and(|devices| devices.contains_key(&owed.device)) {
@@ -180,7 +200,9 @@ fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
 }
 
 fn is_ailing(device: &DeviceReport) -> bool {
-    device.health.as_deref() == Some("Unhealthy") || device.state == "suspect" || device.cordoned.is_some()
+    device.health.as_deref() == Some("Unhealthy")
+        || device.state == "suspect"
+        || device.cordoned.is_some()
 }
 
 /// Sets `ready` when every resource is registered or waits for an absent kubelet (I11). It is never
@@ -192,7 +214,11 @@ pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let inventory = views.inventory;
     let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();
-    let settled = registrations.wait_for(|all| inventory.borrow().resources.keys().all(|name| all.get(name).is_some_and(is_settled))).await;
+    let settled = registrations
+        .wait_for(|all| {
+            inventory.borrow().resources.keys().all(|name| all.get(name).is_some_and(is_settled))
+        })
+        .await;
     if settled.is_ok() {
         ready.send_replace(true);
     }

@@ -17,7 +17,10 @@ use crate::messages::{CallError, Crash, Deliver, Mailbox, WithReply};
 use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
 use actix::fut::{ActorFutureExt as _, wrap_future};
-use actix::{Actor, ActorContext as _, Addr, ArbiterHandle, AsyncContext as _, Context, Handler, MailboxError, Message};
+use actix::{
+    Actor, ActorContext as _, Addr, ArbiterHandle, AsyncContext as _, Context, Handler,
+    MailboxError, Message,
+};
 use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -113,7 +116,12 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
     /// dropped.
     ///
     /// Must be called on the actix system's thread.
-    pub fn start<F>(self, arbiter: ArbiterHandle, supervision: Supervision, factory: F) -> JoinHandle<()>
+    pub fn start<F>(
+        self,
+        arbiter: ArbiterHandle,
+        supervision: Supervision,
+        factory: F,
+    ) -> JoinHandle<()>
     where
         F: Fn(Life) -> A + Clone + Send + 'static,
     {
@@ -147,19 +155,29 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
 
                 let now = Instant::now();
                 deaths.push_back(now);
-                while deaths.front().is_some_and(|death| now.duration_since(*death) > policy.window) {
+                while deaths.front().is_some_and(|death| now.duration_since(*death) > policy.window)
+                {
                     deaths.pop_front();
                 }
                 metrics::actor_restarted(name);
                 if deaths.len() >= policy.deaths_max {
-                    tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up; the daemon ends");
+                    tracing::error!(
+                        actor = name,
+                        deaths = deaths.len(),
+                        "the actor died too often and is given up; the daemon ends"
+                    );
                     // A full channel means that another actor escalated first: the daemon is
                     // ending.
                     let _ = escalate.try_send(name);
                     return;
                 }
                 let wait = backoff(&policy, deaths.len());
-                tracing::warn!(actor = name, life = number, wait_ms = wait.as_millis(), "the actor died and is rebuilt");
+                tracing::warn!(
+                    actor = name,
+                    life = number,
+                    wait_ms = wait.as_millis(),
+                    "the actor died and is rebuilt"
+                );
                 tokio::time::sleep(wait).await;
             }
         })
@@ -213,10 +231,14 @@ impl<A: Actor> Handle<A> {
     {
         let mut address = self.address.clone();
         let given_up = |_| CallError::GivenUp(self.name);
-        let Some(victim) = address.wait_for(Option::is_some).await.map_err(given_up)?.clone() else { return Ok(()) };
+        let Some(victim) = address.wait_for(Option::is_some).await.map_err(given_up)?.clone()
+        else {
+            return Ok(());
+        };
         // The expected result is no answer.
         let _ = victim.send(Crash).await;
-        let next = |current: &Option<Addr<A>>| current.as_ref().is_some_and(|current| *current != victim);
+        let next =
+            |current: &Option<Addr<A>>| current.as_ref().is_some_and(|current| *current != victim);
         address.wait_for(next).await.map_err(given_up)?;
         Ok(())
     }
@@ -235,7 +257,10 @@ async fn alive<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>) -> Opti
 
 /// Waits until this life is known to be dead. Its address may be published slightly longer than it
 /// lives. `None` if the actor was given up.
-async fn dead<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>, addr: &Addr<A>) -> Option<()> {
+async fn dead<A: Actor>(
+    address: &mut watch::Receiver<Option<Addr<A>>>,
+    addr: &Addr<A>,
+) -> Option<()> {
     address.wait_for(|current| current.as_ref() != Some(addr)).await.ok().map(drop)
 }
 
@@ -246,7 +271,11 @@ where
     M: Message + Clone + Send + 'static,
     M::Result: Send,
 {
-    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+    fn call(
+        &self,
+        message: M,
+        deadline: Duration,
+    ) -> BoxFuture<'static, Result<M::Result, CallError>> {
         let Handle { name, mut address } = self.clone();
         Box::pin(async move {
             let attempts = async move {
@@ -261,7 +290,9 @@ where
                     }
                 }
             };
-            tokio::time::timeout(deadline, attempts).await.unwrap_or(Err(CallError::TimedOut(name, deadline)))
+            tokio::time::timeout(deadline, attempts)
+                .await
+                .unwrap_or(Err(CallError::TimedOut(name, deadline)))
         })
     }
 
@@ -272,7 +303,10 @@ where
         }
         // Outside a runtime the daemon is ending, and no receiver is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(delivered(self.name, self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed()));
+            runtime.spawn(delivered(
+                self.name,
+                self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed(),
+            ));
         }
     }
 }
@@ -292,7 +326,11 @@ where
     M: Message + Clone + Send + 'static,
     M::Result: Send,
 {
-    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+    fn call(
+        &self,
+        message: M,
+        deadline: Duration,
+    ) -> BoxFuture<'static, Result<M::Result, CallError>> {
         let Handle { name, mut address } = self.0.clone();
         Box::pin(async move {
             let attempts = async move {
@@ -301,24 +339,33 @@ where
                     let (reply, answer) = oneshot::channel();
                     // A message that the actor does not accept is dropped with its reply sender,
                     // like one in a dead actor's mailbox.
-                    if let Err(refused) = addr.try_send(WithReply { message: message.clone(), reply }) {
+                    if let Err(refused) =
+                        addr.try_send(WithReply { message: message.clone(), reply })
+                    {
                         // The mailbox is full: wait for space.
                         let _ = addr.send(refused.into_inner()).await;
                     }
                     match answer.await {
                         Ok(answer) => return Ok(answer),
-                        Err(_) => dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?,
+                        Err(_) => {
+                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?
+                        }
                     }
                 }
             };
-            tokio::time::timeout(deadline, attempts).await.unwrap_or(Err(CallError::TimedOut(name, deadline)))
+            tokio::time::timeout(deadline, attempts)
+                .await
+                .unwrap_or(Err(CallError::TimedOut(name, deadline)))
         })
     }
 
     fn send(&self, message: M) {
         // Outside a runtime the daemon is ending, and no receiver is left.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(delivered(self.0.name, self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed()));
+            runtime.spawn(delivered(
+                self.0.name,
+                self.call(message, DELIVERY_DEADLINE).map_ok(drop).boxed(),
+            ));
         }
     }
 }

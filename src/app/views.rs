@@ -3,7 +3,9 @@
 use super::reload::ConfigReport;
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
-use crate::domain::{DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, Unread};
+use crate::domain::{
+    DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, Unread,
+};
 use crate::health::{HealthActor, Judgement};
 use crate::hook::Shortages;
 use crate::host;
@@ -77,7 +79,8 @@ impl Views {
     #[must_use]
     pub fn socket_left_behind(&self) -> bool {
         let registrations = self.registrations.borrow();
-        let finds_nobody = !registrations.is_empty() && registrations.values().all(|status| status.awaiting_kubelet);
+        let finds_nobody = !registrations.is_empty()
+            && registrations.values().all(|status| status.awaiting_kubelet);
         finds_nobody && self.kubelet.borrow().is_some()
     }
 
@@ -87,7 +90,11 @@ impl Views {
     #[must_use]
     pub fn checkpoint_unread(&self) -> Option<CheckpointUnread> {
         let now = host::now().wall;
-        let is_old = |grant: &Arc<Grant>| grant.is_live() && now.0.saturating_sub(grant.granted_at.0) > WRITTEN_WITHIN_MS;
-        self.checkpoint.unread().filter(|unread| !unread.missing || self.grants.borrow().iter().any(is_old))
+        let is_old = |grant: &Arc<Grant>| {
+            grant.is_live() && now.0.saturating_sub(grant.granted_at.0) > WRITTEN_WITHIN_MS
+        };
+        self.checkpoint
+            .unread()
+            .filter(|unread| !unread.missing || self.grants.borrow().iter().any(is_old))
     }
 }

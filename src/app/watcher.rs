@@ -8,7 +8,9 @@ use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
-use crate::messages::{CheckpointWritten, DeviceEventSeen, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
+use crate::messages::{
+    CheckpointWritten, DeviceEventSeen, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost,
+};
 use crate::serving::Sockets;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -70,16 +72,23 @@ impl Watcher {
     /// Reads the kubelet's socket; true when it differs from the last one.
     pub(super) fn read_kubelet_socket(&self) -> bool {
         let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
-        let generation = socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| KubeletGeneration {
-            inode: metadata.ino(),
-            made_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
-        });
+        let generation =
+            socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| {
+                KubeletGeneration {
+                    inode: metadata.ino(),
+                    made_ns: metadata
+                        .mtime()
+                        .saturating_mul(1_000_000_000)
+                        .saturating_add(metadata.mtime_nsec()),
+                }
+            });
         self.kubelet.send_if_modified(|known| std::mem::replace(known, generation) != generation)
     }
 
     /// The directories to watch: the kubelet's, our sockets', and those of device nodes.
     fn directories(&self) -> BTreeSet<PathBuf> {
-        let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
+        let mut dirs =
+            BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
         let plan = self.plan.borrow();
         // A new node may become a resource of its own.
@@ -91,7 +100,9 @@ impl Watcher {
                 let folder = host.folder();
                 dirs.insert(self.host_root.path(folder.trim_start_matches('/')));
                 // If the path is a folder, its entries matter; a node is watched by its folder.
-                dirs.extend(host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))));
+                dirs.extend(
+                    host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))),
+                );
             }
         }
         dirs
@@ -106,7 +117,10 @@ impl Watcher {
                 None
             }
         };
-        let mut uevents = UeventSocket::open(&self.host_root).inspect_err(|error| self.without_uevents(error)).ok().flatten();
+        let mut uevents = UeventSocket::open(&self.host_root)
+            .inspect_err(|error| self.without_uevents(error))
+            .ok()
+            .flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
         let mut rescans = Rescans::new(self.rescan.clone(), POLL);
         let mut reconcile_at = Some(Instant::now());
@@ -133,8 +147,11 @@ impl Watcher {
                         reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
                     }
                 }
-                Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.notify_sockets(),
-                Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {}
+                Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
+                    self.notify_sockets()
+                }
+                Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {
+                }
                 Event::Change(Ok(Change::Entry { .. })) => rescans.request(),
                 Event::Change(Ok(Change::Anything)) => {
                     self.notify_sockets();
@@ -146,7 +163,8 @@ impl Watcher {
                     watch = None;
                 }
                 Event::Uevent(Ok(Some(event))) if !event.may_matter() => {}
-                Event::Uevent(Ok(Some(event))) if self.report_device_event(&event) && event.action == "change" => {}
+                Event::Uevent(Ok(Some(event)))
+                    if self.report_device_event(&event) && event.action == "change" => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
                     rescans.request();
@@ -168,7 +186,8 @@ impl Watcher {
                     self.notify_sockets();
                 }
             }
-            let every = if watch.as_ref().is_some_and(DirWatch::is_whole) { POLL } else { POLL_ALONE };
+            let every =
+                if watch.as_ref().is_some_and(DirWatch::is_whole) { POLL } else { POLL_ALONE };
             let next = Instant::now() + host::until_tick(every);
             poll_at = if is_poll { next } else { poll_at.min(next) };
         }
@@ -186,9 +205,16 @@ impl Watcher {
     }
 
     /// Schedules a reload when the links to the configuration's files have new targets.
-    fn check_config_links(&self, event: &Event, links: &mut Vec<Option<PathBuf>>, reload_at: &mut Option<Instant>) {
+    fn check_config_links(
+        &self,
+        event: &Event,
+        links: &mut Vec<Option<PathBuf>>,
+        reload_at: &mut Option<Instant>,
+    ) {
         let may_be_exchanged = match event {
-            Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
+            Event::Change(Ok(Change::Entry { dir, name })) => {
+                name == reload::DATA_LINK && self.config_dirs.contains(dir)
+            }
             Event::Change(Ok(Change::Anything)) | Event::Poll => true,
             _ => false,
         };

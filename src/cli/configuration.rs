@@ -69,21 +69,36 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let node = global.node(node.as_deref());
             let examined = Examined::of(global.config.as_deref(), &node);
             let shown = examined.show(&node)?;
-            show(global.output, &ShowDocument::of(&node, &examined, &shown), |_| Text::document(&shown.text))
+            show(global.output, &ShowDocument::of(&node, &examined, &shown), |_| {
+                Text::document(&shown.text)
+            })
         }
         Verb::Diff { file, node } => diff(global, file, node.as_deref()),
         Verb::Import { peer, file, key, prefix } => {
-            let text =
-                String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not UTF-8 text", file.display())))?;
-            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref()).map_err(|error| {
-                error.warnings.iter().for_each(|warning| crate::console::eprintln(format_args!("warning: {warning}")));
-                Failed::new(FAILURE, format_args!("cannot import `{}`: {error}", file.display()))
+            let text = String::from_utf8(read(file)?).map_err(|_| {
+                Failed::new(FAILURE, format_args!("`{}` is not UTF-8 text", file.display()))
             })?;
+            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref())
+                .map_err(|error| {
+                    error.warnings.iter().for_each(|warning| {
+                        crate::console::eprintln(format_args!("warning: {warning}"))
+                    });
+                    Failed::new(
+                        FAILURE,
+                        format_args!("cannot import `{}`: {error}", file.display()),
+                    )
+                })?;
             let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
-                warnings.iter().for_each(|warning| crate::console::eprintln(format_args!("warning: {warning}")));
+                warnings.iter().for_each(|warning| {
+                    crate::console::eprintln(format_args!("warning: {warning}"))
+                });
             }
-            show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| Text::document(document.toml))?;
+            show(
+                global.output,
+                &ImportDocument { schema: 1, toml, warnings, wrong: *wrong },
+                |document| Text::document(document.toml),
+            )?;
             if *wrong == 0 {
                 return Ok(());
             }
@@ -92,7 +107,9 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
                 INCOMPLETE,
                 match wrong {
                     1 => format!("a part of `{file}` has a wrong value and was left out"),
-                    parts => format!("{parts} parts of `{file}` have wrong values and were left out"),
+                    parts => {
+                        format!("{parts} parts of `{file}` have wrong values and were left out")
+                    }
                 },
             ))
         }
@@ -110,7 +127,8 @@ fn check(global: &Global, file: Option<&Path>, node: Option<&str>) -> Result<(),
         Err(error) => (Vec::new(), Some(error)),
     };
     // Some errors appear only in the merged configuration; report them too.
-    let problems = if examined.problems.is_empty() { failed.as_slice() } else { &examined.problems };
+    let problems =
+        if examined.problems.is_empty() { failed.as_slice() } else { &examined.problems };
     let document = CheckDocument::of(&node, &examined, resources, problems);
     match global.output {
         Output::Json => show(global.output, &document, |_| Text::default())?,
@@ -129,12 +147,20 @@ fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> 
         &ChangeDocument::of(&change),
         // A change prints one line for each resource and key; their names contain no unprintable
         // characters.
-        |_| if change.is_empty() { Text::of_line(format_args!("no change")) } else { Text::document(&format!("{change}\n")) },
+        |_| {
+            if change.is_empty() {
+                Text::of_line(format_args!("no change"))
+            } else {
+                Text::document(&format!("{change}\n"))
+            }
+        },
     )
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failed> {
-    config::read_file(file).map_err(|error| Failed::new(CONFIG, format_args!("cannot read `{}`: {error}", file.display())))
+    config::read_file(file).map_err(|error| {
+        Failed::new(CONFIG, format_args!("cannot read `{}`: {error}", file.display()))
+    })
 }
 
 #[derive(Debug, Serialize)]
@@ -219,9 +245,18 @@ fn sections(sections: &[Section]) -> Vec<SectionEntry<'_>> {
 }
 
 impl<'a> CheckDocument<'a> {
-    fn of(node: &'a Node, examined: &'a Examined, resources: Vec<String>, problems: &'a [ConfigError]) -> Self {
-        let problem =
-            |error: &'a ConfigError| Problem { file: error.file(), line: error.line(), column: error.column(), problem: error.problem() };
+    fn of(
+        node: &'a Node,
+        examined: &'a Examined,
+        resources: Vec<String>,
+        problems: &'a [ConfigError],
+    ) -> Self {
+        let problem = |error: &'a ConfigError| Problem {
+            file: error.file(),
+            line: error.line(),
+            column: error.column(),
+            problem: error.problem(),
+        };
         CheckDocument {
             schema: 1,
             valid: problems.is_empty(),
@@ -242,8 +277,13 @@ impl<'a> CheckDocument<'a> {
         }
         let mut text = Text::default();
         for problem in &self.problems {
-            let place = [problem.line, problem.column].into_iter().flatten().map(|number| format!(":{number}")).collect::<String>();
-            let file = problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
+            let place = [problem.line, problem.column]
+                .into_iter()
+                .flatten()
+                .map(|number| format!(":{number}"))
+                .collect::<String>();
+            let file =
+                problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
             text.line(format_args!("{file}{}", problem.problem));
         }
         if self.more_problems > 0 {
@@ -254,7 +294,11 @@ impl<'a> CheckDocument<'a> {
 
     fn valid_summary(&self) -> Text {
         let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
-        let files = if files.is_empty() { "no file; the defaults apply".to_owned() } else { files.join(", ") };
+        let files = if files.is_empty() {
+            "no file; the defaults apply".to_owned()
+        } else {
+            files.join(", ")
+        };
         let resources = match self.resources.as_slice() {
             [] => "known hardware under its default names".to_owned(),
             names => names.join(", "),
@@ -263,8 +307,16 @@ impl<'a> CheckDocument<'a> {
         text.line(format_args!("offers: {resources}"));
         for section in &self.sections {
             let verb = if section.matches { "matches" } else { "does not match" };
-            let place = section.file.zip(section.line).map(|(file, line)| format!("{}:{line} ", file.display())).unwrap_or_default();
-            text.line(format_args!("section: {place}{verb} {}: {}", self.node.unwrap_or("this node"), section.why));
+            let place = section
+                .file
+                .zip(section.line)
+                .map(|(file, line)| format!("{}:{line} ", file.display()))
+                .unwrap_or_default();
+            text.line(format_args!(
+                "section: {place}{verb} {}: {}",
+                self.node.unwrap_or("this node"),
+                section.why
+            ));
         }
         text
     }
@@ -292,12 +344,15 @@ impl<'a> ChangeDocument<'a> {
 
 impl<'a> ShowDocument<'a> {
     fn of(node: &'a Node, examined: &'a Examined, shown: &'a Shown) -> Self {
-        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<config::Origin>)| ValueEntry {
-            key,
-            value,
-            file: origin.as_ref().map(|origin| origin.file.as_path()),
-            line: origin.as_ref().map(|origin| origin.line),
-        };
+        let value =
+            |(key, value, origin): &'a (String, serde_json::Value, Option<config::Origin>)| {
+                ValueEntry {
+                    key,
+                    value,
+                    file: origin.as_ref().map(|origin| origin.file.as_path()),
+                    line: origin.as_ref().map(|origin| origin.line),
+                }
+            };
         ShowDocument {
             schema: 1,
             node: node.name(),
@@ -365,7 +420,10 @@ mod tests {
     #[test]
     fn the_shown_configuration_has_a_line_for_each_value() {
         let node = Node::named("gpu-1", Path::new("/"));
-        let examined = examined("[[node]]\nmatch = { name = \"gpu-*\" }\n[node.telemetry]\nlisten = \"off\"\n", &node);
+        let examined = examined(
+            "[[node]]\nmatch = { name = \"gpu-*\" }\n[node.telemetry]\nlisten = \"off\"\n",
+            &node,
+        );
         let shown = examined.show(&node).unwrap();
         let golden = include_str!("configuration/golden/show.toml");
         assert_eq!(shown.text, golden);
@@ -383,10 +441,16 @@ mod tests {
     fn a_change_names_resources_and_keys() {
         let node = Node::default();
         let config = |text: &str| examined(text, &node).config().unwrap();
-        let resource = |name: &str, rest: &str| format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"gpu\"\n{rest}\n");
+        let resource = |name: &str, rest: &str| {
+            format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"gpu\"\n{rest}\n")
+        };
         let before = [resource("x", ""), resource("y", "")].concat();
-        let after =
-            ["[telemetry]\nlisten = \"off\"\n[health]\npoll = \"2s\"\n", &resource("x", "replicas = 2"), &resource("z", "")].concat();
+        let after = [
+            "[telemetry]\nlisten = \"off\"\n[health]\npoll = \"2s\"\n",
+            &resource("x", "replicas = 2"),
+            &resource("z", ""),
+        ]
+        .concat();
         let change = Change::between(&config(&before), &config(&after));
         let expected = concat!(
             r#"{"schema":1,"resources":[{"name":"a.b/x","change":"changed","keys":["sharing"]},{"name":"a.b/y","change":"removed","keys":[]},"#,

@@ -57,9 +57,12 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             OperatorRequest::Cordon { reason: reason.clone() },
             "is cordoned: no new container gets it until `holdfast device uncordon`",
         ),
-        Verb::Uncordon { device } => {
-            order(global, device, OperatorRequest::Uncordon, "is uncordoned: containers can get it as soon as it is healthy")
-        }
+        Verb::Uncordon { device } => order(
+            global,
+            device,
+            OperatorRequest::Uncordon,
+            "is uncordoned: containers can get it as soon as it is healthy",
+        ),
     }
 }
 
@@ -80,15 +83,18 @@ fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
         (Some(_), [device]) if global.output != Output::Json => holders(global, device),
         _ => BTreeMap::new(),
     };
-    show(global.output, &Document { schema: 1, devices: matched.clone() }, |_| match (wanted, matched.as_slice()) {
-        (Some(_), [device]) => details(device, &holders),
-        _ => table(&matched),
+    show(global.output, &Document { schema: 1, devices: matched.clone() }, |_| {
+        match (wanted, matched.as_slice()) {
+            (Some(_), [device]) => details(device, &holders),
+            _ => table(&matched),
+        }
     })
 }
 
 /// The holders of the device at its failures, by grant. The ledger may have forgotten some of them.
 fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> {
-    let mut wanted: BTreeSet<&AllocId> = device.incidents.iter().flat_map(|incident| &incident.held_by).collect();
+    let mut wanted: BTreeSet<&AllocId> =
+        device.incidents.iter().flat_map(|incident| &incident.held_by).collect();
     let mut holders = BTreeMap::new();
     if wanted.is_empty() {
         return holders;
@@ -106,7 +112,12 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
     holders
 }
 
-fn order(global: &Global, device: &str, instruction: OperatorRequest, done: &str) -> Result<(), Failed> {
+fn order(
+    global: &Global,
+    device: &str,
+    instruction: OperatorRequest,
+    done: &str,
+) -> Result<(), Failed> {
     let devices = fetch_devices(global)?;
     let id = find_device(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
@@ -128,9 +139,10 @@ fn fetch_devices(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
 
 fn control_failure(error: ControlError) -> Failed {
     match error {
-        ControlError::Absent { .. } => {
-            Failed::new(FAILURE, format_args!("{error}; the health of devices is known only to a running daemon"))
-        }
+        ControlError::Absent { .. } => Failed::new(
+            FAILURE,
+            format_args!("{error}; the health of devices is known only to a running daemon"),
+        ),
         ControlError::Failed { .. } => Failed::new(FAILURE, error),
     }
 }
@@ -143,12 +155,17 @@ fn find_device<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a Device
     if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
         wanted = shared;
     }
-    devices.iter().for_each(|device| wanted.add_named(&device.key, &DeviceId::new(&device.id), &device.names));
+    devices.iter().for_each(|device| {
+        wanted.add_named(&device.key, &DeviceId::new(&device.id), &device.names)
+    });
     let ids = wanted.matches().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let mut matched = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
     match (matched.next(), matched.next()) {
         (Some(device), None) => Ok(device),
-        _ => Err(Failed::new(FAILURE, format_args!("`{text}` matches more than one device; use the id"))),
+        _ => Err(Failed::new(
+            FAILURE,
+            format_args!("`{text}` matches more than one device; use the id"),
+        )),
     }
 }
 
@@ -215,7 +232,12 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     }
     if let Some(why) = &device.cordoned {
         // Daemons of earlier versions do not report the time.
-        line("cordoned", &device.cordoned_at.map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())));
+        line(
+            "cordoned",
+            &device
+                .cordoned_at
+                .map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())),
+        );
     }
     if device.flaps > 1 {
         line("failed", &format!("{} times in short succession", device.flaps));
@@ -227,8 +249,10 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     if device.incidents.is_empty() {
         return text;
     }
-    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]).shrinking(&["HELD BY", "WHY"]);
-    let holder = |alloc_id: &AllocId| holders.get(alloc_id).cloned().unwrap_or_else(|| alloc_id.to_string());
+    let mut table =
+        Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]).shrinking(&["HELD BY", "WHY"]);
+    let holder =
+        |alloc_id: &AllocId| holders.get(alloc_id).cloned().unwrap_or_else(|| alloc_id.to_string());
     for incident in &device.incidents {
         let until = incident.until.map(|until| until.to_seconds()).unwrap_or_default();
         let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
@@ -268,7 +292,10 @@ mod tests {
 
     #[test]
     fn a_device_is_found_by_its_id_its_address_or_a_share() {
-        let devices = [report("GPU-aa", "pci:0000:18:00.0/10de:2330"), report("GPU-ab", "pci:0000:19:00.0/10de:2330")];
+        let devices = [
+            report("GPU-aa", "pci:0000:18:00.0/10de:2330"),
+            report("GPU-ab", "pci:0000:19:00.0/10de:2330"),
+        ];
         let names = ["mlx5_2", "/dev/nvidia0"].map(str::to_owned).to_vec();
         let devices = [DeviceReport { names, ..devices[0].clone() }, devices[1].clone()];
         for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3", "mlx5_2", "/dev/nvidia0"] {
@@ -291,10 +318,18 @@ mod tests {
         assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
 
         // A cordon shows its own time, even if the device has failed as well.
-        let cordoned = DeviceReport { cordoned: Some("fan".into()), cordoned_at: Some(Timestamp(1_700_000_000_000)), ..device };
+        let cordoned = DeviceReport {
+            cordoned: Some("fan".into()),
+            cordoned_at: Some(Timestamp(1_700_000_000_000)),
+            ..device
+        };
         let shown = details(&cordoned, &BTreeMap::new());
         assert!(shown.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{shown}");
-        assert!(table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"), "{}", table(&[&cordoned]));
+        assert!(
+            table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"),
+            "{}",
+            table(&[&cordoned])
+        );
     }
 
     #[test]
@@ -306,13 +341,20 @@ mod tests {
             ended: "exit status: 3".into(),
             output: output.into(),
         };
-        let device = DeviceReport { outputs: vec![output("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
+        let device = DeviceReport {
+            outputs: vec![output("check", "no key\u{1b}[2J")],
+            ..report("GPU-aa", "")
+        };
         let wanted = "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: \
                       3\n              last output: no key\\u{1b}[2J\n";
         let shown = details(&device, &BTreeMap::new());
         assert!(shown.contains(wanted), "{shown}");
         let device = DeviceReport { outputs: vec![output("after_release", "x")], ..device };
-        assert!(details(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", details(&device, &BTreeMap::new()));
+        assert!(
+            details(&device, &BTreeMap::new()).contains("  after_release of nvidia"),
+            "{}",
+            details(&device, &BTreeMap::new())
+        );
     }
 
     #[test]
@@ -325,7 +367,8 @@ mod tests {
             held_by: vec![AllocId::new("a-1"), AllocId::new("a-2")],
         };
         let device = DeviceReport { incidents: vec![incident], ..report("GPU-aa", "") };
-        let holders = BTreeMap::from([(AllocId::new("a-1"), "ml/train-0, container main".to_owned())]);
+        let holders =
+            BTreeMap::from([(AllocId::new("a-1"), "ml/train-0, container main".to_owned())]);
         let wanted = "
 FAILED                HEALTHY AGAIN  WHY                          HELD BY
 1970-01-01T00:00:10Z  -              node_missing (/dev/nvidia0)  ml/train-0, container main; a-2

@@ -8,8 +8,8 @@ use crate::console::text::Text;
 use crate::console::{Global, show};
 use crate::discovery;
 use crate::domain::{
-    Attributes, Device, DeviceClass, DeviceId, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
-    requests_names,
+    Attributes, Device, DeviceClass, DeviceId, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects,
+    PciAddress, Reason, Verdicts, requests_names,
 };
 use crate::hardware::{self, DiscoverInput, Discovery};
 use crate::host::{self, HostRoot};
@@ -39,16 +39,23 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let known = DiscoverInput { held: &held, ..DiscoverInput::first(&recovered.names) };
     let mut found = hardware::discover_with(&root, scan.clone(), &specs, &known);
     if let Some(nvml) = query_nvml(&root, &config.nvml, &found) {
-        found = hardware::discover_with(&root, scan, &specs, &DiscoverInput { nvml: &nvml, ..known });
+        found =
+            hardware::discover_with(&root, scan, &specs, &DiscoverInput { nvml: &nvml, ..known });
     }
     for warning in &found.selection.warnings {
         crate::console::eprintln(format_args!("holdfast: {warning}"));
     }
     let boot_id = host::boot_id(&global.host_root).unwrap_or_else(|| "unknown".into());
-    let document = document(&root, &found, all).with_verdicts(&recovered.verdicts, &boot_id).with_holders(&grants, &found);
+    let document = document(&root, &found, all)
+        .with_verdicts(&recovered.verdicts, &boot_id)
+        .with_holders(&grants, &found);
     show(global.output, &document, |document| {
         let table = table(document);
-        if table.is_empty() { Text::of_line(format_args!("no devices found; --all lists every PCI function")) } else { table.into() }
+        if table.is_empty() {
+            Text::of_line(format_args!("no devices found; --all lists every PCI function"))
+        } else {
+            table.into()
+        }
     })
 }
 
@@ -64,9 +71,14 @@ fn query_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Opti
     // The send fails if the deadline has passed and the receiver was dropped.
     let asked = host::query_nvml(root, library, question, move |answer| drop(sender.send(answer)));
     let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
-        receiver.recv_timeout(NVML_DEADLINE).map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
+        receiver
+            .recv_timeout(NVML_DEADLINE)
+            .map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
     });
-    let (facts, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.facts, answer.failed));
+    let (facts, failed) = answer.map_or_else(
+        |why| (NvmlSnapshot::default(), Some(why)),
+        |answer| (answer.facts, answer.failed),
+    );
     // NVLink is optional information: a failure that concerns only NVLink causes no warning.
     if let Some(why) = failed.filter(|_| is_needed) {
         crate::console::eprintln(format_args!("holdfast: NVML did not report all facts: {why}"));
@@ -149,7 +161,8 @@ impl Document {
             let verdict = verdicts.get(&DeviceId::new(id))?;
             let reason = Health::reason(verdict.health())?;
             let waits = matches!(reason, Reason::Cordoned | Reason::Flapping);
-            (waits || verdict.boot_id == boot_id).then(|| (reason, verdict.detail(reason).to_owned()))
+            (waits || verdict.boot_id == boot_id)
+                .then(|| (reason, verdict.detail(reason).to_owned()))
         };
         let by_address: BTreeMap<PciAddress, String> = self
             .devices
@@ -157,11 +170,18 @@ impl Document {
             .filter(|row| !row.attributes.contains_key("part"))
             .filter_map(|row| Some((row.pci_address?, row.id.clone())))
             .collect();
-        for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
-            let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf)).map(String::as_str)];
-            let found = verdict_on(&row.id).or_else(|| above.into_iter().flatten().find_map(&verdict_on));
+        for row in
+            self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str()))
+        {
+            let above = [
+                row.attributes.get("parent"),
+                row.pf.and_then(|pf| by_address.get(&pf)).map(String::as_str),
+            ];
+            let found =
+                verdict_on(&row.id).or_else(|| above.into_iter().flatten().find_map(&verdict_on));
             if let Some((reason, detail)) = found {
-                (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
+                (row.health, row.reason) =
+                    (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
                 row.detail = Some(detail).filter(|detail| !detail.is_empty());
             }
         }
@@ -178,18 +198,25 @@ impl Document {
         for (index, grant) in grants.iter().enumerate() {
             held.hold(&index, grant.objects());
         }
-        let found: BTreeMap<&str, &Arc<Device>> = discovery.devices.iter().map(|device| (device.id.as_str(), device)).collect();
-        for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
+        let found: BTreeMap<&str, &Arc<Device>> =
+            discovery.devices.iter().map(|device| (device.id.as_str(), device)).collect();
+        for row in
+            self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str()))
+        {
             let Some(device) = found.get(row.id.as_str()) else { continue };
             // One row represents all shares of its device.
-            let is_its = |id: &DeviceId| *id == device.id || id.shared().as_ref() == Some(&device.id) || id.is_number();
+            let is_its = |id: &DeviceId| {
+                *id == device.id || id.shared().as_ref() == Some(&device.id) || id.is_number()
+            };
             let is_own_grant = |grant: &usize| {
                 let grant = &grants[*grant];
-                row.resource.as_deref() == Some(grant.resource.as_str()) && grant.devices.iter().any(|held| is_its(&held.id))
+                row.resource.as_deref() == Some(grant.resource.as_str())
+                    && grant.devices.iter().any(|held| is_its(&held.id))
             };
             if let Some(holder) = held.conflict(&device.objects(), is_own_grant) {
                 let reason = Reason::HeldAsOther;
-                (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
+                (row.health, row.reason) =
+                    (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
                 row.detail = Some(format!("by grant {}", grants[*holder].alloc_id));
             }
         }
@@ -247,14 +274,25 @@ fn row(root: &HostRoot, device: &Device, resource: Option<String>, health: Optio
 /// bridges. The id is the last column because a UUID or a serial number is the longest cell.
 #[must_use]
 pub fn table(document: &Document) -> Table {
-    let table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
-    let mut table = table.shrinking(&["id", "names", "driver", "health", "resource"]).omitting(&["driver", "names"]).tinted("health", tint);
+    let table =
+        Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
+    let mut table = table
+        .shrinking(&["id", "names", "driver", "health", "resource"])
+        .omitting(&["driver", "names"])
+        .tinted("health", tint);
     for row in &document.devices {
-        let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
+        let address = row
+            .pci_address
+            .map(|address| address.to_string())
+            .or_else(|| row.nodes.first().cloned());
         let kind = row.attributes.get("part").or_else(|| row.is_vf.then_some("vf"));
-        let class = kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
+        let class =
+            kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
-        let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
+        let names = [&row.rdma, &row.nvme, &row.net]
+            .into_iter()
+            .find(|names| !names.is_empty())
+            .map(|names| short_list(names));
         // The id is printed in full, since configurations use it too; for some devices it is the
         // address.
         let id = Some(row.id.clone());
@@ -301,7 +339,11 @@ mod tests {
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
         let specs = defaults::or_usual(&[], &functions);
-        document(&root, &discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new())), all)
+        document(
+            &root,
+            &discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new())),
+            all,
+        )
     }
 
     /// The document is an interface: a change here affects every program that reads it.
@@ -332,17 +374,30 @@ mod tests {
         let found = simulated(false, |node| node.remove_gpu_node(1).unwrap());
         let failed = VerdictState::Unhealthy { reason: Reason::Xid, seen: Duration::ZERO };
         let faults = [(Reason::Xid, "Xid 79".to_owned())].into();
-        let verdict = Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
+        let verdict =
+            Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
         let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
         let ids: Vec<DeviceId> = found.devices.iter().map(|row| DeviceId::new(&row.id)).collect();
         let taken_out = Verdict { cordon, ..verdict.clone() };
-        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), taken_out)]);
+        let verdicts = Verdicts::from([
+            (ids[0].clone(), verdict.clone()),
+            (ids[1].clone(), verdict),
+            (ids[2].clone(), taken_out),
+        ]);
         let reasons = |boot_id| {
             let devices = found.clone().with_verdicts(&verdicts, boot_id).devices;
             devices.into_iter().take(4).map(|row| (row.reason, row.detail)).collect::<Vec<_>>()
         };
         let (missing, cordoned) = ((Some("node_missing"), None), (Some("cordoned"), None));
-        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), cordoned.clone(), (None, None)]);
+        assert_eq!(
+            reasons("boot"),
+            [
+                (Some("xid"), Some("Xid 79".to_owned())),
+                missing.clone(),
+                cordoned.clone(),
+                (None, None)
+            ]
+        );
         assert_eq!(reasons("next"), [(None, None), missing, cordoned, (None, None)]);
     }
 
@@ -354,11 +409,18 @@ mod tests {
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
         let specs = defaults::or_usual(&[], &functions);
-        let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
+        let found =
+            discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let health = |resource: &str, as_id: Option<&str>| {
             let gpu = found.devices.iter().find(|device| device.class == DeviceClass::Gpu).unwrap();
             let id = as_id.map_or_else(|| gpu.id.clone(), DeviceId::new);
-            let device = GrantedDevice { id, key: gpu.key.clone(), numa_nodes: Vec::new(), nodes: Vec::new(), objects: gpu.objects() };
+            let device = GrantedDevice {
+                id,
+                key: gpu.key.clone(),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                objects: gpu.objects(),
+            };
             let grant = Arc::new(Grant {
                 alloc_id: AllocId::new("a-1"),
                 resource: resource.parse().unwrap(),
@@ -371,8 +433,14 @@ mod tests {
                 state: GrantState::Granted,
             });
             let rows = document(&root, &found, false).with_holders(&[grant], &found).devices;
-            let unhealthy = rows.iter().filter(|row| row.health.is_some_and(|health| health != "Healthy")).count();
-            (unhealthy, rows.into_iter().find(|row| row.id == gpu.id.as_str()).and_then(|row| row.reason))
+            let unhealthy = rows
+                .iter()
+                .filter(|row| row.health.is_some_and(|health| health != "Healthy"))
+                .count();
+            (
+                unhealthy,
+                rows.into_iter().find(|row| row.id == gpu.id.as_str()).and_then(|row| row.reason),
+            )
         };
         assert_eq!(health("nvidia.com/gpu", None), (0, None), "its own grant does not block it");
         assert_eq!(health("nvidia.com/gpu", Some("GPU-another")), (1, Some("held_as_other")));
@@ -391,15 +459,29 @@ mod tests {
     fn every_row_has_the_id_even_if_it_is_the_address() {
         let document = simulated(false, |_| ());
         let text = table(&document).on(Screen::default());
-        let ids: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
-        assert_eq!(ids, document.devices.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), "{text}");
-        assert!(document.devices.iter().any(|row| row.is_vf && row.pci_address.is_some_and(|address| address.to_string() == row.id)));
+        let ids: Vec<&str> =
+            text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
+        assert_eq!(
+            ids,
+            document.devices.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
+            "{text}"
+        );
+        assert!(
+            document.devices.iter().any(|row| row.is_vf
+                && row.pci_address.is_some_and(|address| address.to_string() == row.id))
+        );
     }
 
     #[test]
     fn the_table_can_be_read_on_a_terminal() {
-        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).on(Screen::default());
+        let text =
+            table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).on(Screen::default());
         assert!(text.lines().all(|line| line.len() <= 120 && line == line.trim_end()), "{text}");
-        assert!(text.contains("0000:19:00.0  gpu      nvidia     0     -       nvidia.com/gpu  node_missing"), "{text}");
+        assert!(
+            text.contains(
+                "0000:19:00.0  gpu      nvidia     0     -       nvidia.com/gpu  node_missing"
+            ),
+            "{text}"
+        );
     }
 }

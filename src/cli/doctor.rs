@@ -44,14 +44,16 @@ pub struct Options {
 /// [`FINDINGS`] when there is a warning or an error to fix.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let global = &with_paths_of_daemon(global);
-    let target = Target { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
+    let target =
+        Target { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
     if let Some(to) = &options.bundle {
         check_target(to)?;
     }
     let (facts, report) = doctor::examine_node(&target);
     if let Some(to) = &options.bundle {
         let loaded = config::load(global.config.as_deref(), &global.node(None)).ok();
-        let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
+        let grants =
+            store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
         let bundle = Bundle::collect(&target, &facts, redactor, |words| verb(global, words), log);
         return write_bundle(&bundle, to);
@@ -63,7 +65,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 /// Writes the bundle and lists its contents on standard error, so that the user can review it
 /// before sharing it.
 fn write_bundle(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
-    let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
+    let cannot =
+        |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
     let now = host::now().wall;
     if to == Path::new(STDOUT) {
         bundle.write_to(&mut std::io::stdout().lock(), now).map_err(|error| not_printed(&error))?;
@@ -80,15 +83,22 @@ fn write_bundle(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
 /// takes `--host-root=…` from its command line, and `--config=…` unless the user set one.
 fn with_paths_of_daemon(global: &Global) -> Global {
     let mut global = global.clone();
-    if global.host_root != Path::new("/") || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast") {
+    if global.host_root != Path::new("/")
+        || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast")
+    {
         return global;
     }
     let line = std::fs::read_to_string("/proc/1/cmdline").unwrap_or_default();
     let value_of = |name: &str| {
-        line.split('\0').find_map(|argument| argument.strip_prefix("--")?.strip_prefix(name)?.strip_prefix('=')).map(PathBuf::from)
+        line.split('\0')
+            .find_map(|argument| argument.strip_prefix("--")?.strip_prefix(name)?.strip_prefix('='))
+            .map(PathBuf::from)
     };
     if let Some(root) = value_of("host-root") {
-        eprintln(format_args!("using the --host-root of the daemon in this container: {}", root.display()));
+        eprintln(format_args!(
+            "using the --host-root of the daemon in this container: {}",
+            root.display()
+        ));
         global.host_root = root;
     }
     global.config = global.config.or_else(|| value_of("config"));
@@ -110,7 +120,10 @@ fn check_target(to: &Path) -> Result<(), Failed> {
         return Err(Failed::new(USAGE, format_args!("cannot write `{name}`: {why}")));
     }
     if to.exists() && !to.is_dir() {
-        return Err(Failed::new(FAILURE, format_args!("cannot write `{name}`: it exists already; name another file")));
+        return Err(Failed::new(
+            FAILURE,
+            format_args!("cannot write `{name}`: it exists already; name another file"),
+        ));
     }
     Ok(())
 }
@@ -139,7 +152,11 @@ fn log() -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.args(["-u", "holdfast", "-n", LOG_LINES, "--no-pager", "--quiet"]);
     let text = String::from_utf8_lossy(&output(command, LOG_DEADLINE)?).into_owned();
-    if text.trim().is_empty() { Err("systemd's journal has no entries of a unit `holdfast`".into()) } else { Ok(text) }
+    if text.trim().is_empty() {
+        Err("systemd's journal has no entries of a unit `holdfast`".into())
+    } else {
+        Ok(text)
+    }
 }
 
 /// The standard output of a program. A non-zero exit code is no error here: the program may still
@@ -147,12 +164,18 @@ fn log() -> Result<String, String> {
 fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
-    let ended = block_on(async { timeout(deadline, command.output()).await }).map_err(|failed| failed.sentence.unwrap_or_default())?;
+    let ended = block_on(async { timeout(deadline, command.output()).await })
+        .map_err(|failed| failed.sentence.unwrap_or_default())?;
     let output = ended.map_err(|_elapsed| format!("`{program}` did not end in time"))?;
     let output = output.map_err(|error| format!("cannot run `{program}`: {error}"))?;
     if output.stdout.is_empty() {
-        let last_line = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
-        return Err(if last_line.is_empty() { format!("`{program}` printed nothing ({})", output.status) } else { last_line });
+        let last_line =
+            String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
+        return Err(if last_line.is_empty() {
+            format!("`{program}` printed nothing ({})", output.status)
+        } else {
+            last_line
+        });
     }
     Ok(output.stdout)
 }
@@ -203,8 +226,10 @@ fn entry(finding: &Finding, screen: Screen) -> Text {
 }
 
 fn summary(report: &Report, all: bool, screen: Screen) -> Text {
-    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let [errors, warnings, notes, fine] = [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
+    let plural =
+        |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let [errors, warnings, notes, fine] =
+        [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
     let unknown = report.unknown.len();
     let made = format!("{} passed", plural(fine, "check"));
     let left = if unknown > 0 { format!(", {unknown} could not run") } else { String::new() };
@@ -212,7 +237,12 @@ fn summary(report: &Report, all: bool, screen: Screen) -> Text {
     let found = if errors + warnings + notes == 0 {
         "no problems".to_owned()
     } else {
-        format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
+        format!(
+            "{}, {}, {}",
+            plural(errors, "error"),
+            plural(warnings, "warning"),
+            plural(notes, "note")
+        )
     };
     let mut text = Text::default();
     text.wrap(screen, 0, &format!("{found}; {made}{left}{hint}"));

@@ -47,7 +47,12 @@ impl<'a> Row<'a> {
     /// Adds the health of the devices.
     #[must_use]
     pub fn with_health(self, of: &'a Grant, unhealthy_devices: &'a UnhealthyDevices) -> Row<'a> {
-        Row { unhealthy: unhealthy_of(of, unhealthy_devices).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
+        Row {
+            unhealthy: unhealthy_of(of, unhealthy_devices)
+                .map(|(id, reason)| (id.as_str(), reason))
+                .collect(),
+            ..self
+        }
     }
 }
 
@@ -55,8 +60,16 @@ impl<'a> Row<'a> {
 pub type UnhealthyDevices = BTreeMap<DeviceId, String>;
 
 /// The unhealthy devices of a live grant. A share has the health of its device.
-fn unhealthy_of<'a>(grant: &'a Grant, unhealthy_devices: &'a UnhealthyDevices) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
-    let reason = |id: &DeviceId| unhealthy_devices.get(id).or_else(|| unhealthy_devices.get(&id.shared()?)).map(String::as_str);
+fn unhealthy_of<'a>(
+    grant: &'a Grant,
+    unhealthy_devices: &'a UnhealthyDevices,
+) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
+    let reason = |id: &DeviceId| {
+        unhealthy_devices
+            .get(id)
+            .or_else(|| unhealthy_devices.get(&id.shared()?))
+            .map(String::as_str)
+    };
     let devices = grant.devices.iter().filter(|_| grant.is_live());
     devices.filter_map(move |device| Some((&device.id, reason(&device.id)?)))
 }
@@ -64,7 +77,8 @@ fn unhealthy_of<'a>(grant: &'a Grant, unhealthy_devices: &'a UnhealthyDevices) -
 /// The reason alone if the grant has one device; otherwise each unhealthy device with its reason.
 fn health(grant: &Grant, unhealthy_devices: &UnhealthyDevices) -> String {
     let alone = grant.devices.len() == 1;
-    let cells = unhealthy_of(grant, unhealthy_devices).map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
+    let cells = unhealthy_of(grant, unhealthy_devices)
+        .map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
     cells.collect::<Vec<_>>().join(", ")
 }
 
@@ -81,15 +95,27 @@ pub fn document<'a>(
     processors: &'a [Processors],
     unhealthy_devices: &'a UnhealthyDevices,
 ) -> Document<'a> {
-    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors).with_health(grant, unhealthy_devices)).collect() }
+    Document {
+        schema: 1,
+        grants: grants
+            .into_iter()
+            .map(|grant| row(grant, processors).with_health(grant, unhealthy_devices))
+            .collect(),
+    }
 }
 
 /// The exclusive CPUs of the container that holds a grant. The kubelet identifies pods by name, so
 /// for two pods with one name only the current holder matches.
 fn of_holder<'a>(grant: &Grant, processors: &'a [Processors]) -> Option<&'a Processors> {
-    let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &grant.state else { return None };
+    let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) =
+        &grant.state
+    else {
+        return None;
+    };
     let (namespace, name) = (pod.namespace.as_ref()?, pod.name.as_ref()?);
-    processors.iter().find(|its| (&its.namespace, &its.pod, &its.container) == (namespace, name, container))
+    processors
+        .iter()
+        .find(|its| (&its.namespace, &its.pod, &its.container) == (namespace, name, container))
 }
 
 fn numa_nodes(grant: &Grant) -> BTreeSet<u32> {
@@ -101,7 +127,9 @@ fn numa_nodes(grant: &Grant) -> BTreeSet<u32> {
 pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
     let processors = of_holder(grant, processors);
     let (released_at, released_by) = match &grant.state {
-        GrantState::Released { released_at, released_by, .. } => (Some(*released_at), Some(released_by.as_str())),
+        GrantState::Released { released_at, released_by, .. } => {
+            (Some(*released_at), Some(released_by.as_str()))
+        }
         _ => (None, None),
     };
     Row {
@@ -118,7 +146,11 @@ pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
         numa_nodes: numa_nodes(grant),
         cpus: processors.map(Processors::list),
         cpu_numa_nodes: processors.map(|processors| &processors.numa_nodes),
-        suspect_at: if let GrantState::Suspect { suspect_at, .. } = grant.state { Some(suspect_at) } else { None },
+        suspect_at: if let GrantState::Suspect { suspect_at, .. } = grant.state {
+            Some(suspect_at)
+        } else {
+            None
+        },
         unhealthy: BTreeMap::new(),
     }
 }
@@ -130,7 +162,9 @@ fn pod(pod: &PodRef) -> Pod<'_> {
 fn bound_at(grant: &Grant) -> Option<Timestamp> {
     match &grant.state {
         GrantState::Granted => None,
-        GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => Some(*bound_at),
+        GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => {
+            Some(*bound_at)
+        }
         GrantState::Released { bound_at, .. } => *bound_at,
     }
 }
@@ -138,20 +172,45 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
 /// Grants as a table: holder, devices, and since when. If any container has exclusive CPUs, the
 /// table has columns for them and for the NUMA nodes. If any device is unhealthy, it has a column
 /// for the reason.
-pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], unhealthy_devices: &UnhealthyDevices) -> Text {
+pub fn table<'a>(
+    grants: impl IntoIterator<Item = &'a Grant>,
+    processors: &[Processors],
+    unhealthy_devices: &UnhealthyDevices,
+) -> Text {
     let grants: Vec<&Grant> = grants.into_iter().collect();
     let numa: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
-    let has_unhealthy = grants.iter().any(|grant| unhealthy_of(grant, unhealthy_devices).next().is_some());
+    let has_unhealthy =
+        grants.iter().any(|grant| unhealthy_of(grant, unhealthy_devices).next().is_some());
     let unhealthy: &[&str] = if has_unhealthy { &["UNHEALTHY"] } else { &[] };
-    let table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], numa, unhealthy, &["DEVICES"]].concat());
-    let table = table.shrinking(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]).omitting(&["SINCE"]);
-    let mut table = table.tinted("STATE", tint).tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
+    let table = Table::new(
+        &[
+            &["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"],
+            numa,
+            unhealthy,
+            &["DEVICES"],
+        ]
+        .concat(),
+    );
+    let table = table
+        .shrinking(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"])
+        .omitting(&["SINCE"]);
+    let mut table = table
+        .tinted("STATE", tint)
+        .tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
-        let mut cells = vec![namespace, pod, container, grant.resource.to_string(), state(grant), grant.granted_at.to_seconds()];
+        let mut cells = vec![
+            namespace,
+            pod,
+            container,
+            grant.resource.to_string(),
+            state(grant),
+            grant.granted_at.to_seconds(),
+        ];
         if !numa.is_empty() {
             cells.push(numbers(&numa_nodes(grant)));
-            let own = |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
+            let own =
+                |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
             cells.push(of_holder(grant, processors).map(own).unwrap_or_default());
         }
         cells.extend(has_unhealthy.then(|| health(grant, unhealthy_devices)));
@@ -177,16 +236,33 @@ fn numbers(numbers: &BTreeSet<u32>) -> String {
 
 /// Grants as a table with start, end, and the proof of the release.
 pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
-    let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
+    let table = Table::new(&[
+        "FROM",
+        "UNTIL",
+        "NAMESPACE",
+        "POD",
+        "CONTAINER",
+        "RESOURCE",
+        "STATE",
+        "PROOF",
+        "DEVICES",
+    ]);
     let table = table.shrinking(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
-    let mut table = table.omitting(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]).tinted("STATE", tint);
+    let mut table =
+        table.omitting(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]).tinted("STATE", tint);
     for grant in grants {
         let (until, proof) = match &grant.state {
-            GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),
+            GrantState::Released { released_at, released_by, .. } => {
+                (released_at.to_seconds(), released_by.clone())
+            }
             _ => Default::default(),
         };
         let [namespace, pod, container] = holder(grant);
-        let (from, resource, state) = (grant.granted_at.to_seconds(), grant.resource.to_string(), grant.state_name().to_owned());
+        let (from, resource, state) = (
+            grant.granted_at.to_seconds(),
+            grant.resource.to_string(),
+            grant.state_name().to_owned(),
+        );
         table.row([from, until, namespace, pod, container, resource, state, proof, devices(grant)]);
     }
     table
@@ -197,7 +273,11 @@ fn holder(grant: &Grant) -> [String; 3] {
     let pod = grant.pod();
     let name = pod.map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
     let namespace = pod.and_then(|pod| pod.namespace.clone());
-    [namespace.unwrap_or_default(), name.unwrap_or_default(), grant.container().unwrap_or_default().to_owned()]
+    [
+        namespace.unwrap_or_default(),
+        name.unwrap_or_default(),
+        grant.container().unwrap_or_default().to_owned(),
+    ]
 }
 
 /// The device ids of a grant, separated by commas.
@@ -211,7 +291,9 @@ pub fn devices(grant: &Grant) -> String {
 pub fn holder_in_words(grant: &Grant) -> String {
     match holder(grant) {
         [_, pod, _] if pod.is_empty() => "a container that the kubelet never listed".into(),
-        [namespace, pod, container] if namespace.is_empty() => format!("{pod}, container {container}"),
+        [namespace, pod, container] if namespace.is_empty() => {
+            format!("{pod}, container {container}")
+        }
         [namespace, pod, container] => format!("{namespace}/{pod}, container {container}"),
     }
 }
@@ -220,14 +302,18 @@ pub fn holder_in_words(grant: &Grant) -> String {
 #[must_use]
 pub fn proof_in_words(released_by: &str) -> String {
     match released_by {
-        POD_GONE => format!("{released_by}: the kubelet no longer listed the pod, and its cgroup was removed"),
+        POD_GONE => format!(
+            "{released_by}: the kubelet no longer listed the pod, and its cgroup was removed"
+        ),
         SUPERSEDED => {
             format!(
                 "{released_by}: the kubelet allocated devices to the container again, after \
                  all processes of the pod had exited"
             )
         }
-        NEVER_STARTED => format!("{released_by}: a later checkpoint of the kubelet did not contain it"),
+        NEVER_STARTED => {
+            format!("{released_by}: a later checkpoint of the kubelet did not contain it")
+        }
         other => other.to_owned(),
     }
 }
@@ -235,7 +321,9 @@ pub fn proof_in_words(released_by: &str) -> String {
 /// The state; for a suspect grant, with the time since when the kubelet has not listed the pod.
 fn state(grant: &Grant) -> String {
     match &grant.state {
-        GrantState::Suspect { suspect_at, .. } => format!("suspect since {}", suspect_at.to_seconds()),
+        GrantState::Suspect { suspect_at, .. } => {
+            format!("suspect since {}", suspect_at.to_seconds())
+        }
         _ => grant.state_name().to_owned(),
     }
 }
@@ -268,7 +356,11 @@ mod tests {
     }
 
     fn two() -> [Grant; 2] {
-        let pod = |name: Option<&str>| PodRef { uid: "u1".into(), namespace: name.map(|_| "default".into()), name: name.map(Into::into) };
+        let pod = |name: Option<&str>| PodRef {
+            uid: "u1".into(),
+            namespace: name.map(|_| "default".into()),
+            name: name.map(Into::into),
+        };
         let (container, bound_at) = ("main".to_owned(), Timestamp(1_700_000_001_000));
         let released = GrantState::Released {
             pod: Some(pod(None)),
@@ -293,12 +385,20 @@ mod tests {
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone","#,
             r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null,"suspect_at":null}]}"#,
         );
-        assert_eq!(serde_json::to_string(&document(&two(), &[], &UnhealthyDevices::new())).unwrap(), wanted);
+        assert_eq!(
+            serde_json::to_string(&document(&two(), &[], &UnhealthyDevices::new())).unwrap(),
+            wanted
+        );
     }
 
     #[test]
     fn a_grant_without_a_known_holder_has_no_pod() {
-        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[], &UnhealthyDevices::new())).unwrap();
+        let json = serde_json::to_value(document(
+            [&grant(GrantState::Granted)],
+            &[],
+            &UnhealthyDevices::new(),
+        ))
+        .unwrap();
         assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
     }
 
@@ -311,22 +411,36 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 -          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         let [bound, released] = two();
-        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[], &UnhealthyDevices::new()), wanted);
+        assert_eq!(
+            table([&bound, &released, &grant(GrantState::Granted)], &[], &UnhealthyDevices::new()),
+            wanted
+        );
     }
 
     #[test]
     fn a_suspect_grant_shows_since_when_in_its_state() {
         let [bound, _] = two();
-        let GrantState::Bound { pod, container, bound_at } = bound.state else { panic!("it is bound") };
-        let suspect = grant(GrantState::Suspect { pod, container, bound_at, suspect_at: Timestamp(1_700_000_060_000) });
+        let GrantState::Bound { pod, container, bound_at } = bound.state else {
+            panic!("it is bound")
+        };
+        let suspect = grant(GrantState::Suspect {
+            pod,
+            container,
+            bound_at,
+            suspect_at: Timestamp(1_700_000_060_000),
+        });
         let wanted = "\
 NAMESPACE  POD    CONTAINER  RESOURCE        STATE                               SINCE                 DEVICES
 default    web-0  main       nvidia.com/gpu  suspect since 2023-11-14T22:14:20Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         assert_eq!(table([&suspect], &[], &UnhealthyDevices::new()), wanted);
-        let json = serde_json::to_value(document([&suspect], &[], &UnhealthyDevices::new())).unwrap();
+        let json =
+            serde_json::to_value(document([&suspect], &[], &UnhealthyDevices::new())).unwrap();
         let row = &json["grants"][0];
-        assert_eq!((&row["state"], &row["suspect_at"]), (&"suspect".into(), &"2023-11-14T22:14:20.000Z".into()));
+        assert_eq!(
+            (&row["state"], &row["suspect_at"]),
+            (&"suspect".into(), &"2023-11-14T22:14:20.000Z".into())
+        );
     }
 
     #[test]
@@ -347,15 +461,23 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  1 
 ";
         let processors = [own];
         assert_eq!(table([&bound, &released], &processors, &UnhealthyDevices::new()), wanted);
-        let json = serde_json::to_value(document([&bound, &released], &processors, &UnhealthyDevices::new())).unwrap();
-        let of = |row: usize| ["numa_nodes", "cpus", "cpu_numa_nodes"].map(|key| json["grants"][row][key].to_string());
+        let json = serde_json::to_value(document(
+            [&bound, &released],
+            &processors,
+            &UnhealthyDevices::new(),
+        ))
+        .unwrap();
+        let of = |row: usize| {
+            ["numa_nodes", "cpus", "cpu_numa_nodes"].map(|key| json["grants"][row][key].to_string())
+        };
         assert_eq!(of(0), ["[1]", "\"2-3,10\"", "[0]"]);
         assert_eq!(of(1), ["[]", "null", "null"]);
     }
 
     #[test]
     fn an_unhealthy_device_is_in_the_row_of_its_holder() {
-        let unhealthy_devices = UnhealthyDevices::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
+        let unhealthy_devices =
+            UnhealthyDevices::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 UNHEALTHY  DEVICES
 default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GPU-b xid  GPU-b,GPU-a
@@ -363,10 +485,12 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 ";
         let [mut bound, released] = two();
         assert_eq!(table([&bound, &released], &[], &unhealthy_devices), wanted);
-        let json = serde_json::to_value(document([&bound, &released], &[], &unhealthy_devices)).unwrap();
+        let json =
+            serde_json::to_value(document([&bound, &released], &[], &unhealthy_devices)).unwrap();
         assert_eq!(json["grants"][0]["unhealthy"], serde_json::json!({"GPU-b": "xid"}));
         assert!(json["grants"][1]["unhealthy"].is_null(), "a released grant has no holder");
-        bound.devices = vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
+        bound.devices =
+            vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
         assert!(table([&bound], &[], &unhealthy_devices).contains("  xid        GPU-b::1"));
     }
 
@@ -383,6 +507,10 @@ FROM                  UNTIL                 NAMESPACE  POD     DEVICES
 2023-11-14T22:13:20Z  -                     default    web-0   GPU-b,GPU-a
 2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  GPU-b,GPU-a
 ";
-        assert_eq!(history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }), narrow, "it fits a terminal of 80 columns");
+        assert_eq!(
+            history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }),
+            narrow,
+            "it fits a terminal of 80 columns"
+        );
     }
 }

@@ -12,10 +12,16 @@ use crate::console::{Global, block_on, show};
 /// contains the reason.
 pub fn run(global: &Global) -> Result<(), Failed> {
     let upgrade = Upgrade { executable: std::env::current_exe()? };
-    let installed = block_on(ask_to_hand_over(&global.run_dir, &upgrade))?.map_err(|error| match error {
-        ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; there is no instance to hand over from")),
-        ControlError::Failed { why, .. } => Failed::new(FAILURE, format_args!("the handover failed: {why}")),
-    })?;
+    let installed =
+        block_on(ask_to_hand_over(&global.run_dir, &upgrade))?.map_err(|error| match error {
+            ControlError::Absent { .. } => Failed::new(
+                FAILURE,
+                format_args!("{error}; there is no instance to hand over from"),
+            ),
+            ControlError::Failed { why, .. } => {
+                Failed::new(FAILURE, format_args!("the handover failed: {why}"))
+            }
+        })?;
     show(global.output, &installed, |Installed { from, to, pid }| {
         Text::of_line(format_args!("handed over from {from} to {to} (process {pid})"))
     })

@@ -9,7 +9,9 @@ use crate::console::exit::{FAILURE, Failed, USAGE};
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, show};
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts};
+use crate::domain::{
+    AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts,
+};
 use crate::store::ExportLine;
 use clap::Args;
 use jiff::tz::TimeZone;
@@ -80,7 +82,9 @@ impl Time {
     fn fits(self, grant: &Grant) -> bool {
         match self {
             Time::Ever => true,
-            Time::At(at) => grant.granted_at <= at && released_at(grant).is_none_or(|released| at < released),
+            Time::At(at) => {
+                grant.granted_at <= at && released_at(grant).is_none_or(|released| at < released)
+            }
             Time::Since(since) => released_at(grant).is_none_or(|released| since < released),
         }
     }
@@ -113,7 +117,11 @@ impl Time {
 }
 
 fn released_at(grant: &Grant) -> Option<Timestamp> {
-    if let GrantState::Released { released_at, .. } = &grant.state { Some(*released_at) } else { None }
+    if let GrantState::Released { released_at, .. } = &grant.state {
+        Some(*released_at)
+    } else {
+        None
+    }
 }
 
 /// Prints the history from the running daemon, or from the ledger's files if none runs.
@@ -121,7 +129,8 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 /// # Errors
 /// When neither can be read, or when an option names no valid time or no known device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
+    let time = Time::of(options, when::now(), &TimeZone::system())
+        .map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(|text| source::device_query(global, text));
     let (mut grants, mut verdicts) = (Vec::new(), Verdicts::new());
     let mut resources = KnownResources::default();
@@ -170,14 +179,24 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         failures,
     };
     show(global.output, &document, |document| {
-        let mut held = if grants.is_empty() { no_grants(options, time) } else { history_table(&grants).into() };
-        held += document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default();
+        let mut held = if grants.is_empty() {
+            no_grants(options, time)
+        } else {
+            history_table(&grants).into()
+        };
+        held += document
+            .failures
+            .as_deref()
+            .map(|failures| failures_table(failures, &grants))
+            .unwrap_or_default();
         held
     })?;
     // Print the time as it was understood: a short form or local time may be ambiguous. The JSON
     // document contains it anyway.
     if global.output != Output::Json && !grants.is_empty() {
-        time.in_words().iter().for_each(|time| crate::console::eprintln(format_args!("holdfast: grants held {time}")));
+        time.in_words().iter().for_each(|time| {
+            crate::console::eprintln(format_args!("holdfast: grants held {time}"))
+        });
     }
     for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {
         crate::console::eprintln(format_args!("holdfast: {remark}"));
@@ -187,12 +206,18 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 /// The failures of these devices. A share has the failures of its device.
 fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec<Failure> {
-    let devices: BTreeSet<DeviceId> =
-        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
+    let devices: BTreeSet<DeviceId> = ids
+        .iter()
+        .map(|id| {
+            if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())
+        })
+        .collect();
     let of = |device: &DeviceId| {
         let incidents = verdicts.get(device).into_iter().flat_map(|verdict| &verdict.incidents);
         let matching = incidents.filter(|incident| time.fits_failure(incident));
-        matching.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
+        matching
+            .map(|incident| Failure { device: device.clone(), incident: incident.clone() })
+            .collect::<Vec<_>>()
     };
     let mut failures: Vec<Failure> = devices.iter().flat_map(of).collect();
     failures.sort_by_key(|failure| failure.incident.at);
@@ -224,15 +249,26 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
 fn no_grants(options: &Options, time: Time) -> Text {
     let GrantFilter { pod, resource } = &options.filter;
     let who = pod.as_ref().map_or_else(|| "no container".to_owned(), |pod| format!("no pod {pod}"));
-    let what = options.device.as_ref().map_or_else(|| "a device".to_owned(), |device| format!("`{}`", device.trim()));
+    let what = options
+        .device
+        .as_ref()
+        .map_or_else(|| "a device".to_owned(), |device| format!("`{}`", device.trim()));
     let of = resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
     let when = time.in_words().map(|time| format!(" {time}")).unwrap_or_default();
     Text::of_line(format_args!("{who} is known to have held {what}{of}{when}"))
 }
 
 /// Limitations of the answer: released grants that are missing or forgotten, and suspect grants.
-fn remarks(time: Time, forgotten_until: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
-    let mut remarks: Vec<String> = problem.iter().map(|problem| format!("some released grants are missing here: {problem}")).collect();
+fn remarks(
+    time: Time,
+    forgotten_until: Option<Timestamp>,
+    problem: Option<&str>,
+    grants: &[Grant],
+) -> Vec<String> {
+    let mut remarks: Vec<String> = problem
+        .iter()
+        .map(|problem| format!("some released grants are missing here: {problem}"))
+        .collect();
     if let (Some(asked), Some(until)) = (time.at().or(time.since()), forgotten_until)
         && asked < until
     {
@@ -275,7 +311,13 @@ mod tests {
 
     fn released(at: u64) -> GrantState {
         let released_by = "pod_gone".into();
-        GrantState::Released { pod: None, container: None, bound_at: None, released_at: Timestamp(at), released_by }
+        GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(at),
+            released_by,
+        }
     }
 
     #[test]
@@ -292,9 +334,16 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let at = Some(Timestamp(1_700_000_000_000));
-        let document = Document { schema: 1, at, since: None, remembers_from: None, problem: None, grants: Vec::new(), failures: None };
-        let wanted =
-            r#"{"schema":1,"at":"2023-11-14T22:13:20.000Z","since":null,"remembers_from":null,"problem":null,"grants":[],"failures":null}"#;
+        let document = Document {
+            schema: 1,
+            at,
+            since: None,
+            remembers_from: None,
+            problem: None,
+            grants: Vec::new(),
+            failures: None,
+        };
+        let wanted = r#"{"schema":1,"at":"2023-11-14T22:13:20.000Z","since":null,"remembers_from":null,"problem":null,"grants":[],"failures":null}"#;
         assert_eq!(serde_json::to_string(&document).unwrap(), wanted);
     }
 
@@ -308,16 +357,30 @@ mod tests {
             until: until.map(Timestamp),
             held_by: vec![AllocId::new("a-1"), AllocId::new("a-9")],
         };
-        let verdict = Verdict { incidents: vec![incident(10_000, Some(20_000)), incident(30_000, None)], ..Verdict::default() };
+        let verdict = Verdict {
+            incidents: vec![incident(10_000, Some(20_000)), incident(30_000, None)],
+            ..Verdict::default()
+        };
         let verdicts = Verdicts::from([(DeviceId::new("GPU-a"), verdict)]);
-        let failures = |time| failures_of(&BTreeSet::from([DeviceId::new("GPU-a::1")]), &verdicts, time);
+        let failures =
+            |time| failures_of(&BTreeSet::from([DeviceId::new("GPU-a::1")]), &verdicts, time);
         assert_eq!(
-            [Time::Ever, Time::At(Timestamp(15_000)), Time::At(Timestamp(25_000)), Time::Since(Timestamp(25_000))]
-                .map(|time| failures(time).len()),
+            [
+                Time::Ever,
+                Time::At(Timestamp(15_000)),
+                Time::At(Timestamp(25_000)),
+                Time::Since(Timestamp(25_000))
+            ]
+            .map(|time| failures(time).len()),
             [2, 1, 0, 1]
         );
-        let pod = PodRef { uid: "u".into(), namespace: Some("default".into()), name: Some("train".into()) };
-        let mut held = grant(1, GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(2) });
+        let pod = PodRef {
+            uid: "u".into(),
+            namespace: Some("default".into()),
+            name: Some("train".into()),
+        };
+        let mut held =
+            grant(1, GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(2) });
         held.alloc_id = AllocId::new("a-1");
         let wanted = "
 FAILED                HEALTHY AGAIN         WHY           HELD BY
@@ -326,7 +389,10 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
 ";
         assert_eq!(failures_table(&failures(Time::Ever), &[held]), wanted);
         let json = serde_json::to_value(&failures(Time::Ever)[0]).unwrap();
-        assert_eq!((&json["device"], &json["reason"], &json["held_by"][1]), (&"GPU-a".into(), &"xid".into(), &"a-9".into()));
+        assert_eq!(
+            (&json["device"], &json["reason"], &json["held_by"][1]),
+            (&"GPU-a".into(), &"xid".into(), &"a-9".into())
+        );
     }
 
     #[test]
@@ -337,8 +403,14 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
         let found = remarks(Time::At(Timestamp(99_000)), forgotten, None, &[]);
         assert!(found[0].starts_with("the history begins at 1970-01-01T00:01:40Z"), "{found:?}");
         assert!(remarks(Time::Ever, forgotten, Some("no"), &[])[0].contains("missing here: no"));
-        let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
-        let state = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(1), suspect_at: Timestamp(5_000) };
+        let pod =
+            PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
+        let state = GrantState::Suspect {
+            pod,
+            container: "main".into(),
+            bound_at: Timestamp(1),
+            suspect_at: Timestamp(5_000),
+        };
         let found = remarks(Time::Ever, None, None, &[grant(1, state)]);
         assert!(
             found[0].starts_with(
@@ -354,13 +426,28 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
         let at = Time::At(Timestamp(0));
         let asked = |device: Option<&str>, pod: Option<&str>, resource: Option<&str>| Options {
             device: device.map(Into::into),
-            filter: GrantFilter { pod: pod.map(Into::into), resource: resource.map(|name| name.parse().unwrap()) },
+            filter: GrantFilter {
+                pod: pod.map(Into::into),
+                resource: resource.map(|name| name.parse().unwrap()),
+            },
             ..Options::default()
         };
         for (options, time, wanted) in [
-            (asked(None, None, None), at, "no container is known to have held a device at 1970-01-01T00:00:00Z\n"),
-            (asked(Some("18:00.0"), None, None), at, "no container is known to have held `18:00.0` at 1970-01-01T00:00:00Z\n"),
-            (asked(None, Some("ml/web"), Some("a/b")), Time::Ever, "no pod ml/web is known to have held a device of a/b\n"),
+            (
+                asked(None, None, None),
+                at,
+                "no container is known to have held a device at 1970-01-01T00:00:00Z\n",
+            ),
+            (
+                asked(Some("18:00.0"), None, None),
+                at,
+                "no container is known to have held `18:00.0` at 1970-01-01T00:00:00Z\n",
+            ),
+            (
+                asked(None, Some("ml/web"), Some("a/b")),
+                Time::Ever,
+                "no pod ml/web is known to have held a device of a/b\n",
+            ),
             (
                 asked(None, None, Some("a/b")),
                 Time::Since(Timestamp(0)),

@@ -54,7 +54,10 @@ fn replace(
         );
     };
     let error = exec(Command::new(&program).args(arguments));
-    Failed::new(FAILURE, format_args!("cannot run {} for `holdfast {verb}`: {error}", program.display()))
+    Failed::new(
+        FAILURE,
+        format_args!("cannot run {} for `holdfast {verb}`: {error}", program.display()),
+    )
 }
 
 /// The path of the program: first in the directory of this executable, so that both have one
@@ -63,7 +66,8 @@ fn find(executable: &Path, path: &OsStr) -> Option<PathBuf> {
     let own_dir = executable.parent().map(Path::to_path_buf);
     // Skip relative entries: an empty entry of PATH is the working directory, which another user
     // may have chosen.
-    let folders = own_dir.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
+    let folders =
+        own_dir.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
     folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }
 
@@ -93,7 +97,13 @@ mod tests {
 
     #[test]
     fn without_the_lab_the_error_names_the_package() {
-        let failed = replace("demo", Path::new("/nowhere/holdfast"), OsStr::new(""), std::iter::empty(), |_| unreachable!("no program"));
+        let failed = replace(
+            "demo",
+            Path::new("/nowhere/holdfast"),
+            OsStr::new(""),
+            std::iter::empty(),
+            |_| unreachable!("no program"),
+        );
         let sentence = failed.sentence.unwrap();
         assert_eq!(failed.code, FAILURE);
         assert!(sentence.contains("install the package holdfast-lab"), "{sentence}");
@@ -104,10 +114,18 @@ mod tests {
     fn a_failed_exec_is_reported_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(PROGRAM), "not a program").unwrap();
-        let failed =
-            replace("bench", &dir.path().join("holdfast"), OsStr::new(""), std::iter::empty(), |_| io::ErrorKind::PermissionDenied.into());
+        let failed = replace(
+            "bench",
+            &dir.path().join("holdfast"),
+            OsStr::new(""),
+            std::iter::empty(),
+            |_| io::ErrorKind::PermissionDenied.into(),
+        );
         let sentence = failed.sentence.unwrap();
-        assert!(sentence.starts_with(&format!("cannot run {}", dir.path().join(PROGRAM).display())), "{sentence}");
+        assert!(
+            sentence.starts_with(&format!("cannot run {}", dir.path().join(PROGRAM).display())),
+            "{sentence}"
+        );
         assert!(sentence.contains("permission denied"), "{sentence}");
     }
 }

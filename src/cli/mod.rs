@@ -114,14 +114,24 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         // `--help` and `--version` succeed. A verb without its subcommand prints help and is a
         // usage error.
-        Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+        Err(error)
+            if !error.use_stderr()
+                || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
             let printed = error.print().map_err(|error| not_printed(&error));
-            return if error.use_stderr() { ExitCode::from(exit::USAGE) } else { exit::end(printed) };
+            return if error.use_stderr() {
+                ExitCode::from(exit::USAGE)
+            } else {
+                exit::end(printed)
+            };
         }
         Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
     };
     if global.output == Output::Svg && !matches!(verb, Verb::Topology(_)) {
-        return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` supports `-o svg`; use `-o table` or `-o json`")));
+        return exit::end(Err(Failed::new(
+            exit::USAGE,
+            "only `holdfast topology` supports `-o svg`; use `-o table` or `-o json`",
+        )));
     }
     screen::init(global.color, global.output);
     // Pictures may be read by other users. All other verbs create files for their owner only (umask
@@ -157,8 +167,15 @@ pub fn main() -> ExitCode {
 /// clap's error report as one line: the problem, a suggestion if there is one, and a pointer to
 /// `--help`.
 fn usage(report: &str) -> String {
-    let mut paragraphs = report.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut paragraphs = report
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     let problem = paragraphs.next().unwrap_or_default();
-    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
-    format!("{}{}; see `holdfast --help`", problem.trim_start_matches("error: "), tip.unwrap_or_default())
+    let tip = paragraphs
+        .find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
+    format!(
+        "{}{}; see `holdfast --help`",
+        problem.trim_start_matches("error: "),
+        tip.unwrap_or_default()
+    )
 }

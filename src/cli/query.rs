@@ -41,7 +41,8 @@ impl GrantFilter {
     #[must_use]
     pub fn fits(&self, grant: &Grant) -> bool {
         let of_pod = |wanted: &String| grant.pod().is_some_and(|pod| is_named(pod, wanted));
-        self.pod.as_ref().is_none_or(of_pod) && self.resource.as_ref().is_none_or(|wanted| *wanted == grant.resource)
+        self.pod.as_ref().is_none_or(of_pod)
+            && self.resource.as_ref().is_none_or(|wanted| *wanted == grant.resource)
     }
 }
 
@@ -53,9 +54,13 @@ impl KnownResources {
     /// Adds the resources of one part of the ledger.
     pub fn add(&mut self, part: &ExportLine) {
         match part {
-            ExportLine::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
+            ExportLine::Grant(grant) if !self.0.contains(&grant.resource) => {
+                drop(self.0.insert(grant.resource.clone()))
+            }
             ExportLine::Grant(_) => {}
-            ExportLine::Notes { listed, owed, .. } => self.0.extend(listed.keys().chain(owed.keys()).cloned()),
+            ExportLine::Notes { listed, owed, .. } => {
+                self.0.extend(listed.keys().chain(owed.keys()).cloned())
+            }
         }
     }
 
@@ -63,14 +68,21 @@ impl KnownResources {
     ///
     /// # Errors
     /// One sentence with the most similar name, if neither knows it.
-    pub fn check(&self, wanted: Option<&ResourceName>, more: impl FnOnce() -> Vec<ResourceName>) -> Result<(), String> {
+    pub fn check(
+        &self,
+        wanted: Option<&ResourceName>,
+        more: impl FnOnce() -> Vec<ResourceName>,
+    ) -> Result<(), String> {
         let Some(wanted) = wanted.filter(|wanted| !self.0.contains(wanted)) else { return Ok(()) };
         let more = more();
         if more.contains(wanted) {
             return Ok(());
         }
-        let likeness = |name: &ResourceName| strsim::normalized_damerau_levenshtein(name.as_str(), wanted.as_str());
-        let mut near: Vec<&ResourceName> = self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
+        let likeness = |name: &ResourceName| {
+            strsim::normalized_damerau_levenshtein(name.as_str(), wanted.as_str())
+        };
+        let mut near: Vec<&ResourceName> =
+            self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
         near.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         let near = near.first().map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
         Err(format!(
@@ -86,7 +98,9 @@ pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
         return pod.uid == uid;
     }
     match wanted.split_once('/') {
-        Some((namespace, name)) => pod.namespace.as_deref() == Some(namespace) && pod.name.as_deref() == Some(name),
+        Some((namespace, name)) => {
+            pod.namespace.as_deref() == Some(namespace) && pod.name.as_deref() == Some(name)
+        }
         None => pod.name.as_deref() == Some(wanted),
     }
 }
@@ -126,7 +140,14 @@ impl DeviceQuery {
         let typed = text.trim().to_owned();
         let text = typed.to_ascii_lowercase();
         let address = text.parse().or_else(|_| format!("0000:{text}").parse()).ok();
-        DeviceQuery { typed, text, address, named: BTreeSet::new(), fits: BTreeMap::new(), near: Vec::new() }
+        DeviceQuery {
+            typed,
+            text,
+            address,
+            named: BTreeSet::new(),
+            fits: BTreeMap::new(),
+            near: Vec::new(),
+        }
     }
 
     /// The query as the user typed it, trimmed.
@@ -159,9 +180,18 @@ impl DeviceQuery {
         }
         let whole = id.as_str().to_ascii_lowercase();
         let beginning: String = whole.chars().take(self.text.chars().count()).collect();
-        let address = key.strip_prefix("pci:").and_then(|key| key.split('/').next()).unwrap_or_default();
-        let names = [whole.as_str(), &beginning, address, address.strip_prefix("0000:").unwrap_or_default()];
-        let likeness = names.into_iter().map(|name| strsim::normalized_damerau_levenshtein(name, &self.text)).fold(0.0, f64::max);
+        let address =
+            key.strip_prefix("pci:").and_then(|key| key.split('/').next()).unwrap_or_default();
+        let names = [
+            whole.as_str(),
+            &beginning,
+            address,
+            address.strip_prefix("0000:").unwrap_or_default(),
+        ];
+        let likeness = names
+            .into_iter()
+            .map(|name| strsim::normalized_damerau_levenshtein(name, &self.text))
+            .fold(0.0, f64::max);
         if likeness >= NEAR_MIN && self.near.iter().all(|(_, known)| known != id.as_str()) {
             self.near.push((likeness, id.to_string()));
             self.near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
@@ -171,7 +201,11 @@ impl DeviceQuery {
 
     /// Matches the devices of a grant. Returns whether one of them may be the result.
     pub fn add_grant(&mut self, grant: &Grant) -> bool {
-        let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
+        let fits: Vec<_> = grant
+            .devices
+            .iter()
+            .filter_map(|device| Some((self.fit_in(grant, device)?, &device.id)))
+            .collect();
         fits.iter().for_each(|(fit, id)| self.note(*fit, id));
         let unmeant = grant.devices.iter().filter(|_| fits.is_empty());
         unmeant.for_each(|device| self.note_similar(&device.key, &device.id));
@@ -186,7 +220,11 @@ impl DeviceQuery {
         match self.fits.last_key_value() {
             None => {
                 let near: Vec<_> = self.near.iter().map(|(_, id)| format!("`{id}`")).collect();
-                let near = if near.is_empty() { String::new() } else { format!("did you mean {}? ", near.join(", ")) };
+                let near = if near.is_empty() {
+                    String::new()
+                } else {
+                    format!("did you mean {}? ", near.join(", "))
+                };
                 Err(format!(
                     "the ledger knows no device `{}`; {near}`holdfast discover` lists the \
                      devices of this node",
@@ -195,8 +233,16 @@ impl DeviceQuery {
             }
             Some((Fit::Prefix, ids)) if ids.len() > 1 => {
                 let some: Vec<_> = ids.iter().take(4).map(|id| format!("`{id}`")).collect();
-                let more = if ids.len() > some.len() { format!(" and {} more", ids.len() - some.len()) } else { String::new() };
-                Err(format!("`{}` matches {}{more}; use a longer prefix", self.typed, some.join(", ")))
+                let more = if ids.len() > some.len() {
+                    format!(" and {} more", ids.len() - some.len())
+                } else {
+                    String::new()
+                };
+                Err(format!(
+                    "`{}` matches {}{more}; use a longer prefix",
+                    self.typed,
+                    some.join(", ")
+                ))
             }
             Some((_, ids)) => Ok(ids),
         }
@@ -223,7 +269,9 @@ impl DeviceQuery {
 
     fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
         let mut nodes = grant.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
-        let mut has_node = || self.text.starts_with('/') && nodes.any(|node| node.eq_ignore_ascii_case(&self.text));
+        let mut has_node = || {
+            self.text.starts_with('/') && nodes.any(|node| node.eq_ignore_ascii_case(&self.text))
+        };
         self.fit(&device.key, &device.id).or_else(|| has_node().then_some(Fit::Location))
     }
 
@@ -233,12 +281,18 @@ impl DeviceQuery {
         if wanted.is_empty() {
             return None;
         }
-        if whole == wanted || id.shared().is_some_and(|device| device.as_str().eq_ignore_ascii_case(wanted)) {
+        if whole == wanted
+            || id.shared().is_some_and(|device| device.as_str().eq_ignore_ascii_case(wanted))
+        {
             return Some(Fit::Id);
         }
         let address = || key.strip_prefix("pci:")?.split('/').next()?.parse::<PciAddress>().ok();
-        let is_node = || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
-        let has_host_name = || self.named.contains(id) || id.shared().is_some_and(|device| self.named.contains(&device));
+        let is_node =
+            || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
+        let has_host_name = || {
+            self.named.contains(id)
+                || id.shared().is_some_and(|device| self.named.contains(&device))
+        };
         if self.address.is_some() && self.address == address() || is_node() || has_host_name() {
             return Some(Fit::Location);
         }
@@ -313,9 +367,15 @@ mod tests {
         let mut wanted = DeviceQuery::new("fuse");
         wanted.add("dev:/dev/fuse", &DeviceId::new("fuse"));
         assert!(wanted.add_grant(&grant("fuse::1")) && wanted.matches_grant(&grant("fuse::1")));
-        assert_eq!(wanted.matches().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["fuse"]);
+        assert_eq!(
+            wanted.matches().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["fuse"]
+        );
         wanted = DeviceQuery::new("fuse::0");
-        assert!(wanted.add_grant(&grant("fuse::0")) && !wanted.matches_grant(&grant("fuse::1")), "one share is not the other");
+        assert!(
+            wanted.add_grant(&grant("fuse::0")) && !wanted.matches_grant(&grant("fuse::1")),
+            "one share is not the other"
+        );
     }
 
     /// The daemon reports the host's name of a device before the ledger is read; the ledger has the
@@ -323,13 +383,27 @@ mod tests {
     #[test]
     fn a_device_is_found_by_its_name_on_the_host() {
         let mut wanted = DeviceQuery::new("MLX5_2");
-        wanted.add_named("pci:0000:1a:00.0/15b3:1021", &DeviceId::new("0000:1a:00.0"), &["ib0".into(), "mlx5_2".into()]);
-        wanted.add_named("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"), &["mlx5_3".into()]);
+        wanted.add_named(
+            "pci:0000:1a:00.0/15b3:1021",
+            &DeviceId::new("0000:1a:00.0"),
+            &["ib0".into(), "mlx5_2".into()],
+        );
+        wanted.add_named(
+            "pci:0000:1b:00.0/15b3:1021",
+            &DeviceId::new("0000:1b:00.0"),
+            &["mlx5_3".into()],
+        );
         wanted.add("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"));
         assert!(wanted.is_certain());
-        assert_eq!(wanted.matches().unwrap().iter().map(DeviceId::as_str).collect::<Vec<_>>(), ["0000:1a:00.0"]);
+        assert_eq!(
+            wanted.matches().unwrap().iter().map(DeviceId::as_str).collect::<Vec<_>>(),
+            ["0000:1a:00.0"]
+        );
         let share = |id: &str| wanted.fit("pci:0000:1a:00.0/15b3:1021", &DeviceId::new(id));
-        assert_eq!((share("0000:1a:00.0::3"), share("0000:1b:00.0::3")), (Some(Fit::Location), None));
+        assert_eq!(
+            (share("0000:1a:00.0::3"), share("0000:1b:00.0::3")),
+            (Some(Fit::Location), None)
+        );
     }
 
     #[test]
@@ -339,15 +413,26 @@ mod tests {
             "`GPU-5a` matches `GPU-5a7c1f00-1111`, `GPU-5a9`, `GPU-5a99`; use a longer prefix"
         );
         for text in ["", "GPU-6", "19:00.0", "/dev/null"] {
-            assert!(matches(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device `"), "{text}");
+            assert!(
+                matches(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device `"),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn a_similar_device_is_suggested() {
         let near = |text: &str| matches(text, &DEVICES).unwrap_err();
-        assert!(near("GPU-5b7c").contains("`GPU-5b7c`; did you mean `GPU-5a7c1f00-1111`? `"), "{}", near("GPU-5b7c"));
-        assert!(near("19:00.0").contains("; did you mean `GPU-5a7c1f00-1111`? `"), "{}", near("19:00.0"));
+        assert!(
+            near("GPU-5b7c").contains("`GPU-5b7c`; did you mean `GPU-5a7c1f00-1111`? `"),
+            "{}",
+            near("GPU-5b7c")
+        );
+        assert!(
+            near("19:00.0").contains("; did you mean `GPU-5a7c1f00-1111`? `"),
+            "{}",
+            near("19:00.0")
+        );
         assert!(near("nothing").contains("`nothing`; "), "{}", near("nothing"));
     }
 
@@ -355,8 +440,11 @@ mod tests {
     fn an_unknown_resource_is_an_error_with_a_suggestion() {
         let name = |text: &str| text.parse::<ResourceName>().unwrap();
         let known = KnownResources([name("nvidia.com/gpu"), name("a/b")].into());
-        let check = |wanted: &str| known.check(Some(&name(wanted)), || vec![name("example.com/new")]);
-        assert!(["nvidia.com/gpu", "example.com/new"].into_iter().all(|wanted| check(wanted).is_ok()));
+        let check =
+            |wanted: &str| known.check(Some(&name(wanted)), || vec![name("example.com/new")]);
+        assert!(
+            ["nvidia.com/gpu", "example.com/new"].into_iter().all(|wanted| check(wanted).is_ok())
+        );
         let sentence = check("nvidia.com/gpus").unwrap_err();
         assert!(
             sentence.starts_with(
@@ -370,8 +458,18 @@ mod tests {
 
     #[test]
     fn a_pod_is_named_with_or_without_its_namespace_or_by_uid() {
-        let pod = PodRef { uid: "u-1".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
-        for (wanted, fits) in [("train-0", true), ("ml/train-0", true), ("uid:u-1", true), ("default/train-0", false), ("train", false)] {
+        let pod = PodRef {
+            uid: "u-1".into(),
+            namespace: Some("ml".into()),
+            name: Some("train-0".into()),
+        };
+        for (wanted, fits) in [
+            ("train-0", true),
+            ("ml/train-0", true),
+            ("uid:u-1", true),
+            ("default/train-0", false),
+            ("train", false),
+        ] {
             assert_eq!(is_named(&pod, wanted), fits, "{wanted}");
         }
         assert!(!is_named(&PodRef { uid: "u-2".into(), namespace: None, name: None }, "train-0"));

@@ -2,7 +2,9 @@
 
 use super::device;
 use super::watch::{self, QueryResult, Watch};
-use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, problem_summary};
+use crate::app::{
+    ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, problem_summary,
+};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
@@ -32,7 +34,10 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
             ),
             ControlError::Failed { .. } => Failed::new(FAILURE, error),
         })?;
-        options.watch.format_document(global.output, &status, |status| text(status, Screen::get())).map(QueryResult::from)
+        options
+            .watch
+            .format_document(global.output, &status, |status| text(status, Screen::get()))
+            .map(QueryResult::from)
     })
 }
 
@@ -42,7 +47,9 @@ fn text(status: &Status, screen: Screen) -> Text {
     let registered = status.resources.iter().filter(|resource| resource.registered).count();
     let kubelet = match (&status.kubelet, status.resources.len()) {
         (None, _) => "kubelet absent".to_owned(),
-        (Some(_), _) if status.socket_left_behind => "kubelet absent (socket left behind)".to_owned(),
+        (Some(_), _) if status.socket_left_behind => {
+            "kubelet absent (socket left behind)".to_owned()
+        }
         (Some(_), 0) => "kubelet present".to_owned(),
         (Some(_), all) => format!("kubelet present, {registered} of {all} resources registered"),
     };
@@ -52,7 +59,11 @@ fn text(status: &Status, screen: Screen) -> Text {
     text.end_line();
     text.wrap(screen, 2, &format!("configuration: {}", status.config));
     text.end_line();
-    text.paint(screen, if problems.is_empty() { Tint::Green } else { Tint::Red }, &problem_summary(&problems));
+    text.paint(
+        screen,
+        if problems.is_empty() { Tint::Green } else { Tint::Red },
+        &problem_summary(&problems),
+    );
     text.end_line();
     if !status.resources.is_empty() {
         text.end_line();
@@ -85,10 +96,31 @@ fn text(status: &Status, screen: Screen) -> Text {
 }
 
 fn resources(reports: &[ResourceReport]) -> Table {
-    let table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
+    let table = Table::new(&[
+        "RESOURCE",
+        "REGISTERED",
+        "DEVICES",
+        "HEALTHY",
+        "HELD",
+        "API",
+        "LAST REGISTRATION",
+    ]);
     let tint = |cell: &str| if cell == "yes" { Tint::Green } else { Tint::Red };
-    let mut table = table.shrinking(&["API", "RESOURCE"]).omitting(&["API", "LAST REGISTRATION"]).tinted("REGISTERED", tint);
-    for ResourceReport { name, registered, devices, healthy, held, last_registration_ms, api_version, .. } in reports {
+    let mut table = table
+        .shrinking(&["API", "RESOURCE"])
+        .omitting(&["API", "LAST REGISTRATION"])
+        .tinted("REGISTERED", tint);
+    for ResourceReport {
+        name,
+        registered,
+        devices,
+        healthy,
+        held,
+        last_registration_ms,
+        api_version,
+        ..
+    } in reports
+    {
         table.row([
             name.clone(),
             if *registered { "yes" } else { "no" }.into(),
@@ -133,7 +165,12 @@ mod tests {
             kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
             socket_left_behind: false,
             config: ConfigReport::default(),
-            ledger: LedgerHealth { journal: true, database: true, not_durable: 0, unreadable: None },
+            ledger: LedgerHealth {
+                journal: true,
+                database: true,
+                not_durable: 0,
+                unreadable: None,
+            },
             ledger_refuses: true,
             not_recorded: None,
             recovery: None,
@@ -162,8 +199,11 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 
     #[test]
     fn on_an_80_column_terminal_lines_break_between_words() {
-        let files = ["/etc/holdfast/config.toml", "/etc/holdfast/config.d/sriov.toml"].map(Into::into).into();
-        let status = Status { config: ConfigReport { files, ..ConfigReport::default() }, ..status() };
+        let files = ["/etc/holdfast/config.toml", "/etc/holdfast/config.d/sriov.toml"]
+            .map(Into::into)
+            .into();
+        let status =
+            Status { config: ConfigReport { files, ..ConfigReport::default() }, ..status() };
         let shown = text(&status, Screen { width: Some(80), ..Screen::default() });
         assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
         assert!(
@@ -177,23 +217,51 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 
     #[test]
     fn a_kubelet_with_only_a_socket_left_is_absent() {
-        let status = Status { socket_left_behind: true, resources: vec![resource("nvidia.com/gpu", false)], ..status() };
+        let status = Status {
+            socket_left_behind: true,
+            resources: vec![resource("nvidia.com/gpu", false)],
+            ..status()
+        };
         let shown = text(&status, Screen::default());
-        assert!(shown.contains("; kubelet absent (socket left behind)\n") && shown.contains("one problem"), "{shown}");
+        assert!(
+            shown.contains("; kubelet absent (socket left behind)\n")
+                && shown.contains("one problem"),
+            "{shown}"
+        );
     }
 
     #[test]
     fn an_unwritable_ledger_is_reported_for_both_policies() {
         use crate::serving::Unrecorded;
         let shown = |refuses, not_recorded| {
-            let ledger = LedgerHealth { journal: false, database: true, not_durable: if refuses { 0 } else { 2 }, unreadable: None };
-            text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
+            let ledger = LedgerHealth {
+                journal: false,
+                database: true,
+                not_durable: if refuses { 0 } else { 2 },
+                unreadable: None,
+            };
+            text(
+                &Status { ledger, ledger_refuses: refuses, not_recorded, ..status() },
+                Screen::default(),
+            )
         };
-        let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
+        let refused = Some(Unrecorded {
+            refused: 3,
+            why: "no space left: make room on its file system".into(),
+        });
         for (text, wanted) in [
-            (shown(true, None), "✗ the ledger cannot be written, so new pods that request a device are refused\n"),
-            (shown(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
-            (shown(false, None), "✗ the ledger cannot be written; 2 grants made since then exist only in memory\n"),
+            (
+                shown(true, None),
+                "✗ the ledger cannot be written, so new pods that request a device are refused\n",
+            ),
+            (
+                shown(true, refused),
+                "are refused, 3 so far: no space left: make room on its file system\n",
+            ),
+            (
+                shown(false, None),
+                "✗ the ledger cannot be written; 2 grants made since then exist only in memory\n",
+            ),
         ] {
             assert!(text.contains(wanted), "{text}");
         }
@@ -203,12 +271,22 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     fn an_unreadable_history_is_reported_with_time_and_reason() {
         use crate::domain::{Timestamp, Unreadable, UnreadableReason};
         for (because, wanted) in [
-            (UnreadableReason::Slow, "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n"),
-            (UnreadableReason::Refused, "✗ the history cannot be read: its database could not be opened since 1970-01-01T00:00:07Z\n"),
-            (UnreadableReason::Failed, "✗ the history cannot be read: its database was closed after an error at 1970-01-01T00:00:07Z\n"),
+            (
+                UnreadableReason::Slow,
+                "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n",
+            ),
+            (
+                UnreadableReason::Refused,
+                "✗ the history cannot be read: its database could not be opened since 1970-01-01T00:00:07Z\n",
+            ),
+            (
+                UnreadableReason::Failed,
+                "✗ the history cannot be read: its database was closed after an error at 1970-01-01T00:00:07Z\n",
+            ),
         ] {
             let unreadable = Some(Unreadable { since: Timestamp(7_000), because });
-            let ledger = LedgerHealth { journal: true, database: false, not_durable: 0, unreadable };
+            let ledger =
+                LedgerHealth { journal: true, database: false, not_durable: 0, unreadable };
             let shown = text(&Status { ledger, ..status() }, Screen::default());
             assert!(shown.contains(wanted), "{shown}");
             let json = serde_json::to_string(&ledger).unwrap();
@@ -230,20 +308,28 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             pod: None,
             container: None,
             released_at: Timestamp(0),
-            state: HookState::Failed { tries: 1, failed_at: Timestamp(0), why: "exit status: 1".into() },
+            state: HookState::Failed {
+                tries: 1,
+                failed_at: Timestamp(0),
+                why: "exit status: 1".into(),
+            },
         };
-        let waits = Holder { namespace: Some("ml".into()), pod: Some("web".into()), pod_uid: None, container: None, since: Timestamp(0) };
+        let waits = Holder {
+            namespace: Some("ml".into()),
+            pod: Some("web".into()),
+            pod_uid: None,
+            container: None,
+            since: Timestamp(0),
+        };
         let shown = |owed: &PendingHook, awaited_by: &[Holder]| {
             let hooks = vec![HookReport { owed: owed.clone(), awaited_by: awaited_by.to_vec() }];
             let json = serde_json::to_string(&hooks).unwrap();
             assert_eq!(serde_json::from_str::<Vec<HookReport>>(&json).unwrap(), hooks, "{json}");
             text(&Status { hooks, ..status() }, Screen::default())
         };
-        let free =
-            "✗ example.com/sensor: device dev:sensor1 is unhealthy, since the hook after its release has failed once: exit status: 1\n";
+        let free = "✗ example.com/sensor: device dev:sensor1 is unhealthy, since the hook after its release has failed once: exit status: 1\n";
         assert!(shown(&owed, &[]).contains(free), "{}", shown(&owed, &[]));
-        let gated =
-            "✗ example.com/sensor: pod ml/web cannot start yet with device dev:sensor1, since the hook after its release has failed once:";
+        let gated = "✗ example.com/sensor: pod ml/web cannot start yet with device dev:sensor1, since the hook after its release has failed once:";
         let text = shown(&owed, std::slice::from_ref(&waits));
         assert!(text.contains(gated) && !text.contains("unhealthy"), "{text}");
         let due = PendingHook { state: HookState::Due, ..owed };
@@ -253,7 +339,10 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 
     #[test]
     fn each_problem_is_printed_with_its_fix() {
-        let refused = ResourceReport { problem: Some("the kubelet refuses it".into()), ..resource("amd.com/gpu", false) };
+        let refused = ResourceReport {
+            problem: Some("the kubelet refuses it".into()),
+            ..resource("amd.com/gpu", false)
+        };
         let sick = DeviceReport {
             id: "GPU-aa".into(),
             key: String::new(),
@@ -273,8 +362,13 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             bridges: Vec::new(),
             names: Vec::new(),
         };
-        let mut status =
-            Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };
+        let mut status = Status {
+            ready: false,
+            resources: vec![refused],
+            ailing: vec![sick.clone()],
+            recovery: Some("1 missing".into()),
+            ..status()
+        };
         let wanted = "\
 holdfast 0.1.0, not ready yet, up 1h 2m; kubelet present, 0 of 1 resources registered
 configuration: none: known hardware is offered under its usual names

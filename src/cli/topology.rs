@@ -8,7 +8,10 @@ use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, json, print};
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, DeviceNode, Grant, Health, PciAddress, PciFunction, Reason,
+    Verdicts,
+};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
 use crate::picture::{self, Alike, Count, Cpus, Figure, Leaf, Picture, Shown, fold, svg};
@@ -42,13 +45,16 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
-    let discovery = hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&known.names));
+    let discovery =
+        hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&known.names));
     let picture = picture(&root, &discovery, &known);
     let figure = fold(&picture, options.all);
     let drawing = || svg::draw(&figure, picture.count(), usize::MAX);
     if let Some(file) = &options.svg {
         let written = std::fs::write(file, drawing());
-        return written.map_err(|error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display())));
+        return written.map_err(|error| {
+            Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display()))
+        });
     }
     match global.output {
         Output::Json => print(&json(&picture)?),
@@ -82,14 +88,22 @@ impl Known {
         let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
         let (judged, asked) = match (judged, grants) {
             (Ok(judged), Ok(grants)) => (judged, Some(grants)),
-            (Err(error @ ControlError::Failed { .. }), _) | (_, Err(error @ ControlError::Failed { .. })) => {
-                crate::console::eprintln(format_args!("holdfast: {error}; health and holders are from the files"));
+            (Err(error @ ControlError::Failed { .. }), _)
+            | (_, Err(error @ ControlError::Failed { .. })) => {
+                crate::console::eprintln(format_args!(
+                    "holdfast: {error}; health and holders are from the files"
+                ));
                 (Vec::new(), None)
             }
             _ => (Vec::new(), None),
         };
         let store::Recovered { grants, mut names, verdicts, .. } = remembered.unwrap_or_default();
-        names.extend(judged.iter().filter(|device| !device.key.is_empty()).map(|device| (device.key.clone(), DeviceId::new(&device.id))));
+        names.extend(
+            judged
+                .iter()
+                .filter(|device| !device.key.is_empty())
+                .map(|device| (device.key.clone(), DeviceId::new(&device.id))),
+        );
         let judged = judged.into_iter().map(|device| (device.id.clone(), device)).collect();
         Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
     }
@@ -107,8 +121,12 @@ impl Known {
             if !judged.resources.is_empty() {
                 leaf.resources = judged.resources.iter().cloned().collect();
             }
-            leaf.health = judged.health.as_deref().map(|health| if health == "Healthy" { "Healthy" } else { "Unhealthy" });
-            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.explanation().map(str::to_owned));
+            leaf.health = judged
+                .health
+                .as_deref()
+                .map(|health| if health == "Healthy" { "Healthy" } else { "Unhealthy" });
+            (leaf.reason, leaf.detail) =
+                (judged.reason.clone(), judged.explanation().map(str::to_owned));
             return leaf;
         }
         if leaf.resources.is_empty() {
@@ -119,7 +137,9 @@ impl Known {
         if let Some(health) = found.map(|(health, _)| health).or_else(probe) {
             leaf.health = Some(health.as_str());
             leaf.reason = health.reason().map(|reason| reason.to_string());
-            let detail = found.zip(health.reason()).map(|((_, verdict), reason)| verdict.detail(reason).to_owned());
+            let detail = found
+                .zip(health.reason())
+                .map(|((_, verdict), reason)| verdict.detail(reason).to_owned());
             leaf.detail = detail.filter(|detail| !detail.is_empty());
         }
         leaf
@@ -135,7 +155,8 @@ impl Known {
         for judged in self.judged.values().filter(|judged| judged.health.is_some()) {
             let id = whole(&DeviceId::new(&judged.id));
             if is_removed(&id) {
-                let device = absent(&id, &judged.key, judged.class, &judged.numa_nodes, &judged.bridges);
+                let device =
+                    absent(&id, &judged.key, judged.class, &judged.numa_nodes, &judged.bridges);
                 removed.insert(id, self.leaf(&device, None, Some(judged), || None));
             }
         }
@@ -145,9 +166,16 @@ impl Known {
                 if is_removed(&id) && !removed.contains_key(&id) {
                     let device = absent(&id, &granted.key, None, &granted.numa_nodes, &[]);
                     // The node may still exist, if only the configuration no longer offers it.
-                    let node_exists = || device.pci.is_none() && node_health(root, &device).is_some_and(Health::is_healthy);
-                    let probe = || (!node_exists()).then_some(Health::Unhealthy(Reason::DeviceGone));
-                    removed.insert(id, self.leaf(&device, Some(grant.resource.to_string()), None, probe));
+                    let node_exists = || {
+                        device.pci.is_none()
+                            && node_health(root, &device).is_some_and(Health::is_healthy)
+                    };
+                    let probe =
+                        || (!node_exists()).then_some(Health::Unhealthy(Reason::DeviceGone));
+                    removed.insert(
+                        id,
+                        self.leaf(&device, Some(grant.resource.to_string()), None, probe),
+                    );
                 }
             }
         }
@@ -156,7 +184,13 @@ impl Known {
 }
 
 /// A device built from its record alone.
-fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u32], bridges: &[PciAddress]) -> Device {
+fn absent(
+    id: &DeviceId,
+    key: &str,
+    class: Option<DeviceClass>,
+    numa_nodes: &[u32],
+    bridges: &[PciAddress],
+) -> Device {
     let node = key.strip_prefix("dev:");
     let mut place = key.strip_prefix("pci:").into_iter().flat_map(|key| key.split('/'));
     let address = place.next().and_then(|address| address.parse().ok());
@@ -166,7 +200,9 @@ fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u3
         id: id.clone(),
         key: key.to_owned(),
         class: class.unwrap_or(if node.is_some() { DeviceClass::Char } else { DeviceClass::Other }),
-        pci: address.map(|address| Box::new(PciFunction { bridges: bridges.to_vec(), ..PciFunction::at(address) })),
+        pci: address.map(|address| {
+            Box::new(PciFunction { bridges: bridges.to_vec(), ..PciFunction::at(address) })
+        }),
         numa_nodes: numa_nodes.to_vec(),
         nodes: node.map(DeviceNode::at).into_iter().collect(),
         attributes: part.into_iter().collect(),
@@ -184,7 +220,9 @@ pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture
     for device in &discovery.devices {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
         if device.class != DeviceClass::Other || resource.is_some() {
-            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || discovery.health(root, device)));
+            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || {
+                discovery.health(root, device)
+            }));
         }
     }
     leaves.extend(known.removed(root, &found));
@@ -199,17 +237,26 @@ fn cpus(root: &HostRoot) -> Cpus {
     let dir = "sys/devices/system/node";
     let number = |name: &str| name.strip_prefix("node")?.parse().ok();
     let nodes = root.entries(dir).into_iter().filter_map(|name| Some((number(&name)?, name)));
-    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).collect()
+    nodes
+        .filter_map(|(node, name)| {
+            Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))
+        })
+        .collect()
 }
 
 /// Draws a figure as lines of text.
 #[must_use]
 pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
     if figure.parts.is_empty() {
-        return Text::of_line(format_args!("no devices found; `holdfast discover --all` lists every PCI function"));
+        return Text::of_line(format_args!(
+            "no devices found; `holdfast discover --all` lists every PCI function"
+        ));
     }
     let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
-    let mut table = table.shrinking(&["name", "resource", "held by", "health"]).tinted("health", health_tint).sparse();
+    let mut table = table
+        .shrinking(&["name", "resource", "held by", "health"])
+        .tinted("health", health_tint)
+        .sparse();
     lines(&figure.parts, "", true, screen, &mut table);
     let mut text = table.on(screen);
     text.end_line();
@@ -227,7 +274,8 @@ fn health_tint(cell: &str) -> Tint {
 }
 
 fn lines(parts: &[Shown], before: &str, is_top: bool, screen: Screen, table: &mut Table) {
-    let [branch, last_branch, trunk] = if screen.ascii { ["|- ", "`- ", "|  "] } else { ["├─ ", "└─ ", "│  "] };
+    let [branch, last_branch, trunk] =
+        if screen.ascii { ["|- ", "`- ", "|  "] } else { ["├─ ", "└─ ", "│  "] };
     for (index, part) in parts.iter().enumerate() {
         let is_last = index + 1 == parts.len();
         let (own, below) = match (is_top, is_last) {
@@ -256,10 +304,12 @@ fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
         [only] => only.in_words(),
         [first, rest @ ..] => format!("{} +{}", first.in_words(), rest.len()),
     };
-    let health = leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();
+    let health =
+        leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();
     // The prefix of an id is enough to query it; a full UUID would leave no space for other
     // columns.
-    let max_chars = if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
+    let max_chars =
+        if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
     [
         format!("{before}{}", screen.clip(&leaf.name(), max_chars)),
         leaf.kind(),
@@ -273,10 +323,18 @@ fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
 fn group_row(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
     let (times, to) = if screen.ascii { ("x", "..") } else { ("×", "–") };
     let short = |name: &str| name.strip_prefix("0000:").unwrap_or(name).to_owned();
-    let health = alike.state().map(|state| signed(&state, alike.unhealthy == 0, screen)).unwrap_or_default();
+    let health =
+        alike.state().map(|state| signed(&state, alike.unhealthy == 0, screen)).unwrap_or_default();
     let held = if alike.held > 0 { format!("{} held", alike.held) } else { String::new() };
     let range = format!("{}{to}{}", short(&alike.range.0), short(&alike.range.1));
-    [format!("{before}{times} {}", alike.count), alike.kind.clone(), range, alike.resources.join(","), health, held]
+    [
+        format!("{before}{times} {}", alike.count),
+        alike.kind.clone(),
+        range,
+        alike.resources.join(","),
+        health,
+        held,
+    ]
 }
 
 /// Prefixes a sign, since not all users can see colours.
@@ -318,7 +376,8 @@ nodes of /dev
 ";
         let picture = tree(machine(), &Cpus::new());
         let figure = fold(&picture, false);
-        let narrow = text(&figure, picture.count(), Screen { width: Some(80), ..Screen::default() });
+        let narrow =
+            text(&figure, picture.count(), Screen { width: Some(80), ..Screen::default() });
         assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
         assert_eq!(narrow, wanted);
     }
@@ -342,11 +401,16 @@ nodes of /dev
             nodes: Vec::new(),
             objects: Vec::new(),
         };
-        let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
+        let pod =
+            PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
         let grant = Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "example.com/fuse".parse().unwrap(),
-            devices: vec![held("fuse::1", "dev:/dev/fuse"), held("GPU-b", "pci:0000:3b:00.0/10de:2330"), held("3", "")],
+            devices: vec![
+                held("fuse::1", "dev:/dev/fuse"),
+                held("GPU-b", "pci:0000:3b:00.0/10de:2330"),
+                held("3", ""),
+            ],
             edits: ContainerEdits::default(),
             boot_id: String::new(),
             kubelet: None,
@@ -356,7 +420,12 @@ nodes of /dev
         };
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
-        let discovery = hardware::discover_with(&root, hardware::scan(&root), &[], &hardware::DiscoverInput::first(&BTreeMap::new()));
+        let discovery = hardware::discover_with(
+            &root,
+            hardware::scan(&root),
+            &[],
+            &hardware::DiscoverInput::first(&BTreeMap::new()),
+        );
         let judged = [listed, forgotten].map(|device| (device.id.clone(), device)).into();
         let known = Known { judged, grants: vec![grant], ..Known::default() };
         let picture = picture(&root, &discovery, &known);
@@ -381,8 +450,15 @@ nodes of /dev
     #[test]
     fn on_an_ascii_terminal_it_is_ascii() {
         let picture = tree(machine(), &Cpus::new());
-        let ascii = text(&fold(&picture, false), picture.count(), Screen { width: Some(60), ascii: true, ..Screen::default() });
+        let ascii = text(
+            &fold(&picture, false),
+            picture.count(),
+            Screen { width: Some(60), ascii: true, ..Screen::default() },
+        );
         assert!(ascii.is_ascii(), "{ascii}");
-        assert!(ascii.contains("`- host bridge 0000:15, switch 0000:16:00.0\n   |- 0000:18:00.0"), "{ascii}");
+        assert!(
+            ascii.contains("`- host bridge 0000:15, switch 0000:16:00.0\n   |- 0000:18:00.0"),
+            "{ascii}"
+        );
     }
 }

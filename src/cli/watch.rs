@@ -27,11 +27,16 @@ impl Watch {
     ///
     /// # Errors
     /// When the document cannot be serialized.
-    pub fn format_document<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
+    pub fn format_document<T: Serialize>(
+        self,
+        output: Output,
+        document: &T,
+        table: impl FnOnce(&T) -> Text,
+    ) -> Result<Text, Failed> {
         match (output, self.watch) {
-            (Output::Json, Some(_)) => {
-                serde_json::to_string(document).map(|line| Text::json(&(line + "\n"))).map_err(|error| Failed::new(FAILURE, error))
-            }
+            (Output::Json, Some(_)) => serde_json::to_string(document)
+                .map(|line| Text::json(&(line + "\n")))
+                .map_err(|error| Failed::new(FAILURE, error)),
             _ => format_document(output, document, table),
         }
     }
@@ -43,7 +48,9 @@ const INTERVAL_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| INTERVAL_SECONDS.contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected a number of seconds, 0.1 or more; put the device before `--watch`".into())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| {
+        "expected a number of seconds, 0.1 or more; put the device before `--watch`".into()
+    })
 }
 
 /// The result of one query.
@@ -68,7 +75,11 @@ impl From<Text> for QueryResult {
 ///
 /// # Errors
 /// When a query that does not repeat fails, or when the output cannot be printed.
-pub fn repeat(watch: Watch, output: Output, mut query: impl FnMut() -> Result<QueryResult, Failed>) -> Result<(), Failed> {
+pub fn repeat(
+    watch: Watch,
+    output: Output,
+    mut query: impl FnMut() -> Result<QueryResult, Failed>,
+) -> Result<(), Failed> {
     let Some(every) = watch.watch else {
         let QueryResult { text, remarks, end } = query()?;
         crate::console::print(&text)?;
@@ -85,7 +96,9 @@ pub fn repeat(watch: Watch, output: Output, mut query: impl FnMut() -> Result<Qu
     loop {
         let (text, remarks) = match query() {
             Ok(QueryResult { text, remarks, .. }) => (text, remarks),
-            Err(Failed { sentence, .. }) => (Text::default(), vec![format!("holdfast: {}", sentence.unwrap_or_default())]),
+            Err(Failed { sentence, .. }) => {
+                (Text::default(), vec![format!("holdfast: {}", sentence.unwrap_or_default())])
+            }
         };
         let screen = Screen::get();
         let written = if screen.width.is_some() && output != Output::Json {
@@ -120,7 +133,8 @@ struct LastOutput {
 impl LastOutput {
     /// The escape sequence and the text that overwrite the last output.
     fn overwrite(&mut self, text: &str, screen: Screen) -> String {
-        let (width, height) = (screen.width.unwrap_or(80).max(1), screen.height.unwrap_or(24).max(2));
+        let (width, height) =
+            (screen.width.unwrap_or(80).max(1), screen.height.unwrap_or(24).max(2));
         let mut lines: Vec<&str> = text.lines().collect();
         let rows = |line: &str| visible_chars(line).max(1).div_ceil(width);
         let mut total: usize = lines.iter().map(|line| rows(line)).sum();
@@ -147,7 +161,10 @@ impl LastOutput {
 fn visible_chars(line: &str) -> usize {
     let mut parts = line.split("\x1b[");
     let first = parts.next().map_or(0, |text| text.chars().count());
-    first + parts.map(|part| part.split_once('m').map_or(0, |(_, text)| text.chars().count())).sum::<usize>()
+    first
+        + parts
+            .map(|part| part.split_once('m').map_or(0, |(_, text)| text.chars().count()))
+            .sum::<usize>()
 }
 
 #[cfg(test)]
@@ -158,16 +175,32 @@ mod tests {
     fn each_output_overwrites_the_last_one() {
         let screen = Screen { width: Some(10), height: Some(6), colour: true, ..Screen::default() };
         let mut last_output = LastOutput::default();
-        assert_eq!(last_output.overwrite("\x1b[31m0123456789\x1b[0m\nabcdefghijk\n", screen), "\x1b[31m0123456789\x1b[0m\nabcdefghijk\n");
-        assert_eq!(last_output.overwrite("a\n", screen), "\x1b[3A\r\x1b[Ja\n", "one row, and two of the wrapped line");
-        assert_eq!(last_output.overwrite("a\nb\nc\nd\ne\nf\n", screen), "\x1b[1A\r\x1b[Ja\nb\nc\nd\n2 more lines\n");
+        assert_eq!(
+            last_output.overwrite("\x1b[31m0123456789\x1b[0m\nabcdefghijk\n", screen),
+            "\x1b[31m0123456789\x1b[0m\nabcdefghijk\n"
+        );
+        assert_eq!(
+            last_output.overwrite("a\n", screen),
+            "\x1b[3A\r\x1b[Ja\n",
+            "one row, and two of the wrapped line"
+        );
+        assert_eq!(
+            last_output.overwrite("a\nb\nc\nd\ne\nf\n", screen),
+            "\x1b[1A\r\x1b[Ja\nb\nc\nd\n2 more lines\n"
+        );
         assert_eq!(last_output.rows, 5);
-        assert_eq!(last_output.overwrite("a\n", Screen { width: Some(12), ..screen }), "\x1b[H\x1b[2Ja\n");
+        assert_eq!(
+            last_output.overwrite("a\n", Screen { width: Some(12), ..screen }),
+            "\x1b[H\x1b[2Ja\n"
+        );
     }
 
     #[test]
     fn the_interval_is_bounded() {
-        assert_eq!([parse_interval("2"), parse_interval("0.5")], [Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500))]);
+        assert_eq!(
+            [parse_interval("2"), parse_interval("0.5")],
+            [Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500))]
+        );
         for text in ["0", "-1", "GPU-5a", "NaN", "inf", "1e9"] {
             assert!(parse_interval(text).is_err(), "{text}");
         }

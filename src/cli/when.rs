@@ -17,10 +17,15 @@ pub const FORMS: &str = "2026-11-21T03:12:00Z, \"2026-11-21 03:12\" or 03:12 in 
 /// One sentence, when it is not a time, or is in the future.
 pub fn parse(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     let trimmed = text.trim();
-    let found =
-        if trimmed == "now" { Some(now) } else { ago(trimmed, now).or_else(|| date(trimmed, zone)).or_else(|| clock(trimmed, now, zone)) };
+    let found = if trimmed == "now" {
+        Some(now)
+    } else {
+        ago(trimmed, now).or_else(|| date(trimmed, zone)).or_else(|| clock(trimmed, now, zone))
+    };
     match found {
-        Some(at) if at > now => Err(format!("`{text}` is {}, which is in the future", at.to_seconds())),
+        Some(at) if at > now => {
+            Err(format!("`{text}` is {}, which is in the future", at.to_seconds()))
+        }
         Some(at) => Ok(at),
         None => Err(format!("`{text}` is not a time; use {FORMS}")),
     }
@@ -34,7 +39,13 @@ fn ago(text: &str, now: Timestamp) -> Option<Timestamp> {
 
 /// `2026-11-21`, with or without a time of day, with or without a zone.
 fn date(text: &str, zone: &TimeZone) -> Option<Timestamp> {
-    let local = || text.parse::<civil::DateTime>().ok()?.to_zoned(zone.clone()).ok().map(|zoned| zoned.timestamp());
+    let local = || {
+        text.parse::<civil::DateTime>()
+            .ok()?
+            .to_zoned(zone.clone())
+            .ok()
+            .map(|zoned| zoned.timestamp())
+    };
     // Try the longer form first: a timestamp also starts with a date.
     timestamp(text.parse::<jiff::Timestamp>().ok().or_else(local)?)
 }
@@ -43,7 +54,8 @@ fn date(text: &str, zone: &TimeZone) -> Option<Timestamp> {
 fn clock(text: &str, now: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let padded = if text.find(':') == Some(1) { format!("0{text}") } else { text.to_owned() };
     let time: civil::Time = padded.parse().ok().filter(|_| padded.contains(':'))?;
-    let now = jiff::Timestamp::from_millisecond(i64::try_from(now.0).ok()?).ok()?.to_zoned(zone.clone());
+    let now =
+        jiff::Timestamp::from_millisecond(i64::try_from(now.0).ok()?).ok()?.to_zoned(zone.clone());
     let on = |day: &Zoned| day.with().time(time).build().ok();
     let today = on(&now).filter(|at| *at <= now);
     timestamp(today.or_else(|| on(&now.checked_sub(1.day()).ok()?))?.timestamp())
@@ -101,11 +113,27 @@ mod tests {
 
     #[test]
     fn an_invalid_time_is_refused_with_the_valid_forms() {
-        for text in
-            ["", "yesterday", "25:00", "3:60", "2026-13-01", "2026-02-30 10:00", "2026-11-21T03:12:00+27:00", "12", "1:2:3:4", "-2h"]
-        {
-            assert!(parsed(text).contains("is not a time; use 2026-11-21T03:12:00Z"), "{text}: {}", parsed(text));
+        for text in [
+            "",
+            "yesterday",
+            "25:00",
+            "3:60",
+            "2026-13-01",
+            "2026-02-30 10:00",
+            "2026-11-21T03:12:00+27:00",
+            "12",
+            "1:2:3:4",
+            "-2h",
+        ] {
+            assert!(
+                parsed(text).contains("is not a time; use 2026-11-21T03:12:00Z"),
+                "{text}: {}",
+                parsed(text)
+            );
         }
-        assert_eq!(parsed("2026-11-22 03:12"), "`2026-11-22 03:12` is 2026-11-22T02:12:00Z, which is in the future");
+        assert_eq!(
+            parsed("2026-11-22 03:12"),
+            "`2026-11-22 03:12` is 2026-11-22T02:12:00Z, which is in the future"
+        );
     }
 }

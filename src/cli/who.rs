@@ -1,6 +1,8 @@
 //! `holdfast who`: which container holds which device.
 
-use super::document::{self, Row, UnhealthyDevices, devices, holder_in_words, proof_in_words, row, table};
+use super::document::{
+    self, Row, UnhealthyDevices, devices, holder_in_words, proof_in_words, row, table,
+};
 use super::query::{DeviceQuery, GrantFilter, KnownResources, is_named};
 use super::source;
 use super::watch::{self, QueryResult, Watch};
@@ -32,17 +34,23 @@ pub struct Options {
 /// When neither can be read, or when a filter matches no live grant.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let is_question = options.device.is_some() || !options.filter.is_all();
-    watch::repeat(options.watch, global.output, || if is_question { filtered(global, options) } else { all_grants(global, options.watch) })
+    watch::repeat(options.watch, global.output, || {
+        if is_question { filtered(global, options) } else { all_grants(global, options.watch) }
+    })
 }
 
 fn all_grants(global: &Global, watch: Watch) -> Result<QueryResult, Failed> {
     let mut remarks = Vec::new();
-    let asked: Result<Vec<Grant>, ControlError> = block_on(control_get(&global.run_dir, "/v1/grants"))?;
+    let asked: Result<Vec<Grant>, ControlError> =
+        block_on(control_get(&global.run_dir, "/v1/grants"))?;
     let grants = match asked {
         Ok(grants) => grants,
         Err(error @ ControlError::Absent { .. }) => {
             let grants = source::files(global)?.grants;
-            remarks.push(format!("{error}; the answer is from the journal in `{}`", global.state_dir.display()));
+            remarks.push(format!(
+                "{error}; the answer is from the journal in `{}`",
+                global.state_dir.display()
+            ));
             grants
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
@@ -56,7 +64,11 @@ fn all_grants(global: &Global, watch: Watch) -> Result<QueryResult, Failed> {
             table(&grants, &processors, &unhealthy_devices)
         }
     };
-    let text = watch.format_document(global.output, &document::document(&grants, &processors, &unhealthy_devices), table)?;
+    let text = watch.format_document(
+        global.output,
+        &document::document(&grants, &processors, &unhealthy_devices),
+        table,
+    )?;
     Ok(QueryResult { text, remarks, end: Ok(()) })
 }
 
@@ -85,27 +97,47 @@ struct FilteredDocument<'a> {
 }
 
 fn filtered(global: &Global, options: &Options) -> Result<QueryResult, Failed> {
-    let mut search = Search::new(options, options.device.as_deref().map(|text| source::device_query(global, text)));
+    let mut search = Search::new(
+        options,
+        options.device.as_deref().map(|text| source::device_query(global, text)),
+    );
     let problem = source::read(global, |part| search.take(part))?.problem;
     let ids = search.wanted.as_ref().map(DeviceQuery::matches).transpose().map_err(|sentence| {
-        let pod =
-            search.pod.as_ref().map(|pod| format!("; there is a pod of this name, see `holdfast who --pod {pod}`")).unwrap_or_default();
+        let pod = search
+            .pod
+            .as_ref()
+            .map(|pod| format!("; there is a pod of this name, see `holdfast who --pod {pod}`"))
+            .unwrap_or_default();
         Failed::new(FAILURE, format_args!("{sentence}{pod}"))
     })?;
     let (held, last) = search.found();
     if held.is_empty() && last.is_none() {
-        let known = search.resources.check(options.filter.resource.as_ref(), || source::offered(global));
+        let known =
+            search.resources.check(options.filter.resource.as_ref(), || source::offered(global));
         known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
-    let (processors, unhealthy_devices) =
-        if held.is_empty() { Default::default() } else { (processors(global), unhealthy_devices(global)) };
-    let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &unhealthy_devices));
-    let answer = FilteredDocument { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
+    let (processors, unhealthy_devices) = if held.is_empty() {
+        Default::default()
+    } else {
+        (processors(global), unhealthy_devices(global))
+    };
+    let rows =
+        held.iter().map(|grant| row(grant, &processors).with_health(grant, &unhealthy_devices));
+    let answer = FilteredDocument {
+        schema: 1,
+        grants: rows.collect(),
+        last: last.map(|grant| row(grant, &[])),
+    };
     let text = options.watch.format_document(global.output, &answer, |_| {
-        if held.is_empty() { no_holder(ids, &options.filter, last) } else { table(held.iter().copied(), &processors, &unhealthy_devices) }
+        if held.is_empty() {
+            no_holder(ids, &options.filter, last)
+        } else {
+            table(held.iter().copied(), &processors, &unhealthy_devices)
+        }
     })?;
     let unread = problem.filter(|_| held.is_empty() && last.is_none());
-    let remarks = unread.map(|problem| format!("holdfast: released grants cannot be read: {problem}"));
+    let remarks =
+        unread.map(|problem| format!("holdfast: released grants cannot be read: {problem}"));
     let end = if held.is_empty() { Err(Failed::reported(NO_HOLDER)) } else { Ok(()) };
     Ok(QueryResult { text, remarks: remarks.into_iter().collect(), end })
 }
@@ -125,7 +157,14 @@ struct Search {
 impl Search {
     fn new(options: &Options, wanted: Option<DeviceQuery>) -> Self {
         let (pod, resources) = Default::default();
-        Search { wanted, pod, resources, filter: options.filter.clone(), live: Vec::new(), released: Vec::new() }
+        Search {
+            wanted,
+            pod,
+            resources,
+            filter: options.filter.clone(),
+            live: Vec::new(),
+            released: Vec::new(),
+        }
     }
 
     /// Adds one part of the ledger. Returns whether more is needed.
@@ -134,15 +173,24 @@ impl Search {
         let grant = match part {
             ExportLine::Grant(grant) => grant,
             ExportLine::Notes { names, .. } => {
-                self.wanted.iter_mut().for_each(|wanted| names.iter().for_each(|(key, id)| wanted.add(key, id)));
+                self.wanted
+                    .iter_mut()
+                    .for_each(|wanted| names.iter().for_each(|(key, id)| wanted.add(key, id)));
                 return true;
             }
         };
         if !grant.is_live() && self.is_answered() {
             return false;
         }
-        if let Some((wanted, pod)) = self.wanted.as_ref().zip(grant.pod()).filter(|(wanted, pod)| is_named(pod, wanted.typed())) {
-            self.pod = Some(pod.name.as_ref().map_or_else(|| wanted.typed().to_owned(), |_| pod.to_string()));
+        if let Some((wanted, pod)) = self
+            .wanted
+            .as_ref()
+            .zip(grant.pod())
+            .filter(|(wanted, pod)| is_named(pod, wanted.typed()))
+        {
+            self.pod = Some(
+                pod.name.as_ref().map_or_else(|| wanted.typed().to_owned(), |_| pod.to_string()),
+            );
         }
         let may_match = self.wanted.as_mut().is_none_or(|wanted| wanted.add_grant(&grant));
         if may_match && self.filter.fits(&grant) {
@@ -155,7 +203,8 @@ impl Search {
     /// release first.
     fn is_answered(&self) -> bool {
         let is_certain = self.wanted.as_ref().is_none_or(DeviceQuery::is_certain);
-        is_certain && (!self.live.is_empty() || self.released.iter().any(|grant| self.is_match(grant)))
+        is_certain
+            && (!self.live.is_empty() || self.released.iter().any(|grant| self.is_match(grant)))
     }
 
     fn is_match(&self, grant: &Grant) -> bool {
@@ -172,9 +221,14 @@ impl Search {
 
 /// The message if no live grant matches.
 fn no_holder(ids: Option<&BTreeSet<DeviceId>>, filter: &GrantFilter, last: Option<&Grant>) -> Text {
-    let device = ids.map_or("a device".to_owned(), |ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "));
+    let device = ids.map_or("a device".to_owned(), |ids| {
+        ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+    });
     let of = filter.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
-    let who = filter.pod.as_ref().map_or("no container holds".to_owned(), |pod| format!("no pod {pod} holds"));
+    let who = filter
+        .pod
+        .as_ref()
+        .map_or("no container holds".to_owned(), |pod| format!("no pod {pod} holds"));
     let mut text = Text::of_line(format_args!("{who} {device}{of}"));
     match last.map(|grant| (grant, &grant.state)) {
         Some((grant, GrantState::Released { released_at, released_by, .. })) => {

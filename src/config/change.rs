@@ -49,25 +49,41 @@ impl Change {
         let removed = were.keys().filter(|name| !are.contains_key(*name));
         resources.extend(removed.map(|name| ((*name).clone(), ResourceChange::Removed)));
         let order = |config: &'_ Config| -> Vec<ResourceName> {
-            let stay = config.resources.iter().filter(|spec| were.contains_key(&spec.name) && are.contains_key(&spec.name));
+            let stay = config
+                .resources
+                .iter()
+                .filter(|spec| were.contains_key(&spec.name) && are.contains_key(&spec.name));
             stay.map(|spec| spec.name.clone()).collect()
         };
         let reordered = order(before) != order(after);
         let live = differing([
             ("ledger.refuse", before.policy.refuse != after.policy.refuse),
-            ("ledger.when_not_durable", before.policy.when_not_durable != after.policy.when_not_durable),
+            (
+                "ledger.when_not_durable",
+                before.policy.when_not_durable != after.policy.when_not_durable,
+            ),
             ("health.poll", before.health.poll != after.health.poll),
             ("health.fatal_xids", before.health.fatal_xids != after.health.fatal_xids),
             ("health.ignore", before.health.ignored != after.health.ignored),
-            ("health.at_kubelet_start", before.health.at_kubelet_start != after.health.at_kubelet_start),
+            (
+                "health.at_kubelet_start",
+                before.health.at_kubelet_start != after.health.at_kubelet_start,
+            ),
         ]);
         let needs_restart = differing([
             ("ledger.durability", before.durability != after.durability),
             ("ledger.history_age", before.retention.age != after.retention.age),
-            ("ledger.history_size", (before.retention.grants, before.retention.bytes) != (after.retention.grants, after.retention.bytes)),
+            (
+                "ledger.history_size",
+                (before.retention.grants, before.retention.bytes)
+                    != (after.retention.grants, after.retention.bytes),
+            ),
             ("telemetry.listen", before.listen != after.listen),
             ("telemetry.token_file", before.token_file != after.token_file),
-            ("kubelet.pod_resources_socket", before.pod_resources_socket != after.pod_resources_socket),
+            (
+                "kubelet.pod_resources_socket",
+                before.pod_resources_socket != after.pod_resources_socket,
+            ),
             ("cdi.directory", before.cdi_directory != after.cdi_directory),
             ("device_info.directory", before.device_info_directory != after.device_info_directory),
             ("nvidia.nvml", before.nvml != after.nvml),
@@ -113,7 +129,8 @@ fn by_name(config: &Config) -> BTreeMap<&ResourceName, Vec<&Arc<ResourceSpec>>> 
 /// The keys that differ in any resource of this name. A different number of resources counts as
 /// other `paths`.
 fn changed(were: &[&Arc<ResourceSpec>], are: &[&Arc<ResourceSpec>]) -> Vec<&'static str> {
-    let mut all: Vec<&'static str> = if were.len() == are.len() { Vec::new() } else { vec!["paths"] };
+    let mut all: Vec<&'static str> =
+        if were.len() == are.len() { Vec::new() } else { vec!["paths"] };
     for key in were.iter().zip(are).flat_map(|(was, is)| keys(was, is)) {
         if !all.contains(&key) {
             all.push(key);
@@ -177,7 +194,9 @@ mod tests {
     }
 
     fn resource(name: &str, rest: &str) -> String {
-        format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"char\"\npaths = [\"/dev/{name}\"]\n{rest}\n")
+        format!(
+            "[[resource]]\nname = \"a.b/{name}\"\nclass = \"char\"\npaths = [\"/dev/{name}\"]\n{rest}\n"
+        )
     }
 
     /// A resource that has every key.
@@ -194,8 +213,13 @@ mod tests {
             [labels]\nfeatures_d = \"/a\"\n";
         let (before, after) = (config(""), config(other));
         let change = Change::between(&before, &after);
-        let keys = |section: &str, keys: &[&str]| keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>();
-        let live = [keys("ledger", &["refuse", "when_not_durable"]), keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"])];
+        let keys = |section: &str, keys: &[&str]| {
+            keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>()
+        };
+        let live = [
+            keys("ledger", &["refuse", "when_not_durable"]),
+            keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"]),
+        ];
         assert_eq!(change.live, live.concat());
         let restart = [
             keys("ledger", &["durability", "history_age", "history_size"]),
@@ -210,7 +234,10 @@ mod tests {
         // The running configuration has the new values of live keys and the old values of the
         // others.
         let running = before.taking(&after);
-        assert_eq!(Change::between(&before, &running), Change { live: change.live.clone(), ..Change::default() });
+        assert_eq!(
+            Change::between(&before, &running),
+            Change { live: change.live.clone(), ..Change::default() }
+        );
         let waits = Change { needs_restart: change.needs_restart.clone(), ..Change::default() };
         assert_eq!(Change::between(&running, &after), waits);
         assert!(waits.to_string().contains("~ telemetry.listen (at the next start)"), "{waits}");
@@ -220,7 +247,9 @@ mod tests {
     fn a_resource_is_added_removed_or_changed_in_its_keys() {
         let before = config(&[resource("x", ""), resource("y", ""), WHOLE.to_owned()].concat());
         let whole = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
-        let after = config(&[resource("x", "env = { A = \"2\" }"), resource("z", ""), whole.to_owned()].concat());
+        let after = config(
+            &[resource("x", "env = { A = \"2\" }"), resource("z", ""), whole.to_owned()].concat(),
+        );
         let text = Change::between(&before, &after).to_string();
         let keys = "class, cdi, select, exclude, sharing, per_container, placement, env, mounts, before_start, after_release, check";
         assert_eq!(text, format!("~ a.b/c: {keys}\n~ a.b/x: env\n- a.b/y\n+ a.b/z"));
@@ -254,7 +283,9 @@ mod tests {
     fn resources() -> impl Strategy<Value = String> {
         let names = proptest::sample::subsequence(vec!["a", "b", "c", "d"], 0..=4).prop_shuffle();
         (names, proptest::collection::vec(0..3u8, 4)).prop_map(|(names, values)| {
-            let one = |(name, value): (&str, &u8)| resource(name, &format!("env = {{ V = \"{value}\" }}"));
+            let one = |(name, value): (&str, &u8)| {
+                resource(name, &format!("env = {{ V = \"{value}\" }}"))
+            };
             names.into_iter().zip(&values).map(one).collect()
         })
     }

@@ -3,12 +3,20 @@
 use super::error::{hidden, hidden_in};
 use super::fragments::Resource;
 use super::text;
-use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
+use crate::domain::{
+    Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType,
+};
 
 /// The contract that the resource names, else the usual one of its class, vendors and drivers. It
 /// includes its options.
-pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select) -> Result<Contract, String> {
-    let kind = resource.contract.unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
+pub(super) fn contract(
+    resource: &Resource,
+    class: DeviceClass,
+    select: &Select,
+) -> Result<Contract, String> {
+    let kind = resource
+        .contract
+        .unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
     let tables = [
         (ContractKind::Nvidia, resource.nvidia.is_some()),
         (ContractKind::IntelGpu, resource.intel_gpu.is_some()),
@@ -16,8 +24,12 @@ pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select)
         (ContractKind::Xilinx, resource.xilinx.is_some()),
         (ContractKind::Sriov, resource.sriov.is_some()),
     ];
-    if let Some((table, _)) = tables.into_iter().find(|(table, is_there)| *is_there && *table != kind) {
-        return Err(format!("the table `{table}` is for contract = \"{table}\", but the contract is `{kind}`"));
+    if let Some((table, _)) =
+        tables.into_iter().find(|(table, is_there)| *is_there && *table != kind)
+    {
+        return Err(format!(
+            "the table `{table}` is for contract = \"{table}\", but the contract is `{kind}`"
+        ));
     }
     if kind == ContractKind::Nvidia && !resource.cdi.is_empty() {
         return Err("CDI names of NVIDIA's GPUs come from NVIDIA's toolkit; set nvidia = { \
@@ -25,23 +37,37 @@ pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select)
             .into());
     }
     Ok(match kind {
-        ContractKind::Nvidia => Contract::Nvidia(nvidia(resource.nvidia.clone().unwrap_or_default())?),
-        ContractKind::IntelGpu => Contract::IntelGpu(resource.intel_gpu.clone().unwrap_or_default()),
-        ContractKind::IntelFpga => Contract::IntelFpga(resource.intel_fpga.clone().unwrap_or_default()),
+        ContractKind::Nvidia => {
+            Contract::Nvidia(nvidia(resource.nvidia.clone().unwrap_or_default())?)
+        }
+        ContractKind::IntelGpu => {
+            Contract::IntelGpu(resource.intel_gpu.clone().unwrap_or_default())
+        }
+        ContractKind::IntelFpga => {
+            Contract::IntelFpga(resource.intel_fpga.clone().unwrap_or_default())
+        }
         ContractKind::Xilinx => Contract::Xilinx(resource.xilinx.clone().unwrap_or_default()),
         ContractKind::Sriov => Contract::Sriov(sriov(resource.sriov.clone().unwrap_or_default())?),
-        plain @ (ContractKind::Generic | ContractKind::Amd | ContractKind::RdmaShared | ContractKind::Kubevirt) => plain.into(),
+        plain @ (ContractKind::Generic
+        | ContractKind::Amd
+        | ContractKind::RdmaShared
+        | ContractKind::Kubevirt) => plain.into(),
     })
 }
 
 fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
     if options.device_list_strategy.is_empty() {
-        return Err("`nvidia.device_list_strategy` is empty, so no container would get its devices; the \
+        return Err(
+            "`nvidia.device_list_strategy` is empty, so no container would get its devices; the \
              default is [\"envvar\"]"
-            .into());
+                .into(),
+        );
     }
     if let Some(root) = options.mps_root.as_ref().filter(|root| !root.starts_with('/')) {
-        return Err(format!("`nvidia.mps_root` is `{}`, but must be an absolute path such as /run/nvidia/mps", hidden(root)));
+        return Err(format!(
+            "`nvidia.mps_root` is `{}`, but must be an absolute path such as /run/nvidia/mps",
+            hidden(root)
+        ));
     }
     if let Some(root) = &options.mps_root {
         text::path(root, "nvidia.mps_root")?;
@@ -51,12 +77,20 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
         && vendor.ends_with(|c: char| c.is_ascii_alphanumeric())
         && vendor.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
     if !is_name {
-        return Err(format!("`nvidia.cdi_vendor` is `{}`, but must be a name such as nvidia.com", hidden(vendor)));
+        return Err(format!(
+            "`nvidia.cdi_vendor` is `{}`, but must be a name such as nvidia.com",
+            hidden(vendor)
+        ));
     }
     let prefix = &options.cdi_annotation_prefix;
-    let is_domain = |domain: &str| !domain.is_empty() && domain.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
+    let is_domain = |domain: &str| {
+        !domain.is_empty() && domain.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c))
+    };
     if !prefix.strip_suffix('/').is_some_and(is_domain) {
-        return Err(format!("`nvidia.cdi_annotation_prefix` is `{}`, but must be a domain and a slash, as in cdi.k8s.io/", hidden(prefix)));
+        return Err(format!(
+            "`nvidia.cdi_annotation_prefix` is `{}`, but must be a domain and a slash, as in cdi.k8s.io/",
+            hidden(prefix)
+        ));
     }
     Ok(options)
 }
@@ -66,15 +100,18 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
         return Err("`sriov.rdma` and `sriov.vdpa` exclude each other; set only one of them".into());
     }
     if options.vhost_net && options.vdpa == Some(VdpaType::Vhost) {
-        return Err("`sriov.vhost_net` is for network interfaces, and `sriov.vdpa` = \"vhost\" has its \
+        return Err(
+            "`sriov.vhost_net` is for network interfaces, and `sriov.vdpa` = \"vhost\" has its \
              own device node; set only one of them"
-            .into());
+                .into(),
+        );
     }
     let mut additional_info = std::collections::BTreeMap::new();
     for (of, table) in options.additional_info {
         // An address is looked up in the spelling that `PciAddress` prints.
         let lower = of.to_ascii_lowercase();
-        let address = lower.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &lower));
+        let address =
+            lower.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &lower));
         let key = if of == "*" { Ok(of) } else { address.map(|address| address.to_string()) };
         let key = key.map_err(|error| {
             format!(
@@ -91,8 +128,8 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
 mod tests {
     use super::super::{Node, load};
     use crate::domain::{
-        ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions,
-        SriovOptions, VdpaType, XilinxOptions,
+        ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
+        IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
     };
     use std::collections::BTreeMap;
 
@@ -100,8 +137,14 @@ mod tests {
     fn contract(class: &str, rest: &str) -> Result<Contract, String> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
-        std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n")).unwrap();
-        load(Some(&file), &Node::default()).map(|config| config.resources[0].contract.clone()).map_err(|error| error.in_full())
+        std::fs::write(
+            &file,
+            format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n"),
+        )
+        .unwrap();
+        load(Some(&file), &Node::default())
+            .map(|config| config.resources[0].contract.clone())
+            .map_err(|error| error.in_full())
     }
 
     #[test]
@@ -118,13 +161,19 @@ mod tests {
             ("nic", r#"vendor = ["8086"]"#, ContractKind::Generic),
             ("rdma", r#"vendor = ["15b3"]"#, ContractKind::Generic),
         ] {
-            assert_eq!(contract(class, &format!("select = {{ {select} }}")), Ok(expected.into()), "{class} {select}");
+            assert_eq!(
+                contract(class, &format!("select = {{ {select} }}")),
+                Ok(expected.into()),
+                "{class} {select}"
+            );
         }
     }
 
     #[test]
     fn every_contract_has_its_name() {
-        for kind in ["generic", "nvidia", "amd", "intel-gpu", "intel-fpga", "xilinx", "sriov", "kubevirt"] {
+        for kind in
+            ["generic", "nvidia", "amd", "intel-gpu", "intel-fpga", "xilinx", "sriov", "kubevirt"]
+        {
             let found = contract("nic", &format!("contract = \"{kind}\"")).unwrap();
             assert_eq!(found, serde_json::from_value::<ContractKind>(kind.into()).unwrap().into());
         }
@@ -154,11 +203,23 @@ mod tests {
         };
         assert_eq!(contract("gpu", nvidia), Ok(Contract::Nvidia(expected)));
         let by_path = Contract::IntelGpu(IntelGpuOptions { by_path: ByPath::All });
-        assert_eq!(contract("gpu", "select = { vendor = [\"8086\"] }\nintel-gpu.by_path = \"all\""), Ok(by_path));
+        assert_eq!(
+            contract("gpu", "select = { vendor = [\"8086\"] }\nintel-gpu.by_path = \"all\""),
+            Ok(by_path)
+        );
         let mode = Contract::IntelFpga(IntelFpgaOptions { mode: FpgaMode::RegionDevel });
-        assert_eq!(contract("fpga", "contract = \"intel-fpga\"\n[resource.intel-fpga]\nmode = \"regiondevel\""), Ok(mode));
+        assert_eq!(
+            contract(
+                "fpga",
+                "contract = \"intel-fpga\"\n[resource.intel-fpga]\nmode = \"regiondevel\""
+            ),
+            Ok(mode)
+        );
         let xilinx = Contract::Xilinx(XilinxOptions { management_node: false });
-        assert_eq!(contract("fpga", "contract = \"xilinx\"\nxilinx = { management_node = false }"), Ok(xilinx));
+        assert_eq!(
+            contract("fpga", "contract = \"xilinx\"\nxilinx = { management_node = false }"),
+            Ok(xilinx)
+        );
         let sriov = r#"
             contract = "sriov"
             sriov = { rdma = false, vhost_net = true, vdpa = "virtio", additional_info = { "*" = { zone = "a" }, "0000:3B:00.2" = { rack = "r1" } } }"#;
@@ -167,7 +228,10 @@ mod tests {
             rdma: Some(false),
             vhost_net: true,
             vdpa: Some(VdpaType::Virtio),
-            additional_info: BTreeMap::from([("*".to_owned(), table("zone", "a")), ("0000:3b:00.2".to_owned(), table("rack", "r1"))]),
+            additional_info: BTreeMap::from([
+                ("*".to_owned(), table("zone", "a")),
+                ("0000:3b:00.2".to_owned(), table("rack", "r1")),
+            ]),
         };
         assert_eq!(contract("nic", sriov), Ok(Contract::Sriov(expected)));
     }
@@ -176,8 +240,16 @@ mod tests {
     fn every_mistake_is_one_sentence() {
         for (class, text, expected) in [
             ("gpu", "contract = \"nvida\"", "unknown value `nvida`; did you mean `nvidia`?"),
-            ("gpu", "contract = \"amd\"\nnvidia = {}", "the table `nvidia` is for contract = \"nvidia\", but the contract is `amd`"),
-            ("nic", "sriov = { vhost_net = true }", "the table `sriov` is for contract = \"sriov\", but the contract is `generic`"),
+            (
+                "gpu",
+                "contract = \"amd\"\nnvidia = {}",
+                "the table `nvidia` is for contract = \"nvidia\", but the contract is `amd`",
+            ),
+            (
+                "nic",
+                "sriov = { vhost_net = true }",
+                "the table `sriov` is for contract = \"sriov\", but the contract is `generic`",
+            ),
             (
                 "gpu",
                 "contract = \"nvidia\"\nnvidia = { device_list = [] }",
@@ -188,19 +260,63 @@ mod tests {
                 "contract = \"nvidia\"\nnvidia = { device_list_strategy = [\"cdi\"] }",
                 "unknown value `cdi`; the known values are `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",
             ),
-            ("gpu", "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }", "so no container would get its devices"),
-            ("gpu", "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }", "must be an absolute path"),
-            ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }", "must be a name such as nvidia.com"),
-            ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }", "must be a domain and a slash"),
-            ("gpu", "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }", "unknown key `bypath`; did you mean `by_path`?"),
-            ("fpga", "contract = \"intel-fpga\"\nintel-fpga = { mode = \"afu\" }", "unknown value `afu`; did you mean `af`?"),
-            ("nic", "contract = \"sriov\"\nsriov = { rdma = true, vdpa = \"vhost\" }", "exclude each other"),
-            ("nic", "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }", "set only one of them"),
-            ("gpu", "contract = \"nvidia\"\ncdi = [\"cri\"]", "device_list_strategy = [\"cdi-cri\"]"),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }",
+                "so no container would get its devices",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }",
+                "must be an absolute path",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }",
+                "must be a name such as nvidia.com",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }",
+                "must be a domain and a slash",
+            ),
+            (
+                "gpu",
+                "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }",
+                "unknown key `bypath`; did you mean `by_path`?",
+            ),
+            (
+                "fpga",
+                "contract = \"intel-fpga\"\nintel-fpga = { mode = \"afu\" }",
+                "unknown value `afu`; did you mean `af`?",
+            ),
+            (
+                "nic",
+                "contract = \"sriov\"\nsriov = { rdma = true, vdpa = \"vhost\" }",
+                "exclude each other",
+            ),
+            (
+                "nic",
+                "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }",
+                "set only one of them",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\ncdi = [\"cri\"]",
+                "device_list_strategy = [\"cdi-cri\"]",
+            ),
             ("nic", "cdi = [\"cr\"]", "unknown value `cr`; did you mean `cri`?"),
             ("nic", "[cdi]\ndirectory = \"cdi\"", "`cdi.directory` must be an absolute path"),
-            ("nic", "[device_info]\ndirectory = \"dp\"", "`device_info.directory` must be an absolute path"),
-            ("nic", "contract = \"sriov\"\nsriov = { additional_info = { ens1f0 = {} } }", "`ens1f0` is not a PCI address"),
+            (
+                "nic",
+                "[device_info]\ndirectory = \"dp\"",
+                "`device_info.directory` must be an absolute path",
+            ),
+            (
+                "nic",
+                "contract = \"sriov\"\nsriov = { additional_info = { ens1f0 = {} } }",
+                "`ens1f0` is not a PCI address",
+            ),
         ] {
             let sentence = contract(class, text).unwrap_err();
             assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");

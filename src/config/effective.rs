@@ -43,7 +43,11 @@ impl Examined {
         for section in &self.sections {
             let verb = if section.matches { "matches" } else { "does not match" };
             let node = node.name().unwrap_or("this node");
-            notes.push(format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why));
+            notes.push(format!(
+                "[[node]] of {} {verb} {node}: {}",
+                origin(section.place.as_ref()),
+                section.why
+            ));
         }
         if table.get("resource").is_none() {
             notes.push(
@@ -52,7 +56,8 @@ impl Examined {
                     .into(),
             );
         }
-        let mut text: String = notes.iter().map(|note| format!("# {}\n", printable(note))).collect();
+        let mut text: String =
+            notes.iter().map(|note| format!("# {}\n", printable(note))).collect();
         if !text.is_empty() {
             text.push('\n');
         }
@@ -74,7 +79,11 @@ fn effective(merged: &Table, config: &Config) -> Table {
         let filled = with_defaults(table, given.and_then(|entry| entry.value.as_table()));
         if !filled.0.is_empty() {
             let value = Value { place: None, is: Is::Table(filled) };
-            shown.put(Entry { key: table.to_owned(), place: given.and_then(|entry| entry.place.clone()), value });
+            shown.put(Entry {
+                key: table.to_owned(),
+                place: given.and_then(|entry| entry.place.clone()),
+                value,
+            });
         }
     }
     let resources = merged.get("resource").and_then(Value::as_list).unwrap_or_default();
@@ -108,9 +117,15 @@ fn resource(given: &Table, spec: &ResourceSpec) -> Table {
         },
     );
     if keys::of(&format!("resource.{kind}")).next().is_some() {
-        let options = with_defaults(&format!("resource.{kind}"), given.get(kind).and_then(Value::as_table));
-        let place = given.0.iter().find(|entry| entry.key == kind).and_then(|entry| entry.place.clone());
-        given.put(Entry { key: kind.to_owned(), place, value: Value { place: None, is: Is::Table(options) } });
+        let options =
+            with_defaults(&format!("resource.{kind}"), given.get(kind).and_then(Value::as_table));
+        let place =
+            given.0.iter().find(|entry| entry.key == kind).and_then(|entry| entry.place.clone());
+        given.put(Entry {
+            key: kind.to_owned(),
+            place,
+            value: Value { place: None, is: Is::Table(options) },
+        });
     }
     let has_pool = given.get("pool").is_some();
     let mut filled = with_defaults("resource", Some(&given));
@@ -161,7 +176,10 @@ fn list(path: &str, value: &Value, values: &mut Vec<(String, Json, Option<Origin
             }
         }
         _ => {
-            let origin = value.place.as_ref().map(|place| Origin { file: place.file.to_path_buf(), line: place.line });
+            let origin = value
+                .place
+                .as_ref()
+                .map(|place| Origin { file: place.file.to_path_buf(), line: place.line });
             values.push((path.to_owned(), json(value), origin));
         }
     }
@@ -170,11 +188,14 @@ fn list(path: &str, value: &Value, values: &mut Vec<(String, Json, Option<Origin
 fn json(value: &Value) -> Json {
     match &value.is {
         Is::Text(text) => text.as_str().into(),
-        Is::Plain(plain) => {
-            number(plain).map_or_else(|| plain.parse::<bool>().map_or_else(|_| plain.as_str().into(), Json::from), Json::from)
-        }
+        Is::Plain(plain) => number(plain).map_or_else(
+            || plain.parse::<bool>().map_or_else(|_| plain.as_str().into(), Json::from),
+            Json::from,
+        ),
         Is::List(list) => list.iter().map(json).collect(),
-        Is::Table(Table(entries)) => entries.iter().map(|entry| (entry.key.clone(), json(&entry.value))).collect(),
+        Is::Table(Table(entries)) => {
+            entries.iter().map(|entry| (entry.key.clone(), json(&entry.value))).collect()
+        }
     }
 }
 
@@ -196,7 +217,11 @@ mod tests {
             "[[node.resource]]\nname = \"example.com/kvm\"\nclass = \"char\"\npaths = [\"/dev/kvm\"]\n",
         );
         std::fs::write(&file, main).unwrap();
-        std::fs::write(dir.path().join("config.d/10-x.toml"), "[telemetry]\n# where\nlisten = \"off\"\n").unwrap();
+        std::fs::write(
+            dir.path().join("config.d/10-x.toml"),
+            "[telemetry]\n# where\nlisten = \"off\"\n",
+        )
+        .unwrap();
         (dir, file)
     }
 
@@ -225,10 +250,18 @@ mod tests {
             "device_id_strategy = \"uuid\"  # default",
             "vendor = [\"10de\"]  # /config.toml:6",
         ] {
-            assert!(text.lines().any(|line_of_text| line_of_text == line), "{line}\nis not in\n{text}");
+            assert!(
+                text.lines().any(|line_of_text| line_of_text == line),
+                "{line}\nis not in\n{text}"
+            );
         }
-        let value =
-            |key: &str| shown.values.iter().find(|(path, ..)| path == key).map(|(_, value, origin)| (value.clone(), origin.clone()));
+        let value = |key: &str| {
+            shown
+                .values
+                .iter()
+                .find(|(path, ..)| path == key)
+                .map(|(_, value, origin)| (value.clone(), origin.clone()))
+        };
         assert_eq!(value("health.at_kubelet_start"), Some(("withhold".into(), None)));
         let (size, origin) = value("ledger.history_size").unwrap();
         assert_eq!((size, origin.unwrap().line), (5000.into(), 2));
@@ -243,8 +276,15 @@ mod tests {
             let examined = Examined::alone(text.as_bytes(), Path::new(file), &node);
             let (config, shown) = (examined.config().unwrap(), examined.show(&node).unwrap().text);
             assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
-            assert!(!examined.sections.iter().any(|section| section.why().contains(char::is_control)), "`config check` shows it too");
-            assert_eq!(Examined::alone(shown.as_bytes(), Path::new(file), &node).config(), Ok(config), "{shown}");
+            assert!(
+                !examined.sections.iter().any(|section| section.why().contains(char::is_control)),
+                "`config check` shows it too"
+            );
+            assert_eq!(
+                Examined::alone(shown.as_bytes(), Path::new(file), &node).config(),
+                Ok(config),
+                "{shown}"
+            );
         }
     }
 
@@ -252,8 +292,16 @@ mod tests {
     fn the_shown_text_is_the_effective_configuration() {
         for name in ["cpu-1", "gpu-1"] {
             let (_dir, shown, config) = shown(name);
-            let again = Examined::alone(shown.text.as_bytes(), Path::new("shown"), &Node::default()).config().unwrap();
-            assert_eq!(Config { files: Vec::new(), ..again }, Config { files: Vec::new(), ..config }, "{}", shown.text);
+            let again =
+                Examined::alone(shown.text.as_bytes(), Path::new("shown"), &Node::default())
+                    .config()
+                    .unwrap();
+            assert_eq!(
+                Config { files: Vec::new(), ..again },
+                Config { files: Vec::new(), ..config },
+                "{}",
+                shown.text
+            );
         }
     }
 

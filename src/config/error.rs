@@ -56,7 +56,12 @@ impl ConfigError {
     /// [`hidden`].
     pub(crate) fn new(problem: impl Into<String>) -> Self {
         let marked = printable(&problem.into());
-        ConfigError { file: None, at: None, public: without_values(&marked), problem: marked.replace(VALUE, "") }
+        ConfigError {
+            file: None,
+            at: None,
+            public: without_values(&marked),
+            problem: marked.replace(VALUE, ""),
+        }
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {
@@ -66,7 +71,11 @@ impl ConfigError {
     /// Adds the place, if it is known.
     pub(super) fn at(self, place: Option<&Place>) -> Self {
         match place {
-            Some(place) => ConfigError { file: Some(place.file.to_path_buf()), at: Some((place.line, place.column)), ..self },
+            Some(place) => ConfigError {
+                file: Some(place.file.to_path_buf()),
+                at: Some((place.line, place.column)),
+                ..self
+            },
             None => self,
         }
     }
@@ -123,7 +132,11 @@ impl ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place(), self.public)?;
-        if self.public == self.problem { Ok(()) } else { f.write_str("; `holdfast config check` shows the value") }
+        if self.public == self.problem {
+            Ok(())
+        } else {
+            f.write_str("; `holdfast config check` shows the value")
+        }
     }
 }
 
@@ -161,7 +174,8 @@ pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
 
 /// The message for an unknown key or value. It names the nearest known one, or all of them.
 pub(super) fn unknown(what: &str, unknown: &str, known: &[&str]) -> String {
-    let is_bare = unknown.len() <= KEY_CHARS_MAX && unknown.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    let is_bare = unknown.len() <= KEY_CHARS_MAX
+        && unknown.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     let shown = if what == "key" && is_bare { unknown.to_owned() } else { hidden(unknown) };
     match nearest(unknown, known) {
         Some(near) => format!("unknown {what} `{shown}`; did you mean `{near}`?"),
@@ -187,8 +201,14 @@ mod tests {
     #[test]
     fn an_unknown_key_is_named_with_the_nearest_valid_one() {
         let known = ["name", "class", "replicas"];
-        assert_eq!(unknown("key", "replica", &known), "unknown key `replica`; did you mean `replicas`?");
-        assert_eq!(unknown("key", "zzz", &["listen"]), "unknown key `zzz`; the known keys are `listen`");
+        assert_eq!(
+            unknown("key", "replica", &known),
+            "unknown key `replica`; did you mean `replicas`?"
+        );
+        assert_eq!(
+            unknown("key", "zzz", &["listen"]),
+            "unknown key `zzz`; the known keys are `listen`"
+        );
         // A value where a key is expected.
         let misplaced = ConfigError::new(unknown("key", "TOKEN=abc", &["env"]));
         assert_eq!(
@@ -200,7 +220,10 @@ mod tests {
     #[test]
     fn a_quotation_has_no_line_breaks_and_no_control_characters() {
         let error = ConfigError::new(unknown("value", "e\nvv\u{1b}[31mär", &["envvar"]));
-        assert_eq!(error.in_full(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; the known values are `envvar`");
+        assert_eq!(
+            error.in_full(),
+            "configuration: unknown value `e\\nvv\\u{1b}[31mär`; the known values are `envvar`"
+        );
         assert_eq!(
             error.to_string(),
             "configuration: unknown value `…`; the known values are `envvar`; `holdfast config check` shows the value"
@@ -209,16 +232,29 @@ mod tests {
 
     #[test]
     fn a_value_cannot_end_its_quotation() {
-        let error = ConfigError::new(format!("`a.b` is `{}`, but must be 1", hidden("x\u{fdd1}secret\u{fdd0}")));
+        let error = ConfigError::new(format!(
+            "`a.b` is `{}`, but must be 1",
+            hidden("x\u{fdd1}secret\u{fdd0}")
+        ));
         assert_eq!(error.problem(), "`a.b` is `x\u{fffd}secret\u{fffd}`, but must be 1");
-        assert_eq!(error.to_string(), "configuration: `a.b` is `…`, but must be 1; `holdfast config check` shows the value");
+        assert_eq!(
+            error.to_string(),
+            "configuration: `a.b` is `…`, but must be 1; `holdfast config check` shows the value"
+        );
         assert_eq!(hidden_in("`x` is no name", "x"), format!("`{}` is no name", hidden("x")));
     }
 
     #[test]
     fn a_wrong_type_is_reported_in_terms_of_toml() {
-        let message = |found, wanted| ConfigError::new(wrong_type(&found, wanted)).problem().to_owned();
-        assert_eq!(message(Unexpected::Str("4"), "u32"), "found string \"4\", where a whole number that is not negative is expected");
-        assert_eq!(message(Unexpected::Map, "a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
+        let message =
+            |found, wanted| ConfigError::new(wrong_type(&found, wanted)).problem().to_owned();
+        assert_eq!(
+            message(Unexpected::Str("4"), "u32"),
+            "found string \"4\", where a whole number that is not negative is expected"
+        );
+        assert_eq!(
+            message(Unexpected::Map, "a sequence"),
+            "found a table, where a list such as [\"a\", \"b\"] is expected"
+        );
     }
 }

@@ -2,11 +2,14 @@
 
 use crate::domain::topology::Placement;
 use crate::domain::{
-    AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NodePattern, NvidiaOptions, PerContainer,
-    Reason, Refuse, SriovOptions, WhenNotDurable, XilinxOptions,
+    AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions,
+    NodePattern, NvidiaOptions, PerContainer, Reason, Refuse, SriovOptions, WhenNotDurable,
+    XilinxOptions,
 };
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer};
+use serde::de::{
+    Deserializer, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -60,7 +63,9 @@ impl<'de> Deserialize<'de> for HistorySize {
             }
 
             fn visit_i64<E: Error>(self, grants: i64) -> Result<HistorySize, E> {
-                u64::try_from(grants).map(HistorySize::Grants).map_err(|_| E::invalid_value(Unexpected::Signed(grants), &self))
+                u64::try_from(grants)
+                    .map(HistorySize::Grants)
+                    .map_err(|_| E::invalid_value(Unexpected::Signed(grants), &self))
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<HistorySize, E> {
@@ -235,12 +240,15 @@ impl<'de> Deserialize<'de> for Path {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Path, A::Error> {
-                let Table { host, regex, container, permissions } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                let Table { host, regex, container, permissions } =
+                    Table::deserialize(MapAccessDeserializer::new(map))?;
                 let host = match (host, regex) {
                     (Some(host), None) => NodePattern::Glob(host),
                     (None, Some(regex)) => NodePattern::Regex(regex),
                     (Some(_), Some(_)) => {
-                        return Err(A::Error::custom("`host` and `regex` exclude each other: give one of them"));
+                        return Err(A::Error::custom(
+                            "`host` and `regex` exclude each other: give one of them",
+                        ));
                     }
                     (None, None) => return Err(A::Error::missing_field("host")),
                 };
@@ -298,7 +306,8 @@ impl<'de> Deserialize<'de> for Hook {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Hook, A::Error> {
-                let Table { command, timeout } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                let Table { command, timeout } =
+                    Table::deserialize(MapAccessDeserializer::new(map))?;
                 Ok(Hook::Command { command, timeout })
             }
         }

@@ -15,8 +15,16 @@ const POLL_MAX: Duration = Duration::from_secs(60);
 pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {
     let usual = HealthPolicy::default();
     let poll = |text: &String| {
-        let problem = || ConfigError::new(format!("`health.poll` is `{}`, but must be a time from `1s` to `60s`", hidden(text)));
-        humantime::parse_duration(text).ok().filter(|poll| (POLL_MIN..=POLL_MAX).contains(poll)).ok_or_else(problem)
+        let problem = || {
+            ConfigError::new(format!(
+                "`health.poll` is `{}`, but must be a time from `1s` to `60s`",
+                hidden(text)
+            ))
+        };
+        humantime::parse_duration(text)
+            .ok()
+            .filter(|poll| (POLL_MIN..=POLL_MAX).contains(poll))
+            .ok_or_else(problem)
     };
     let ignored = health.ignore.clone().unwrap_or_default();
     if let Some(reason) = ignored.iter().find(|reason| reason.timings().is_presence()) {

@@ -2,7 +2,17 @@
 //! with.
 
 /// The tables of a file, in the order of `config show`.
-pub(super) const TABLES: [&str; 9] = ["ledger", "telemetry", "kubelet", "cdi", "device_info", "health", "nvidia", "labels", "resource"];
+pub(super) const TABLES: [&str; 9] = [
+    "ledger",
+    "telemetry",
+    "kubelet",
+    "cdi",
+    "device_info",
+    "health",
+    "nvidia",
+    "labels",
+    "resource",
+];
 
 /// A key: its table, its name, and its default as TOML. Empty means no default, or one that follows
 /// from other keys.
@@ -105,11 +115,16 @@ mod tests {
         let unlikely = "zzzzzzzzzzzzzzzz";
         let text = match table.strip_prefix("resource") {
             None => format!("[{table}]\n{unlikely} = 1\n"),
-            Some("") => format!("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n{unlikely} = 1\n"),
-            Some(below) => format!("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n[resource{below}]\n{unlikely} = 1\n"),
+            Some("") => {
+                format!("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n{unlikely} = 1\n")
+            }
+            Some(below) => format!(
+                "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n[resource{below}]\n{unlikely} = 1\n"
+            ),
         };
         let problems = examined(&text).problems;
-        let quoted: Vec<String> = problems[0].problem().split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        let quoted: Vec<String> =
+            problems[0].problem().split('`').skip(1).step_by(2).map(str::to_owned).collect();
         assert_eq!(quoted[0], unlikely, "{problems:?}");
         quoted[1..].to_vec()
     }
@@ -123,9 +138,16 @@ mod tests {
     fn the_table_has_exactly_the_keys_of_the_parser() {
         let mut tables: Vec<&str> = KEYS.iter().map(|(table, ..)| *table).collect();
         tables.dedup();
-        assert_eq!(tables.iter().filter(|table| !table.contains('.')).copied().collect::<Vec<_>>(), TABLES);
+        assert_eq!(
+            tables.iter().filter(|table| !table.contains('.')).copied().collect::<Vec<_>>(),
+            TABLES
+        );
         for table in tables {
-            assert_eq!(sorted(of(table).map(|(_, key, _)| (*key).to_owned()).collect()), sorted(known(table)), "{table}");
+            assert_eq!(
+                sorted(of(table).map(|(_, key, _)| (*key).to_owned()).collect()),
+                sorted(known(table)),
+                "{table}"
+            );
         }
         let problem = examined("zzzzzzzzzzzzzzzz = 1").problems[0].problem().to_owned();
         assert!(TABLES.iter().all(|table| problem.contains(&format!("`{table}`"))), "{problem}");
@@ -135,12 +157,26 @@ mod tests {
     fn the_defaults_equal_an_empty_configuration() {
         let defaults = |tables: &dyn Fn(&str) -> bool, header: &str| -> String {
             let keys = KEYS.iter().filter(|(table, _, usual)| tables(table) && !usual.is_empty());
-            keys.map(|(table, key, usual)| format!("{}.{key} = {usual}\n", table.strip_prefix(header).unwrap_or(table))).collect()
+            keys.map(|(table, key, usual)| {
+                format!("{}.{key} = {usual}\n", table.strip_prefix(header).unwrap_or(table))
+            })
+            .collect()
         };
         assert_eq!(config(&defaults(&|table| !table.starts_with("resource"), "")), config(""));
-        for (class, contract) in [("gpu", "nvidia"), ("gpu", "intel-gpu"), ("fpga", "intel-fpga"), ("fpga", "xilinx"), ("nic", "sriov")] {
-            let plain = format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\ncontract = \"{contract}\"\n");
-            let own: String = of("resource").filter(|key| !key.2.is_empty()).map(|(_, key, usual)| format!("{key} = {usual}\n")).collect();
+        for (class, contract) in [
+            ("gpu", "nvidia"),
+            ("gpu", "intel-gpu"),
+            ("fpga", "intel-fpga"),
+            ("fpga", "xilinx"),
+            ("nic", "sriov"),
+        ] {
+            let plain = format!(
+                "[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\ncontract = \"{contract}\"\n"
+            );
+            let own: String = of("resource")
+                .filter(|key| !key.2.is_empty())
+                .map(|(_, key, usual)| format!("{key} = {usual}\n"))
+                .collect();
             let options = defaults(&|table| table == format!("resource.{contract}"), "resource.");
             assert_eq!(config(&format!("{plain}{own}{options}")), config(&plain), "{contract}");
         }
@@ -148,17 +184,28 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_key_with_its_default() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configure.md")).unwrap();
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configure.md"))
+                .unwrap();
         // The rows of the tables: | `table.key` | default | …
         let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
         let documented = rows.filter_map(|(key, rest)| {
-            let (table, key) = key.trim_start_matches('[').replace("]]", "").rsplit_once('.').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
+            let (table, key) = key
+                .trim_start_matches('[')
+                .replace("]]", "")
+                .rsplit_once('.')
+                .map(|(a, b)| (a.to_owned(), b.to_owned()))?;
             let usual = rest.split(" | ").next()?.trim_matches('`').to_owned();
             Some((table, key, if usual == "–" { String::new() } else { usual }))
         });
-        let mut documented: Vec<(String, String, String)> = documented.filter(|(table, ..)| table != "match").collect();
-        let mut keys: Vec<_> =
-            KEYS.iter().map(|(table, key, usual)| ((*table).to_owned(), (*key).to_owned(), (*usual).to_owned())).collect();
+        let mut documented: Vec<(String, String, String)> =
+            documented.filter(|(table, ..)| table != "match").collect();
+        let mut keys: Vec<_> = KEYS
+            .iter()
+            .map(|(table, key, usual)| {
+                ((*table).to_owned(), (*key).to_owned(), (*usual).to_owned())
+            })
+            .collect();
         documented.sort();
         keys.sort();
         assert_eq!(documented, keys);
@@ -166,7 +213,9 @@ mod tests {
 
     #[test]
     fn the_documentation_has_for_every_key_when_it_takes_effect() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configure.md")).unwrap();
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configure.md"))
+                .unwrap();
         let documented = |when: &str| -> BTreeSet<String> {
             let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
             let rows = rows.filter(|(_, rest)| rest.split(" | ").nth(1) == Some(when));
@@ -177,6 +226,9 @@ mod tests {
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[labels]\nfeatures_d = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
-        assert_eq!((documented("at once"), documented("next start")), (keys(&change.live), keys(&change.needs_restart)));
+        assert_eq!(
+            (documented("at once"), documented("next start")),
+            (keys(&change.live), keys(&change.needs_restart))
+        );
     }
 }

@@ -26,7 +26,11 @@ const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// # Errors
 /// The system's error; `FileTooLarge` for more than 16 MiB.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    if path == Path::new("-") { read_whole(io::stdin().lock(), FILE_BYTES_MAX) } else { read_whole(File::open(path)?, FILE_BYTES_MAX) }
+    if path == Path::new("-") {
+        read_whole(io::stdin().lock(), FILE_BYTES_MAX)
+    } else {
+        read_whole(File::open(path)?, FILE_BYTES_MAX)
+    }
 }
 
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d`
@@ -38,7 +42,12 @@ pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 /// One sentence: the file, the line, the error and the remedy.
 pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
     let examined = Examined::of(file, node);
-    Ok(Config { requested_file: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
+    Ok(Config {
+        requested_file: file.map(Path::to_owned),
+        node: node.clone(),
+        hash: examined.hash,
+        ..examined.config()?
+    })
 }
 
 /// The contents of the files, with all errors in them.
@@ -81,13 +90,21 @@ impl Examined {
         // Each drop-in existed when the folder was listed. If it is missing now, it was deleted
         // since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
-        for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
+        for (path, may_be_missing) in
+            std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins)
+        {
             // A file that a user names for a comparison may be a pipe of the shell.
-            let read = if path == main && main != place { read_file(&path) } else { read_bounded(&path, FILE_BYTES_MAX) };
+            let read = if path == main && main != place {
+                read_file(&path)
+            } else {
+                read_bounded(&path, FILE_BYTES_MAX)
+            };
             match read {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
-                Err(error) => examined.problem(|| unreadable(&path, &error, "; set the file with `--config`")),
+                Err(error) => {
+                    examined.problem(|| unreadable(&path, &error, "; set the file with `--config`"))
+                }
             }
         }
         examined.merge()
@@ -117,7 +134,8 @@ impl Examined {
         let mut hash = crc32fast::Hasher::new_with_initial(self.hash);
         hash.update(bytes);
         self.hash = hash.finalize();
-        let read = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
+        let read =
+            std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
         let mut table = match read.and_then(|text| Table::parse(text, path)) {
             Ok(table) => table,
             Err(problem) => return self.problem(|| problem),
@@ -127,7 +145,8 @@ impl Examined {
         merge_table(&mut self.merged, table);
         let Some(Entry { value, place, .. }) = sections else { return };
         let Some(list) = value.as_list() else {
-            let problem = ConfigError::new("`node` must be a list of sections; begin each one with [[node]]");
+            let problem =
+                ConfigError::new("`node` must be a list of sections; begin each one with [[node]]");
             return self.problem(|| problem.at(place.as_ref()));
         };
         for value in list {
@@ -161,7 +180,9 @@ impl Examined {
                         self.examine_part(&entry.key, Is::List(vec![resource.clone()]), resource);
                     }
                 }
-                (key, _) if keys::TABLES.contains(&key) => self.examine_part(key, entry.value.is.clone(), &whole),
+                (key, _) if keys::TABLES.contains(&key) => {
+                    self.examine_part(key, entry.value.is.clone(), &whole)
+                }
                 (key, _) => self.problem(|| {
                     let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
                     ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref())
@@ -182,8 +203,17 @@ impl Examined {
     fn check_unique_names(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
-            let Some(text) = name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text)) else { continue };
-            let problem = || format!("two resources are named `{}`; give each resource its own name", validate::name_of(text));
+            let Some(text) =
+                name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text))
+            else {
+                continue;
+            };
+            let problem = || {
+                format!(
+                    "two resources are named `{}`; give each resource its own name",
+                    validate::name_of(text)
+                )
+            };
             self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
     }
@@ -221,7 +251,9 @@ pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError>
         }),
         Err(problem) => Some(problem),
     };
-    problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) })
+    problem.map(
+        |problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) },
+    )
 }
 
 /// Merges tables: later keys win, resources add up. Unknown keys are left out. They were reported
@@ -234,7 +266,9 @@ fn merge_table(merged: &mut Table, mut over: Table) {
         }
         let there = merged.0.iter_mut().find(|there| there.key == entry.key);
         match (there.map(|there| &mut there.value.is), entry.value.is) {
-            (Some(Is::Table(there)), Is::Table(over)) => over.0.into_iter().for_each(|entry| there.put(entry)),
+            (Some(Is::Table(there)), Is::Table(over)) => {
+                over.0.into_iter().for_each(|entry| there.put(entry))
+            }
             (Some(Is::List(there)), Is::List(over)) => there.extend(over),
             (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),
         }
@@ -246,12 +280,18 @@ fn merge_table(merged: &mut Table, mut over: Table) {
 /// node gets it.
 fn merge_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
     let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
-    let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
-    let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
+    let is_for_each_node =
+        |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
+    let at =
+        there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
     let mut at: BTreeMap<String, usize> = at.collect();
-    let (patterns, others): (Vec<Value>, Vec<Value>) = resources.into_iter().partition(is_for_each_node);
+    let (patterns, others): (Vec<Value>, Vec<Value>) =
+        resources.into_iter().partition(is_for_each_node);
     for resource in others {
-        match name(&resource).map(|name| *at.entry(name).or_insert(there.len())).and_then(|at| there.get_mut(at)) {
+        match name(&resource)
+            .map(|name| *at.entry(name).or_insert(there.len()))
+            .and_then(|at| there.get_mut(at))
+        {
             Some(there) => *there = resource,
             None => there.push(resource),
         }
@@ -270,12 +310,18 @@ fn name_of(resource: &Value) -> Option<&Value> {
 
 /// The part of a message after the name of the resource.
 fn without_resource_name(sentence: &str) -> &str {
-    sentence.strip_prefix("resource `").and_then(|rest| rest.split_once("`: ")).map_or(sentence, |(_, rest)| rest)
+    sentence
+        .strip_prefix("resource `")
+        .and_then(|rest| rest.split_once("`: "))
+        .map_or(sentence, |(_, rest)| rest)
 }
 
 fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
     let before = String::from_utf8_lossy(&bytes[..valid]);
-    let (line, column) = (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+    let (line, column) = (
+        before.matches('\n').count() + 1,
+        before.chars().rev().take_while(|c| *c != '\n').count() + 1,
+    );
     let place = super::tree::Place { file: path.into(), line, column };
     ConfigError::new("the file is not UTF-8 at this byte; save it as UTF-8").at(Some(&place))
 }
@@ -289,7 +335,10 @@ fn is_absent(path: &Path, error: &io::Error) -> bool {
 fn unreadable(path: &Path, error: &io::Error, advice: &str) -> ConfigError {
     let target = path.read_link().ok().filter(|_| error.kind() == io::ErrorKind::NotFound);
     let problem = match target {
-        Some(target) => format!("is a dangling link to `{}`; create or mount its target, or remove the link", target.display()),
+        Some(target) => format!(
+            "is a dangling link to `{}`; create or mount its target, or remove the link",
+            target.display()
+        ),
         None => format!("cannot be read: {error}{advice}"),
     };
     ConfigError::new(problem).in_file(path)
@@ -305,10 +354,12 @@ fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     // Like a shell's `*.toml`. Hidden files belong to editors: Emacs' `.#site.toml` is a dangling
     // link.
     let is_drop_in = |path: &PathBuf| {
-        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let is_hidden =
+            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         !is_hidden && path.extension().is_some_and(|extension| extension == "toml")
     };
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_drop_in).collect();
+    let mut paths: Vec<PathBuf> =
+        entries.flatten().map(|entry| entry.path()).filter(is_drop_in).collect();
     paths.sort();
     Ok(paths)
 }
@@ -328,7 +379,11 @@ mod tests {
 
     #[test]
     fn the_example_of_the_documentation_is_valid() {
-        let config = load(Some(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/config.toml"))), &Node::default()).unwrap();
+        let config = load(
+            Some(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/config.toml"))),
+            &Node::default(),
+        )
+        .unwrap();
         assert!(config.resources.is_empty(), "everything in the shipped file is a comment");
     }
 
@@ -338,14 +393,25 @@ mod tests {
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, "[telemetry]\nlisten = \"127.0.0.1:1\"\n[ledger]\nhistory_age = \"1d\"\nhistory_size = 5000\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n").unwrap();
-        let drop_in = |name: &str, text: &str| std::fs::write(dir.path().join("config.d").join(name), text).unwrap();
+        let drop_in = |name: &str, text: &str| {
+            std::fs::write(dir.path().join("config.d").join(name), text).unwrap()
+        };
         drop_in("20.toml", "[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_age = \"365d\"");
-        drop_in("10.toml", "[telemetry]\nlisten = \"127.0.0.1:2\"\n[[resource]]\nname = \"a.b/d\"\nclass = \"nvme\"\n");
+        drop_in(
+            "10.toml",
+            "[telemetry]\nlisten = \"127.0.0.1:2\"\n[[resource]]\nname = \"a.b/d\"\nclass = \"nvme\"\n",
+        );
         drop_in("30.toml.rpmsave", "nonsense");
         let config = load(Some(&file), &Node::default()).unwrap();
         assert_eq!(config.listen, None);
-        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), ..Retention::of_grants(5000) });
-        assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
+        assert_eq!(
+            config.retention,
+            Retention { age: Duration::from_secs(365 * 24 * 3600), ..Retention::of_grants(5000) }
+        );
+        assert_eq!(
+            config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(),
+            ["a.b/c", "a.b/d"]
+        );
         assert_eq!(config.files.len(), 3);
     }
 
@@ -359,8 +425,13 @@ mod tests {
             load(Some(&file), &Node::default()).unwrap().policy,
             Policy { refuse: Refuse::Proven, when_not_durable: WhenNotDurable::Refuse }
         );
-        std::fs::write(&file, "[ledger]\nrefuse = \"never\"\nwhen_not_durable = \"refuse\"\n").unwrap();
-        std::fs::write(dir.path().join("config.d/1.toml"), "[ledger]\nwhen_not_durable = \"serve\"\n").unwrap();
+        std::fs::write(&file, "[ledger]\nrefuse = \"never\"\nwhen_not_durable = \"refuse\"\n")
+            .unwrap();
+        std::fs::write(
+            dir.path().join("config.d/1.toml"),
+            "[ledger]\nwhen_not_durable = \"serve\"\n",
+        )
+        .unwrap();
         assert_eq!(
             load(Some(&file), &Node::default()).unwrap().policy,
             Policy { refuse: Refuse::Never, when_not_durable: WhenNotDurable::Serve }
@@ -377,17 +448,44 @@ mod tests {
     #[test]
     fn a_mistake_of_the_ledger_is_one_sentence_with_its_place() {
         for (text, expected) in [
-            ("[ledger]\ndurability = \"power-los\"", "unknown value `power-los`; did you mean `power-loss`?"),
-            ("[ledger]\nhistory_age = \"90\"", "`ledger.history_age` is `90`, but must be a time such as `90d`"),
-            ("[ledger]\nhistory_age = \"1h\"", "`ledger.history_age` is `1h`, but must be at least a day"),
-            ("[ledger]\nhistory_size = 10", "`ledger.history_size` is 10, but must be at least 1000"),
+            (
+                "[ledger]\ndurability = \"power-los\"",
+                "unknown value `power-los`; did you mean `power-loss`?",
+            ),
+            (
+                "[ledger]\nhistory_age = \"90\"",
+                "`ledger.history_age` is `90`, but must be a time such as `90d`",
+            ),
+            (
+                "[ledger]\nhistory_age = \"1h\"",
+                "`ledger.history_age` is `1h`, but must be at least a day",
+            ),
+            (
+                "[ledger]\nhistory_size = 10",
+                "`ledger.history_size` is 10, but must be at least 1000",
+            ),
             ("[ledger]\nhistory_size = -10", "a size such as \"256MiB\", or a number of grants"),
-            ("[ledger]\nhistory_size = \"lots\"", "`ledger.history_size` is `lots`, but must be a size such as `256MiB`"),
-            ("[ledger]\nhistory_size = \"99999999999999999GiB\"", "must be a size such as `256MiB`"),
-            ("[ledger]\nhistory_size = \"100KiB\"", "`ledger.history_size` is `100KiB`, but must be at least `4MiB`"),
+            (
+                "[ledger]\nhistory_size = \"lots\"",
+                "`ledger.history_size` is `lots`, but must be a size such as `256MiB`",
+            ),
+            (
+                "[ledger]\nhistory_size = \"99999999999999999GiB\"",
+                "must be a size such as `256MiB`",
+            ),
+            (
+                "[ledger]\nhistory_size = \"100KiB\"",
+                "`ledger.history_size` is `100KiB`, but must be at least `4MiB`",
+            ),
             ("[ledger]\nrefuse = \"nevr\"", "unknown value `nevr`; did you mean `never`?"),
-            ("[ledger]\nwhen_not_durabel = \"serve\"", "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
-            ("[ledger]\nwhen_not_durable = \"server\"", "unknown value `server`; did you mean `serve`?"),
+            (
+                "[ledger]\nwhen_not_durabel = \"serve\"",
+                "unknown key `when_not_durabel`; did you mean `when_not_durable`?",
+            ),
+            (
+                "[ledger]\nwhen_not_durable = \"server\"",
+                "unknown value `server`; did you mean `serve`?",
+            ),
         ] {
             names_its_place(text, expected);
         }
@@ -395,8 +493,11 @@ mod tests {
 
     #[test]
     fn every_mistake_is_one_sentence_with_its_place() {
-        let resource = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{rest}");
-        let select = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\nselect = {{ {rest} }}");
+        let resource =
+            |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{rest}");
+        let select = |rest: &str| {
+            format!("[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\nselect = {{ {rest} }}")
+        };
         for (text, expected) in [
             ("[nvidia]\nnvml = \"on\"".to_owned(), "`nvidia.nvml` is `on`, but must be `auto`, `off`, or the absolute path"),
             ("[ledgr]\n".to_owned(), "line 1, column 2: unknown key `ledgr`; did you mean `ledger`?"),
@@ -478,17 +579,23 @@ mod tests {
             "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/a\", container = \"/dev/x\" }",
             "{ host = \"/dev/a\", container = \"/dev/b\" }, { host = \"/dev/b\", container = \"/dev/a\" }",
         ] {
-            std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]")).unwrap();
+            std::fs::write(
+                &file,
+                format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]"),
+            )
+            .unwrap();
             load(Some(&file), &Node::default()).unwrap();
         }
         for paths in [
             "{ host = \"/dev/video*\", container = \"/dev/cam\" }",
             "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/x\" }",
         ] {
-            let text = format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]");
+            let text =
+                format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]");
             std::fs::write(&file, format!("{text}\nper_container = \"one\"\n")).unwrap();
             load(Some(&file), &Node::default()).unwrap();
-            std::fs::write(&file, format!("{text}\nreplicas = 2\nper_container = \"distinct\"\n")).unwrap();
+            std::fs::write(&file, format!("{text}\nreplicas = 2\nper_container = \"distinct\"\n"))
+                .unwrap();
             load(Some(&file), &Node::default()).unwrap_err();
         }
     }
@@ -496,7 +603,9 @@ mod tests {
     #[test]
     fn several_resources_may_have_the_same_name_for_each_node() {
         let pattern = |header: &str, regex: &str, replicas: u32| {
-            format!("[[{header}]]\nname = \"d/{{node}}\"\nclass = \"char\"\npaths = [{{ regex = \"{regex}\" }}]\nreplicas = {replicas}\n")
+            format!(
+                "[[{header}]]\nname = \"d/{{node}}\"\nclass = \"char\"\npaths = [{{ regex = \"{regex}\" }}]\nreplicas = {replicas}\n"
+            )
         };
         let plain = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
         let section = format!(
@@ -504,19 +613,44 @@ mod tests {
             pattern("node.resource", "^i2c-9$", 7),
             pattern("node.resource", "^i2c-8$", 8)
         );
-        let text = [plain, &pattern("resource", "^i2c-[0-9]*$", 1), &pattern("resource", "^video", 20), &section].concat();
+        let text = [
+            plain,
+            &pattern("resource", "^i2c-[0-9]*$", 1),
+            &pattern("resource", "^video", 20),
+            &section,
+        ]
+        .concat();
         let of = |node: &str| {
-            let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::named(node, Path::new("/")));
+            let examined = Examined::alone(
+                text.as_bytes(),
+                Path::new("f"),
+                &Node::named(node, Path::new("/")),
+            );
             assert_eq!(examined.problems, []);
             let config = examined.config().unwrap();
-            let paths = |spec: &crate::domain::ResourceSpec| spec.paths.iter().map(|path| path.host.to_string()).collect::<String>();
-            config.resources.iter().map(|spec| (spec.name.to_string(), paths(spec))).collect::<Vec<_>>()
+            let paths = |spec: &crate::domain::ResourceSpec| {
+                spec.paths.iter().map(|path| path.host.to_string()).collect::<String>()
+            };
+            config
+                .resources
+                .iter()
+                .map(|spec| (spec.name.to_string(), paths(spec)))
+                .collect::<Vec<_>>()
         };
         let of_node = |regex: &str| ("d/{node}".to_owned(), regex.to_owned());
         let plain = ("a.b/c".to_owned(), String::new());
         assert_eq!(of("y"), [plain.clone(), of_node("^i2c-[0-9]*$"), of_node("^video")]);
         // A section for one node comes before one for all nodes.
-        assert_eq!(of("x"), [plain, of_node("^i2c-9$"), of_node("^i2c-8$"), of_node("^i2c-[0-9]*$"), of_node("^video")]);
+        assert_eq!(
+            of("x"),
+            [
+                plain,
+                of_node("^i2c-9$"),
+                of_node("^i2c-8$"),
+                of_node("^i2c-[0-9]*$"),
+                of_node("^video")
+            ]
+        );
     }
 
     #[test]
@@ -537,7 +671,8 @@ mod tests {
             let examined = Examined::read(&main, &main, true, &Node::default());
             examined.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        let link = |link: &Path| std::os::unix::fs::symlink("/nonexistent/site.toml", link).unwrap();
+        let link =
+            |link: &Path| std::os::unix::fs::symlink("/nonexistent/site.toml", link).unwrap();
         assert_eq!(read(), Vec::<String>::new(), "neither is there");
         std::fs::create_dir(&drop_ins).unwrap();
         link(&drop_ins.join(".#10-site.toml"));

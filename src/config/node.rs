@@ -29,8 +29,9 @@ impl Node {
     #[must_use]
     pub fn here(host_root: &Path) -> Self {
         let from_environment = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
-        let name =
-            from_environment.or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname")).map(|name| name.trim().to_owned());
+        let name = from_environment
+            .or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname"))
+            .map(|name| name.trim().to_owned());
         Node { name: name.filter(|name| !name.is_empty()), root: host_root.to_owned() }
     }
 
@@ -81,20 +82,31 @@ impl Section {
     /// # Errors
     /// An invalid condition.
     pub(super) fn read(value: &Value, node: &Node) -> Result<Self, ConfigError> {
-        let wrong = |problem: String, place: Option<&Place>| Err(ConfigError::new(problem).at(place.or(value.place.as_ref())));
+        let wrong = |problem: String, place: Option<&Place>| {
+            Err(ConfigError::new(problem).at(place.or(value.place.as_ref())))
+        };
         let Some(table) = value.as_table() else {
-            return wrong("`node` must be a list of sections; begin each one with [[node]]".into(), None);
+            return wrong(
+                "`node` must be a list of sections; begin each one with [[node]]".into(),
+                None,
+            );
         };
         let mut table = table.clone();
         let example = "such as match = { name = [\"gpu-*\"] }";
         let Some(condition) = table.take("match") else {
-            return wrong(format!("a section `node` needs a `match` that selects its nodes, {example}"), None);
+            return wrong(
+                format!("a section `node` needs a `match` that selects its nodes, {example}"),
+                None,
+            );
         };
         let Some(Table(keys)) = condition.value.as_table() else {
             return wrong(format!("`match` must be a table, {example}"), condition.place.as_ref());
         };
         if keys.is_empty() {
-            return wrong("`match` is empty; put settings of all nodes outside the section".into(), condition.place.as_ref());
+            return wrong(
+                "`match` is empty; put settings of all nodes outside the section".into(),
+                condition.place.as_ref(),
+            );
         }
         let (mut matches, mut why) = (true, Vec::new());
         for entry in keys {
@@ -111,12 +123,20 @@ impl Section {
                 Err(problem) => return wrong(problem, entry.place.as_ref()),
             }
         }
-        Ok(Section { place: value.place.clone(), table, matches, why: printable(&why.join(", and ")) })
+        Ok(Section {
+            place: value.place.clone(),
+            table,
+            matches,
+            why: printable(&why.join(", and ")),
+        })
     }
 }
 
 fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
-    let shape = || "`match.name` must be a list of patterns of node names, such as [\"gpu-*\", \"dgx-??\"]".to_owned();
+    let shape = || {
+        "`match.name` must be a list of patterns of node names, such as [\"gpu-*\", \"dgx-??\"]"
+            .to_owned()
+    };
     let list = match &value.is {
         Is::Text(_) => std::slice::from_ref(value),
         Is::List(list) if !list.is_empty() => list.as_slice(),
@@ -125,8 +145,9 @@ fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
     let mut like = None;
     for pattern in list {
         let text = pattern.as_text().ok_or_else(shape)?;
-        let glob = glob::Pattern::new(text)
-            .map_err(|error| format!("the pattern `{}` of `match.name` is not a valid glob: {error}", hidden(text)))?;
+        let glob = glob::Pattern::new(text).map_err(|error| {
+            format!("the pattern `{}` of `match.name` is not a valid glob: {error}", hidden(text))
+        })?;
         let options = glob::MatchOptions { case_sensitive: false, ..glob::MatchOptions::default() };
         if like.is_none() && node.name().is_some_and(|name| glob.matches_with(name, options)) {
             like = Some(text);
@@ -146,7 +167,10 @@ fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
          \"/etc/holdfast/role-gpu\"",
     )?;
     let is_there = HostRoot::new(&node.root).exists(text.trim_start_matches('/'));
-    Ok((is_there, format!("the file `{text}` {}", if is_there { "exists" } else { "does not exist" })))
+    Ok((
+        is_there,
+        format!("the file `{text}` {}", if is_there { "exists" } else { "does not exist" }),
+    ))
 }
 
 /// A node without a name, for tests and trials.
@@ -172,14 +196,28 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("role-gpu"), "").unwrap();
         for (condition, name, matches, why) in [
-            ("match = { name = [\"cpu-*\", \"gpu-?\"] }", "gpu-7", true, "the name matches `gpu-?`"),
+            (
+                "match = { name = [\"cpu-*\", \"gpu-?\"] }",
+                "gpu-7",
+                true,
+                "the name matches `gpu-?`",
+            ),
             ("match = { name = \"GPU-*\" }", "gpu-7.example.com", true, "the name matches `GPU-*`"),
             ("match.name = [\"gpu-?\"]", "gpu-17", false, "the name matches none of its patterns"),
             ("match = { file = \"/role-gpu\" }", "x", true, "the file `/role-gpu` exists"),
             ("match = { file = \"/role-cpu\" }", "x", false, "the file `/role-cpu` does not exist"),
-            ("match = { name = \"x\", file = \"/role-cpu\" }", "x", false, "the name matches `x`, and the file `/role-cpu` does not exist"),
+            (
+                "match = { name = \"x\", file = \"/role-cpu\" }",
+                "x",
+                false,
+                "the name matches `x`, and the file `/role-cpu` does not exist",
+            ),
         ] {
-            assert_eq!(section(condition, name, root.path()), Ok((matches, why.to_owned())), "{condition} {name}");
+            assert_eq!(
+                section(condition, name, root.path()),
+                Ok((matches, why.to_owned())),
+                "{condition} {name}"
+            );
         }
     }
 
@@ -189,7 +227,10 @@ mod tests {
             ("", "line 1, column 1: a section `node` needs a `match`"),
             ("match = {}", "line 2, column 1: `match` is empty"),
             ("match = 1", "line 2, column 1: `match` must be a table, such as"),
-            ("match = { nam = \"x\" }", "line 2, column 11: unknown key `nam`; did you mean `name`?"),
+            (
+                "match = { nam = \"x\" }",
+                "line 2, column 11: unknown key `nam`; did you mean `name`?",
+            ),
             ("match = { name = [] }", "column 11: `match.name` must be a list of patterns"),
             ("match = { name = [1] }", "`match.name` must be a list of patterns"),
             ("match = { name = \"[\" }", "the pattern `[` of `match.name` is not a valid glob"),

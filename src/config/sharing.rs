@@ -10,12 +10,17 @@ use crate::domain::{Contract, PerContainer, Sharing};
 /// in the ledger.
 pub(super) const SHARES_MAX: u32 = 16_384;
 
-pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {
+pub(super) fn sharing(
+    resource: &Resource,
+    contract: &Contract,
+) -> Result<(Sharing, PerContainer), String> {
     let sharing = match (resource.replicas, resource.pool) {
         (Some(_), Some(_)) => {
-            return Err("`replicas` and `pool` exclude each other, as every container of a pool gets all \
+            return Err(
+                "`replicas` and `pool` exclude each other, as every container of a pool gets all \
                  its devices; set only one of them"
-                .into());
+                    .into(),
+            );
         }
         (None, Some(containers)) => Sharing::Pool(in_range("pool", containers)?),
         (replicas, None) => Sharing::replicas(in_range("replicas", replicas.unwrap_or(1))?),
@@ -30,9 +35,11 @@ pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Shari
             ));
         }
         (_, Contract::RdmaShared) => {
-            return Err("the contract `rdma-shared` gives all devices to every container; set the number \
+            return Err(
+                "the contract `rdma-shared` gives all devices to every container; set the number \
                  of containers, as in pool = 100"
-                .into());
+                    .into(),
+            );
         }
         _ => {}
     }
@@ -43,16 +50,20 @@ pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Shari
     };
     let per_container = resource.per_container.unwrap_or_else(usual);
     if per_container == PerContainer::Distinct && !matches!(sharing, Sharing::Replicas(_)) {
-        return Err("`per_container` = \"distinct\" selects among shares, and this resource has none; set \
+        return Err(
+            "`per_container` = \"distinct\" selects among shares, and this resource has none; set \
              `replicas`"
-            .into());
+                .into(),
+        );
     }
     Ok((sharing, per_container))
 }
 
 fn in_range(key: &str, containers: u32) -> Result<u32, String> {
     let is_possible = (1..=SHARES_MAX).contains(&containers);
-    is_possible.then_some(containers).ok_or_else(|| format!("`{key}` is {}, but must be between 1 and {SHARES_MAX}", hidden(containers)))
+    is_possible.then_some(containers).ok_or_else(|| {
+        format!("`{key}` is {}, but must be between 1 and {SHARES_MAX}", hidden(containers))
+    })
 }
 
 #[cfg(test)]
@@ -64,7 +75,11 @@ mod tests {
     fn sharing(text: &str) -> Result<(Sharing, PerContainer), String> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
-        std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"rdma\"\n{text}\n")).unwrap();
+        std::fs::write(
+            &file,
+            format!("[[resource]]\nname = \"a.b/c\"\nclass = \"rdma\"\n{text}\n"),
+        )
+        .unwrap();
         let config = load(Some(&file), &Node::default()).map_err(|error| error.in_full())?;
         Ok((config.resources[0].sharing, config.resources[0].per_container))
     }
@@ -74,10 +89,19 @@ mod tests {
         for (text, expected) in [
             ("", (Sharing::Exclusive, PerContainer::Any)),
             ("replicas = 1\nper_container = \"one\"", (Sharing::Exclusive, PerContainer::One)),
-            ("replicas = 4\nper_container = \"distinct\"", (Sharing::Replicas(4), PerContainer::Distinct)),
+            (
+                "replicas = 4\nper_container = \"distinct\"",
+                (Sharing::Replicas(4), PerContainer::Distinct),
+            ),
             ("pool = 1", (Sharing::Pool(1), PerContainer::Any)),
-            ("pool = 100\ncontract = \"rdma-shared\"\nper_container = \"one\"", (Sharing::Pool(100), PerContainer::One)),
-            ("replicas = 4\ncontract = \"nvidia\"\nnvidia = { mps_root = \"/run/mps\" }", (Sharing::Replicas(4), PerContainer::One)),
+            (
+                "pool = 100\ncontract = \"rdma-shared\"\nper_container = \"one\"",
+                (Sharing::Pool(100), PerContainer::One),
+            ),
+            (
+                "replicas = 4\ncontract = \"nvidia\"\nnvidia = { mps_root = \"/run/mps\" }",
+                (Sharing::Replicas(4), PerContainer::One),
+            ),
         ] {
             assert_eq!(sharing(text), Ok(expected), "{text}");
         }
@@ -92,7 +116,10 @@ mod tests {
             ("pool = 2\ncontract = \"sriov\"", "the contract `sriov` names single devices"),
             ("contract = \"rdma-shared\"", "set the number of containers, as in pool = 100"),
             ("per_container = \"distinct\"", "and this resource has none; set `replicas`"),
-            ("pool = 9\nper_container = \"distinct\"", "and this resource has none; set `replicas`"),
+            (
+                "pool = 9\nper_container = \"distinct\"",
+                "and this resource has none; set `replicas`",
+            ),
             ("per_container = \"once\"", "unknown value `once`; did you mean `one`?"),
         ] {
             let sentence = sharing(text).unwrap_err();

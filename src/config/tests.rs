@@ -44,7 +44,11 @@ impl Damage {
             }
             Damage::Repeat(from, to) => {
                 let (from, to) = (at(from), at(to));
-                let line: Vec<u8> = bytes[from..].split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default().to_vec();
+                let line: Vec<u8> = bytes[from..]
+                    .split_inclusive(|byte| *byte == b'\n')
+                    .next()
+                    .unwrap_or_default()
+                    .to_vec();
                 bytes.splice(to..to, line);
             }
         }
@@ -131,13 +135,15 @@ before_start = "reset"
 
 #[test]
 fn a_damaged_file_is_valid_or_an_error_with_its_place() {
-    let whole = Examined::alone(WHOLE.as_bytes(), Path::new("f"), &Node::named("gpu-1", Path::new("/")));
+    let whole =
+        Examined::alone(WHOLE.as_bytes(), Path::new("f"), &Node::named("gpu-1", Path::new("/")));
     assert_eq!(whole.problems, []);
     let runs = Runs { cases: variants(1000), failure_persistence: None, ..Runs::default() };
     let wrong = std::cell::Cell::new(0_u32);
     TestRunner::new(runs)
         .run(&damage(), |damage| {
-            let bytes = damage.iter().fold(WHOLE.as_bytes().to_vec(), |bytes, damage| damage.to(bytes));
+            let bytes =
+                damage.iter().fold(WHOLE.as_bytes().to_vec(), |bytes, damage| damage.to(bytes));
             let node = Node::named("gpu-1", Path::new("/"));
             let examined = Examined::alone(&bytes, Path::new("f"), &node);
             let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -145,17 +151,30 @@ fn a_damaged_file_is_valid_or_an_error_with_its_place() {
                 Ok(config) => {
                     prop_assert!(examined.problems.is_empty());
                     let shown = examined.show(&node).unwrap();
-                    let again = Examined::alone(shown.text.as_bytes(), Path::new("f"), &node).config();
+                    let again =
+                        Examined::alone(shown.text.as_bytes(), Path::new("f"), &node).config();
                     prop_assert_eq!(again, Ok(config), "{}", shown.text);
                 }
                 Err(error) => {
                     wrong.set(wrong.get() + 1);
-                    prop_assert!(!examined.problems.is_empty(), "found only after the merge: {error}\n{text}");
+                    prop_assert!(
+                        !examined.problems.is_empty(),
+                        "found only after the merge: {error}\n{text}"
+                    );
                     let lines = text.split('\n').count();
                     for problem in &examined.problems {
                         let place = problem.line().zip(problem.column());
-                        prop_assert!(place.is_some_and(|(line, column)| line >= 1 && line <= lines && column >= 1), "{problem}\n{text}");
-                        prop_assert!(problem.file() == Some(Path::new("f")) && !problem.to_string().contains('\n'), "{problem}");
+                        prop_assert!(
+                            place.is_some_and(|(line, column)| line >= 1
+                                && line <= lines
+                                && column >= 1),
+                            "{problem}\n{text}"
+                        );
+                        prop_assert!(
+                            problem.file() == Some(Path::new("f"))
+                                && !problem.to_string().contains('\n'),
+                            "{problem}"
+                        );
                     }
                 }
             }
@@ -168,28 +187,39 @@ fn a_damaged_file_is_valid_or_an_error_with_its_place() {
 #[test]
 fn all_mistakes_are_reported_each_with_its_place() {
     let text = concat!(
-        "[ledgr]\n",                                                                                                 // 1
-        "[telemetry]\nlisten = \"9477\"\n",                                                                          // 3
-        "[health]\npol = \"1s\"\n",                                                                                  // 5
-        "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nreplicas = 0\n",                                           // 9
-        "[[resource]]\nclass = \"gpu\"\n",                                                                           // 10
-        "[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\n",                                                         // 13
+        "[ledgr]\n",                                                       // 1
+        "[telemetry]\nlisten = \"9477\"\n",                                // 3
+        "[health]\npol = \"1s\"\n",                                        // 5
+        "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nreplicas = 0\n", // 9
+        "[[resource]]\nclass = \"gpu\"\n",                                 // 10
+        "[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\n",               // 13
         "[[resource]]\nname = \"a.b/d\"\nclass = \"char\"\npaths = [\n  \"/dev/a\",\n  { hots = \"/dev/b\" },\n]\n", // 21
         "[[node]]\nmatch = { name = \"x\" }\n[[node.resource]]\nname = \"a.b/e\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }\n", // 27
-        "[[node]]\nmatch = {}\n",                                                                                    // 29
+        "[[node]]\nmatch = {}\n", // 29
     );
     let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
-    let found: Vec<(usize, usize, &str)> =
-        examined.problems.iter().map(|problem| (problem.line().unwrap(), problem.column().unwrap(), problem.problem())).collect();
+    let found: Vec<(usize, usize, &str)> = examined
+        .problems
+        .iter()
+        .map(|problem| (problem.line().unwrap(), problem.column().unwrap(), problem.problem()))
+        .collect();
     let expected = [
         (1, 2, "unknown key `ledgr`; did you mean `ledger`?"),
-        (3, 1, "`telemetry.listen` is `9477`, but must be an address and port such as `127.0.0.1:9477`, or `off`"),
+        (
+            3,
+            1,
+            "`telemetry.listen` is `9477`, but must be an address and port such as `127.0.0.1:9477`, or `off`",
+        ),
         (5, 1, "unknown key `pol`; did you mean `poll`?"),
         (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 16384"),
         (10, 1, "missing field `name`"),
         (13, 8, "two resources are named `a.b/c`; give each resource its own name"),
         (20, 5, "unknown key `hots`; did you mean `host`?"),
-        (27, 22, "resource `a.b/e`: the vendor id `xyz` must be up to four hex digits, as in \"10de\""),
+        (
+            27,
+            22,
+            "resource `a.b/e`: the vendor id `xyz` must be up to four hex digits, as in \"10de\"",
+        ),
         (29, 1, "`match` is empty; put settings of all nodes outside the section"),
     ];
     assert_eq!(found, expected);
@@ -198,21 +228,45 @@ fn all_mistakes_are_reported_each_with_its_place() {
 #[test]
 fn the_first_mistakes_are_reported_and_the_rest_counted() {
     for (text, count, last) in [
-        ((0..5000).map(|n| format!("[x{n}]\na = 1\n")).collect::<String>(), 5000, "unknown key `x99`"),
-        ((0..500).map(|n| format!("[[resource]]\nname = \"bad{n}\"\nclass = \"nic\"\n")).collect(), 500, "`bad99` is not a resource name"),
+        (
+            (0..5000).map(|n| format!("[x{n}]\na = 1\n")).collect::<String>(),
+            5000,
+            "unknown key `x99`",
+        ),
+        (
+            (0..500)
+                .map(|n| format!("[[resource]]\nname = \"bad{n}\"\nclass = \"nic\"\n"))
+                .collect(),
+            500,
+            "`bad99` is not a resource name",
+        ),
         ((0..150).map(|n| format!("[x{n}]\n[[node]]\n")).collect(), 300, "unknown key `x99`"),
     ] {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
-        assert_eq!((examined.problems.len(), examined.more_problems), (PROBLEMS_MAX, count - PROBLEMS_MAX));
+        assert_eq!(
+            (examined.problems.len(), examined.more_problems),
+            (PROBLEMS_MAX, count - PROBLEMS_MAX)
+        );
         let problem = examined.problems.last().unwrap().problem();
         assert!(problem.contains(last), "{problem}");
         // Unknown keys are left out of the lists that are searched for each key.
-        assert!(examined.merged.0.iter().all(|entry| entry.key == "resource"), "{:?}", examined.merged.0.len());
+        assert!(
+            examined.merged.0.iter().all(|entry| entry.key == "resource"),
+            "{:?}",
+            examined.merged.0.len()
+        );
         assert!(examined.config().is_err());
     }
     let twice = "[ledger]\nzzz = 1\nhistory_size = 2000\n";
     let examined = Examined::alone(twice.as_bytes(), Path::new("f"), &Node::default());
-    assert_eq!(examined.merged.get("ledger").and_then(|ledger| ledger.as_table()).map(|ledger| ledger.0.len()), Some(1));
+    assert_eq!(
+        examined
+            .merged
+            .get("ledger")
+            .and_then(|ledger| ledger.as_table())
+            .map(|ledger| ledger.0.len()),
+        Some(1)
+    );
 }
 
 #[test]
@@ -221,7 +275,10 @@ fn an_endless_file_is_an_error() {
     assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
     let examined = Examined::of(Some(Path::new("/dev/zero")), &Node::default());
     let problem = examined.problems[0].to_string();
-    assert!(problem.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"), "{problem}");
+    assert!(
+        problem.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"),
+        "{problem}"
+    );
 }
 
 /// A value may be a secret in the wrong place: a token where a number belongs, a password in a
@@ -256,21 +313,36 @@ fn public_messages_contain_no_values() {
     let (mut seen, mut quoted) = (0, 0);
     for (table, key, _) in super::keys::KEYS {
         for value in wrong {
-            for other_keys in ["class = \"gpu\"", "class = \"char\"\npaths = [\"/dev/a\"]", "class = \"nic\"\ncontract = \"sriov\""] {
-                let other_keys = if *key == "class" || *key == "paths" && other_keys.contains("paths") { "" } else { other_keys };
+            for other_keys in [
+                "class = \"gpu\"",
+                "class = \"char\"\npaths = [\"/dev/a\"]",
+                "class = \"nic\"\ncontract = \"sriov\"",
+            ] {
+                let other_keys =
+                    if *key == "class" || *key == "paths" && other_keys.contains("paths") {
+                        ""
+                    } else {
+                        other_keys
+                    };
                 let name = if *key == "name" { "" } else { "name = \"a.b/c\"" };
                 let text = match table.strip_prefix("resource") {
                     None => format!("[{table}]\n{key} = {value}\n"),
                     Some("") => format!("[[resource]]\n{name}\n{other_keys}\n{key} = {value}\n"),
-                    Some(below) => format!("[[resource]]\n{name}\n{other_keys}\n[resource{below}]\n{key} = {value}\n"),
+                    Some(below) => format!(
+                        "[[resource]]\n{name}\n{other_keys}\n[resource{below}]\n{key} = {value}\n"
+                    ),
                 };
                 let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
                 let failed = examined.config().err();
                 for error in examined.problems.iter().chain(&failed) {
                     let public = error.to_string();
                     seen += 1;
-                    quoted += usize::from(secrets.iter().any(|secret| error.problem().contains(secret)));
-                    assert!(!public.contains("hunter2") && !public.contains("4242424242"), "{text}\n{public}");
+                    quoted +=
+                        usize::from(secrets.iter().any(|secret| error.problem().contains(secret)));
+                    assert!(
+                        !public.contains("hunter2") && !public.contains("4242424242"),
+                        "{text}\n{public}"
+                    );
                 }
             }
         }

@@ -48,7 +48,10 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
     let mut all = 0;
     for (name, value) in env {
         if name.is_empty() || name.contains(|c: char| c == '=' || c.is_control()) {
-            return Err(format!("`{}` of `env` cannot be the name of an environment variable", hidden(name)));
+            return Err(format!(
+                "`{}` of `env` cannot be the name of an environment variable",
+                hidden(name)
+            ));
         }
         if value.contains('\0') {
             return Err(format!(
@@ -68,7 +71,9 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
         }
     }
     if all > ENV_BYTES_MAX {
-        return Err(format!("`env` has {all} bytes; at most {ENV_BYTES_MAX} fit into the record of a grant"));
+        return Err(format!(
+            "`env` has {all} bytes; at most {ENV_BYTES_MAX} fit into the record of a grant"
+        ));
     }
     Ok(())
 }
@@ -88,7 +93,9 @@ mod tests {
             format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{paths}\n{text}\n")
         };
         std::fs::write(&file, text).unwrap();
-        load(Some(&file), &Node::default()).err().map(|error| (error.problem().to_owned(), error.line().unwrap_or_default()))
+        load(Some(&file), &Node::default())
+            .err()
+            .map(|error| (error.problem().to_owned(), error.line().unwrap_or_default()))
     }
 
     #[test]
@@ -99,35 +106,99 @@ mod tests {
             (r#"env = { "A\u0000" = "x" }"#, "`A\\u{0}` of `env` cannot be the name", 5),
             (r#"env = { "A\nB" = "x" }"#, "`A\\nB` of `env` cannot be the name", 5),
             (r#"env = { A = "a\u0000b" }"#, "the value of `A` in `env` contains a NUL", 5),
-            (r#"mounts = [{ host = "/a\u0000", container = "/x" }]"#, "the path `/a\\u{0}` of `mounts` contains a control character", 5),
-            (r#"mounts = [{ host = "/a", container = "/x\u001b" }]"#, "of `mounts` contains a control character", 5),
-            (r#"mounts = [{ host = "/a/../b", container = "/x" }]"#, "the path `/a/../b` of `mounts` must not contain `.` or `..`", 5),
+            (
+                r#"mounts = [{ host = "/a\u0000", container = "/x" }]"#,
+                "the path `/a\\u{0}` of `mounts` contains a control character",
+                5,
+            ),
+            (
+                r#"mounts = [{ host = "/a", container = "/x\u001b" }]"#,
+                "of `mounts` contains a control character",
+                5,
+            ),
+            (
+                r#"mounts = [{ host = "/a/../b", container = "/x" }]"#,
+                "the path `/a/../b` of `mounts` must not contain `.` or `..`",
+                5,
+            ),
             (
                 r#"mounts = [{ host = "/a", container = "/x/../../y" }]"#,
                 "the path `/x/../../y` of `mounts` must not contain `.` or `..`",
                 5,
             ),
-            (r#"mounts = [{ host = "/a", container = "x" }]"#, "the path `x` of `mounts` must be absolute", 5),
-            (r#"mounts = [{ host = "/a", container = "//" }]"#, "would hide the container's own files", 5),
+            (
+                r#"mounts = [{ host = "/a", container = "x" }]"#,
+                "the path `x` of `mounts` must be absolute",
+                5,
+            ),
+            (
+                r#"mounts = [{ host = "/a", container = "//" }]"#,
+                "would hide the container's own files",
+                5,
+            ),
             (
                 r#"mounts = [{ host = "/a", container = "/x" }, { host = "/b", container = "/x/" }]"#,
                 "`/a` and `/b` of `mounts` would both",
                 5,
             ),
             (r#"paths = ["/dev/a\u0000b"]"#, "of `paths` contains a control character", 5),
-            (r#"paths = ["/dev/../etc/passwd"]"#, "must begin with `/dev/` and must not contain empty parts, `.` or `..`", 5),
-            (r#"paths = [{ host = "/dev/a", container = "/dev/../../etc/x" }]"#, "of `paths` must not contain `.` or `..`", 5),
-            (r#"paths = [{ host = "/dev/a", container = "/dev/a\tb" }]"#, "of `paths` contains a control character", 5),
-            (r#"paths = [{ host = "/dev/a", container = "a" }]"#, "the path `a` of `paths` must be absolute", 5),
-            (r#"after_release = { command = ["/a/../b"] }"#, "of `after_release` must not contain `.` or `..`", 5),
-            (r#"after_release = { command = ["/a\u0000"] }"#, "of `after_release` contains a control character", 5),
+            (
+                r#"paths = ["/dev/../etc/passwd"]"#,
+                "must begin with `/dev/` and must not contain empty parts, `.` or `..`",
+                5,
+            ),
+            (
+                r#"paths = [{ host = "/dev/a", container = "/dev/../../etc/x" }]"#,
+                "of `paths` must not contain `.` or `..`",
+                5,
+            ),
+            (
+                r#"paths = [{ host = "/dev/a", container = "/dev/a\tb" }]"#,
+                "of `paths` contains a control character",
+                5,
+            ),
+            (
+                r#"paths = [{ host = "/dev/a", container = "a" }]"#,
+                "the path `a` of `paths` must be absolute",
+                5,
+            ),
+            (
+                r#"after_release = { command = ["/a/../b"] }"#,
+                "of `after_release` must not contain `.` or `..`",
+                5,
+            ),
+            (
+                r#"after_release = { command = ["/a\u0000"] }"#,
+                "of `after_release` contains a control character",
+                5,
+            ),
             (r#"before_start = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
             (r#"check = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
-            ("[cdi]\ndirectory = \"/a/../b\"", "the path `/a/../b` of `cdi.directory` must not contain `.` or `..`", 2),
-            ("[cdi]\ndirectory = \"/a\\u0000\"", "of `cdi.directory` contains a control character", 2),
-            ("[device_info]\ndirectory = \"/a/./b\"", "of `device_info.directory` must not contain `.` or `..`", 2),
-            ("[labels]\nfeatures_d = \"/a/..\"", "of `labels.features_d` must not contain `.` or `..`", 2),
-            ("[kubelet]\npod_resources_socket = \"/a\\u0007\"", "of `kubelet.pod_resources_socket` contains a control character", 2),
+            (
+                "[cdi]\ndirectory = \"/a/../b\"",
+                "the path `/a/../b` of `cdi.directory` must not contain `.` or `..`",
+                2,
+            ),
+            (
+                "[cdi]\ndirectory = \"/a\\u0000\"",
+                "of `cdi.directory` contains a control character",
+                2,
+            ),
+            (
+                "[device_info]\ndirectory = \"/a/./b\"",
+                "of `device_info.directory` must not contain `.` or `..`",
+                2,
+            ),
+            (
+                "[labels]\nfeatures_d = \"/a/..\"",
+                "of `labels.features_d` must not contain `.` or `..`",
+                2,
+            ),
+            (
+                "[kubelet]\npod_resources_socket = \"/a\\u0007\"",
+                "of `kubelet.pod_resources_socket` contains a control character",
+                2,
+            ),
             ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must not contain `.` or `..`", 2),
         ] {
             let (problem, at) = problem(text).unwrap_or_else(|| panic!("valid: {text}"));
@@ -156,8 +227,23 @@ mod tests {
             format!("env = {{ {} }}", (0..count).map(one).collect::<Vec<_>>().join(", "))
         };
         assert_eq!(problem(&env(7, 131_068)), None);
-        assert!(problem(&env(1, 131_069)).unwrap().0.contains("the variable `A0` of `env` has 131073 bytes"));
-        assert!(problem(&env(8, 131_068)).unwrap().0.contains("`env` has 1048576 bytes; at most 1000000"));
-        assert!(problem(&format!("check = {{ command = [\"/a\", \"{}\"] }}", "x".repeat(131_072))).unwrap().0.contains("131072 bytes"));
+        assert!(
+            problem(&env(1, 131_069))
+                .unwrap()
+                .0
+                .contains("the variable `A0` of `env` has 131073 bytes")
+        );
+        assert!(
+            problem(&env(8, 131_068))
+                .unwrap()
+                .0
+                .contains("`env` has 1048576 bytes; at most 1000000")
+        );
+        assert!(
+            problem(&format!("check = {{ command = [\"/a\", \"{}\"] }}", "x".repeat(131_072)))
+                .unwrap()
+                .0
+                .contains("131072 bytes")
+        );
     }
 }

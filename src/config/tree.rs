@@ -49,7 +49,8 @@ impl Table {
     /// # Errors
     /// Invalid TOML.
     pub(super) fn parse(text: &str, file: &Path) -> Result<Self, ConfigError> {
-        let source = Source { file: file.into(), text, starts: line_starts(text), marks: marks(text) };
+        let source =
+            Source { file: file.into(), text, starts: line_starts(text), marks: marks(text) };
         match DeTable::parse(text) {
             Ok(table) => Ok(source.table(table.into_inner())),
             Err(error) => {
@@ -130,21 +131,32 @@ impl Value {
         let words = || sentence.split('`').skip(1).step_by(2);
         let found = words().find_map(|word| {
             let key = word.rsplit('.').next().unwrap_or(word);
-            self.find(&|entry: &Entry| entry.key == word || entry.key == key, &|value| value.as_word() == Some(word))
+            self.find(&|entry: &Entry| entry.key == word || entry.key == key, &|value| {
+                value.as_word() == Some(word)
+            })
         });
         found.or_else(|| self.place.clone())
     }
 
     /// The first matching key in the order of the tree, else the first matching value.
-    fn find(&self, is_key: &dyn Fn(&Entry) -> bool, is_value: &dyn Fn(&Value) -> bool) -> Option<Place> {
+    fn find(
+        &self,
+        is_key: &dyn Fn(&Entry) -> bool,
+        is_value: &dyn Fn(&Value) -> bool,
+    ) -> Option<Place> {
         self.find_key(is_key).or_else(|| self.find_value(is_value))
     }
 
     fn find_key(&self, is_plugin_container: &dyn Fn(&Entry) -> bool) -> Option<Place> {
         match &self.is {
             Is::Table(Table(entries)) => {
-                let here = entries.iter().find(|entry| is_plugin_container(entry)).and_then(|entry| entry.place.clone());
-                here.or_else(|| entries.iter().find_map(|entry| entry.value.find_key(is_plugin_container)))
+                let here = entries
+                    .iter()
+                    .find(|entry| is_plugin_container(entry))
+                    .and_then(|entry| entry.place.clone());
+                here.or_else(|| {
+                    entries.iter().find_map(|entry| entry.value.find_key(is_plugin_container))
+                })
             }
             Is::List(list) => list.iter().find_map(|value| value.find_key(is_plugin_container)),
             Is::Text(_) | Is::Plain(_) => None,
@@ -153,9 +165,13 @@ impl Value {
 
     fn find_value(&self, is_plugin_container: &dyn Fn(&Value) -> bool) -> Option<Place> {
         match &self.is {
-            Is::Table(Table(entries)) => entries.iter().find_map(|entry| entry.value.find_value(is_plugin_container)),
+            Is::Table(Table(entries)) => {
+                entries.iter().find_map(|entry| entry.value.find_value(is_plugin_container))
+            }
             Is::List(list) => list.iter().find_map(|value| value.find_value(is_plugin_container)),
-            Is::Text(_) | Is::Plain(_) => is_plugin_container(self).then(|| self.place.clone()).flatten(),
+            Is::Text(_) | Is::Plain(_) => {
+                is_plugin_container(self).then(|| self.place.clone()).flatten()
+            }
         }
     }
 }
@@ -197,22 +213,30 @@ fn marks(text: &str) -> Vec<usize> {
 impl Source<'_> {
     fn place(&self, offset: usize) -> Place {
         let line = self.starts.partition_point(|start| *start <= offset);
-        let start = line.checked_sub(1).and_then(|index| self.starts.get(index)).copied().unwrap_or(0);
-        let column = self.characters_before(offset).saturating_sub(self.characters_before(start)) + 1;
+        let start =
+            line.checked_sub(1).and_then(|index| self.starts.get(index)).copied().unwrap_or(0);
+        let column =
+            self.characters_before(offset).saturating_sub(self.characters_before(start)) + 1;
         Place { file: self.file.clone(), line, column }
     }
 
     fn characters_before(&self, offset: usize) -> usize {
         let mark = offset / MARK;
         let rest = self.text.as_bytes().get(mark * MARK..offset).map_or(0, characters);
-        self.marks.get(mark).map_or_else(|| characters(self.text.as_bytes()), |before| before + rest)
+        self.marks
+            .get(mark)
+            .map_or_else(|| characters(self.text.as_bytes()), |before| before + rest)
     }
 
     fn table(&self, table: DeTable<'_>) -> Table {
         let mut entries: Vec<(usize, Entry)> = Vec::with_capacity(table.len());
         for (key, value) in table {
             let start = key.span().start;
-            let entry = Entry { place: Some(self.place(start)), value: self.value(value), key: key.into_inner().into_owned() };
+            let entry = Entry {
+                place: Some(self.place(start)),
+                value: self.value(value),
+                key: key.into_inner().into_owned(),
+            };
             entries.push((start, entry));
         }
         // The parser sorts the entries by name.
@@ -228,7 +252,9 @@ impl Source<'_> {
             DeValue::Float(number) => Is::Plain(number.to_string()),
             DeValue::Boolean(truth) => Is::Plain(truth.to_string()),
             DeValue::Datetime(time) => Is::Plain(time.to_string()),
-            DeValue::Array(list) => Is::List(list.into_iter().map(|value| self.value(value)).collect()),
+            DeValue::Array(list) => {
+                Is::List(list.into_iter().map(|value| self.value(value)).collect())
+            }
             DeValue::Table(table) => Is::Table(self.table(table)),
         };
         Value { place, is }
@@ -259,7 +285,8 @@ impl Writer {
             }
             text.push('\n');
         };
-        let (blocks, lines): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| is_block(entry));
+        let (blocks, lines): (Vec<&Entry>, Vec<&Entry>) =
+            entries.iter().partition(|entry| is_block(entry));
         for Entry { key, value, .. } in lines {
             self.text.push_str(&key_text(key));
             self.text.push_str(" = ");
@@ -267,7 +294,8 @@ impl Writer {
             end(&mut self.text, value.place.as_ref());
         }
         for Entry { key, place, value } in blocks {
-            let path = if path.is_empty() { key_text(key) } else { format!("{path}.{}", key_text(key)) };
+            let path =
+                if path.is_empty() { key_text(key) } else { format!("{path}.{}", key_text(key)) };
             match &value.is {
                 Is::Table(table) => {
                     // A table that contains only blocks needs no header: the headers of the blocks
@@ -333,14 +361,17 @@ fn is_block(entry: &Entry) -> bool {
     match &entry.value.is {
         Is::Table(_) => true,
         Is::List(list) => {
-            matches!(&*entry.key, "resource" | "node") && !list.is_empty() && list.iter().all(|value| matches!(value.is, Is::Table(_)))
+            matches!(&*entry.key, "resource" | "node")
+                && !list.is_empty()
+                && list.iter().all(|value| matches!(value.is, Is::Table(_)))
         }
         Is::Text(_) | Is::Plain(_) => false,
     }
 }
 
 fn key_text(key: &str) -> String {
-    let is_bare = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    let is_bare = !key.is_empty()
+        && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     if is_bare { key.to_owned() } else { quoted(key) }
 }
 
@@ -353,7 +384,9 @@ pub(super) fn quoted(text: &str) -> String {
             '"' | '\\' => quoted.extend(['\\', c]),
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
-            c if is_unprintable(c) && u32::from(c) > 0xffff => quoted.push_str(&format!("\\U{:08X}", u32::from(c))),
+            c if is_unprintable(c) && u32::from(c) > 0xffff => {
+                quoted.push_str(&format!("\\U{:08X}", u32::from(c)))
+            }
             c if is_unprintable(c) => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
             c => quoted.push(c),
         }
@@ -375,12 +408,21 @@ mod tests {
         assert_eq!(text, expected);
         let again = written(&Table::parse(&text, Path::new("f")).unwrap(), None);
         assert_eq!(again, text);
-        let origin = |place: Option<&Place>| place.map_or("default".into(), |place| format!("{}:{}", place.line, place.column));
+        let origin = |place: Option<&Place>| {
+            place.map_or("default".into(), |place| format!("{}:{}", place.line, place.column))
+        };
         let text = written(&tree, Some(&origin));
-        for line in ["a = 0x1F  # 1:5", "y = [{ z = 1979-05-27 }, { w = -1.5e3 }]  # 7:5", "\"ö\" = true  # 10:7"] {
+        for line in [
+            "a = 0x1F  # 1:5",
+            "y = [{ z = 1979-05-27 }, { w = -1.5e3 }]  # 7:5",
+            "\"ö\" = true  # 10:7",
+        ] {
             assert!(text.contains(line), "{text}");
         }
-        assert!(text.contains("[[resource]]  # 9:1") && text.contains("[[resource]]  # 11:1"), "{text}");
+        assert!(
+            text.contains("[[resource]]  # 9:1") && text.contains("[[resource]]  # 11:1"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -388,10 +430,16 @@ mod tests {
         let list: Vec<String> = (0..2000).map(|n| format!("\"ä{n}\"")).collect();
         let text = format!("# ü\na = [{}] # ö\nb = 1", list.join(", "));
         let tree = Table::parse(&text, Path::new("f")).unwrap();
-        let places = tree.get("a").and_then(Value::as_list).unwrap().iter().map(|value| value.place.clone().unwrap());
+        let places = tree
+            .get("a")
+            .and_then(Value::as_list)
+            .unwrap()
+            .iter()
+            .map(|value| value.place.clone().unwrap());
         let line: Vec<char> = text.lines().nth(1).unwrap().chars().collect();
         for (place, wanted) in places.zip(&list) {
-            let found: String = line[place.column - 1..].iter().take(wanted.chars().count()).collect();
+            let found: String =
+                line[place.column - 1..].iter().take(wanted.chars().count()).collect();
             assert_eq!((place.line, &found), (2, wanted));
         }
         let b = tree.get("b").unwrap().place.clone().unwrap();
@@ -401,8 +449,10 @@ mod tests {
     #[test]
     fn a_problem_is_placed_at_the_first_quoted_key_that_exists() {
         let text = "name = \"a.b/c\"\npaths = [\n  { hots = \"fuse\" },\n]\n";
-        let tree = Value { place: None, is: Is::Table(Table::parse(text, Path::new("f")).unwrap()) };
-        let place = |sentence: &str| tree.place_of(sentence).map(|place| (place.line, place.column));
+        let tree =
+            Value { place: None, is: Is::Table(Table::parse(text, Path::new("f")).unwrap()) };
+        let place =
+            |sentence: &str| tree.place_of(sentence).map(|place| (place.line, place.column));
         assert_eq!(place("`nothing` but `hots` is wrong"), Some((3, 5)));
         assert_eq!(place("the path `fuse` must be"), Some((3, 12)));
         assert_eq!(place("`resource.paths` is"), Some((2, 1)));

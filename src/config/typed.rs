@@ -5,7 +5,10 @@ use super::ConfigError;
 use super::error::{hidden, unknown, wrong_type};
 use super::tree::{Entry, Is, Place, Table, Value};
 use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, Expected, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error, Expected, MapAccess, SeqAccess, Unexpected,
+    VariantAccess, Visitor,
+};
 use serde::{Deserialize, forward_to_deserialize_any};
 use std::fmt;
 
@@ -20,7 +23,9 @@ pub(super) fn read<'de, T: Deserialize<'de>>(table: &'de Table) -> Result<T, Con
 
 /// A whole number in any of TOML's notations.
 pub(super) fn number(text: &str) -> Option<i64> {
-    let radix = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, radix)| Some((text.strip_prefix(prefix)?, radix)));
+    let radix = [("0x", 16), ("0o", 8), ("0b", 2)]
+        .into_iter()
+        .find_map(|(prefix, radix)| Some((text.strip_prefix(prefix)?, radix)));
     let (digits, radix) = radix.unwrap_or((text, 10));
     i64::from_str_radix(digits, radix).ok()
 }
@@ -110,7 +115,9 @@ impl<'de> Deserializer<'de> for &'de Value {
                 (None, "false") => visitor.visit_bool(false),
                 (None, other) => match other.parse() {
                     Ok(fraction) => visitor.visit_f64(fraction),
-                    Err(_) => Err(Mistake::invalid_type(Unexpected::Other("date or time"), &visitor)),
+                    Err(_) => {
+                        Err(Mistake::invalid_type(Unexpected::Other("date or time"), &visitor))
+                    }
                 },
             },
             Is::List(list) => visitor.visit_seq(Items(list)),
@@ -123,14 +130,25 @@ impl<'de> Deserializer<'de> for &'de Value {
         visitor.visit_some(self)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Mistake> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Mistake> {
         visitor.visit_newtype_struct(self)
     }
 
-    fn deserialize_enum<V: Visitor<'de>>(self, _: &'static str, _: &'static [&'static str], visitor: V) -> Result<V::Value, Mistake> {
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Mistake> {
         let read = match &self.is {
             Is::Text(text) => visitor.visit_enum(TextVariant(text)),
-            Is::Plain(plain) => Err(Mistake::invalid_type(Unexpected::Other(plain), &"a text in quotes")),
+            Is::Plain(plain) => {
+                Err(Mistake::invalid_type(Unexpected::Other(plain), &"a text in quotes"))
+            }
             Is::List(_) => Err(Mistake::invalid_type(Unexpected::Seq, &"a text in quotes")),
             Is::Table(_) => Err(Mistake::invalid_type(Unexpected::Map, &"a text in quotes")),
         };
@@ -148,7 +166,10 @@ struct Items<'de>(&'de [Value]);
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = Mistake;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Mistake> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Mistake> {
         let Some((first, rest)) = self.0.split_first() else { return Ok(None) };
         self.0 = rest;
         seed.deserialize(first).map(Some)
@@ -164,10 +185,15 @@ struct Entries<'de> {
 impl<'de> MapAccess<'de> for Entries<'de> {
     type Error = Mistake;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Mistake> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Mistake> {
         let Some((first, rest)) = self.left.split_first() else { return Ok(None) };
         (self.left, self.value) = (rest, Some(&first.value));
-        seed.deserialize(StrDeserializer::new(&first.key)).map(Some).map_err(|mistake: Mistake| mistake.at(first.place.as_ref()))
+        seed.deserialize(StrDeserializer::new(&first.key))
+            .map(Some)
+            .map_err(|mistake: Mistake| mistake.at(first.place.as_ref()))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Mistake> {
@@ -205,7 +231,11 @@ impl<'de> VariantAccess<'de> for TextVariant<'de> {
         Err(not_a_plain_text(&self))
     }
 
-    fn struct_variant<V: Visitor<'de>>(self, _: &'static [&'static str], _: V) -> Result<V::Value, Mistake> {
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        _: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Mistake> {
         Err(not_a_plain_text(&self))
     }
 }
@@ -239,21 +269,42 @@ mod tests {
 
     fn part(text: &str) -> Result<Part, String> {
         let table = Table::parse(text, Path::new("f")).unwrap();
-        read(&table).map_err(|error| format!("{:?}:{:?} {}", error.line().unwrap_or(0), error.column().unwrap_or(0), error.problem()))
+        read(&table).map_err(|error| {
+            format!(
+                "{:?}:{:?} {}",
+                error.line().unwrap_or(0),
+                error.column().unwrap_or(0),
+                error.problem()
+            )
+        })
     }
 
     #[test]
     fn every_type_of_a_configuration_is_read() {
         let text = "word = \"one-of\"\nlist = [0x1F, 1_000, 0]\nmap = { a = true, \"b c\" = false }\nshare = 1e-1\n";
         let map = BTreeMap::from([("a".to_owned(), true), ("b c".to_owned(), false)]);
-        assert_eq!(part(text), Ok(Part { word: Kind::OneOf, list: vec![31, 1000, 0], map: Some(map), share: Some(0.1) }));
-        assert_eq!(part("word = \"other\""), Ok(Part { word: Kind::Other, list: vec![], map: None, share: None }));
+        assert_eq!(
+            part(text),
+            Ok(Part {
+                word: Kind::OneOf,
+                list: vec![31, 1000, 0],
+                map: Some(map),
+                share: Some(0.1)
+            })
+        );
+        assert_eq!(
+            part("word = \"other\""),
+            Ok(Part { word: Kind::Other, list: vec![], map: None, share: None })
+        );
     }
 
     #[test]
     fn every_mistake_has_its_place_and_is_reported_in_terms_of_toml() {
         let problem = |text: &str| part(text).unwrap_err();
-        assert_eq!(problem("word = \"other\"\n\nlists = []"), "3:1 unknown key `lists`; did you mean `list`?");
+        assert_eq!(
+            problem("word = \"other\"\n\nlists = []"),
+            "3:1 unknown key `lists`; did you mean `list`?"
+        );
         assert_eq!(problem("word = \"othr\""), "1:8 unknown value `othr`; did you mean `other`?");
         assert_eq!(problem("word = [1]"), "1:8 found a list, where a text in quotes is expected");
         assert_eq!(
@@ -264,8 +315,14 @@ mod tests {
             problem("word = \"other\"\nlist = [-1]"),
             "2:9 found integer `-1`, where a whole number that is not negative is expected"
         );
-        assert_eq!(problem("word = \"other\"\nmap.a = 1979-05-27"), "2:9 found date or time, where `true` or `false` is expected");
-        assert_eq!(problem("word = \"other\"\nmap.a = 2"), "2:9 found integer `2`, where `true` or `false` is expected");
+        assert_eq!(
+            problem("word = \"other\"\nmap.a = 1979-05-27"),
+            "2:9 found date or time, where `true` or `false` is expected"
+        );
+        assert_eq!(
+            problem("word = \"other\"\nmap.a = 2"),
+            "2:9 found integer `2`, where `true` or `false` is expected"
+        );
         assert_eq!(problem("list = []"), "0:0 missing field `word`");
     }
 }

@@ -9,8 +9,8 @@ use super::sharing::sharing;
 use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy, ResourceName,
-    ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress,
+    PerContainer, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -47,7 +47,9 @@ pub(super) fn name_of(text: &str) -> String {
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
     let mut resources = Vec::with_capacity(fragment.resource.len());
     for resource in &fragment.resource {
-        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", name_of(&resource.name))))?;
+        let spec = spec(resource).map_err(|problem| {
+            ConfigError::new(format!("resource `{}`: {problem}", name_of(&resource.name)))
+        })?;
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
@@ -89,7 +91,11 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
         health: health::health(&fragment.health)?,
-        device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
+        device_info_directory: directory(
+            "device_info",
+            &fragment.device_info.directory,
+            DEVICE_INFO_DIRECTORY,
+        )?,
         resources,
         files,
         requested_file: None,
@@ -106,20 +112,32 @@ fn check_path(path: &Path, of: &str) -> Result<(), ConfigError> {
 fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
     let usual = Retention::default();
     let age = |text: &String| {
-        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{}`, but must be {wanted}", hidden(text)));
+        let problem = |wanted| {
+            ConfigError::new(format!(
+                "`ledger.history_age` is `{}`, but must be {wanted}",
+                hidden(text)
+            ))
+        };
         let age = humantime::parse_duration(text).map_err(|_| problem("a time such as `90d`"))?;
         if age < HISTORY_AGE_MIN { Err(problem("at least a day, `1d`")) } else { Ok(age) }
     };
-    let problem = |value: &str, wanted: &str| ConfigError::new(format!("`ledger.history_size` is {value}, but must be {wanted}"));
+    let problem = |value: &str, wanted: &str| {
+        ConfigError::new(format!("`ledger.history_size` is {value}, but must be {wanted}"))
+    };
     let sized = match &ledger.history_size {
         None => usual,
         Some(HistorySize::Grants(grants)) if *grants < HISTORY_SIZE_MIN => {
-            return Err(problem(&hidden(grants), &format!("at least {HISTORY_SIZE_MIN} grants, or a size such as \"256MiB\"")));
+            return Err(problem(
+                &hidden(grants),
+                &format!("at least {HISTORY_SIZE_MIN} grants, or a size such as \"256MiB\""),
+            ));
         }
         Some(HistorySize::Grants(grants)) => Retention::of_grants(*grants),
         Some(HistorySize::Bytes(text)) => {
             let quoted = format!("`{}`", hidden(text));
-            let bytes = size(text).ok_or_else(|| problem(&quoted, "a size such as `256MiB` (KiB, MiB, GiB), or a number of grants"))?;
+            let bytes = size(text).ok_or_else(|| {
+                problem(&quoted, "a size such as `256MiB` (KiB, MiB, GiB), or a number of grants")
+            })?;
             if bytes < HISTORY_SIZE_MIN * Retention::BYTES_PER_GRANT {
                 return Err(problem(&quoted, "at least `4MiB`"));
             }
@@ -148,7 +166,9 @@ fn size(text: &str) -> Option<u64> {
 fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
     let problem = || {
         let text = hidden(text);
-        ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
+        ConfigError::new(format!(
+            "`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"
+        ))
     };
     if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
 }
@@ -157,7 +177,9 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
     match folder {
         None => Ok(None),
         Some(folder) if folder == Path::new("off") => Ok(None),
-        Some(folder) if folder.is_absolute() => check_path(folder, "labels.features_d").map(|()| Some(folder.to_owned())),
+        Some(folder) if folder.is_absolute() => {
+            check_path(folder, "labels.features_d").map(|()| Some(folder.to_owned()))
+        }
         Some(_) => Err(ConfigError::new(format!(
             "`labels.features_d` must be an absolute path, such as {FEATURES_DIRECTORY}, or \
              `off`"
@@ -169,7 +191,9 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
     match text {
         "auto" => Ok(NvmlLibrary::Auto),
         "off" => Ok(NvmlLibrary::Off),
-        path if path.starts_with('/') => check_path(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
+        path if path.starts_with('/') => {
+            check_path(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into()))
+        }
         other => Err(ConfigError::new(format!(
             "`nvidia.nvml` is `{}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1",
             hidden(other)
@@ -179,7 +203,8 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_each = resource.name.contains(NODE);
-    let name = if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let name =
+        if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
     let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
@@ -194,12 +219,18 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     }
     let select = select(&resource.select)?;
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
-        return Err("the class `char` is selected by `paths`; its `select` supports only `id`".into());
+        return Err(
+            "the class `char` is selected by `paths`; its `select` supports only `id`".into()
+        );
     }
     // If a container, or a resource, has only one device, several hosts may have the same path in
     // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
-    let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
+    let paths = resource
+        .paths
+        .iter()
+        .map(|path| self::path(path, is_one))
+        .collect::<Result<Vec<_>, _>>()?;
     if let Some((target, first, second)) = duplicate_target(&paths).filter(|_| !is_one) {
         let (first, second, target) = (hidden(first), hidden(second), hidden(target));
         return Err(format!(
@@ -246,14 +277,21 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
             let digits = text.strip_prefix("0x").unwrap_or(text);
             let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
             let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
-            id.ok_or_else(|| format!("the {what} id `{}` must be up to four hex digits, as in \"10de\"", hidden(text)))
+            id.ok_or_else(|| {
+                format!(
+                    "the {what} id `{}` must be up to four hex digits, as in \"10de\"",
+                    hidden(text)
+                )
+            })
         }
     };
     let address = |text: &String| {
         let text = text.to_ascii_lowercase();
         text.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &text))
     };
-    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| hidden_in(&error.to_string(), text));
+    let pf = |text: &String| {
+        text.parse::<PfSelect>().map_err(|error| hidden_in(&error.to_string(), text))
+    };
     let link_type = |kind: &LinkType| match kind {
         LinkType::Ether => "ether".to_owned(),
         LinkType::Infiniband => "infiniband".to_owned(),
@@ -290,7 +328,11 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     if let Some(container) = &path.container {
         text::path(container, "paths")?;
     }
-    if let Some(container) = path.container.as_ref().filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one) {
+    if let Some(container) = path
+        .container
+        .as_ref()
+        .filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one)
+    {
         let (host, container) = (hidden(host), hidden(container));
         return Err(format!(
             "every match of `{host}` would be `{container}` in the container; end a folder with \
@@ -299,9 +341,15 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
     let distinct: BTreeSet<char> = permissions.chars().collect();
-    if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
+    if permissions.is_empty()
+        || distinct.len() != permissions.len()
+        || !distinct.iter().all(|c| "rwm".contains(*c))
+    {
         let permissions = hidden(permissions);
-        return Err(format!("the permissions `{permissions}` of `{}` must be some of `r`, `w` and `m` (mknod)", hidden(host)));
+        return Err(format!(
+            "the permissions `{permissions}` of `{}` must be some of `r`, `w` and `m` (mknod)",
+            hidden(host)
+        ));
     }
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
 }
@@ -311,45 +359,55 @@ fn glob(host: &str) -> Result<(), String> {
     if host.contains(char::is_control) {
         return Err(format!("the path `{shown}` of `paths` contains a control character"));
     }
-    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
+    let parts = host
+        .strip_prefix("/dev/")
+        .map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
     if parts != Some(false) {
         return Err(format!(
             "the path `{shown}` must begin with `/dev/` and must not contain empty parts, `.` or \
              `..`"
         ));
     }
-    glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{shown}` is not a valid glob: {error}"))
+    glob::Pattern::new(host)
+        .map(drop)
+        .map_err(|error| format!("the path `{shown}` is not a valid glob: {error}"))
 }
 
 fn regex(regex: &str) -> Result<(), String> {
     let shown = hidden(regex);
     if regex.is_empty() || regex.contains(char::is_control) {
-        return Err(format!("`regex` is `{shown}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
+        return Err(format!(
+            "`regex` is `{shown}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"
+        ));
     }
     // The beginning of a host path. A regular expression is matched with the part below /dev.
     if regex.trim_start_matches('^').starts_with("/dev/") {
-        return Err(format!("`regex` is `{shown}`, but is matched with paths below /dev; leave out `/dev/`"));
+        return Err(format!(
+            "`regex` is `{shown}`, but is matched with paths below /dev; leave out `/dev/`"
+        ));
     }
-    regex_lite::RegexBuilder::new(regex)
-        .size_limit(REGEX_BYTES_MAX)
-        .build()
-        .map(drop)
-        .map_err(|error| format!("`regex` is `{shown}`, which is not a valid regular expression: {error}"))
+    regex_lite::RegexBuilder::new(regex).size_limit(REGEX_BYTES_MAX).build().map(drop).map_err(
+        |error| format!("`regex` is `{shown}`, which is not a valid regular expression: {error}"),
+    )
 }
 
 /// Two hosts with the same path in the container, and that path. Hosts are compared by name; the
 /// matches of a wildcard are not known here.
 fn duplicate_target(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     let mut taken = BTreeMap::new();
-    paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(|(host, container)| {
-        let target = match container {
-            None => host.to_owned(),
-            Some(folder) if folder.ends_with('/') => format!("{folder}{}", host.rsplit('/').next().unwrap_or(host)),
-            Some(container) => container.clone(),
-        };
-        let first: &str = taken.entry(target.clone()).or_insert(host);
-        (first != host).then_some((target, first, host))
-    })
+    paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(
+        |(host, container)| {
+            let target = match container {
+                None => host.to_owned(),
+                Some(folder) if folder.ends_with('/') => {
+                    format!("{folder}{}", host.rsplit('/').next().unwrap_or(host))
+                }
+                Some(container) => container.clone(),
+            };
+            let first: &str = taken.entry(target.clone()).or_insert(host);
+            (first != host).then_some((target, first, host))
+        },
+    )
 }
 
 fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
@@ -360,13 +418,21 @@ fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
         let place = container.trim_matches('/');
         let (shown, at) = (hidden(host), hidden(container));
         if place.is_empty() {
-            return Err(format!("the mount of `{shown}` at `{at}` of `mounts` would hide the container's own files"));
+            return Err(format!(
+                "the mount of `{shown}` at `{at}` of `mounts` would hide the container's own files"
+            ));
         }
         if let Some(first) = taken.insert(place, host) {
-            return Err(format!("`{}` and `{shown}` of `mounts` would both be `{at}` in the container", hidden(first)));
+            return Err(format!(
+                "`{}` and `{shown}` of `mounts` would both be `{at}` in the container",
+                hidden(first)
+            ));
         }
     }
-    let mount =
-        |mount: &fragments::Mount| MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only };
+    let mount = |mount: &fragments::Mount| MountSpec {
+        host: mount.host.clone(),
+        container: mount.container.clone(),
+        read_only: mount.read_only,
+    };
     Ok(mounts.iter().map(mount).collect())
 }

@@ -79,7 +79,11 @@ impl From<crate::config::ConfigError> for Failed {
 
 impl From<crate::store::StoreError> for Failed {
     fn from(error: crate::store::StoreError) -> Self {
-        let code = if matches!(error, crate::store::StoreError::InUse { .. }) { ALREADY_RUNNING } else { STATE };
+        let code = if matches!(error, crate::store::StoreError::InUse { .. }) {
+            ALREADY_RUNNING
+        } else {
+            STATE
+        };
         Failed::new(code, error)
     }
 }

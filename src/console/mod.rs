@@ -65,7 +65,12 @@ impl Global {
     /// The four root directories.
     #[must_use]
     pub fn roots(&self) -> Roots {
-        Roots { host: self.host_root.clone(), kubelet: self.kubelet_dir.clone(), state: self.state_dir.clone(), run: self.run_dir.clone() }
+        Roots {
+            host: self.host_root.clone(),
+            kubelet: self.kubelet_dir.clone(),
+            state: self.state_dir.clone(),
+            run: self.run_dir.clone(),
+        }
     }
 
     /// The node whose configuration is read: this node, or the node of the given name.
@@ -88,7 +93,9 @@ pub(crate) fn print(text: &Text) -> Result<(), Failed> {
 /// is incomplete, so the verb has to fail.
 pub(crate) fn not_printed(error: &std::io::Error) -> Failed {
     match error.kind() {
-        ErrorKind::BrokenPipe => Failed::new(exit::FAILURE, "standard output was closed before everything was printed"),
+        ErrorKind::BrokenPipe => {
+            Failed::new(exit::FAILURE, "standard output was closed before everything was printed")
+        }
         _ => Failed::new(exit::FAILURE, format_args!("cannot print: {error}")),
     }
 }
@@ -105,12 +112,20 @@ pub(crate) fn eprint(text: &Text) {
 }
 
 /// Prints a document as JSON, or as the text that `table` returns.
-pub(crate) fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<(), Failed> {
+pub(crate) fn show<T: Serialize>(
+    output: Output,
+    document: &T,
+    table: impl FnOnce(&T) -> Text,
+) -> Result<(), Failed> {
     print(&format_document(output, document, table)?)
 }
 
 /// The text that [`show`] prints.
-pub(crate) fn format_document<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
+pub(crate) fn format_document<T: Serialize>(
+    output: Output,
+    document: &T,
+    table: impl FnOnce(&T) -> Text,
+) -> Result<Text, Failed> {
     match output {
         // Only `topology` supports SVG; `cli::main` rejects it for all other verbs.
         Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
@@ -119,7 +134,8 @@ pub(crate) fn format_document<T: Serialize>(output: Output, document: &T, table:
 }
 
 pub(crate) fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
-    let text = serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
+    let text = serde_json::to_string_pretty(document)
+        .map_err(|error| Failed::new(exit::FAILURE, error))?;
     Ok(Text::json(&(text + "\n")))
 }
 

@@ -58,7 +58,9 @@ pub fn wipe() {
 
 fn line(operation: &str, done: usize, of: Option<usize>) -> String {
     match of {
-        Some(of) if of > 0 => format!("{operation}: {done} of {of} ({} %)", done.saturating_mul(100) / of),
+        Some(of) if of > 0 => {
+            format!("{operation}: {done} of {of} ({} %)", done.saturating_mul(100) / of)
+        }
         _ => format!("{operation}: {done}"),
     }
 }

@@ -63,7 +63,11 @@ impl Screen {
     /// Colours a text, if the screen has colours.
     #[must_use]
     pub fn paint(self, tint: Tint, text: &str) -> String {
-        if self.colour && tint != Tint::Plain { format!("\x1b[{}m{text}\x1b[0m", tint as u8) } else { text.to_owned() }
+        if self.colour && tint != Tint::Plain {
+            format!("\x1b[{}m{text}\x1b[0m", tint as u8)
+        } else {
+            text.to_owned()
+        }
     }
 
     /// The character that marks a cut text.
@@ -85,7 +89,8 @@ impl Screen {
     /// width. Repeated spaces are kept.
     #[must_use]
     pub fn wrap(self, text: &str, indent: usize) -> String {
-        let available = self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_MIN));
+        let available =
+            self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_MIN));
         let mut wrapped = String::new();
         let mut used = 0;
         for word in text.split(' ') {
@@ -123,12 +128,18 @@ pub enum Tint {
 }
 
 /// <https://no-color.org>: any value that is not empty disables colours.
-fn has_colour(wanted: Colour, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+fn has_colour(
+    wanted: Colour,
+    is_terminal: bool,
+    variable: impl Fn(&str) -> Option<String>,
+) -> bool {
     match wanted {
         Colour::Always => true,
         Colour::Never => false,
         Colour::Auto => {
-            is_terminal && variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|term| term != "dumb")
+            is_terminal
+                && variable("NO_COLOR").is_none_or(|value| value.is_empty())
+                && variable("TERM").is_none_or(|term| term != "dumb")
         }
     }
 }
@@ -136,8 +147,12 @@ fn has_colour(wanted: Colour, is_terminal: bool, variable: impl Fn(&str) -> Opti
 /// The first variable that is not empty decides (POSIX, "Environment Variables"). Without one the
 /// locale is C.
 fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
-    locale.is_some_and(|locale| ["utf-8", "utf8"].iter().any(|word| locale.to_ascii_lowercase().contains(word)))
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .find_map(|name| variable(name).filter(|value| !value.is_empty()));
+    locale.is_some_and(|locale| {
+        ["utf-8", "utf8"].iter().any(|word| locale.to_ascii_lowercase().contains(word))
+    })
 }
 
 #[cfg(test)]
@@ -150,15 +165,27 @@ mod tests {
 
     #[test]
     fn auto_colours_only_terminals_and_options_override() {
-        assert!(has_colour(Colour::Auto, true, of(&[])) && has_colour(Colour::Auto, true, of(&[("NO_COLOR", "")])));
-        assert!(!has_colour(Colour::Auto, false, of(&[])) && !has_colour(Colour::Auto, true, of(&[("NO_COLOR", "1")])));
+        assert!(
+            has_colour(Colour::Auto, true, of(&[]))
+                && has_colour(Colour::Auto, true, of(&[("NO_COLOR", "")]))
+        );
+        assert!(
+            !has_colour(Colour::Auto, false, of(&[]))
+                && !has_colour(Colour::Auto, true, of(&[("NO_COLOR", "1")]))
+        );
         assert!(!has_colour(Colour::Auto, true, of(&[("TERM", "dumb")])));
-        assert!(has_colour(Colour::Always, false, of(&[("NO_COLOR", "1")])) && !has_colour(Colour::Never, true, of(&[])));
+        assert!(
+            has_colour(Colour::Always, false, of(&[("NO_COLOR", "1")]))
+                && !has_colour(Colour::Never, true, of(&[]))
+        );
     }
 
     #[test]
     fn the_first_variable_that_is_not_empty_sets_the_locale() {
-        assert!(is_utf8(of(&[("LANG", "C.UTF-8")])) && is_utf8(of(&[("LC_ALL", ""), ("LC_CTYPE", "de_DE.utf8")])));
+        assert!(
+            is_utf8(of(&[("LANG", "C.UTF-8")]))
+                && is_utf8(of(&[("LC_ALL", ""), ("LC_CTYPE", "de_DE.utf8")]))
+        );
         assert!(!is_utf8(of(&[])) && !is_utf8(of(&[("LC_ALL", "C"), ("LANG", "C.UTF-8")])));
     }
 
@@ -166,7 +193,10 @@ mod tests {
     fn a_wrapped_line_is_indented() {
         let text = "stop one of them; a package and a DaemonSet are two";
         let narrow = Screen { width: Some(40), ..Screen::default() };
-        assert_eq!(narrow.wrap(text, 9), "stop one of them; a package and\n         a DaemonSet are two");
+        assert_eq!(
+            narrow.wrap(text, 9),
+            "stop one of them; a package and\n         a DaemonSet are two"
+        );
         assert_eq!(
             narrow.wrap("a/path/that/is/longer/than/all/of/the/line and more", 2),
             "a/path/that/is/longer/than/all/of/the/line\n  and more"

@@ -44,8 +44,15 @@ impl Table {
     /// is cut.
     #[must_use]
     pub fn new(headings: &[&str]) -> Self {
-        let rows = vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
-        Table { rows, shrinking: vec![headings.len().saturating_sub(1)], omittable: Vec::new(), tints: Vec::new(), is_sparse: false }
+        let rows =
+            vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
+        Table {
+            rows,
+            shrinking: vec![headings.len().saturating_sub(1)],
+            omittable: Vec::new(),
+            tints: Vec::new(),
+            is_sparse: false,
+        }
     }
 
     /// Sets the columns that are cut on a narrow screen, the first one first.
@@ -86,7 +93,9 @@ impl Table {
     /// Adds a row; an empty cell is printed as unknown.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let unknown = self.unknown();
-        let cells = cells.into_iter().map(|cell| if cell.is_empty() { unknown.to_owned() } else { printable(&cell).into_owned() });
+        let cells = cells.into_iter().map(|cell| {
+            if cell.is_empty() { unknown.to_owned() } else { printable(&cell).into_owned() }
+        });
         self.rows.push(Row::Cells(cells.collect()));
     }
 
@@ -107,34 +116,72 @@ impl Table {
     }
 
     fn cells(&self) -> impl Iterator<Item = &[String]> {
-        self.rows.iter().filter_map(|row| if let Row::Cells(cells) = row { Some(cells.as_slice()) } else { None })
+        self.rows.iter().filter_map(|row| {
+            if let Row::Cells(cells) = row { Some(cells.as_slice()) } else { None }
+        })
     }
 
     /// The width of each column on a screen.
     fn widths(&self, screen: Screen) -> Vec<usize> {
         let columns = self.cells().map(<[String]>::len).max().unwrap_or(0);
-        let content = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-        let heading = |column: usize| self.cells().next().and_then(|headings| headings.get(column)).map_or(0, |text| text.chars().count());
-        let is_unknown = |column: usize| self.cells().skip(1).all(|row| row.get(column).is_none_or(|cell| cell == self.unknown()));
+        let content = |column: usize| {
+            self.cells()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let heading = |column: usize| {
+            self.cells()
+                .next()
+                .and_then(|headings| headings.get(column))
+                .map_or(0, |text| text.chars().count())
+        };
+        let is_unknown = |column: usize| {
+            self.cells()
+                .skip(1)
+                .all(|row| row.get(column).is_none_or(|cell| cell == self.unknown()))
+        };
         let is_blank = |column| self.is_sparse && is_unknown(column);
-        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(column) { 0 } else { content(column) }).collect();
+        let mut widths: Vec<usize> =
+            (0..columns).map(|column| if is_blank(column) { 0 } else { content(column) }).collect();
         let shown = widths.iter().filter(|width| **width > 0).count();
         let whole = widths.iter().sum::<usize>() + GAP.len() * shown.saturating_sub(1);
         let mut over = screen.width.map_or(0, |width| whole.saturating_sub(width));
-        for column in self.shrinking.iter().take(1).chain(&self.omittable).filter(|column| is_unknown(**column)) {
-            let Some(width) = widths.get_mut(*column).filter(|width| over > 0 && **width > 0) else { continue };
+        for column in self
+            .shrinking
+            .iter()
+            .take(1)
+            .chain(&self.omittable)
+            .filter(|column| is_unknown(**column))
+        {
+            let Some(width) = widths.get_mut(*column).filter(|width| over > 0 && **width > 0)
+            else {
+                continue;
+            };
             over = over.saturating_sub(*width + GAP.len());
             *width = 0;
         }
         for (index, column) in self.shrinking.iter().enumerate() {
             if index == 1 {
                 for out in &self.omittable {
-                    let Some(width) = widths.get_mut(*out).filter(|width| over > 0 && **width > 0) else { continue };
+                    let Some(width) = widths.get_mut(*out).filter(|width| over > 0 && **width > 0)
+                    else {
+                        continue;
+                    };
                     let freed = *width + GAP.len();
                     *width = 0;
                     // Return excess width to the first column, if it was cut before.
-                    if let Some((first, width)) = self.shrinking.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
-                        *width = if *width > 0 { (*width + freed.saturating_sub(over)).min(content(first)) } else { 0 };
+                    if let Some((first, width)) = self
+                        .shrinking
+                        .first()
+                        .and_then(|first| Some((*first, widths.get_mut(*first)?)))
+                    {
+                        *width = if *width > 0 {
+                            (*width + freed.saturating_sub(over)).min(content(first))
+                        } else {
+                            0
+                        };
                     }
                     over = over.saturating_sub(freed);
                 }
@@ -142,7 +189,8 @@ impl Table {
             let Some(width) = widths.get_mut(*column) else { continue };
             let least = if index == 0 && !self.is_sparse { FIRST_MIN } else { COLUMN_MIN };
             let cut = width.saturating_sub(heading(*column).max(least));
-            if self.is_sparse && over > cut && *width > 0 && Some(column) == self.shrinking.first() {
+            if self.is_sparse && over > cut && *width > 0 && Some(column) == self.shrinking.first()
+            {
                 // The rest of the column is worth less than the other columns: leave it out.
                 over = over.saturating_sub(*width + GAP.len());
                 *width = 0;
@@ -151,7 +199,9 @@ impl Table {
                 over = over.saturating_sub(cut);
             }
         }
-        if let Some((first, width)) = self.shrinking.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
+        if let Some((first, width)) =
+            self.shrinking.first().and_then(|first| Some((*first, widths.get_mut(*first)?)))
+        {
             *width -= over.min(width.saturating_sub(heading(first).max(COLUMN_MIN)));
         }
         widths
@@ -166,21 +216,31 @@ impl Table {
             let cells = match row {
                 Row::Cells(cells) => cells,
                 Row::Line(line) => {
-                    text.paint(screen, Tint::Bold, &screen.clip(line, screen.width.unwrap_or(usize::MAX)));
+                    text.paint(
+                        screen,
+                        Tint::Bold,
+                        &screen.clip(line, screen.width.unwrap_or(usize::MAX)),
+                    );
                     text.end_line();
                     continue;
                 }
             };
             // Spaces are not coloured, and trailing spaces are omitted.
             let mut space = 0;
-            for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0) {
+            for (column, (cell, &width)) in
+                cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0)
+            {
                 let shown = screen.clip(cell, width);
                 let seen = shown.trim_end();
                 if seen.is_empty() {
                     space += width + GAP.len();
                     continue;
                 }
-                let tint = self.tints.iter().find(|(of, _)| *of == column).map_or(Tint::Plain, |(_, tint)| tint(cell));
+                let tint = self
+                    .tints
+                    .iter()
+                    .find(|(of, _)| *of == column)
+                    .map_or(Tint::Plain, |(_, tint)| tint(cell));
                 text.put(format_args!("{:space$}", ""));
                 text.paint(screen, if index == 0 { Tint::Dim } else { tint }, seen);
                 space = width - seen.chars().count() + GAP.len();
@@ -211,7 +271,10 @@ mod tests {
         assert!(table.is_empty());
         table.row(["a-long-name", "", "x"].map(str::to_owned));
         table.row(["b", "live", ""].map(str::to_owned));
-        assert_eq!(plain(&table), "NAME         STATE  ID\na-long-name  -      x\nb            live   -\n");
+        assert_eq!(
+            plain(&table),
+            "NAME         STATE  ID\na-long-name  -      x\nb            live   -\n"
+        );
     }
 
     #[test]
@@ -224,27 +287,41 @@ mod tests {
 
     #[test]
     fn on_a_narrow_screen_the_least_important_column_shrinks_first() {
-        let mut table = Table::new(&["pod", "resource", "device"]).shrinking(&["device", "resource"]);
+        let mut table =
+            Table::new(&["pod", "resource", "device"]).shrinking(&["device", "resource"]);
         table.row(["ml/train-0", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(on(50), plain(&table));
-        assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
-        assert_eq!(on(38), "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n");
+        assert_eq!(
+            on(44),
+            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n"
+        );
+        assert_eq!(
+            on(38),
+            "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n"
+        );
         assert_eq!(on(30), "POD         RESOURCE  DEVICE\nml/train-0  nvidia.…  GPU-5a7…\n");
         assert!(on(10).contains("nvidia.…  GPU-5a7…"), "a minimum width remains");
     }
 
     #[test]
     fn an_omittable_column_is_omitted_before_a_second_column_shrinks() {
-        let table = Table::new(&["pod", "since", "resource", "device"]).shrinking(&["device", "resource"]);
+        let table =
+            Table::new(&["pod", "since", "resource", "device"]).shrinking(&["device", "resource"]);
         let mut table = table.omitting(&["since"]);
-        table.row(["ml/train-0", "2026-11-22T12:05:57Z", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
+        table.row(
+            ["ml/train-0", "2026-11-22T12:05:57Z", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"]
+                .map(str::to_owned),
+        );
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(
             on(66),
             "POD         SINCE                 RESOURCE        DEVICE\nml/train-0  2026-11-22T12:05:57Z  nvidia.com/gpu  GPU-5a7c1f00-11…\n"
         );
-        assert_eq!(on(47), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-1111-…\n");
+        assert_eq!(
+            on(47),
+            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-1111-…\n"
+        );
     }
 
     #[test]
@@ -260,21 +337,33 @@ mod tests {
         let mut table = Table::new(&["address", "driver", "until", "id"]).omitting(&["driver"]);
         table.row(["/dev/sensor0", "", "", "dev:sensor0"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
-        assert_eq!(on(40), "ADDRESS       DRIVER  UNTIL  ID\n/dev/sensor0  -       -      dev:sensor0\n");
+        assert_eq!(
+            on(40),
+            "ADDRESS       DRIVER  UNTIL  ID\n/dev/sensor0  -       -      dev:sensor0\n"
+        );
         assert_eq!(on(39), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sensor0\n");
         assert_eq!(on(30), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sens…\n");
-        let mut table = Table::new(&["address", "names", "resource", "id"]).shrinking(&["id", "resource"]).omitting(&["names"]);
+        let mut table = Table::new(&["address", "names", "resource", "id"])
+            .shrinking(&["id", "resource"])
+            .omitting(&["names"]);
         table.row(["0000:3b:01.0", "ens1f0v0", "intel.com/sriov", ""].map(str::to_owned));
         let narrow = Screen { width: Some(40), ..Screen::default() };
-        assert_eq!(table.on(narrow), "ADDRESS       NAMES     RESOURCE\n0000:3b:01.0  ens1f0v0  intel.com/sriov\n");
+        assert_eq!(
+            table.on(narrow),
+            "ADDRESS       NAMES     RESOURCE\n0000:3b:01.0  ens1f0v0  intel.com/sriov\n"
+        );
     }
 
     #[test]
     fn colours_move_nothing_and_cover_no_spaces() {
-        let mut table = Table::new(&["health", "id"]).tinted("health", |cell| if cell == "bad" { Tint::Red } else { Tint::Plain });
+        let mut table = Table::new(&["health", "id"])
+            .tinted("health", |cell| if cell == "bad" { Tint::Red } else { Tint::Plain });
         table.row(["bad", "x"].map(str::to_owned));
         table.row(["good", "bad"].map(str::to_owned));
         let coloured = table.on(Screen { colour: true, ..Screen::default() });
-        assert_eq!(coloured, "\x1b[2mHEALTH\x1b[0m  \x1b[2mID\x1b[0m\n\x1b[31mbad\x1b[0m     x\ngood    bad\n");
+        assert_eq!(
+            coloured,
+            "\x1b[2mHEALTH\x1b[0m  \x1b[2mID\x1b[0m\n\x1b[31mbad\x1b[0m     x\ngood    bad\n"
+        );
     }
 }

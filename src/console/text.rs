@@ -23,7 +23,13 @@ impl Text {
     /// foreign names.
     #[must_use]
     pub fn document(document: &str) -> Text {
-        let escape = |line: &str| if line.contains(is_unprintable) { printable(line).into_owned() } else { line.to_owned() };
+        let escape = |line: &str| {
+            if line.contains(is_unprintable) {
+                printable(line).into_owned()
+            } else {
+                line.to_owned()
+            }
+        };
         Text(document.split('\n').map(escape).collect::<Vec<_>>().join("\n"))
     }
 

@@ -19,8 +19,10 @@ mod tests {
 
     #[test]
     fn the_shared_node_comes_first_and_once() {
-        let first = device("0000:0a:00.0", &["/dev/dri/card1", "/dev/kfd", "/dev/dri/renderD129"], &[]);
-        let second = device("0000:1a:00.0", &["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"], &[]);
+        let first =
+            device("0000:0a:00.0", &["/dev/dri/card1", "/dev/kfd", "/dev/dri/renderD129"], &[]);
+        let second =
+            device("0000:1a:00.0", &["/dev/kfd", "/dev/dri/card2", "/dev/dri/renderD130"], &[]);
         let edits = edits_of(&spec("amd.com/gpu", ContractKind::Amd), &[&second, &first]);
         assert_eq!(golden(&edits), include_str!("golden/amd.json").trim_end());
     }

@@ -7,7 +7,10 @@
 //! what it does not know.
 
 use super::{Request, address, by_contract, intel_fpga};
-use crate::domain::{AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, FpgaMode, ResourceSpec};
+use crate::domain::{
+    AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, FpgaMode,
+    ResourceSpec,
+};
 use serde::Serialize;
 
 /// Prefix of the names of all files.
@@ -17,7 +20,8 @@ pub const FILE_PREFIX: &str = "holdfast-";
 const ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
 /// The hook that programs an Intel FPGA, at the path where Intel's plugin installs it.
-const FPGA_HOOK: Hook = Hook { hook_name: "createRuntime", path: "/opt/intel/fpga-sw/intel-fpga-crihook" };
+const FPGA_HOOK: Hook =
+    Hook { hook_name: "createRuntime", path: "/opt/intel/fpga-sw/intel-fpga-crihook" };
 
 /// A file that describes a container's devices to other programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +41,11 @@ pub fn is_used(spec: &ResourceSpec) -> bool {
 /// The files of these devices. A device without nodes and hooks has no file, because a runtime
 /// would refuse it.
 #[must_use]
-pub fn files<'a>(spec: &ResourceSpec, devices: impl IntoIterator<Item = &'a Device>, node_exists: &dyn Fn(&str) -> bool) -> Vec<SpecFile> {
+pub fn files<'a>(
+    spec: &ResourceSpec,
+    devices: impl IntoIterator<Item = &'a Device>,
+    node_exists: &dyn Fn(&str) -> bool,
+) -> Vec<SpecFile> {
     if !is_used(spec) {
         return Vec::new();
     }
@@ -55,15 +63,23 @@ pub fn file_name(qualified: &str) -> String {
 }
 
 /// The names of a device's files, also of an absent device.
-pub fn file_names_of<'a>(spec: &'a ResourceSpec, device: &'a Device) -> impl Iterator<Item = String> {
-    let nodes = (!spec.cdi.is_empty()).then(|| Definition::of_nodes(spec, device, Edits::default()));
+pub fn file_names_of<'a>(
+    spec: &'a ResourceSpec,
+    device: &'a Device,
+) -> impl Iterator<Item = String> {
+    let nodes =
+        (!spec.cdi.is_empty()).then(|| Definition::of_nodes(spec, device, Edits::default()));
     let hook = has_hook(spec).then(|| Definition::of_hook(device));
     nodes.into_iter().chain(hook).map(|definition| file_name(&definition.qualified()))
 }
 
 /// The qualified names in an answer.
 pub fn names(edits: &ContainerEdits) -> impl Iterator<Item = &str> {
-    let annotated = edits.annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION_PREFIX)).flat_map(|(_, names)| names.split(','));
+    let annotated = edits
+        .annotations
+        .iter()
+        .filter(|(key, _)| key.starts_with(ANNOTATION_PREFIX))
+        .flat_map(|(_, names)| names.split(','));
     edits.cdi_devices.iter().map(String::as_str).chain(annotated)
 }
 
@@ -73,7 +89,12 @@ pub(super) fn use_names(request: &Request<'_>, edits: &mut ContainerEdits) {
         return;
     }
     let mut names: Vec<String> = Vec::new();
-    for name in request.devices.iter().flat_map(|device| definitions(request, device)).map(|definition| definition.qualified()) {
+    for name in request
+        .devices
+        .iter()
+        .flat_map(|device| definitions(request, device))
+        .map(|definition| definition.qualified())
+    {
         // Several ports of one card share its hook.
         if !names.contains(&name) {
             names.push(name);
@@ -82,7 +103,9 @@ pub(super) fn use_names(request: &Request<'_>, edits: &mut ContainerEdits) {
     edits.devices.clear();
     edits.cdi_devices.clear();
     if request.spec.cdi.contains(&CdiAnswer::Annotations) && !names.is_empty() {
-        edits.annotations.insert(format!("{ANNOTATION_PREFIX}holdfast_{}", request.alloc_id), names.join(","));
+        edits
+            .annotations
+            .insert(format!("{ANNOTATION_PREFIX}holdfast_{}", request.alloc_id), names.join(","));
     }
     if request.spec.cdi.contains(&CdiAnswer::Cri) {
         edits.cdi_devices = names;
@@ -95,7 +118,8 @@ fn definitions(request: &Request<'_>, device: &Device) -> Vec<Definition> {
     let mut definitions = Vec::new();
     if !spec.cdi.is_empty() {
         let nodes = by_contract(&Request { devices: &[device], ..*request }).devices;
-        let edits = Edits { device_nodes: nodes.into_iter().map(Node::from).collect(), hooks: Vec::new() };
+        let edits =
+            Edits { device_nodes: nodes.into_iter().map(Node::from).collect(), hooks: Vec::new() };
         definitions.push(Definition::of_nodes(spec, device, edits));
     }
     definitions.retain(|definition| !definition.edits.device_nodes.is_empty());
@@ -118,7 +142,11 @@ impl Definition {
 
     fn of_hook(device: &Device) -> Self {
         let edits = Edits { device_nodes: Vec::new(), hooks: vec![FPGA_HOOK] };
-        Definition { kind: intel_fpga::CDI_KIND.to_owned(), name: intel_fpga::region(device).to_owned(), edits }
+        Definition {
+            kind: intel_fpga::CDI_KIND.to_owned(),
+            name: intel_fpga::region(device).to_owned(),
+            edits,
+        }
     }
 
     fn qualified(&self) -> String {
@@ -148,7 +176,8 @@ fn kind(spec: &ResourceSpec) -> String {
     match spec.contract {
         Contract::IntelGpu(_) => "intel.cdi.k8s.io/gpu".to_owned(),
         Contract::Sriov(_) if spec.name.prefix().starts_with(|c: char| c.is_ascii_alphabetic()) => {
-            let class = if spec.class == DeviceClass::Accelerator { "net-accel" } else { "net-pci" };
+            let class =
+                if spec.class == DeviceClass::Accelerator { "net-accel" } else { "net-pci" };
             format!("{}/{class}", spec.name.prefix())
         }
         _ => format!("holdfast.dev/{}", spec.class),
@@ -243,7 +272,10 @@ mod tests {
     fn names_stand_for_the_nodes_and_everything_else_stays_in_the_answer() {
         let spec = with_cdi(spec("intel.com/dpdk", ContractKind::Sriov));
         let mut vf = function("0000:3b:00.2", "vfio-pci", &["/dev/vfio/vfio"]);
-        vf.nodes.push(DeviceNode { container: "/dev/vfio/7".into(), ..DeviceNode::at("/dev/vfio/noiommu-7") });
+        vf.nodes.push(DeviceNode {
+            container: "/dev/vfio/7".into(),
+            ..DeviceNode::at("/dev/vfio/noiommu-7")
+        });
         let interface = function("0000:3b:02.0", "iavf", &[]);
         let edits = edits_of(&spec, &[&vf, &interface, &vf]);
         assert_eq!(golden(&edits), include_str!("golden/cdi-answer.json").trim_end());
@@ -254,22 +286,37 @@ mod tests {
             text: include_str!("golden/cdi-spec-sriov.json").into(),
         };
         assert_eq!(files, [file]);
-        assert_eq!(names(&edits).map(file_name).collect::<BTreeSet<_>>(), BTreeSet::from([files[0].name.clone()]));
+        assert_eq!(
+            names(&edits).map(file_name).collect::<BTreeSet<_>>(),
+            BTreeSet::from([files[0].name.clone()])
+        );
     }
 
     #[test]
     fn a_file_has_the_lowest_version_that_it_needs() {
         let fuse = device("misc:fuse", &["/dev/fuse"], &[]);
         let generic = with_cdi(spec("example.com/fuse", ContractKind::Generic));
-        assert_eq!(files_of(&generic, &[&fuse])[0].text, include_str!("golden/cdi-spec-generic.json"));
+        assert_eq!(
+            files_of(&generic, &[&fuse])[0].text,
+            include_str!("golden/cdi-spec-generic.json")
+        );
         let version = |spec: &ResourceSpec, device: &Device| {
-            let document: serde_json::Value = serde_json::from_str(&files_of(spec, &[device])[0].text).unwrap();
+            let document: serde_json::Value =
+                serde_json::from_str(&files_of(spec, &[device])[0].text).unwrap();
             document["cdiVersion"].as_str().unwrap().to_owned()
         };
         assert_eq!(version(&generic, &fuse), "0.3.0");
-        assert_eq!(version(&generic, &function("0000:18:00.0", "nvme", &["/dev/nvme0n1"])), "0.5.0", "a digit in front");
+        assert_eq!(
+            version(&generic, &function("0000:18:00.0", "nvme", &["/dev/nvme0n1"])),
+            "0.5.0",
+            "a digit in front"
+        );
         let elsewhere = DeviceNode { host: "/dev/fuse1".into(), ..DeviceNode::at("/dev/fuse") };
-        assert_eq!(version(&generic, &Device { nodes: vec![elsewhere], ..fuse }), "0.5.0", "another path in the container");
+        assert_eq!(
+            version(&generic, &Device { nodes: vec![elsewhere], ..fuse }),
+            "0.5.0",
+            "another path in the container"
+        );
     }
 
     #[test]
@@ -280,13 +327,31 @@ mod tests {
         assert_eq!(files_of(&plain, &[&card])[0].text, include_str!("golden/cdi-spec-fpga.json"));
         assert_eq!(edits_of(&plain, &[&card]).devices.len(), 1, "the nodes stay in the answer");
         let whole = with_cdi(plain);
-        let other = Device { id: DeviceId::new("0000:b1:00.0-port1"), nodes: vec![DeviceNode::at("/dev/dfl-port.1")], ..card.clone() };
+        let other = Device {
+            id: DeviceId::new("0000:b1:00.0-port1"),
+            nodes: vec![DeviceNode::at("/dev/dfl-port.1")],
+            ..card.clone()
+        };
         let edits = edits_of(&whole, &[&card, &other]);
-        let names = ["holdfast.dev/other=0000:b1:00.0", "intel.cdi.k8s.io/fpga=dfl-fme.0", "holdfast.dev/other=0000:b1:00.0-port1"];
-        assert_eq!((edits.devices.len(), edits.cdi_devices), (0, names.map(str::to_owned).to_vec()));
-        let written: BTreeSet<String> = files_of(&whole, &[&card, &other]).into_iter().map(|file| file.name).collect();
+        let names = [
+            "holdfast.dev/other=0000:b1:00.0",
+            "intel.cdi.k8s.io/fpga=dfl-fme.0",
+            "holdfast.dev/other=0000:b1:00.0-port1",
+        ];
+        assert_eq!(
+            (edits.devices.len(), edits.cdi_devices),
+            (0, names.map(str::to_owned).to_vec())
+        );
+        let written: BTreeSet<String> =
+            files_of(&whole, &[&card, &other]).into_iter().map(|file| file.name).collect();
         assert_eq!(written, names.map(file_name).into());
-        assert_eq!([&card, &other].iter().flat_map(|device| file_names_of(&whole, device)).collect::<BTreeSet<_>>(), written);
+        assert_eq!(
+            [&card, &other]
+                .iter()
+                .flat_map(|device| file_names_of(&whole, device))
+                .collect::<BTreeSet<_>>(),
+            written
+        );
     }
 
     #[test]
@@ -301,16 +366,36 @@ mod tests {
     #[test]
     fn every_name_is_one_that_cdi_allows_and_no_two_devices_share_one() {
         let spec = with_cdi(spec("example.com/x", ContractKind::Generic));
-        let ids = ["misc:fuse", "0000:3b:00.2", "usb-A+B-0:0", "usb-A@B-0:0", "_x", "x_", "é", "x/y=z", "GPU-1", "a b"];
+        let ids = [
+            "misc:fuse",
+            "0000:3b:00.2",
+            "usb-A+B-0:0",
+            "usb-A@B-0:0",
+            "_x",
+            "x_",
+            "é",
+            "x/y=z",
+            "GPU-1",
+            "a b",
+        ];
         let mut found = BTreeSet::new();
         for id in ids {
             let name = name(&spec, &device(id, &[], &[]));
             let bytes = name.as_bytes();
-            assert!(bytes[0].is_ascii_alphanumeric() && bytes[bytes.len() - 1].is_ascii_alphanumeric(), "{id}: {name}");
-            assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c)), "{id}: {name}");
+            assert!(
+                bytes[0].is_ascii_alphanumeric() && bytes[bytes.len() - 1].is_ascii_alphanumeric(),
+                "{id}: {name}"
+            );
+            assert!(
+                name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.:".contains(c)),
+                "{id}: {name}"
+            );
             assert!(found.insert(file_name(&format!("{}={name}", kind(&spec)))), "{id}: {name}");
         }
-        assert!(found.contains("holdfast-holdfast.dev+other@misc:fuse.json"), "allowed characters stay");
+        assert!(
+            found.contains("holdfast-holdfast.dev+other@misc:fuse.json"),
+            "allowed characters stay"
+        );
     }
 
     #[test]

@@ -4,7 +4,9 @@
 
 use super::cdi::SpecFile;
 use super::{address, attribute, sriov};
-use crate::domain::{Contract, Device, DeviceClass, DeviceId, ResourceName, ResourceSpec, SriovOptions, VdpaType};
+use crate::domain::{
+    Contract, Device, DeviceClass, DeviceId, ResourceName, ResourceSpec, SriovOptions, VdpaType,
+};
 use serde::Serialize;
 
 /// Whether the devices of a resource have such files.
@@ -22,14 +24,25 @@ pub fn file(spec: &ResourceSpec, id: &DeviceId, device: &Device) -> Option<SpecF
     let vdpa = options.vdpa.and_then(|kind| {
         let path = sriov::vhost_vdpa(device).filter(|_| kind == VdpaType::Vhost);
         let driver = if kind == VdpaType::Vhost { "vhost" } else { "virtio" };
-        Some(Vdpa { parent_device: attribute(device, "vdpa")?, driver, path, pci_address: pci_address.clone() })
+        Some(Vdpa {
+            parent_device: attribute(device, "vdpa")?,
+            driver,
+            path,
+            pci_address: pci_address.clone(),
+        })
     });
     let info = match vdpa {
         Some(vdpa) => DeviceInfo { kind: "vdpa", version: "1.1.0", pci: None, vdpa: Some(vdpa) },
         None => {
-            let names = device.pci.as_ref().map(|pci| pci.rdma.join(",")).filter(|names| !names.is_empty());
+            let names =
+                device.pci.as_ref().map(|pci| pci.rdma.join(",")).filter(|names| !names.is_empty());
             let rdma_device = names.filter(|_| sriov::gives_rdma(spec, options));
-            DeviceInfo { kind: "pci", version: "1.1.0", pci: Some(Pci { pci_address, rdma_device }), vdpa: None }
+            DeviceInfo {
+                kind: "pci",
+                version: "1.1.0",
+                pci: Some(Pci { pci_address, rdma_device }),
+                vdpa: None,
+            }
         }
     };
     Some(SpecFile { name: file_name(&spec.name, id), text: serde_json::to_string(&info).ok()? })
@@ -94,10 +107,15 @@ mod tests {
         let plain = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2"}}"#;
         assert_eq!(text(SriovOptions::default(), &vf), plain);
 
-        let pci = vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into(), "mlx5_5".into()], ..*pci }));
+        let pci = vf.pci.clone().map(|pci| {
+            Box::new(PciFunction { rdma: vec!["mlx5_4".into(), "mlx5_5".into()], ..*pci })
+        });
         let rdma = Device { pci, ..vf.clone() };
         let expected = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","rdma-device":"mlx5_4,mlx5_5"}}"#;
-        assert_eq!(text(SriovOptions { rdma: Some(true), ..SriovOptions::default() }, &rdma), expected);
+        assert_eq!(
+            text(SriovOptions { rdma: Some(true), ..SriovOptions::default() }, &rdma),
+            expected
+        );
         assert_eq!(text(SriovOptions::default(), &rdma), plain, "it is not given to the container");
 
         let mut vdpa = vf;
@@ -117,7 +135,10 @@ mod tests {
             let spec = ResourceSpec { class, ..spec("intel.com/my-pool", ContractKind::Sriov) };
             file(&spec, &vf.id, &vf).map(|file| file.name)
         };
-        assert_eq!(name(DeviceClass::Nic).as_deref(), Some("intel.com-my-pool-0000:3b:00.2-device.json"));
+        assert_eq!(
+            name(DeviceClass::Nic).as_deref(),
+            Some("intel.com-my-pool-0000:3b:00.2-device.json")
+        );
         assert_eq!(name(DeviceClass::Accelerator), None);
         assert_eq!(file(&spec("a.b/c", ContractKind::Generic), &vf.id, &vf), None);
     }

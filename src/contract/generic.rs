@@ -14,8 +14,14 @@ mod tests {
 
     #[test]
     fn each_node_comes_once_with_the_configured_environment_and_mounts() {
-        let (a, b) = (device("a", &["/dev/a", "/dev/shared"], &[]), device("b", &["/dev/b", "/dev/shared"], &[]));
+        let (a, b) = (
+            device("a", &["/dev/a", "/dev/shared"], &[]),
+            device("b", &["/dev/b", "/dev/shared"], &[]),
+        );
         let spec = with_extras(spec("example.com/device", ContractKind::Generic));
-        assert_eq!(golden(&edits_of(&spec, &[&b, &a, &b])), include_str!("golden/generic.json").trim_end());
+        assert_eq!(
+            golden(&edits_of(&spec, &[&b, &a, &b])),
+            include_str!("golden/generic.json").trim_end()
+        );
     }
 }

@@ -10,16 +10,20 @@ use std::collections::BTreeSet;
 pub(super) const CDI_KIND: &str = "intel.cdi.k8s.io/fpga";
 
 pub(super) fn edits(request: &Request<'_>, options: &IntelFpgaOptions) -> ContainerEdits {
-    let mut edits = ContainerEdits { devices: nodes::with(request.devices, "rw"), ..ContainerEdits::default() };
+    let mut edits =
+        ContainerEdits { devices: nodes::with(request.devices, "rw"), ..ContainerEdits::default() };
     match options.mode {
         FpgaMode::Af => {}
         FpgaMode::Region => {
             edits.annotations.insert("com.intel.fpga.mode".into(), "fpga.intel.com/region".into());
-            let regions: BTreeSet<&str> = request.devices.iter().map(|device| region(device)).collect();
-            edits.cdi_devices = regions.iter().map(|region| format!("{CDI_KIND}={region}")).collect();
+            let regions: BTreeSet<&str> =
+                request.devices.iter().map(|device| region(device)).collect();
+            edits.cdi_devices =
+                regions.iter().map(|region| format!("{CDI_KIND}={region}")).collect();
         }
         FpgaMode::RegionDevel => {
-            let management: BTreeSet<&str> = request.devices.iter().filter_map(|device| attribute(device, "fme_node")).collect();
+            let management: BTreeSet<&str> =
+                request.devices.iter().filter_map(|device| attribute(device, "fme_node")).collect();
             edits.devices.extend(management.into_iter().map(|node| nodes::at(node, "rw")));
         }
     }
@@ -28,7 +32,9 @@ pub(super) fn edits(request: &Request<'_>, options: &IntelFpgaOptions) -> Contai
 
 /// The name of a region: that of its management engine, `dfl-fme.0`.
 pub(super) fn region(device: &Device) -> &str {
-    attribute(device, "fme_node").and_then(|node| node.rsplit('/').next()).unwrap_or(device.id.as_str())
+    attribute(device, "fme_node")
+        .and_then(|node| node.rsplit('/').next())
+        .unwrap_or(device.id.as_str())
 }
 
 #[cfg(test)]
@@ -41,7 +47,11 @@ mod tests {
     fn each_mode_gives_its_nodes() {
         // Each port is a device of its own; the ports of one region share its management engine.
         let port = |number: u32| {
-            device(&format!("0000:b1:00.0-port{number}"), &[&format!("/dev/dfl-port.{number}")], &[("fme_node", "/dev/dfl-fme.0")])
+            device(
+                &format!("0000:b1:00.0-port{number}"),
+                &[&format!("/dev/dfl-port.{number}")],
+                &[("fme_node", "/dev/dfl-fme.0")],
+            )
         };
         for (mode, expected) in [
             (FpgaMode::Af, include_str!("golden/intel-fpga-af.json")),
@@ -49,7 +59,10 @@ mod tests {
             (FpgaMode::RegionDevel, include_str!("golden/intel-fpga-regiondevel.json")),
         ] {
             let name = "fpga.intel.com/region-ce48969398f05f33946d560708be108a";
-            let edits = edits_of(&spec(name, Contract::IntelFpga(IntelFpgaOptions { mode })), &[&port(0), &port(1)]);
+            let edits = edits_of(
+                &spec(name, Contract::IntelFpga(IntelFpgaOptions { mode })),
+                &[&port(0), &port(1)],
+            );
             assert_eq!(golden(&edits), expected.trim_end());
         }
     }

@@ -17,7 +17,10 @@ pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
         by_variable.entry(format!("{prefix}_{name}")).or_default().push(value);
     }
     ContainerEdits {
-        envs: by_variable.into_iter().map(|(variable, values)| (variable, values.join(","))).collect(),
+        envs: by_variable
+            .into_iter()
+            .map(|(variable, values)| (variable, values.join(",")))
+            .collect(),
         devices: nodes::with(request.devices, "mrw"),
         ..ContainerEdits::default()
     }
@@ -30,9 +33,16 @@ mod tests {
 
     #[test]
     fn functions_are_named_by_their_addresses() {
-        let first = function("0000:08:00.0", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/38", "/dev/vfio/devices/vfio0"]);
+        let first = function(
+            "0000:08:00.0",
+            "vfio-pci",
+            &["/dev/vfio/vfio", "/dev/vfio/38", "/dev/vfio/devices/vfio0"],
+        );
         let second = function("0000:41:00.0", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/51"]);
-        let edits = edits_of(&spec("nvidia.com/TU104GL_Tesla-T4", ContractKind::Kubevirt), &[&second, &first]);
+        let edits = edits_of(
+            &spec("nvidia.com/TU104GL_Tesla-T4", ContractKind::Kubevirt),
+            &[&second, &first],
+        );
         assert_eq!(golden(&edits), include_str!("golden/kubevirt.json").trim_end());
     }
 

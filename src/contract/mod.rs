@@ -31,7 +31,9 @@ mod sriov;
 mod testing;
 mod xilinx;
 
-use crate::domain::{AllocId, ContainerEdits, Contract, Device, DeviceClass, EditMount, ResourceSpec, VdpaType};
+use crate::domain::{
+    AllocId, ContainerEdits, Contract, Device, DeviceClass, EditMount, ResourceSpec, VdpaType,
+};
 
 /// The input of a contract.
 #[derive(Clone, Copy)]
@@ -65,7 +67,11 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     edits.envs.extend(spec.env.clone());
     for mount in &spec.mounts {
         edits.mounts.retain(|known| known.container != mount.container);
-        edits.mounts.push(EditMount { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only });
+        edits.mounts.push(EditMount {
+            host: mount.host.clone(),
+            container: mount.container.clone(),
+            read_only: mount.read_only,
+        });
     }
     edits
 }
@@ -83,7 +89,9 @@ pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
 /// unhealthy, because a container could not use it. `None` if the answer is complete.
 #[must_use]
 pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
-    let has = |begin: &str| device.nodes.iter().any(|node| node.required && node.container.starts_with(begin));
+    let has = |begin: &str| {
+        device.nodes.iter().any(|node| node.required && node.container.starts_with(begin))
+    };
     let lacks = |begin: &'static str| (!has(begin)).then_some(begin);
     let is_for_guest = device.nodes.iter().any(|node| node.container.starts_with("/dev/vfio/"));
     match &spec.contract {
@@ -94,18 +102,29 @@ pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
             Some(VdpaType::Vhost) => lacks("/dev/vhost-vdpa-"),
             // A function in a pod's network namespace shows the host no RDMA device. Then its class
             // is no longer `rdma`.
-            None if device.class == DeviceClass::Rdma && sriov::gives_rdma(spec, options) => lacks(UVERBS),
+            None if device.class == DeviceClass::Rdma && sriov::gives_rdma(spec, options) => {
+                lacks(UVERBS)
+            }
             Some(VdpaType::Virtio) | None => None,
         },
         Contract::RdmaShared => lacks(UVERBS),
         Contract::Amd | Contract::IntelGpu(_) => lacks(RENDER),
-        Contract::Generic | Contract::IntelFpga(_) | Contract::Xilinx(_) | Contract::Kubevirt => match device.class {
-            DeviceClass::Gpu if device.pci.as_ref().is_some_and(|function| function.driver.as_deref() != Some("nvidia")) => lacks(RENDER),
-            DeviceClass::Rdma => lacks(UVERBS),
-            // An interface is no node.
-            DeviceClass::Nic | DeviceClass::Other => None,
-            _ => device.own_nodes().next().is_none().then_some("/dev"),
-        },
+        Contract::Generic | Contract::IntelFpga(_) | Contract::Xilinx(_) | Contract::Kubevirt => {
+            match device.class {
+                DeviceClass::Gpu
+                    if device
+                        .pci
+                        .as_ref()
+                        .is_some_and(|function| function.driver.as_deref() != Some("nvidia")) =>
+                {
+                    lacks(RENDER)
+                }
+                DeviceClass::Rdma => lacks(UVERBS),
+                // An interface is no node.
+                DeviceClass::Nic | DeviceClass::Other => None,
+                _ => device.own_nodes().next().is_none().then_some("/dev"),
+            }
+        }
     }
 }
 
@@ -136,5 +155,8 @@ fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
 
 /// The address of a device, as other plugins name it; its id where it has none.
 fn address(device: &Device) -> String {
-    device.pci.as_ref().map_or_else(|| device.id.to_string(), |function| function.address.to_string())
+    device
+        .pci
+        .as_ref()
+        .map_or_else(|| device.id.to_string(), |function| function.address.to_string())
 }

@@ -8,7 +8,11 @@ pub(super) fn of(devices: &[&Device]) -> Vec<EditDevice> {
     let mut nodes: Vec<EditDevice> = Vec::new();
     for node in devices.iter().flat_map(|device| &device.nodes) {
         if !nodes.iter().any(|known| known.container == node.container) {
-            nodes.push(EditDevice { host: node.host.clone(), container: node.container.clone(), permissions: node.permissions.clone() });
+            nodes.push(EditDevice {
+                host: node.host.clone(),
+                container: node.container.clone(),
+                permissions: node.permissions.clone(),
+            });
         }
     }
     nodes
@@ -16,7 +20,10 @@ pub(super) fn of(devices: &[&Device]) -> Vec<EditDevice> {
 
 /// The same, with these permissions.
 pub(super) fn with(devices: &[&Device], permissions: &str) -> Vec<EditDevice> {
-    of(devices).into_iter().map(|node| EditDevice { permissions: permissions.to_owned(), ..node }).collect()
+    of(devices)
+        .into_iter()
+        .map(|node| EditDevice { permissions: permissions.to_owned(), ..node })
+        .collect()
 }
 
 /// A node at the same path in the container.

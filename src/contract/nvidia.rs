@@ -3,17 +3,21 @@
 //! represent names, or in CDI names of the file that `nvidia-ctk cdi generate` writes.
 
 use super::{Request, attribute, nodes};
-use crate::domain::{ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions};
+use crate::domain::{
+    ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions,
+};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The toolkit reads the names of the files in this folder of the container as ids.
 const DEVICES_FOLDER: &str = "/var/run/nvidia-container-devices";
 /// Nodes of the driver as a whole, in the order of the answer; existing ones are passed with every
 /// GPU.
-const SHARED_NODES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
+const SHARED_NODES: [&str; 4] =
+    ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
 pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> ContainerEdits {
-    let ids: Vec<&str> = request.devices.iter().map(|device| name(device, options.device_id_strategy)).collect();
+    let ids: Vec<&str> =
+        request.devices.iter().map(|device| name(device, options.device_id_strategy)).collect();
     let channels: Vec<String> = options.imex_channels.iter().map(u32::to_string).collect();
     let tells_by = |strategy| options.device_list_strategy.contains(&strategy);
     let extras = [("GDRCOPY", options.gdrcopy), ("GDS", options.gds), ("MOFED", options.mofed)];
@@ -22,7 +26,8 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
     let mut edits = ContainerEdits::default();
     let cdi = cdi_names(&options.cdi_vendor, &ids, &channels, extras());
     if tells_by(DeviceListStrategy::CdiAnnotations) {
-        let key = format!("{}nvidia-device-plugin_{}", options.cdi_annotation_prefix, request.alloc_id);
+        let key =
+            format!("{}nvidia-device-plugin_{}", options.cdi_annotation_prefix, request.alloc_id);
         edits.annotations.insert(key, cdi.join(","));
     }
     if tells_by(DeviceListStrategy::CdiCri) {
@@ -49,16 +54,23 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
     }
     if tells_by(DeviceListStrategy::VolumeMounts) {
         edits.envs.insert(VISIBLE_DEVICES.into(), DEVICES_FOLDER.into());
-        let name = |name: String| EditMount { host: "/dev/null".into(), container: format!("{DEVICES_FOLDER}/{name}"), read_only: false };
+        let name = |name: String| EditMount {
+            host: "/dev/null".into(),
+            container: format!("{DEVICES_FOLDER}/{name}"),
+            read_only: false,
+        };
         edits.mounts.extend(ids.iter().map(|id| name((*id).to_owned())));
         edits.mounts.extend(channels.iter().map(|channel| name(format!("imex/{channel}"))));
     }
     if options.pass_device_specs {
-        let (mut shared, own): (Vec<_>, Vec<_>) =
-            nodes::with(request.devices, "rw").into_iter().partition(|node| SHARED_NODES.contains(&node.container.as_str()));
+        let (mut shared, own): (Vec<_>, Vec<_>) = nodes::with(request.devices, "rw")
+            .into_iter()
+            .partition(|node| SHARED_NODES.contains(&node.container.as_str()));
         shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
         edits.devices = shared.into_iter().chain(own).collect();
-        edits.devices.extend(channels.iter().map(|channel| nodes::at(format!("/dev/nvidia-caps-imex-channels/channel{channel}"), "rw")));
+        edits.devices.extend(channels.iter().map(|channel| {
+            nodes::at(format!("/dev/nvidia-caps-imex-channels/channel{channel}"), "rw")
+        }));
     }
     edits
 }
@@ -79,7 +91,9 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
         );
     };
     let by_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
-    (by_cdi && uuid.contains('/')).then(|| format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`"))
+    (by_cdi && uuid.contains('/')).then(|| {
+        format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`")
+    })
 }
 
 /// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
@@ -92,7 +106,12 @@ fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     order.iter().find_map(|name| attribute(device, name)).unwrap_or(device.id.as_str())
 }
 
-fn cdi_names<'a>(vendor: &str, ids: &[&str], channels: &[String], extras: impl Iterator<Item = &'a str>) -> Vec<String> {
+fn cdi_names<'a>(
+    vendor: &str,
+    ids: &[&str],
+    channels: &[String],
+    extras: impl Iterator<Item = &'a str>,
+) -> Vec<String> {
     let gpus = ids.iter().map(|id| format!("{vendor}/gpu={id}"));
     let channels = channels.iter().map(|channel| format!("{vendor}/imex-channel={channel}"));
     let extras = extras.map(|extra| format!("{vendor}/{}=all", extra.to_ascii_lowercase()));
@@ -122,7 +141,10 @@ mod tests {
     #[test]
     fn the_gpus_are_named_in_the_order_of_the_request() {
         let [first, second] = gpus();
-        let edits = edits_of(&with_extras(spec("nvidia.com/gpu", ContractKind::Nvidia)), &[&second, &first, &second]);
+        let edits = edits_of(
+            &with_extras(spec("nvidia.com/gpu", ContractKind::Nvidia)),
+            &[&second, &first, &second],
+        );
         assert_eq!(golden(&edits), include_str!("golden/nvidia.json").trim_end());
     }
 
@@ -143,7 +165,10 @@ mod tests {
     fn cdi_alone_leaves_the_rest_to_the_runtime() {
         let [first, second] = gpus();
         let options = NvidiaOptions {
-            device_list_strategy: vec![DeviceListStrategy::CdiAnnotations, DeviceListStrategy::CdiCri],
+            device_list_strategy: vec![
+                DeviceListStrategy::CdiAnnotations,
+                DeviceListStrategy::CdiCri,
+            ],
             device_id_strategy: DeviceIdStrategy::Index,
             pass_device_specs: true,
             gdrcopy: true,
@@ -159,8 +184,15 @@ mod tests {
     #[test]
     fn mps_brings_its_pipes() {
         let [first, _] = gpus();
-        let options = NvidiaOptions { mps_root: Some("/run/nvidia/mps".into()), gds: true, ..NvidiaOptions::default() };
-        assert_eq!(golden(&edits_of(&nvidia(options), &[&first])), include_str!("golden/nvidia-mps.json").trim_end());
+        let options = NvidiaOptions {
+            mps_root: Some("/run/nvidia/mps".into()),
+            gds: true,
+            ..NvidiaOptions::default()
+        };
+        assert_eq!(
+            golden(&edits_of(&nvidia(options), &[&first])),
+            include_str!("golden/nvidia-mps.json").trim_end()
+        );
     }
 
     #[test]
@@ -172,58 +204,102 @@ mod tests {
             ..NvidiaOptions::default()
         };
         let edits = edits_of(&nvidia(options), &[&first]);
-        assert_eq!((edits.envs[VISIBLE_DEVICES].as_str(), &*edits.cdi_devices[0]), ("GPU-1", "nvidia.com/gpu=GPU-1"));
+        assert_eq!(
+            (edits.envs[VISIBLE_DEVICES].as_str(), &*edits.cdi_devices[0]),
+            ("GPU-1", "nvidia.com/gpu=GPU-1")
+        );
         assert_eq!(paths(&edits), ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1"]);
     }
 
     #[test]
     fn instances_of_one_gpu_share_its_node() {
         let instance = |n: u32| {
-            let caps = [format!("/dev/nvidia-caps/nvidia-cap{n}"), format!("/dev/nvidia-caps/nvidia-cap{}", n + 1)];
-            device(&format!("MIG-{n}"), &["/dev/nvidia0", &caps[0], &caps[1], "/dev/nvidiactl"], &[("uuid", &format!("MIG-{n}"))])
+            let caps = [
+                format!("/dev/nvidia-caps/nvidia-cap{n}"),
+                format!("/dev/nvidia-caps/nvidia-cap{}", n + 1),
+            ];
+            device(
+                &format!("MIG-{n}"),
+                &["/dev/nvidia0", &caps[0], &caps[1], "/dev/nvidiactl"],
+                &[("uuid", &format!("MIG-{n}"))],
+            )
         };
-        let edits =
-            edits_of(&nvidia(NvidiaOptions { pass_device_specs: true, ..NvidiaOptions::default() }), &[&instance(12), &instance(21)]);
+        let edits = edits_of(
+            &nvidia(NvidiaOptions { pass_device_specs: true, ..NvidiaOptions::default() }),
+            &[&instance(12), &instance(21)],
+        );
         let caps = [12, 13, 21, 22].map(|n| format!("/dev/nvidia-caps/nvidia-cap{n}"));
-        assert_eq!(paths(&edits), ["/dev/nvidiactl", "/dev/nvidia0", &caps[0], &caps[1], &caps[2], &caps[3]]);
+        assert_eq!(
+            paths(&edits),
+            ["/dev/nvidiactl", "/dev/nvidia0", &caps[0], &caps[1], &caps[2], &caps[3]]
+        );
         assert_eq!(edits.envs[VISIBLE_DEVICES], "MIG-12,MIG-21");
     }
 
     #[test]
     fn an_instance_is_answered_by_its_own_uuid_or_not_at_all() {
-        let options = |by: &[DeviceListStrategy]| NvidiaOptions { device_list_strategy: by.to_vec(), ..NvidiaOptions::default() };
+        let options = |by: &[DeviceListStrategy]| NvidiaOptions {
+            device_list_strategy: by.to_vec(),
+            ..NvidiaOptions::default()
+        };
         let instance = |uuid: Option<&str>| {
             let known = uuid.map(|uuid| ("uuid", uuid));
-            let attributes: Vec<(&str, &str)> = [("part", "mig"), ("gi", "1"), ("ci", "0")].into_iter().chain(known).collect();
-            device("GPU-1-gi1-ci0", &["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"], &attributes)
+            let attributes: Vec<(&str, &str)> =
+                [("part", "mig"), ("gi", "1"), ("ci", "0")].into_iter().chain(known).collect();
+            device(
+                "GPU-1-gi1-ci0",
+                &["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"],
+                &attributes,
+            )
         };
-        let why = |device: &Device, by: &[DeviceListStrategy]| super::super::unanswerable(&nvidia(options(by)), device).unwrap_or_default();
-        let [cdi, both] = [&[DeviceListStrategy::CdiCri][..], &[DeviceListStrategy::EnvVar, DeviceListStrategy::CdiAnnotations]];
+        let why = |device: &Device, by: &[DeviceListStrategy]| {
+            super::super::unanswerable(&nvidia(options(by)), device).unwrap_or_default()
+        };
+        let [cdi, both] = [
+            &[DeviceListStrategy::CdiCri][..],
+            &[DeviceListStrategy::EnvVar, DeviceListStrategy::CdiAnnotations],
+        ];
 
         let unnamed = instance(None);
         for by in [cdi, both, &[DeviceListStrategy::EnvVar], &[DeviceListStrategy::VolumeMounts]] {
-            assert!(why(&unnamed, by).contains("NVML only") && why(&unnamed, by).contains("generic"), "{by:?}");
+            assert!(
+                why(&unnamed, by).contains("NVML only") && why(&unnamed, by).contains("generic"),
+                "{by:?}"
+            );
         }
         let by_place = instance(Some("MIG-GPU-1/1/0"));
         assert_eq!(why(&by_place, &[DeviceListStrategy::EnvVar]), "");
-        assert_eq!(edits_of(&nvidia(NvidiaOptions::default()), &[&by_place]).envs[VISIBLE_DEVICES], "MIG-GPU-1/1/0");
+        assert_eq!(
+            edits_of(&nvidia(NvidiaOptions::default()), &[&by_place]).envs[VISIBLE_DEVICES],
+            "MIG-GPU-1/1/0"
+        );
         for by in [cdi, both] {
-            assert!(why(&by_place, by).contains("`MIG-GPU-1/1/0` is not allowed in a CDI name"), "{by:?}");
+            assert!(
+                why(&by_place, by).contains("`MIG-GPU-1/1/0` is not allowed in a CDI name"),
+                "{by:?}"
+            );
         }
         let named = instance(Some("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"));
         assert_eq!(why(&named, both), "");
-        let edits = edits_of(&nvidia(options(&[DeviceListStrategy::CdiAnnotations, DeviceListStrategy::CdiCri])), &[&named]);
+        let edits = edits_of(
+            &nvidia(options(&[DeviceListStrategy::CdiAnnotations, DeviceListStrategy::CdiCri])),
+            &[&named],
+        );
         assert_eq!(golden(&edits), include_str!("golden/nvidia-mig-cdi.json").trim_end());
         let [gpu, _] = gpus();
         assert_eq!(why(&gpu, cdi), "");
-        assert_eq!(super::super::unanswerable(&spec("nvidia.com/gpu", ContractKind::Generic), &unnamed), None);
+        assert_eq!(
+            super::super::unanswerable(&spec("nvidia.com/gpu", ContractKind::Generic), &unnamed),
+            None
+        );
     }
 
     #[test]
     fn a_gpu_without_a_known_uuid_is_named_by_its_number() {
         let visible = |attributes: &[(&'static str, &str)]| {
             let gpu = device("0000:18:00.0", &["/dev/nvidia3"], attributes);
-            edits_of(&spec("nvidia.com/gpu", ContractKind::Nvidia), &[&gpu]).envs[VISIBLE_DEVICES].clone()
+            edits_of(&spec("nvidia.com/gpu", ContractKind::Nvidia), &[&gpu]).envs[VISIBLE_DEVICES]
+                .clone()
         };
         assert_eq!(visible(&[("minor", "3"), ("index", "1")]), "1");
         assert_eq!(visible(&[("minor", "3")]), "3");

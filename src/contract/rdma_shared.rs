@@ -17,7 +17,8 @@ mod tests {
 
     #[test]
     fn the_nodes_of_an_adapter_may_be_made_too() {
-        let nodes = ["uverbs7", "issm3", "umad3", "rdma_cm"].map(|name| format!("/dev/infiniband/{name}"));
+        let nodes =
+            ["uverbs7", "issm3", "umad3", "rdma_cm"].map(|name| format!("/dev/infiniband/{name}"));
         let adapter = device("506b:4b03:003c:eee8", &nodes.each_ref().map(String::as_str), &[]);
         let edits = edits_of(&spec("rdma/hca_shared", ContractKind::RdmaShared), &[&adapter]);
         assert_eq!(golden(&edits), include_str!("golden/rdma-shared.json").trim_end());

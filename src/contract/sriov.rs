@@ -3,13 +3,17 @@
 //! the network interface itself.
 
 use super::{Request, address, attribute, nodes};
-use crate::domain::{ContainerEdits, Device, DeviceClass, DeviceNode, EditDevice, ResourceSpec, SriovOptions, VdpaType};
+use crate::domain::{
+    ContainerEdits, Device, DeviceClass, DeviceNode, EditDevice, ResourceSpec, SriovOptions,
+    VdpaType,
+};
 use std::collections::BTreeMap;
 
 /// The details of one function in `_INFO`: by provider, then by key.
 type Info = BTreeMap<&'static str, BTreeMap<String, String>>;
 
-const VHOST_NODES: [(&str, &str); 2] = [("net-mount", "/dev/vhost-net"), ("tun-mount", "/dev/net/tun")];
+const VHOST_NODES: [(&str, &str); 2] =
+    [("net-mount", "/dev/vhost-net"), ("tun-mount", "/dev/net/tun")];
 
 pub(super) fn edits(request: &Request<'_>, options: &SriovOptions) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
@@ -45,7 +49,11 @@ struct Function {
 impl Function {
     /// Adds nodes, and notes each in the details by its key; of several nodes with one key the last
     /// is noted.
-    fn add(&mut self, provider: &'static str, nodes: impl IntoIterator<Item = (&'static str, EditDevice)>) {
+    fn add(
+        &mut self,
+        provider: &'static str,
+        nodes: impl IntoIterator<Item = (&'static str, EditDevice)>,
+    ) {
         for (key, node) in nodes {
             self.info.entry(provider).or_default().insert(key.to_owned(), node.container.clone());
             self.devices.push(node);
@@ -60,31 +68,45 @@ fn function(request: &Request<'_>, device: &Device, options: &SriovOptions) -> F
     function.info.insert("generic", BTreeMap::from([("deviceID".to_owned(), address.clone())]));
     // The driver of the function decides which nodes exist.
     let vfio = |node: &DeviceNode| node.container == "/dev/vfio/vfio";
-    let group = |node: &DeviceNode| node.container.strip_prefix("/dev/vfio/").is_some_and(is_number);
+    let group =
+        |node: &DeviceNode| node.container.strip_prefix("/dev/vfio/").is_some_and(is_number);
     let uio = |node: &DeviceNode| node.container.strip_prefix("/dev/uio").is_some_and(is_number);
     function.add("vfio", own(device, "mount", vfio).chain(own(device, "dev-mount", group)));
     function.add("uio", own(device, "mount", uio));
     if function.devices.is_empty() {
         // A host with VFIO through iommufd only.
-        let of_iommufd =
-            device.nodes.iter().filter(|node| node.container == "/dev/iommu" || node.container.starts_with("/dev/vfio/devices/"));
+        let of_iommufd = device.nodes.iter().filter(|node| {
+            node.container == "/dev/iommu" || node.container.starts_with("/dev/vfio/devices/")
+        });
         function.devices.extend(of_iommufd.map(given));
     }
     if !options.additional_info.is_empty() {
-        let of = |key: &str| options.additional_info.get(key).into_iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
+        let of = |key: &str| {
+            options
+                .additional_info
+                .get(key)
+                .into_iter()
+                .flatten()
+                .map(|(key, value)| (key.clone(), value.clone()))
+        };
         function.info.insert("extra", of("*").chain(of(&address)).collect());
     }
     match options.vdpa {
         Some(VdpaType::Vhost) => {
             function.add("vdpa", own(device, "mount", is_vhost_vdpa));
         }
-        Some(VdpaType::Virtio) if attribute(device, "vdpa").is_some() => drop(function.info.insert("vdpa", BTreeMap::new())),
+        Some(VdpaType::Virtio) if attribute(device, "vdpa").is_some() => {
+            drop(function.info.insert("vdpa", BTreeMap::new()))
+        }
         Some(VdpaType::Virtio) => {}
         None if gives_rdma(request.spec, options) => add_rdma(&mut function, device),
         None => {}
     }
     if options.vhost_net && (request.node_exists)(VHOST_NODES[0].1) {
-        function.info.insert("vhost", VHOST_NODES.map(|(key, node)| (key.to_owned(), node.to_owned())).into());
+        function.info.insert(
+            "vhost",
+            VHOST_NODES.map(|(key, node)| (key.to_owned(), node.to_owned())).into(),
+        );
         if (request.node_exists)(VHOST_NODES[1].1) {
             function.devices.extend(VHOST_NODES.map(|(_, node)| nodes::at(node, "rw")));
         }
@@ -108,27 +130,40 @@ fn is_vhost_vdpa(node: &DeviceNode) -> bool {
 
 fn add_rdma(function: &mut Function, device: &Device) {
     let names = device.pci.as_ref().map(|pci| pci.rdma.as_slice()).unwrap_or_default();
-    let mut rdma: Vec<(usize, &DeviceNode)> =
-        device.nodes.iter().filter_map(|node| Some((nodes::rdma_kind(&node.container)?, node))).collect();
+    let mut rdma: Vec<(usize, &DeviceNode)> = device
+        .nodes
+        .iter()
+        .filter_map(|node| Some((nodes::rdma_kind(&node.container)?, node)))
+        .collect();
     if rdma.is_empty() && names.is_empty() {
         return;
     }
     rdma.sort_by_key(|(kind, _)| *kind);
     // The connection manager's node of old kernels has no key.
-    let (keyed, plain): (Vec<_>, Vec<_>) = rdma.into_iter().partition(|(kind, _)| nodes::RDMA_KINDS[*kind] != "ucm");
+    let (keyed, plain): (Vec<_>, Vec<_>) =
+        rdma.into_iter().partition(|(kind, _)| nodes::RDMA_KINDS[*kind] != "ucm");
     function.devices.extend(plain.into_iter().map(|(_, node)| given(node)));
-    function.add("rdma", keyed.into_iter().map(|(kind, node)| (nodes::RDMA_KINDS[kind], given(node))));
+    function
+        .add("rdma", keyed.into_iter().map(|(kind, node)| (nodes::RDMA_KINDS[kind], given(node))));
     let named = names.first().map(|name| ("rdma_dev".to_owned(), name.clone()));
     function.info.entry("rdma").or_default().extend(named);
 }
 
 /// The matching nodes of a device, under one key.
-fn own(device: &Device, key: &'static str, fits: impl Fn(&DeviceNode) -> bool) -> impl Iterator<Item = (&'static str, EditDevice)> {
+fn own(
+    device: &Device,
+    key: &'static str,
+    fits: impl Fn(&DeviceNode) -> bool,
+) -> impl Iterator<Item = (&'static str, EditDevice)> {
     device.nodes.iter().filter(move |node| fits(node)).map(move |node| (key, given(node)))
 }
 
 fn given(node: &DeviceNode) -> EditDevice {
-    EditDevice { host: node.host.clone(), container: node.container.clone(), permissions: "rw".into() }
+    EditDevice {
+        host: node.host.clone(),
+        container: node.container.clone(),
+        permissions: "rw".into(),
+    }
 }
 
 fn is_number(text: &str) -> bool {
@@ -143,7 +178,9 @@ fn go_json(infos: &BTreeMap<String, Info>) -> String {
     for character in plain.chars() {
         match character {
             // These occur only within strings.
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => text.push_str(&format!("\\u{:04x}", u32::from(character))),
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                text.push_str(&format!("\\u{:04x}", u32::from(character)))
+            }
             _ => text.push(character),
         }
     }
@@ -161,28 +198,41 @@ mod tests {
     }
 
     fn rdma_vf() -> Device {
-        let nodes = ["uverbs7", "issm3", "umad3", "rdma_cm"].map(|name| format!("/dev/infiniband/{name}"));
+        let nodes =
+            ["uverbs7", "issm3", "umad3", "rdma_cm"].map(|name| format!("/dev/infiniband/{name}"));
         let vf = function("0000:3b:00.2", "mlx5_core", &nodes.each_ref().map(String::as_str));
-        let pci = vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into()], ..*pci }));
+        let pci =
+            vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into()], ..*pci }));
         Device { pci, ..vf }
     }
 
     #[test]
     fn an_interface_is_named_by_its_address_alone() {
-        let (first, second) = (function("0000:3b:02.1", "iavf", &[]), function("0000:3b:02.0", "iavf", &[]));
+        let (first, second) =
+            (function("0000:3b:02.1", "iavf", &[]), function("0000:3b:02.0", "iavf", &[]));
         let edits = edits_of(&sriov(SriovOptions::default()), &[&first, &second]);
         assert_eq!(golden(&edits), include_str!("golden/sriov.json").trim_end());
     }
 
     #[test]
     fn a_function_for_dpdk_has_vfio_nodes_and_the_configured_extras() {
-        let mut first = function("0000:3b:00.2", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/devices/vfio3"]);
+        let mut first =
+            function("0000:3b:00.2", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/devices/vfio3"]);
         // Without an IOMMU the node has another name on the host.
-        first.nodes.push(DeviceNode { container: "/dev/vfio/7".into(), ..DeviceNode::at("/dev/vfio/noiommu-7") });
+        first.nodes.push(DeviceNode {
+            container: "/dev/vfio/7".into(),
+            ..DeviceNode::at("/dev/vfio/noiommu-7")
+        });
         let second = function("0000:3b:00.3", "vfio-pci", &["/dev/vfio/vfio", "/dev/vfio/91"]);
         let table = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
-        let additional_info = BTreeMap::from([("*".into(), table("zone", "a<b>&c")), ("0000:3b:00.2".into(), table("zone", "b"))]);
-        let edits = edits_of(&sriov(SriovOptions { additional_info, ..SriovOptions::default() }), &[&first, &second]);
+        let additional_info = BTreeMap::from([
+            ("*".into(), table("zone", "a<b>&c")),
+            ("0000:3b:00.2".into(), table("zone", "b")),
+        ]);
+        let edits = edits_of(
+            &sriov(SriovOptions { additional_info, ..SriovOptions::default() }),
+            &[&first, &second],
+        );
         assert_eq!(golden(&edits), include_str!("golden/sriov-vfio.json").trim_end());
     }
 
@@ -197,7 +247,8 @@ mod tests {
     fn in_the_class_rdma_the_nodes_come_unless_they_are_not_wanted() {
         let usual = ResourceSpec { class: DeviceClass::Rdma, ..spec("a.b/c", ContractKind::Sriov) };
         assert_eq!(edits_of(&usual, &[&rdma_vf()]).devices.len(), 4);
-        let contract = Contract::Sriov(SriovOptions { rdma: Some(false), ..SriovOptions::default() });
+        let contract =
+            Contract::Sriov(SriovOptions { rdma: Some(false), ..SriovOptions::default() });
         assert_eq!(edits_of(&ResourceSpec { contract, ..usual }, &[&rdma_vf()]).devices, []);
     }
 
@@ -206,10 +257,17 @@ mod tests {
         let mut vf = function("0000:3b:00.2", "mlx5_core", &["/dev/vhost-vdpa-0"]);
         vf.attributes.insert("vdpa", "vdpa0");
         let info = |vdpa| {
-            let edits = edits_of(&sriov(SriovOptions { vdpa: Some(vdpa), ..SriovOptions::default() }), &[&vf]);
+            let edits = edits_of(
+                &sriov(SriovOptions { vdpa: Some(vdpa), ..SriovOptions::default() }),
+                &[&vf],
+            );
             (edits.envs["PCIDEVICE_INTEL_COM_MY-POOL_1_X_INFO"].clone(), edits.devices.len())
         };
-        let expected = |vdpa: &str| format!(r#"{{"0000:3b:00.2":{{"generic":{{"deviceID":"0000:3b:00.2"}},"vdpa":{vdpa}}}}}"#);
+        let expected = |vdpa: &str| {
+            format!(
+                r#"{{"0000:3b:00.2":{{"generic":{{"deviceID":"0000:3b:00.2"}},"vdpa":{vdpa}}}}}"#
+            )
+        };
         assert_eq!(info(VdpaType::Vhost), (expected(r#"{"mount":"/dev/vhost-vdpa-0"}"#), 1));
         assert_eq!(info(VdpaType::Virtio), (expected("{}"), 0));
     }
@@ -217,17 +275,32 @@ mod tests {
     #[test]
     fn the_other_drivers_for_user_space_have_a_node_too() {
         for driver in ["igb_uio", "uio_pci_generic"] {
-            let edits = edits_of(&sriov(SriovOptions::default()), &[&function("0000:3b:00.2", driver, &["/dev/uio3"])]);
+            let edits = edits_of(
+                &sriov(SriovOptions::default()),
+                &[&function("0000:3b:00.2", driver, &["/dev/uio3"])],
+            );
             assert_eq!(paths(&edits), ["/dev/uio3"], "{driver}");
-            assert!(edits.envs["PCIDEVICE_INTEL_COM_MY-POOL_1_X_INFO"].ends_with(r#""uio":{"mount":"/dev/uio3"}}}"#), "{driver}");
+            assert!(
+                edits.envs["PCIDEVICE_INTEL_COM_MY-POOL_1_X_INFO"]
+                    .ends_with(r#""uio":{"mount":"/dev/uio3"}}}"#),
+                "{driver}"
+            );
         }
     }
 
     #[test]
     fn where_vfio_is_iommufd_alone_its_nodes_are_given() {
-        let vf =
-            |nodes: &[&str]| paths(&edits_of(&sriov(SriovOptions::default()), &[&function("0000:3b:00.2", "vfio-pci", nodes)])).join(" ");
-        assert_eq!(vf(&["/dev/iommu", "/dev/vfio/devices/vfio3"]), "/dev/iommu /dev/vfio/devices/vfio3");
+        let vf = |nodes: &[&str]| {
+            paths(&edits_of(
+                &sriov(SriovOptions::default()),
+                &[&function("0000:3b:00.2", "vfio-pci", nodes)],
+            ))
+            .join(" ")
+        };
+        assert_eq!(
+            vf(&["/dev/iommu", "/dev/vfio/devices/vfio3"]),
+            "/dev/iommu /dev/vfio/devices/vfio3"
+        );
         let both = ["/dev/vfio/vfio", "/dev/vfio/7", "/dev/iommu", "/dev/vfio/devices/vfio3"];
         assert_eq!(vf(&both), "/dev/vfio/vfio /dev/vfio/7", "as the other plugin answers");
     }
@@ -236,9 +309,14 @@ mod tests {
     fn without_vhost_on_the_host_no_vhost_node_is_given() {
         let options = SriovOptions { vhost_net: true, ..SriovOptions::default() };
         let vf = function("0000:3b:00.2", "iavf", &[]);
-        assert_eq!(edits_where(&sriov(options.clone()), &[&vf], |_| false), edits_of(&sriov(SriovOptions::default()), &[&vf]));
+        assert_eq!(
+            edits_where(&sriov(options.clone()), &[&vf], |_| false),
+            edits_of(&sriov(SriovOptions::default()), &[&vf])
+        );
         // With `/dev/vhost-net` alone, the plugin lists both nodes and passes neither.
         let half = edits_where(&sriov(options), &[&vf], |path| path == "/dev/vhost-net");
-        assert!(half.devices.is_empty() && half.envs.values().any(|info| info.contains("tun-mount")));
+        assert!(
+            half.devices.is_empty() && half.envs.values().any(|info| info.contains("tun-mount"))
+        );
     }
 }

@@ -1,7 +1,10 @@
 //! Small values for the tests of the contracts.
 
 use super::{Request, edits};
-use crate::domain::{AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceId, DeviceNode, MountSpec, PciFunction, ResourceSpec};
+use crate::domain::{
+    AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceId, DeviceNode, MountSpec,
+    PciFunction, ResourceSpec,
+};
 use std::collections::BTreeMap;
 
 /// The id of the answer.
@@ -9,13 +12,24 @@ pub(super) const ALLOC_ID: &str = "0199c2ae-7b4c-7f00-8000-000000000001";
 
 /// A resource of this name under this contract.
 pub(super) fn spec(name: &str, contract: impl Into<Contract>) -> ResourceSpec {
-    ResourceSpec { contract: contract.into(), ..ResourceSpec::new(name.parse().unwrap(), DeviceClass::Other) }
+    ResourceSpec {
+        contract: contract.into(),
+        ..ResourceSpec::new(name.parse().unwrap(), DeviceClass::Other)
+    }
 }
 
 /// The same with environment and mounts from the configuration.
 pub(super) fn with_extras(spec: ResourceSpec) -> ResourceSpec {
-    let calibration = MountSpec { host: "/etc/calibration".into(), container: "/etc/calibration".into(), read_only: true };
-    ResourceSpec { env: BTreeMap::from([("EXAMPLE".into(), "1".into())]), mounts: vec![calibration], ..spec }
+    let calibration = MountSpec {
+        host: "/etc/calibration".into(),
+        container: "/etc/calibration".into(),
+        read_only: true,
+    };
+    ResourceSpec {
+        env: BTreeMap::from([("EXAMPLE".into(), "1".into())]),
+        mounts: vec![calibration],
+        ..spec
+    }
 }
 
 /// A device with these nodes and attributes.
@@ -33,7 +47,10 @@ pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&'static str, &str
 
 /// A PCI function under a driver, whose id is its address.
 pub(super) fn function(address: &str, driver: &str, nodes: &[&str]) -> Device {
-    let pci = PciFunction { driver: Some(driver.to_owned()), ..PciFunction::at(address.parse().unwrap()) };
+    let pci = PciFunction {
+        driver: Some(driver.to_owned()),
+        ..PciFunction::at(address.parse().unwrap())
+    };
     Device { pci: Some(Box::new(pci)), ..device(address, nodes, &[]) }
 }
 
@@ -43,7 +60,11 @@ pub(super) fn edits_of(spec: &ResourceSpec, devices: &[&Device]) -> ContainerEdi
 }
 
 /// The edits of a container if only these nodes exist.
-pub(super) fn edits_where(spec: &ResourceSpec, devices: &[&Device], node_exists: impl Fn(&str) -> bool) -> ContainerEdits {
+pub(super) fn edits_where(
+    spec: &ResourceSpec,
+    devices: &[&Device],
+    node_exists: impl Fn(&str) -> bool,
+) -> ContainerEdits {
     edits(&Request { spec, devices, alloc_id: &AllocId::new(ALLOC_ID), node_exists: &node_exists })
 }
 

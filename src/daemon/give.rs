@@ -69,7 +69,12 @@ pub(super) async fn give(
 
 /// Waits until NEW has confirmed. Unless this instance started NEW, it then waits for NEW's end.
 /// Returns whether this instance shall end.
-async fn wait_for_end(peer: &mut Peer, passed: &mut PassedFds, settings: &Settings, own: Option<&mut Child>) -> bool {
+async fn wait_for_end(
+    peer: &mut Peer,
+    passed: &mut PassedFds,
+    settings: &Settings,
+    own: Option<&mut Child>,
+) -> bool {
     let is_own = own.is_some();
     match (tokio::time::timeout(CONFIRM_WITHIN, peer.recv()).await, own) {
         (Ok(Some(Message::Confirmed)), _) => {}
@@ -118,7 +123,9 @@ async fn take_back(mut passed: PassedFds, settings: &Settings) -> Result<App, St
         match start(settings, &mut passed, began + START_WITHIN).await {
             Err(StartError::Store(StoreError::InUse { .. })) => {
                 if began.elapsed() > LOCKED_FOR && !std::mem::replace(&mut is_logged, true) {
-                    tracing::warn!("another process has locked the ledger; on standby until it releases it");
+                    tracing::warn!(
+                        "another process has locked the ledger; on standby until it releases it"
+                    );
                     // A third instance, which got the same connections in its offer.
                     drop(std::mem::take(&mut passed));
                 }

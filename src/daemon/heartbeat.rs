@@ -45,7 +45,11 @@ mod tests {
     #[test]
     fn two_notifications_may_be_missed_before_the_limit() {
         let beats = |limit| period(Duration::from_micros(limit)).map(|period| period.as_micros());
-        assert_eq!(beats(30_000_000), Some(10_000_000), "the unit's own: a tick of the polls of health");
+        assert_eq!(
+            beats(30_000_000),
+            Some(10_000_000),
+            "the unit's own: a tick of the polls of health"
+        );
         assert_eq!(beats(10_000_000), Some(3_000_000), "whole seconds");
         assert_eq!(beats(600_000), Some(200_000));
         assert_eq!(beats(3), Some(1));

@@ -70,7 +70,8 @@ pub fn run(settings: Settings, take_over: bool, meaning: Meaning) -> Result<(), 
     }
     // gRPC, health and registration share one thread; `App::start` makes threads for the ledger and
     // discovery.
-    let runtime = host::runtime().map_err(|why| StartError::NoThread { what: "the daemon", why })?;
+    let runtime =
+        host::runtime().map_err(|why| StartError::NoThread { what: "the daemon", why })?;
     // The process ends after it. Its drop would wait for blocking threads, such as a read of a
     // device that hangs, and the next instance would wait too. The kubelet has no devices during
     // that time.
@@ -86,7 +87,10 @@ async fn serve(settings: Settings, take_over: bool, meaning: Meaning) -> Result<
     // From here on SIGHUP does not end the process. One that comes during the start or a handover
     // is handled after it.
     let hangups = signal(SignalKind::hangup())?;
-    let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let mut signals = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+    };
     let (app, old) = tokio::select! {
         taken = take(&settings, take_over) => taken?,
         // Nothing is served yet, so there is nothing to shut down.
@@ -185,7 +189,10 @@ impl Daemon {
                 }
             }
             if let Some(signal) = signal {
-                tracing::info!(signal, "shutting down: open requests are answered first, connections end last");
+                tracing::info!(
+                    signal,
+                    "shutting down: open requests are answered first, connections end last"
+                );
                 self.end(app).await;
                 return Ok(());
             }
@@ -229,7 +236,12 @@ impl Daemon {
     }
 
     /// Hands over. Returns the daemon if it serves again.
-    async fn give(&mut self, app: App, mut asked: Asked, signals: &mut Signals) -> Result<Option<App>, DaemonError> {
+    async fn give(
+        &mut self,
+        app: App,
+        mut asked: Asked,
+        signals: &mut Signals,
+    ) -> Result<Option<App>, DaemonError> {
         if !*self.readiness.ready.borrow() {
             // Registers continue, or this instance could never become ready.
             asked.quiet = None;
@@ -237,18 +249,26 @@ impl Daemon {
         // One handover after the other. An old instance that has handed over to this one stays on
         // standby.
         if timeout(TAKEN_WITHIN, self.readiness.ready.wait_for(|ready| *ready)).await.is_err() {
-            tracing::warn!("the handover to this instance is not complete yet; handing over to the next one all the same");
+            tracing::warn!(
+                "the handover to this instance is not complete yet; handing over to the next one all the same"
+            );
         }
         app.checkpoint().await;
         if asked.peer.is_gone() {
-            tracing::warn!("the instance that requested the handover has exited; continuing to serve");
+            tracing::warn!(
+                "the instance that requested the handover has exited; continuing to serve"
+            );
             return Ok(Some(app));
         }
-        let mut own = self.upgrade.take_if(|upgrade| asked.peer.pid.is_some() && upgrade.child.id() == asked.peer.pid);
+        let mut own = self
+            .upgrade
+            .take_if(|upgrade| asked.peer.pid.is_some() && upgrade.child.id() == asked.peer.pid);
         let stop = async {
             signals.next().await;
         };
-        match give(app, asked, &self.settings, own.as_mut().map(|upgrade| &mut upgrade.child), stop).await? {
+        match give(app, asked, &self.settings, own.as_mut().map(|upgrade| &mut upgrade.child), stop)
+            .await?
+        {
             Given::Stopped => Ok(None),
             Given::Left { version, connection } => {
                 if let Some(upgrade) = own
@@ -258,7 +278,8 @@ impl Daemon {
                     // accepts that from the main process only.
                     notify(&[NotifyState::MainPid(pid)]);
                     drop(connection);
-                    let installed = Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid };
+                    let installed =
+                        Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid };
                     // A client that does not read the answer is not waited for.
                     drop(timeout(ANSWERED_WITHIN, upgrade.succeed(installed)).await);
                 }
@@ -266,7 +287,10 @@ impl Daemon {
             }
             Given::Back(app) => {
                 if let Some(upgrade) = own {
-                    upgrade.fail("the new instance exited before the handover was complete; see its log".into());
+                    upgrade.fail(
+                        "the new instance exited before the handover was complete; see its log"
+                            .into(),
+                    );
                 }
                 self.readiness = Readiness::begin(&app, None);
                 Ok(Some(*app))

@@ -39,7 +39,11 @@ impl Backoff {
 ///
 /// # Errors
 /// As [`App::start`].
-pub(super) async fn start(settings: &Settings, passed: &mut PassedFds, until: Instant) -> Result<App, StartError> {
+pub(super) async fn start(
+    settings: &Settings,
+    passed: &mut PassedFds,
+    until: Instant,
+) -> Result<App, StartError> {
     let starting = App::start(settings.clone());
     tokio::pin!(starting);
     let mut app = tokio::select! {

@@ -34,7 +34,10 @@ pub(super) struct OldInstance {
 ///
 /// # Errors
 /// When the start or the handover fails.
-pub(super) async fn take(settings: &Settings, take_over: bool) -> Result<(App, Option<OldInstance>), DaemonError> {
+pub(super) async fn take(
+    settings: &Settings,
+    take_over: bool,
+) -> Result<(App, Option<OldInstance>), DaemonError> {
     let mut passed = fd_store::restore(&settings.roots.run);
     let mut began = Instant::now();
     let (mut backoff, mut is_logged, mut old) = (Backoff::default(), false, None);
@@ -47,9 +50,13 @@ pub(super) async fn take(settings: &Settings, take_over: bool) -> Result<(App, O
         match start(settings, &mut passed, Instant::now() + START_WITHIN).await {
             // The process that has locked the ledger does not listen: it is starting or ending. Try
             // again.
-            Err(StartError::Store(StoreError::InUse { .. })) if take_over && began.elapsed() < LOCKED_FOR => {
+            Err(StartError::Store(StoreError::InUse { .. }))
+                if take_over && began.elapsed() < LOCKED_FOR =>
+            {
                 if old.is_none() && !std::mem::replace(&mut is_logged, true) {
-                    tracing::info!("another process has locked the ledger and does not accept handover requests yet; trying again");
+                    tracing::info!(
+                        "another process has locked the ledger and does not accept handover requests yet; trying again"
+                    );
                 }
                 tokio::time::sleep(backoff.next()).await;
             }
@@ -65,21 +72,39 @@ async fn ask(run_dir: &Path, passed: &mut PassedFds) -> Result<Option<OldInstanc
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
+            return Ok(None);
+        }
         Err(error) => {
-            return Err(format!("cannot connect to holdfast on `{}` for a handover: {error}; only root may request it", path.display()));
+            return Err(format!(
+                "cannot connect to holdfast on `{}` for a handover: {error}; only root may request it",
+                path.display()
+            ));
         }
     };
-    let silent =
-        || Err(format!("holdfast on `{}` does not answer the handover request; if it hangs, stop it and start again", path.display()));
+    let silent = || {
+        Err(format!(
+            "holdfast on `{}` does not answer the handover request; if it hangs, stop it and start again",
+            path.display()
+        ))
+    };
     let mut peer = Peer::new(stream);
     let (protocol, version, records, fds) = match timeout(OFFER_WITHIN, peer.recv()).await {
-        Ok(Some(Message::Offer { protocol, version, records, fds })) => (protocol, version, records, fds),
+        Ok(Some(Message::Offer { protocol, version, records, fds })) => {
+            (protocol, version, records, fds)
+        }
         // It has exited since the connect.
         Ok(None) => return Ok(None),
         Ok(Some(_)) | Err(_) => return silent(),
     };
-    for (what, theirs, known) in [("a ledger", records, RECORDS), ("a handover protocol", protocol, PROTOCOL)] {
+    for (what, theirs, known) in
+        [("a ledger", records, RECORDS), ("a handover protocol", protocol, PROTOCOL)]
+    {
         if theirs > known {
             let ours = env!("CARGO_PKG_VERSION");
             return Err(format!(
@@ -88,7 +113,12 @@ async fn ask(run_dir: &Path, passed: &mut PassedFds) -> Result<Option<OldInstanc
             ));
         }
     }
-    tracing::info!(version, pid = peer.pid, connections = fds.len(), "requesting a handover from another instance");
+    tracing::info!(
+        version,
+        pid = peer.pid,
+        connections = fds.len(),
+        "requesting a handover from another instance"
+    );
     *passed = PassedFds::of(fds, peer.fds()).unwrap_or_default();
     if peer.send(&Message::Take { version: env!("CARGO_PKG_VERSION").into() }, &[]).await.is_err() {
         return Ok(None);
@@ -110,7 +140,9 @@ impl OldInstance {
     /// Waits until the kubelet has every resource from this instance, and confirms the handover.
     pub(super) async fn confirm(&mut self, views: &Views) {
         if timeout(REGISTERED_WITHIN, views.registered()).await.is_err() {
-            tracing::warn!("the kubelet does not accept every resource from this instance; confirming the handover all the same");
+            tracing::warn!(
+                "the kubelet does not accept every resource from this instance; confirming the handover all the same"
+            );
         }
         // If OLD has exited, it needs no confirmation.
         if self.peer.send(&Message::Confirmed, &[]).await.is_ok() {

@@ -46,12 +46,18 @@ impl Upgrade {
     /// that hangs is killed.
     pub(super) async fn failed(&mut self, meaning: Meaning) -> String {
         match tokio::time::timeout_at(self.asks_until, self.child.wait()).await {
-            Ok(Ok(status)) => format!("the new instance exited before it took over ({}); see its log", in_words(status, meaning)),
+            Ok(Ok(status)) => format!(
+                "the new instance exited before it took over ({}); see its log",
+                in_words(status, meaning)
+            ),
             Ok(Err(error)) => format!("cannot wait for the new instance: {error}"),
             Err(_) => {
                 // A process that has already exited needs no kill.
                 drop(self.child.kill().await);
-                format!("the new instance did nothing for {} s and was killed", ASKS_WITHIN.as_secs())
+                format!(
+                    "the new instance did nothing for {} s and was killed",
+                    ASKS_WITHIN.as_secs()
+                )
             }
         }
     }
@@ -109,8 +115,14 @@ mod tests {
         actix::System::new().block_on(async {
             let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
             let ((answer, _), (_, written)) = (oneshot::channel(), oneshot::channel());
-            let mut upgrade = Upgrade { child, asks_until: Instant::now() + within, answer, written };
-            (upgrade.failed(|code| (code == 3).then_some("the configuration is not valid")).await, upgrade)
+            let mut upgrade =
+                Upgrade { child, asks_until: Instant::now() + within, answer, written };
+            (
+                upgrade
+                    .failed(|code| (code == 3).then_some("the configuration is not valid"))
+                    .await,
+                upgrade,
+            )
         })
     }
 
@@ -118,8 +130,14 @@ mod tests {
     fn an_exit_is_reported_with_the_meaning_of_its_code_and_a_hanging_instance_is_killed() {
         let ever = Duration::from_secs(3600);
         let why = |code: u8| fails(&format!("exit {code}"), ever).0;
-        assert_eq!(why(3), "the new instance exited before it took over (exit status: 3: the configuration is not valid); see its log");
-        assert_eq!(why(77), "the new instance exited before it took over (exit status: 77); see its log");
+        assert_eq!(
+            why(3),
+            "the new instance exited before it took over (exit status: 3: the configuration is not valid); see its log"
+        );
+        assert_eq!(
+            why(77),
+            "the new instance exited before it took over (exit status: 77); see its log"
+        );
         let (why, upgrade) = fails("exec sleep 3600", Duration::from_millis(1));
         assert!(why.contains("was killed"), "{why}");
         assert_eq!(upgrade.child.id(), None, "its exit was collected");

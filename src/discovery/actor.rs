@@ -2,8 +2,8 @@
 //! evidence.
 
 use crate::domain::{
-    Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuery, NvmlSnapshot, Object, Plan, ResourceName, ResourceSpec,
-    Unread,
+    Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuery, NvmlSnapshot,
+    Object, Plan, ResourceName, ResourceSpec, Unread,
 };
 use crate::hardware::{self, HeldNode};
 use crate::host::{self, HostRoot, ReadFailure};
@@ -76,20 +76,39 @@ pub struct DiscoveryActor {
 impl DiscoveryActor {
     /// Builds one life of the actor.
     pub fn new(config: DiscoveryConfig, life: impl Any + Send) -> Self {
-        DiscoveryActor { config, scanned_at: None, former: None, incomplete: 0, warned: BTreeSet::new(), _life: Box::new(life) }
+        DiscoveryActor {
+            config,
+            scanned_at: None,
+            former: None,
+            incomplete: 0,
+            warned: BTreeSet::new(),
+            _life: Box::new(life),
+        }
     }
 
     /// Scans the host. Returns the evidence, and the new ids.
-    fn scan(&mut self, plan: &Plan, of_plan: Result<Vec<String>, ReadFailure>) -> (Evidence, Vec<(String, DeviceId)>) {
+    fn scan(
+        &mut self,
+        plan: &Plan,
+        of_plan: Result<Vec<String>, ReadFailure>,
+    ) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let nvml = self.config.nvml.borrow().clone();
         let grants = self.config.grants.borrow().clone();
         let inventory = self.config.inventory.borrow().clone();
-        let scan = hardware::scan_after(host_root, self.former.as_ref().map_or(&[], |former| &former.devices));
+        let scan = hardware::scan_after(
+            host_root,
+            self.former.as_ref().map_or(&[], |former| &former.devices),
+        );
         let held = held_nodes(&grants);
-        let known = hardware::DiscoverInput { names: &remembered, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let known = hardware::DiscoverInput {
+            names: &remembered,
+            nvml: &nvml,
+            held: &held,
+            former: self.former.as_ref(),
+        };
         let mut found = hardware::discover_with(host_root, scan, &plan.specs, &known);
         let question = hardware::nvml_query(host_root, &found.selection);
         self.config.question.send_if_modified(|query| {
@@ -100,17 +119,20 @@ impl DiscoveryActor {
         });
         let of_plan = of_plan.unwrap_or_else(|failure| {
             let patterns = plan.patterns.iter().filter(|spec| spec.name.is_for_each_node());
-            found.unread.resources.extend(patterns.map(|spec| (spec.name.clone(), failure.to_string())));
+            found
+                .unread
+                .resources
+                .extend(patterns.map(|spec| (spec.name.clone(), failure.to_string())));
             Vec::new()
         });
         keep_known(&mut found.devices, &inventory);
-        let listed = inventory
-            .resources
-            .iter()
-            .flat_map(|(name, offering)| offering.devices.values().map(move |listed| (name, listed.device.as_ref())));
+        let listed = inventory.resources.iter().flat_map(|(name, offering)| {
+            offering.devices.values().map(move |listed| (name, listed.device.as_ref()))
+        });
         let evidence = evidence(host_root, began, &mut found, held_devices(&grants), listed);
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).collect();
+        let warnings: BTreeSet<String> =
+            of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).collect();
         for warning in warnings.difference(&self.warned) {
             tracing::warn!("{warning}");
         }
@@ -138,8 +160,10 @@ impl DiscoveryActor {
 
 /// The nodes of `/dev` that containers hold.
 pub(crate) fn held_nodes(grants: &[Arc<Grant>]) -> Vec<HeldNode> {
-    let devices = grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (grant, device)));
-    let nodes = devices.filter(|(_, device)| device.key.starts_with("dev:") || device.key.is_empty());
+    let devices =
+        grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (grant, device)));
+    let nodes =
+        devices.filter(|(_, device)| device.key.starts_with("dev:") || device.key.is_empty());
     let held = nodes.map(|(grant, device)| HeldNode {
         id: device.id.shared().unwrap_or_else(|| device.id.clone()),
         objects: if device.objects.is_empty() { grant.objects() } else { device.objects.clone() },
@@ -148,15 +172,23 @@ pub(crate) fn held_nodes(grants: &[Arc<Grant>]) -> Vec<HeldNode> {
 }
 
 /// The devices that containers hold, with the resource.
-pub(crate) fn held_devices(grants: &[Arc<Grant>]) -> impl Iterator<Item = (&ResourceName, &GrantedDevice)> {
-    grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (&grant.resource, device)))
+pub(crate) fn held_devices(
+    grants: &[Arc<Grant>],
+) -> impl Iterator<Item = (&ResourceName, &GrantedDevice)> {
+    grants
+        .iter()
+        .flat_map(|grant| grant.devices.iter().map(move |device| (&grant.resource, device)))
 }
 
 /// Replaces each unchanged device by the one in the list. Otherwise ten thousand devices would be
 /// in memory twice from the second scan on.
 fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
-    let listed = inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
-    let known: BTreeMap<&DeviceId, &Arc<Device>> = listed.map(|device| (&device.id, device)).collect();
+    let listed = inventory
+        .resources
+        .values()
+        .flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
+    let known: BTreeMap<&DeviceId, &Arc<Device>> =
+        listed.map(|device| (&device.id, device)).collect();
     for device in found {
         if let Some(known) = known.get(&device.id).filter(|known| ***known == *device) {
             *device = Arc::clone(known);
@@ -174,16 +206,23 @@ pub(crate) fn evidence<'a>(
     listed: impl Iterator<Item = (&'a ResourceName, &'a Device)>,
 ) -> Evidence {
     let root = host_root.recording();
-    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
+    let mut devices: BTreeMap<DeviceId, Arc<Device>> =
+        found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
     // A listed node that was found under a new id is not read again under the old one.
     let keys: BTreeSet<&str> = found.devices.iter().map(|device| device.key.as_str()).collect();
     let held = held.map(|(resource, held)| {
         let node = held.objects.iter().find_map(Object::as_node);
-        (resource, held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, node, &held.numa_nodes)
+        (
+            resource,
+            held.id.shared().unwrap_or_else(|| held.id.clone()),
+            &held.key,
+            node,
+            &held.numa_nodes,
+        )
     });
-    let listed = listed
-        .filter(|(_, device)| !keys.contains(device.key.as_str()))
-        .map(|(resource, device)| (resource, device.id.clone(), &device.key, None, &device.numa_nodes));
+    let listed = listed.filter(|(_, device)| !keys.contains(device.key.as_str())).map(
+        |(resource, device)| (resource, device.id.clone(), &device.key, None, &device.numa_nodes),
+    );
     for (resource, id, key, node, numa_nodes) in held.chain(listed) {
         if devices.contains_key(&id) {
             continue;
@@ -196,7 +235,12 @@ pub(crate) fn evidence<'a>(
         }
     }
     let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
-    let selected = found.selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).collect();
+    let selected = found
+        .selection
+        .resources
+        .iter()
+        .map(|(name, devices)| (name.clone(), ids(devices)))
+        .collect();
     Evidence {
         began,
         devices,
@@ -209,7 +253,13 @@ pub(crate) fn evidence<'a>(
 
 /// The `/dev` node of an id that resources may no longer name: the node that its holder has, else
 /// the node that its key leads to now.
-fn known_node(id: &DeviceId, key: &str, node: Option<&str>, numa_nodes: &[u32], root: &HostRoot) -> Option<Device> {
+fn known_node(
+    id: &DeviceId,
+    key: &str,
+    node: Option<&str>,
+    numa_nodes: &[u32],
+    root: &HostRoot,
+) -> Option<Device> {
     // Other devices have a key of another kind. In a rebuilt ledger the key is unknown.
     let path = key.strip_prefix("dev:").or(node.filter(|_| key.is_empty()))?;
     let of = |path: &str| hardware::known_node(root, id.clone(), key, path, numa_nodes);
@@ -252,7 +302,8 @@ impl Handler<Rescan> for DiscoveryActor {
         let (evidence, named) = self.scan(&plan, warnings);
         if let Some(wait) = self.note_unread(&evidence.unread) {
             context.run_later(wait, |_, context| request_scan(&context.address()));
-            if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty() {
+            if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty()
+            {
                 return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
             }
         }
@@ -263,7 +314,12 @@ impl Handler<Rescan> for DiscoveryActor {
 
 /// Makes new ids durable, then sends the evidence to health. A device whose id cannot be recorded
 /// is not offered, and the next scan tries again. The others are not delayed.
-async fn publish(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, DeviceId)>, config: DiscoveryConfig) {
+async fn publish(
+    mut evidence: Evidence,
+    plan: Arc<Plan>,
+    named: Vec<(String, DeviceId)>,
+    config: DiscoveryConfig,
+) {
     let DiscoveryConfig { remember, discovered, found, .. } = config;
     if !named.is_empty() {
         let recorded = match remember.call(Remember(named.clone()), PUBLISH_DEADLINE).await {
@@ -300,20 +356,29 @@ impl Handler<Crash> for DiscoveryActor {
 /// The plan, with a resource for each existing node of the resources with a name for each node.
 /// Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or the read
 /// failure.
-fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
+fn planned(
+    root: &HostRoot,
+    current: &watch::Sender<Arc<Plan>>,
+) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
     let plan = current.borrow().clone();
     if plan.patterns.is_empty() {
         return (plan, Ok(Vec::new()));
     }
-    let hardware::ExpandedSpecs { specs, warnings } = match hardware::expand_patterns(root, &plan.patterns) {
-        Ok(each) => each,
-        Err(failure) => return (plan, Err(failure)),
-    };
+    let hardware::ExpandedSpecs { specs, warnings } =
+        match hardware::expand_patterns(root, &plan.patterns) {
+            Ok(each) => each,
+            Err(failure) => return (plan, Err(failure)),
+        };
     // A resource that only the ledger knows stays until its last id has left the list.
-    let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
+    let orphans = plan
+        .specs
+        .iter()
+        .filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
     let orphans: Vec<_> = orphans.cloned().collect();
     // An equal resource is shared: none is in memory twice.
-    let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+    let same = |spec: Arc<ResourceSpec>| {
+        plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone)
+    };
     let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
     if specs != plan.specs {
         current.send_if_modified(|current| {
@@ -331,30 +396,53 @@ fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Attributes, CharPath, DeviceClass, DeviceNode, Health, NodePattern, Offered, Offering};
+    use crate::domain::{
+        Attributes, CharPath, DeviceClass, DeviceNode, Health, NodePattern, Offered, Offering,
+    };
     use crate::host::faults::with_faults;
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];
         let (key, attributes) = (format!("dev:{node}"), Attributes::default());
-        Arc::new(Device { id: DeviceId::new(id), key, class: DeviceClass::Char, pci: None, numa_nodes: Vec::new(), nodes, attributes })
+        Arc::new(Device {
+            id: DeviceId::new(id),
+            key,
+            class: DeviceClass::Char,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes,
+            attributes,
+        })
     }
 
     #[test]
     fn a_device_that_has_not_changed_is_in_memory_once() {
         let name: ResourceName = "example.com/x".parse().unwrap();
-        let offered = |(id, device)| (DeviceId::new(id), Offered { device, health: Health::Healthy });
-        let (same, moved, shared) = (device("same", "/dev/a"), device("moved", "/dev/b"), device("shared", "/dev/c"));
-        let listed = [("same", same.clone()), ("moved", moved.clone()), ("shared::0", shared.clone()), ("shared::1", shared.clone())];
+        let offered =
+            |(id, device)| (DeviceId::new(id), Offered { device, health: Health::Healthy });
+        let (same, moved, shared) =
+            (device("same", "/dev/a"), device("moved", "/dev/b"), device("shared", "/dev/c"));
+        let listed = [
+            ("same", same.clone()),
+            ("moved", moved.clone()),
+            ("shared::0", shared.clone()),
+            ("shared::1", shared.clone()),
+        ];
         let spec = Arc::new(ResourceSpec::new(name.clone(), DeviceClass::Char));
         let offering = Offering { spec, devices: listed.into_iter().map(offered).collect() };
         let inventory = Inventory { resources: [(name, Arc::new(offering))].into() };
 
-        let mut found = [device("same", "/dev/a"), device("moved", "/dev/z"), device("shared", "/dev/c"), device("new", "/dev/n")];
+        let mut found = [
+            device("same", "/dev/a"),
+            device("moved", "/dev/z"),
+            device("shared", "/dev/c"),
+            device("new", "/dev/n"),
+        ];
         let before = found.clone();
         keep_known(&mut found, &inventory);
         assert_eq!(found, before, "the known devices do not change the result");
-        let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
+        let kept = [&same, &moved, &shared]
+            .map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
     }
 
@@ -365,14 +453,26 @@ mod tests {
         let host = NodePattern::Regex("^i2c-[0-9]*$".into());
         let pattern = ResourceSpec {
             paths: vec![CharPath { host, container: None, permissions: "rw".into() }],
-            ..ResourceSpec::new(ResourceName::for_each_node("board/{node}").unwrap(), DeviceClass::Char)
+            ..ResourceSpec::new(
+                ResourceName::for_each_node("board/{node}").unwrap(),
+                DeviceClass::Char,
+            )
         };
         let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
         let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
         let rescan = || {
             let (planned, warnings) = planned(&root, &plan);
             assert_eq!(planned, *plan.borrow());
-            (planned.number, planned.specs.iter().map(|spec| spec.name.to_string()).collect::<Vec<_>>().join(" "), warnings.ok())
+            (
+                planned.number,
+                planned
+                    .specs
+                    .iter()
+                    .map(|spec| spec.name.to_string())
+                    .collect::<Vec<_>>()
+                    .join(" "),
+                warnings.ok(),
+            )
         };
         std::fs::create_dir(&dev).unwrap();
         std::fs::write(dev.join("i2c-1"), "").unwrap();

@@ -56,13 +56,20 @@ impl Bundle {
         // First, so that the redactor knows the secrets of the configuration before it processes
         // other texts.
         this.configuration(target, facts);
-        this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_texts())).map_err(|error| error.to_string()));
+        this.json(
+            "doctor.json",
+            serde_json::to_value(examine(&facts.clone().without_texts()))
+                .map_err(|error| error.to_string()),
+        );
         for (name, words) in VERBS {
             this.json(name, verb(words).and_then(|bytes| document(&bytes)));
         }
         this.json("kubelet-checkpoint.json", kubelet_checkpoint(&target.roots.kubelet));
         let mounts = std::fs::read_to_string(target.own.join("mountinfo"));
-        this.text("mountinfo.txt", mounts.map(|table| outline::of_mounts(&table)).map_err(|error| error.to_string()));
+        this.text(
+            "mountinfo.txt",
+            mounts.map(|table| outline::of_mounts(&table)).map_err(|error| error.to_string()),
+        );
         let host = HostRoot::new(&target.roots.host);
         let read = |rel: &str| host.try_read(rel).map_err(|error| error.to_string());
         let system = read("proc/version").map(|kernel| {
@@ -78,18 +85,30 @@ impl Bundle {
     /// secrets. The redactor learns the values that are not shown.
     fn configuration(&mut self, target: &Target, facts: &Facts) {
         let is_valid = facts.config.as_ref().is_some_and(Result::is_ok);
-        let main = target.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
-        let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
+        let main =
+            target.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
+        let files = facts
+            .config
+            .as_ref()
+            .and_then(|config| config.as_ref().ok())
+            .map(|wants| wants.files.clone());
         let mut documents = Vec::new();
         for file in files.unwrap_or_else(|| vec![main]) {
-            let parsed = host::read_bounded(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
-            let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned()));
+            let parsed =
+                host::read_bounded(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
+            let parsed = parsed.and_then(|bytes| {
+                String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned())
+            });
             // The parser's error would quote the line; the error in the report only names it.
-            let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
+            let parsed = parsed.and_then(|text| {
+                toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned())
+            });
             match parsed {
                 Ok(value) => {
                     self.redactor.learn_from(&value);
-                    documents.push(json!({ "file": file, "content": outline::of_config(value, is_valid) }));
+                    documents.push(
+                        json!({ "file": file, "content": outline::of_config(value, is_valid) }),
+                    );
                 }
                 Err(why) => self.missing.push((file.display().to_string(), why)),
             }
@@ -99,7 +118,9 @@ impl Bundle {
 
     fn json(&mut self, name: &str, value: Result<Value, String>) {
         let redacted = value.map(|value| self.redactor.document(value));
-        match redacted.and_then(|value| serde_json::to_string_pretty(&value).map_err(|error| error.to_string())) {
+        match redacted.and_then(|value| {
+            serde_json::to_string_pretty(&value).map_err(|error| error.to_string())
+        }) {
             Ok(text) => self.files.push((name.to_owned(), text + "\n")),
             Err(why) => self.missing.push((name.to_owned(), why)),
         }
@@ -116,8 +137,9 @@ impl Bundle {
     #[must_use]
     pub fn contents(&self) -> String {
         let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
-        let missing =
-            self.missing.iter().map(|(name, why)| format!("left out: {}: {}\n", printable(name), printable(&self.redactor.text(why))));
+        let missing = self.missing.iter().map(|(name, why)| {
+            format!("left out: {}: {}\n", printable(name), printable(&self.redactor.text(why)))
+        });
         files.chain(missing).collect()
     }
 
@@ -179,19 +201,33 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
 /// which contain environments.
 fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
     let path = kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME);
-    let bytes = host::read_bounded(&path, checkpoint::BYTES_MAX).map_err(|error| error.to_string())?;
+    let bytes =
+        host::read_bounded(&path, checkpoint::BYTES_MAX).map_err(|error| error.to_string())?;
     let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-    let entries = value.pointer_mut("/Data/PodDeviceEntries").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+    let entries = value
+        .pointer_mut("/Data/PodDeviceEntries")
+        .and_then(Value::as_array_mut)
+        .map(std::mem::take)
+        .unwrap_or_default();
     let kept = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs"];
-    let keep = |entry: Value| Value::Object(kept.iter().filter_map(|key| Some(((*key).to_owned(), entry.get(key)?.clone()))).collect());
+    let keep = |entry: Value| {
+        Value::Object(
+            kept.iter()
+                .filter_map(|key| Some(((*key).to_owned(), entry.get(key)?.clone())))
+                .collect(),
+        )
+    };
     let entries: Vec<Value> = entries.into_iter().map(keep).collect();
-    Ok(json!({ "PodDeviceEntries": entries, "RegisteredDevices": value.pointer("/Data/RegisteredDevices") }))
+    Ok(
+        json!({ "PodDeviceEntries": entries, "RegisteredDevices": value.pointer("/Data/RegisteredDevices") }),
+    )
 }
 
 /// The end of the log of the daemon's container, from the kubelet's file
 /// `var/log/pods/<pod>/holdfast/<n>.log`.
 fn pod_log(host: &HostRoot) -> Option<String> {
-    let written = |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
+    let written =
+        |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
     let newest = host.glob("/var/log/pods/*/holdfast/*.log").into_iter().max_by_key(written)?;
     let mut file = open_to_read(&host.path(&newest)).ok()?;
     let length = file.metadata().ok()?.len();

@@ -23,8 +23,8 @@ mod testing;
 pub use checks::{CHECKS, Check, examine};
 pub use codes::{ALL as CODES, Code};
 pub use facts::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing, PathState, Process, Requirements, Resource,
-    State, WriteAccess,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
+    PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 pub use gather::{Target, gather};
 pub use redact::Redactor;
@@ -80,9 +80,22 @@ pub struct Finding {
 
 impl Finding {
     /// A finding of this kind.
-    pub fn new(code: &Code, on: impl ToString, found: impl Into<String>, todo: impl Into<String>) -> Self {
+    pub fn new(
+        code: &Code,
+        on: impl ToString,
+        found: impl Into<String>,
+        todo: impl Into<String>,
+    ) -> Self {
         let (level, why) = (code.level, code.why);
-        Finding { level, code: code.name, on: on.to_string(), found: found.into(), why, todo: todo.into(), command: None }
+        Finding {
+            level,
+            code: code.name,
+            on: on.to_string(),
+            found: found.into(),
+            why,
+            todo: todo.into(),
+            command: None,
+        }
     }
 
     /// Adds the command of the fix.

@@ -17,8 +17,12 @@ const KEY_CHARS_MAX: usize = 32;
 #[must_use]
 pub(super) fn of_config(document: Value, is_valid: bool) -> Value {
     match document {
-        Value::Object(object) => Value::Object(object.into_iter().map(|(key, value)| entry(key, value, is_valid)).collect()),
-        Value::Array(values) => values.into_iter().map(|value| of_config(value, is_valid)).collect(),
+        Value::Object(object) => Value::Object(
+            object.into_iter().map(|(key, value)| entry(key, value, is_valid)).collect(),
+        ),
+        Value::Array(values) => {
+            values.into_iter().map(|value| of_config(value, is_valid)).collect()
+        }
         value if is_valid => value,
         value => kind(&value),
     }
@@ -32,7 +36,8 @@ fn entry(key: String, value: Value, is_valid: bool) -> (String, Value) {
 
 /// A key as it is, if it is one of ours. A value in place of a key has other characters.
 fn shown(key: String, is_known: bool) -> String {
-    let is_bare = key.len() <= KEY_CHARS_MAX && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    let is_bare = key.len() <= KEY_CHARS_MAX
+        && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     if is_known || is_bare { key } else { format!("(a key of {} characters)", key.chars().count()) }
 }
 
@@ -40,9 +45,12 @@ fn shown(key: String, is_known: bool) -> String {
 /// not.
 fn size(value: Value) -> Value {
     match value {
-        Value::Object(object) => {
-            Value::Object(object.into_iter().map(|(key, value)| (shown(key, false), kind(&value))).collect::<Map<_, _>>())
-        }
+        Value::Object(object) => Value::Object(
+            object
+                .into_iter()
+                .map(|(key, value)| (shown(key, false), kind(&value)))
+                .collect::<Map<_, _>>(),
+        ),
         Value::Array(values) => format!("(a list of {})", values.len()).into(),
         other => kind(&other),
     }
@@ -67,11 +75,19 @@ fn kind(value: &Value) -> Value {
 pub(super) fn of_mounts(table: &str) -> String {
     let line = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;
-        let flags = |options: &str| options.split(',').filter(|option| !option.contains('=')).collect::<Vec<_>>().join(",");
-        let [id, parent, device, _root, at, options] = mount.split(' ').take(6).collect::<Vec<_>>().try_into().ok()?;
+        let flags = |options: &str| {
+            options.split(',').filter(|option| !option.contains('=')).collect::<Vec<_>>().join(",")
+        };
+        let [id, parent, device, _root, at, options] =
+            mount.split(' ').take(6).collect::<Vec<_>>().try_into().ok()?;
         let mut of_file_system = file_system.splitn(3, ' ');
-        let (kind, options_below) = (of_file_system.next()?, of_file_system.nth(1).unwrap_or_default());
-        Some(format!("{id} {parent} {device} {at} {} - {kind} {}\n", flags(options), flags(options_below)))
+        let (kind, options_below) =
+            (of_file_system.next()?, of_file_system.nth(1).unwrap_or_default());
+        Some(format!(
+            "{id} {parent} {device} {at} {} - {kind} {}\n",
+            flags(options),
+            flags(options_below)
+        ))
     };
     table.lines().filter_map(line).collect()
 }
@@ -103,8 +119,7 @@ mod tests {
 
     #[test]
     fn a_mount_shows_its_path_type_and_flags() {
-        let table =
-            "36 35 98:0 /root /at rw,relatime master:1 - cifs //me:hunter2@host/share ro,username=me,password=hunter2,soft\nnonsense\n";
+        let table = "36 35 98:0 /root /at rw,relatime master:1 - cifs //me:hunter2@host/share ro,username=me,password=hunter2,soft\nnonsense\n";
         assert_eq!(of_mounts(table), "36 35 98:0 /at rw,relatime - cifs ro,soft\n");
     }
 }

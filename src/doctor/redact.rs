@@ -58,7 +58,8 @@ impl Redactor {
         for spec in config.into_iter().flat_map(|config| &config.resources) {
             spec.env.values().for_each(|value| this.add_secret(value));
             let check = spec.hooks.check.as_ref().map(|check| &check.run);
-            for hook in spec.hooks.before_start.iter().chain(&spec.hooks.after_release).chain(check) {
+            for hook in spec.hooks.before_start.iter().chain(&spec.hooks.after_release).chain(check)
+            {
                 if let Hook::Command { argv, .. } = hook {
                     argv.iter().skip(1).for_each(|argument| this.add_secret(argument));
                 }
@@ -68,8 +69,12 @@ impl Redactor {
             // Keep values that a contract adds to name the devices: the report is about these
             // devices.
             let names_device = |value: &str| {
-                let of_device = grant.devices.iter().flat_map(|device| [device.id.as_str(), device.key.as_str()]);
-                let nodes = grant.devices.iter().flat_map(|device| &device.nodes).map(String::as_str);
+                let of_device = grant
+                    .devices
+                    .iter()
+                    .flat_map(|device| [device.id.as_str(), device.key.as_str()]);
+                let nodes =
+                    grant.devices.iter().flat_map(|device| &device.nodes).map(String::as_str);
                 of_device
                     .chain(nodes)
                     .chain(grant.devices.iter().filter_map(|device| device.function()))
@@ -95,7 +100,11 @@ impl Redactor {
                 match form.len() {
                     ..BYTES_MIN => {}
                     BYTES_MIN..PIECE => drop(self.short.insert(form)),
-                    _ => self.pieces.extend(form.as_bytes().windows(PIECE).filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok())),
+                    _ => self.pieces.extend(
+                        form.as_bytes()
+                            .windows(PIECE)
+                            .filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok()),
+                    ),
                 }
             }
         }
@@ -110,8 +119,12 @@ impl Redactor {
     #[must_use]
     pub fn document(&mut self, value: Value) -> Value {
         match value {
-            Value::Object(object) => Value::Object(object.into_iter().map(|(name, value)| self.member(name, value)).collect()),
-            Value::Array(values) => Value::Array(values.into_iter().map(|value| self.document(value)).collect()),
+            Value::Object(object) => Value::Object(
+                object.into_iter().map(|(name, value)| self.member(name, value)).collect(),
+            ),
+            Value::Array(values) => {
+                Value::Array(values.into_iter().map(|value| self.document(value)).collect())
+            }
             Value::String(text) => Value::String(self.text(&text)),
             other => other,
         }
@@ -119,7 +132,9 @@ impl Redactor {
 
     fn member(&mut self, name: String, value: Value) -> (String, Value) {
         let value = match value {
-            Value::Object(object) if ENVIRONMENTS.contains(&name.as_str()) => Value::Object(self.all_of(object)),
+            Value::Object(object) if ENVIRONMENTS.contains(&name.as_str()) => {
+                Value::Object(self.all_of(object))
+            }
             Value::Array(mut command) if name == "command" && command.len() > 1 => {
                 // The program matters; its arguments may be secrets.
                 command.drain(1..).for_each(|argument| self.add_secrets_of(&argument));
@@ -128,7 +143,9 @@ impl Redactor {
             }
             Value::String(text) if text.is_empty() => text.into(),
             Value::Array(values) if values.is_empty() => values.into(),
-            value @ (Value::String(_) | Value::Array(_) | Value::Number(_)) if TEXTS.contains(&name.as_str()) || is_secret(&name) => {
+            value @ (Value::String(_) | Value::Array(_) | Value::Number(_))
+                if TEXTS.contains(&name.as_str()) || is_secret(&name) =>
+            {
                 self.add_secrets_of(&value);
                 REDACTED.into()
             }
@@ -160,15 +177,20 @@ impl Redactor {
     #[must_use]
     pub fn text(&self, text: &str) -> String {
         let known = self.without_pieces(text);
-        let known = self
-            .short
-            .iter()
-            .fold(known, |text, value| if text.contains(value.as_str()) { text.replace(value.as_str(), REDACTED) } else { text });
+        let known = self.short.iter().fold(known, |text, value| {
+            if text.contains(value.as_str()) {
+                text.replace(value.as_str(), REDACTED)
+            } else {
+                text
+            }
+        });
         // The log of an earlier version contains the output of hooks.
         let known: String = known
             .split_inclusive('\n')
             .map(|line| match without_output(line) {
-                ended if ended.len() < line.len() => format!("{ended} {REDACTED}{}", if line.ends_with('\n') { "\n" } else { "" }),
+                ended if ended.len() < line.len() => {
+                    format!("{ended} {REDACTED}{}", if line.ends_with('\n') { "\n" } else { "" })
+                }
                 line => line.to_owned(),
             })
             .collect();
@@ -179,7 +201,9 @@ impl Redactor {
     fn without_pieces(&self, text: &str) -> String {
         let bytes = text.as_bytes();
         let is_known = |start: usize| {
-            let piece = bytes.get(start..start + PIECE).and_then(|piece| <[u8; PIECE]>::try_from(piece).ok());
+            let piece = bytes
+                .get(start..start + PIECE)
+                .and_then(|piece| <[u8; PIECE]>::try_from(piece).ok());
             piece.is_some_and(|piece| self.pieces.contains(&piece))
         };
         let (mut kept, mut copied, mut at) = (String::new(), 0, 0);
@@ -229,7 +253,8 @@ fn forms(value: &str) -> Vec<String> {
         percent("-._~"),
         percent("-._~/:@!$&'()*+,;="),
     ];
-    let encoded = (0..3).map(base64).flat_map(|text| [text.replace('+', "-").replace('/', "_"), text]);
+    let encoded =
+        (0..3).map(base64).flat_map(|text| [text.replace('+', "-").replace('/', "_"), text]);
     plain.into_iter().chain(encoded).collect()
 }
 
@@ -267,7 +292,10 @@ fn value_after(after: &str, is_option: bool) -> Option<(usize, usize)> {
     let between = &after[..gap];
     let is_named = between.contains(['=', ':']) || is_option && !between.is_empty();
     let value = &after[gap..];
-    let scheme = ["Bearer ", "Basic ", "bearer ", "basic "].into_iter().find(|scheme| value.starts_with(scheme)).map_or(0, str::len);
+    let scheme = ["Bearer ", "Basic ", "bearer ", "basic "]
+        .into_iter()
+        .find(|scheme| value.starts_with(scheme))
+        .map_or(0, str::len);
     let end = value[scheme..]
         .find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | ',' | '&' | '}' | ']' | '\\'))
         .map_or(value.len(), |end| scheme + end);
@@ -280,7 +308,8 @@ fn without_users(text: &str) -> String {
     let mut kept = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         kept.push_str("://");
-        let authority = part.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(part.len());
+        let authority =
+            part.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(part.len());
         match part[..authority].rfind('@') {
             Some(at) => {
                 kept.push_str(REDACTED);
@@ -307,12 +336,21 @@ mod tests {
             ("{\"api_token\":\"abc\",\"n\":1}", "{\"api_token\":\"[redacted]\",\"n\":1}"),
             ("Authorization: Bearer eyJhbGci.x.y done", "Authorization: [redacted] done"),
             ("DB_PASSWORD=pä55, next", "DB_PASSWORD=[redacted], next"),
-            ("see https://me:word@host/path and http://host/x@y", "see https://[redacted]@host/path and http://host/x@y"),
+            (
+                "see https://me:word@host/path and http://host/x@y",
+                "see https://[redacted]@host/path and http://host/x@y",
+            ),
             ("the token was refused", "the token was refused"),
             ("token", "token"),
-            ("resource=nvidia.com/gpu key=pci:0000:18:00.0", "resource=nvidia.com/gpu key=pci:0000:18:00.0"),
+            (
+                "resource=nvidia.com/gpu key=pci:0000:18:00.0",
+                "resource=nvidia.com/gpu key=pci:0000:18:00.0",
+            ),
             ("größe ://", "größe ://"),
-            ("a\nit has failed (exit status: 1), and said last: s3cret\nb", "a\nit has failed (exit status: 1) [redacted]\nb"),
+            (
+                "a\nit has failed (exit status: 1), and said last: s3cret\nb",
+                "a\nit has failed (exit status: 1) [redacted]\nb",
+            ),
         ] {
             assert_eq!(redactor.text(text), expected);
         }
@@ -332,7 +370,10 @@ mod tests {
             "proxy_password": REDACTED, "replicas": 2,
         });
         assert_eq!(redactor.document(document), expected);
-        assert_eq!(redactor.text("1: correct horse, battery and staple!"), "1: [redacted], [redacted] and [redacted]");
+        assert_eq!(
+            redactor.text("1: correct horse, battery and staple!"),
+            "1: [redacted], [redacted] and [redacted]"
+        );
     }
 
     #[test]
@@ -356,24 +397,43 @@ mod tests {
         ] {
             let shown = redactor.text(&format!("<ä {written} ä>"));
             let rest = shown.replace(REDACTED, "");
-            assert!(shown.contains(REDACTED) && rest.starts_with("<ä ") && rest.ends_with(" ä>") && rest.len() < 26, "{written}: {shown}");
+            assert!(
+                shown.contains(REDACTED)
+                    && rest.starts_with("<ä ")
+                    && rest.ends_with(" ä>")
+                    && rest.len() < 26,
+                "{written}: {shown}"
+            );
         }
-        assert_eq!(redactor.text("a correct text stays, and so does a line"), "a correct text stays, and so does a line");
+        assert_eq!(
+            redactor.text("a correct text stays, and so does a line"),
+            "a correct text stays, and so does a line"
+        );
     }
 
     #[test]
     fn texts_of_operators_and_commands_are_redacted() {
         let mut redactor = Redactor::default();
         let report = json!({ "id": "GPU-1", "cordoned": "ask Jane", "said": [{ "said": "token abc123def456ghi", "phase": "check" }] });
-        assert_eq!(redactor.document(report), json!({ "id": "GPU-1", "cordoned": REDACTED, "said": REDACTED }));
-        assert_eq!(redactor.document(json!({ "cordoned": null, "said": [] })), json!({ "cordoned": null, "said": [] }));
+        assert_eq!(
+            redactor.document(report),
+            json!({ "id": "GPU-1", "cordoned": REDACTED, "said": REDACTED })
+        );
+        assert_eq!(
+            redactor.document(json!({ "cordoned": null, "said": [] })),
+            json!({ "cordoned": null, "said": [] })
+        );
         assert_eq!(redactor.text("it wrote: abc123def456ghi"), "it wrote:[redacted]");
     }
 
     #[test]
     fn secrets_of_earlier_grants_are_redacted_and_device_ids_stay() {
         let id = "GPU-5a7c1f00-1111";
-        let envs = [("NVIDIA_VISIBLE_DEVICES", id), ("LICENCE", "rotated-hunter2"), ("API_TOKEN", "s3cret")];
+        let envs = [
+            ("NVIDIA_VISIBLE_DEVICES", id),
+            ("LICENCE", "rotated-hunter2"),
+            ("API_TOKEN", "s3cret"),
+        ];
         let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let grant = Grant {
             alloc_id: AllocId::new("a-1"),
@@ -393,6 +453,9 @@ mod tests {
             state: GrantState::Granted,
         };
         let redactor = Redactor::of(None, &[grant]);
-        assert_eq!(redactor.text(&format!("{id} rotated-hunter2 s3cret")), format!("{id} [redacted] [redacted]"));
+        assert_eq!(
+            redactor.text(&format!("{id} rotated-hunter2 s3cret")),
+            format!("{id} [redacted] [redacted]")
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! The facts of a healthy node.
 
 use super::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing, PathState, Process, Requirements, Resource,
-    State, WriteAccess,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
+    PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
@@ -16,8 +16,12 @@ pub(super) const NOW: u64 = 1_800_000_000_000;
 /// A GPU node, seen from a container of the DaemonSet. The node has run for a day, the daemon for
 /// an hour.
 pub(super) fn healthy() -> Facts {
-    let roots =
-        Roots { host: "/host".into(), kubelet: "/var/lib/kubelet".into(), state: "/var/lib/holdfast".into(), run: "/run/holdfast".into() };
+    let roots = Roots {
+        host: "/host".into(),
+        kubelet: "/var/lib/kubelet".into(),
+        state: "/var/lib/holdfast".into(),
+        run: "/run/holdfast".into(),
+    };
     let now = Moment { boot: Duration::from_secs(24 * 3600), wall: Timestamp(NOW) };
     let status = json!({
         "schema": 1, "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": 3600, "ready": true,
@@ -34,8 +38,12 @@ pub(super) fn healthy() -> Facts {
         writes_cdi: true,
         cdi: vec!["nvidia.com/gpu".into()],
     };
-    let containerd =
-        ContainerdFile { path: "/etc/containerd/config.toml".into(), version: Some(2), enable_cdi: Some(true), cdi_spec_dirs: None };
+    let containerd = ContainerdFile {
+        path: "/etc/containerd/config.toml".into(),
+        version: Some(2),
+        enable_cdi: Some(true),
+        cdi_spec_dirs: None,
+    };
     Facts {
         is_root: true,
         uid_map: Some("         0          0 4294967295".into()),
@@ -59,7 +67,12 @@ pub(super) fn healthy() -> Facts {
             allocatable: Some(Ok(BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]))),
             is_old: false,
         }),
-        daemon: Some(Daemon { answer: Answer::Status(status), pid: Some(1), is_enabled: false, lock_holder: Some(1) }),
+        daemon: Some(Daemon {
+            answer: Answer::Status(status),
+            pid: Some(1),
+            is_enabled: false,
+            lock_holder: Some(1),
+        }),
         processes: Some(vec![Process { pid: 1, kubelet: "/var/lib/kubelet".into() }]),
         resources: Some(vec![Resource {
             name: "nvidia.com/gpu".into(),
@@ -78,10 +91,18 @@ pub(super) fn healthy() -> Facts {
             moved_aside: Vec::new(),
         }),
         ledger: Some(Ledger {
-            clock: Clock { newest: Some(Timestamp(NOW - 1000)), oldest_of_boot: Some(Timestamp(NOW - 3600 * 1000)) },
+            clock: Clock {
+                newest: Some(Timestamp(NOW - 1000)),
+                oldest_of_boot: Some(Timestamp(NOW - 3600 * 1000)),
+            },
             ..Ledger::default()
         }),
-        cdi: Some(Cdi { directory: "/var/run/cdi".into(), exists: true, containerd: vec![containerd], crio_dirs: None }),
+        cdi: Some(Cdi {
+            directory: "/var/run/cdi".into(),
+            exists: true,
+            containerd: vec![containerd],
+            crio_dirs: None,
+        }),
         host: Some(HostFacts {
             inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,

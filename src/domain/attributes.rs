@@ -86,7 +86,13 @@ mod tests {
         let mut attributes: Attributes = [("serial", "S1"), ("model", "X")].into_iter().collect();
         attributes.insert("model", "Y");
         attributes.extend([("nsid", 1.to_string())]);
-        assert_eq!((attributes.get("model"), attributes.get("mode"), &attributes["nsid"]), (Some("Y"), None, "1"));
-        assert_eq!(serde_json::to_string(&attributes).unwrap(), r#"{"model":"Y","nsid":"1","serial":"S1"}"#);
+        assert_eq!(
+            (attributes.get("model"), attributes.get("mode"), &attributes["nsid"]),
+            (Some("Y"), None, "1")
+        );
+        assert_eq!(
+            serde_json::to_string(&attributes).unwrap(),
+            r#"{"model":"Y","nsid":"1","serial":"S1"}"#
+        );
     }
 }

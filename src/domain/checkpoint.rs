@@ -39,7 +39,9 @@ impl CheckpointEntry {
     /// The id of its grant: from our annotation, or derived if another plugin answered.
     #[must_use]
     pub fn grant_id(&self) -> AllocId {
-        self.alloc_id.clone().unwrap_or_else(|| AllocId::of_other_plugin(&self.pod_uid, &self.container, &self.resource))
+        self.alloc_id.clone().unwrap_or_else(|| {
+            AllocId::of_other_plugin(&self.pod_uid, &self.container, &self.resource)
+        })
     }
 }
 
@@ -48,7 +50,8 @@ impl Checkpoint {
     #[must_use]
     pub fn new(mut entries: Vec<CheckpointEntry>, written_at: Timestamp) -> Self {
         entries.sort_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
-        let mut grants: Vec<(AllocId, usize)> = entries.iter().enumerate().map(|(at, entry)| (entry.grant_id(), at)).collect();
+        let mut grants: Vec<(AllocId, usize)> =
+            entries.iter().enumerate().map(|(at, entry)| (entry.grant_id(), at)).collect();
         grants.sort();
         let mut devices: Vec<(DeviceId, usize)> = Vec::new();
         for (at, entry) in entries.iter().enumerate() {
@@ -92,7 +95,11 @@ impl Checkpoint {
     }
 
     /// The entries of a resource that contain a device id.
-    pub fn having<'a>(&'a self, resource: &'a ResourceName, id: &'a DeviceId) -> impl Iterator<Item = &'a CheckpointEntry> {
+    pub fn having<'a>(
+        &'a self,
+        resource: &'a ResourceName,
+        id: &'a DeviceId,
+    ) -> impl Iterator<Item = &'a CheckpointEntry> {
         let begin = self.devices.partition_point(|(other, _)| other < id);
         let with_id = self.devices[begin..].iter().take_while(move |(other, _)| other == id);
         with_id.map(|(_, at)| &self.entries[*at]).filter(move |entry| entry.resource == *resource)
@@ -103,7 +110,9 @@ impl Checkpoint {
     #[must_use]
     pub fn in_place_of(&self, grant: &Grant) -> Option<&AllocId> {
         let (pod, container) = grant.pod().zip(grant.container())?;
-        let of_container = |entry: &&CheckpointEntry| (&*entry.container, &entry.resource) == (container, &grant.resource);
+        let of_container = |entry: &&CheckpointEntry| {
+            (&*entry.container, &entry.resource) == (container, &grant.resource)
+        };
         let kept = || self.of_pod(&pod.uid).iter().filter(of_container);
         if kept().any(|entry| entry.grant_id() == grant.alloc_id) {
             return None;
@@ -118,15 +127,19 @@ mod tests {
     use proptest::prelude::*;
 
     fn entries() -> impl Strategy<Value = Vec<CheckpointEntry>> {
-        let entry = (0..4_u8, 0..2_u8, prop::collection::btree_set(0..4_u8, 0..3), prop::option::of(0..6_u8)).prop_map(
-            |(pod, resource, ids, alloc_id)| CheckpointEntry {
+        let entry = (
+            0..4_u8,
+            0..2_u8,
+            prop::collection::btree_set(0..4_u8, 0..3),
+            prop::option::of(0..6_u8),
+        )
+            .prop_map(|(pod, resource, ids, alloc_id)| CheckpointEntry {
                 pod_uid: format!("u{pod}"),
                 container: "main".into(),
                 resource: format!("example.com/r{resource}").parse().unwrap(),
                 device_ids: ids.iter().map(|id| DeviceId::new(format!("d{id}"))).collect(),
                 alloc_id: alloc_id.map(|id| AllocId::new(format!("a{id}"))),
-            },
-        );
+            });
         prop::collection::vec(entry, 0..12)
     }
 

@@ -121,7 +121,13 @@ impl DeviceNode {
     /// The node at `path`, at the same path in the container, readable and writable, required.
     pub fn at(path: impl Into<String>) -> Self {
         let host = path.into();
-        DeviceNode { container: host.clone(), host, permissions: "rw".into(), required: true, number: None }
+        DeviceNode {
+            container: host.clone(),
+            host,
+            permissions: "rw".into(),
+            required: true,
+            number: None,
+        }
     }
 
     /// The same node, but not required.
@@ -220,9 +226,13 @@ impl Device {
     /// The required nodes that belong to this device alone. Other nodes belong to a driver as a
     /// whole (`/dev/nvidiactl`), or to the whole that this device is a part of.
     pub fn own_nodes(&self) -> impl Iterator<Item = &DeviceNode> {
-        let is_of_whole = |node: &str| self.attribute("part") == Some("mig") && !node.starts_with("/dev/nvidia-caps/");
-        let is_own =
-            move |node: &&DeviceNode| self.class == DeviceClass::Char || !is_driver_wide(&node.container) && !is_of_whole(&node.container);
+        let is_of_whole = |node: &str| {
+            self.attribute("part") == Some("mig") && !node.starts_with("/dev/nvidia-caps/")
+        };
+        let is_own = move |node: &&DeviceNode| {
+            self.class == DeviceClass::Char
+                || !is_driver_wide(&node.container) && !is_of_whole(&node.container)
+        };
         self.nodes.iter().filter(|node| node.required).filter(is_own)
     }
 
@@ -231,16 +241,26 @@ impl Device {
     pub fn objects(&self) -> Vec<Object> {
         let mut objects: Vec<Object> = Object::of_key(&self.key).into_iter().collect();
         // Few containers need the card node, so it is optional. A container gets it if it exists.
-        let cards = self.nodes.iter().filter(|node| !node.required && node.host.starts_with("/dev/dri/"));
+        let cards =
+            self.nodes.iter().filter(|node| !node.required && node.host.starts_with("/dev/dri/"));
         for node in self.own_nodes().chain(cards) {
             objects.push(Object::node(&node.host));
             objects.extend(node.number.map(Object::number));
         }
         objects.extend(self.attribute("kernel_device").map(Object::kernel_device));
         let partition = self.attribute("disk_partition").and_then(|number| number.parse().ok());
-        let disks = self.attribute("disk_id").or_else(|| self.attribute("wwid")).into_iter().flat_map(|ids| ids.split(','));
+        let disks = self
+            .attribute("disk_id")
+            .or_else(|| self.attribute("wwid"))
+            .into_iter()
+            .flat_map(|ids| ids.split(','));
         objects.extend(disks.map(|id| Object::disk(id, partition)));
-        objects.extend(self.attribute("stacked_on").into_iter().flat_map(|texts| texts.lines()).map(Object::of_text));
+        objects.extend(
+            self.attribute("stacked_on")
+                .into_iter()
+                .flat_map(|texts| texts.lines())
+                .map(Object::of_text),
+        );
         if self.own_nodes().any(|node| node.host.starts_with("/dev/vfio/")) {
             objects.extend(self.iommu_group().map(Object::iommu_group));
         }

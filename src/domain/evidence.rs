@@ -31,7 +31,11 @@ impl Unread {
     pub fn why(&self, resource: &ResourceName, key: &str) -> Option<&str> {
         let Some(function) = key.strip_prefix("pci:") else {
             // An unknown device may be in any of these gaps.
-            let any = self.functions.as_ref().or_else(|| self.of_function.values().next()).filter(|_| key.is_empty());
+            let any = self
+                .functions
+                .as_ref()
+                .or_else(|| self.of_function.values().next())
+                .filter(|_| key.is_empty());
             return self.resources.get(resource).or(any).map(String::as_str);
         };
         let address = function.split('/').next().and_then(|address| address.parse().ok());
@@ -46,20 +50,29 @@ impl Unread {
             return !self.resources.is_empty() || key.is_empty() && !self.is_empty();
         };
         let address = function.split('/').next().and_then(|address| address.parse().ok());
-        self.functions.is_some() || address.is_some_and(|address| self.of_function.contains_key(&address))
+        self.functions.is_some()
+            || address.is_some_and(|address| self.of_function.contains_key(&address))
     }
 
     /// Why the record of a PCI device may be older than the scan; `None` if it is not.
     #[must_use]
     pub fn why_of(&self, device: &Device) -> Option<&str> {
         let function = device.pci.as_ref()?;
-        self.functions.as_ref().or_else(|| self.of_function.get(&function.address)).map(String::as_str)
+        self.functions
+            .as_ref()
+            .or_else(|| self.of_function.get(&function.address))
+            .map(String::as_str)
     }
 
     /// Each reason once, for status output.
     #[must_use]
     pub fn reasons(&self) -> BTreeSet<&str> {
-        self.functions.iter().chain(self.of_function.values()).chain(self.resources.values()).map(String::as_str).collect()
+        self.functions
+            .iter()
+            .chain(self.of_function.values())
+            .chain(self.resources.values())
+            .map(String::as_str)
+            .collect()
     }
 }
 
@@ -85,7 +98,10 @@ impl Evidence {
     /// A missing node that the device requires, or else the entry of the device in `unfulfilled`.
     #[must_use]
     pub fn missing_node<'a>(&'a self, device: &'a Device) -> Option<&'a str> {
-        let missing = device.nodes.iter().find(|node| node.required && self.missing_nodes.contains(&node.host));
+        let missing = device
+            .nodes
+            .iter()
+            .find(|node| node.required && self.missing_nodes.contains(&node.host));
         missing.map(|node| node.host.as_str()).or_else(|| self.unfulfilled.get(&device.id).copied())
     }
 }

@@ -56,7 +56,9 @@ impl AllocId {
         let (high, rest) = self.0.split_once('-')?;
         let (low, rest) = rest.split_once('-')?;
         let is_v7 = high.len() == 8 && low.len() == 4 && rest.starts_with('7');
-        is_v7.then(|| u64::from_str_radix(&format!("{high}{low}"), 16).ok().map(Timestamp)).flatten()
+        is_v7
+            .then(|| u64::from_str_radix(&format!("{high}{low}"), 16).ok().map(Timestamp))
+            .flatten()
     }
 }
 
@@ -216,10 +218,13 @@ impl Grant {
             let is_char = device.key.starts_with("dev:");
             let answered = self.edits.devices.iter().map(|node| (&node.host, &node.container));
             let nodes = answered.chain(device.nodes.iter().map(|node| (node, node)));
-            let own = nodes.filter(|(_, name)| is_char || !is_driver_wide(name)).map(|(node, _)| Object::node(node));
+            let own = nodes
+                .filter(|(_, name)| is_char || !is_driver_wide(name))
+                .map(|(node, _)| Object::node(node));
             // The id of a network function is its address.
             let whole = device.id.shared().unwrap_or_else(|| device.id.clone());
-            let function = whole.as_str().parse().ok().filter(|_| device.key.is_empty()).map(Object::function);
+            let function =
+                whole.as_str().parse().ok().filter(|_| device.key.is_empty()).map(Object::function);
             Object::of_key(&device.key).into_iter().chain(function).chain(own).collect()
         };
         self.devices.iter().flat_map(of).collect()
@@ -269,7 +274,9 @@ impl Grant {
     pub fn container(&self) -> Option<&str> {
         match &self.state {
             GrantState::Granted => None,
-            GrantState::Bound { container, .. } | GrantState::Suspect { container, .. } => Some(container),
+            GrantState::Bound { container, .. } | GrantState::Suspect { container, .. } => {
+                Some(container)
+            }
             GrantState::Released { container, .. } => container.as_deref(),
         }
     }

@@ -94,9 +94,18 @@ const RECOVER_AFTER_PRESENCE: Duration = Duration::from_secs(1);
 const RECOVER_AFTER: Duration = Duration::from_secs(30);
 
 impl HealthTimings {
-    const PRESENCE: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER_PRESENCE, is_sticky: false };
-    const HARD: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: false };
-    const STICKY: HealthTimings = HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: true };
+    const PRESENCE: HealthTimings = HealthTimings {
+        fail_after: Duration::ZERO,
+        recover_after: RECOVER_AFTER_PRESENCE,
+        is_sticky: false,
+    };
+    const HARD: HealthTimings = HealthTimings {
+        fail_after: Duration::ZERO,
+        recover_after: RECOVER_AFTER,
+        is_sticky: false,
+    };
+    const STICKY: HealthTimings =
+        HealthTimings { fail_after: Duration::ZERO, recover_after: RECOVER_AFTER, is_sticky: true };
 
     /// Whether it is about presence: a device is plugged in or out, a driver is bound or unbound.
     #[must_use]
@@ -105,7 +114,11 @@ impl HealthTimings {
     }
 
     const fn soft(seconds: u64) -> HealthTimings {
-        HealthTimings { fail_after: Duration::from_secs(seconds), recover_after: RECOVER_AFTER, is_sticky: false }
+        HealthTimings {
+            fail_after: Duration::from_secs(seconds),
+            recover_after: RECOVER_AFTER,
+            is_sticky: false,
+        }
     }
 }
 
@@ -178,8 +191,16 @@ impl Reason {
             | Reason::HookPending
             | Reason::HookFailed => HealthTimings::PRESENCE,
             // A dead controller recovers only by a reset.
-            Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => HealthTimings::HARD,
-            Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => HealthTimings::STICKY,
+            Reason::OffTheBus
+            | Reason::AerFatalAbove
+            | Reason::FpgaError
+            | Reason::CheckFailed
+            | Reason::NvmeDead => HealthTimings::HARD,
+            Reason::AerFatal
+            | Reason::ErrorRecovery
+            | Reason::RecoveryFailed
+            | Reason::Wedged
+            | Reason::Xid => HealthTimings::STICKY,
             Reason::PowerError
             | Reason::AerNonfatal
             | Reason::PortDown
@@ -267,7 +288,8 @@ mod tests {
                 _ if fail_after.is_zero() => ("hard", seconds(recover_after)),
                 _ => ("soft", seconds(recover_after)),
             };
-            let after = if fail_after.is_zero() { "at once".to_owned() } else { seconds(fail_after) };
+            let after =
+                if fail_after.is_zero() { "at once".to_owned() } else { seconds(fail_after) };
             let row = format!("\n| `{reason}` | {kind} | {after} | {heals} | ");
             assert_eq!(page.matches(&row).count(), 1, "docs/health.md has no row `{}`", row.trim());
         }

@@ -238,7 +238,9 @@ pub enum StartBlocked {
         alloc_id: AllocId,
     },
     /// The hook is about to be run, or is running.
-    #[error("the hook after_release of {former}, which had the device before, has not ended yet; the kubelet retries")]
+    #[error(
+        "the hook after_release of {former}, which had the device before, has not ended yet; the kubelet retries"
+    )]
     Due {
         /// The former holder: a pod, or the id of a grant that was never bound.
         former: String,
@@ -277,7 +279,9 @@ pub fn times(count: u64) -> String {
 fn seen(cgroup: CgroupState) -> &'static str {
     match cgroup {
         CgroupState::Populated => "processes of that pod still run (its cgroup is populated)",
-        CgroupState::Unknown => "it is unknown whether its processes run, because the kubelet's cgroups were not found on this host",
+        CgroupState::Unknown => {
+            "it is unknown whether its processes run, because the kubelet's cgroups were not found on this host"
+        }
         CgroupState::Empty | CgroupState::Absent => "the pod has just ended",
     }
 }
@@ -287,11 +291,15 @@ impl PendingHook {
     #[must_use]
     pub fn start_blocked(&self) -> StartBlocked {
         let former = match (&self.pod, &self.container) {
-            (Some(pod), Some(container)) => FormerHolder { pod: pod.clone(), container: container.clone() }.to_string(),
+            (Some(pod), Some(container)) => {
+                FormerHolder { pod: pod.clone(), container: container.clone() }.to_string()
+            }
             _ => format!("grant {}", self.alloc_id),
         };
         match &self.state {
-            HookState::Failed { tries, why, .. } => StartBlocked::Failed { former, tries: *tries, why: why.clone() },
+            HookState::Failed { tries, why, .. } => {
+                StartBlocked::Failed { former, tries: *tries, why: why.clone() }
+            }
             HookState::Due | HookState::Done => StartBlocked::Due { former },
         }
     }

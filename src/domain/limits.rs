@@ -69,7 +69,8 @@ impl ConnectionLimits {
     /// The limits for a process with at most `descriptors` open files; `None` means unlimited.
     #[must_use]
     pub fn of(descriptors: Option<u64>) -> Self {
-        let descriptors = descriptors.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+        let descriptors =
+            descriptors.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         let share = |max: usize, divisor: usize| (descriptors / divisor).clamp(MIN, max);
         ConnectionLimits {
             telemetry: share(TELEMETRY_MAX, 16),
@@ -148,9 +149,17 @@ impl<P: PartialEq, D> ConnectionTable<P, D> {
                 None => peers.push((&entry.peer, 1)),
             }
         }
-        let count = |entry: &Entry<P, D>| peers.iter().find(|(peer, _)| **peer == entry.peer).map_or(0, |(_, count)| *count);
-        let order = |(_, entry): &(usize, &Entry<P, D>)| (entry.usage, Reverse(count(entry)), entry.last);
-        let (first, _) = self.entries.iter().enumerate().filter(|(_, entry)| entry.usage < Use::Lists).min_by_key(order)?;
+        let count = |entry: &Entry<P, D>| {
+            peers.iter().find(|(peer, _)| **peer == entry.peer).map_or(0, |(_, count)| *count)
+        };
+        let order =
+            |(_, entry): &(usize, &Entry<P, D>)| (entry.usage, Reverse(count(entry)), entry.last);
+        let (first, _) = self
+            .entries
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.usage < Use::Lists)
+            .min_by_key(order)?;
         Some(self.entries.swap_remove(first).data)
     }
 
@@ -219,15 +228,25 @@ mod tests {
     #[test]
     fn the_sockets_take_less_than_three_eighths_of_the_descriptors() {
         for limit in [256, 1024, 2048, 4096, 16_384, 100_000] {
-            let ConnectionLimits { telemetry, plugin, control, handover, held } = ConnectionLimits::of(Some(limit));
+            let ConnectionLimits { telemetry, plugin, control, handover, held } =
+                ConnectionLimits::of(Some(limit));
             let taken = telemetry + 2 * plugin + control + handover;
             assert!(taken as u64 * 8 <= limit * 3, "{taken} of {limit}");
             assert!(held as u64 * 8 <= limit, "{held} of {limit}");
         }
         let (telemetry, plugin) = (TELEMETRY_MAX, PLUGIN_MAX);
-        let all = ConnectionLimits { telemetry, plugin, control: CONTROL_MAX, handover: HANDOVER_MAX, held: HELD_MAX };
+        let all = ConnectionLimits {
+            telemetry,
+            plugin,
+            control: CONTROL_MAX,
+            handover: HANDOVER_MAX,
+            held: HELD_MAX,
+        };
         assert_eq!((ConnectionLimits::of(Some(16_384)), ConnectionLimits::of(None)), (all, all));
-        assert_eq!(ConnectionLimits::of(Some(256)), ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4, held: 32 });
+        assert_eq!(
+            ConnectionLimits::of(Some(256)),
+            ConnectionLimits { telemetry: 16, plugin: 32, control: 8, handover: 4, held: 32 }
+        );
         assert_eq!(ConnectionLimits::of(Some(20)).telemetry, MIN);
     }
 

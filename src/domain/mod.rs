@@ -40,8 +40,8 @@ mod verdict;
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use contract::{
-    ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,
-    NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
+    ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
+    IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::{Durability, LedgerHealth, Unreadable, UnreadableReason};
@@ -51,24 +51,32 @@ pub use evidence::{Evidence, Unread};
 pub use grant::{AllocId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
 pub use health::{Health, HealthTimings, Reason};
 pub use hook::{
-    Check, CheckResult, DueHooks, FormerHolder, Hook, HookState, Hooks, PendingHook, PendingHooks, Phase, StartBlocked, note_hook, times,
-    without_output,
+    Check, CheckResult, DueHooks, FormerHolder, Hook, HookState, Hooks, PendingHook, PendingHooks,
+    Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
-pub use nvml::{MigPlace, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names};
+pub use nvml::{
+    MigPlace, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names,
+};
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
-pub use observation::{CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName};
+pub use observation::{
+    CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName,
+};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
-pub use resource::{CharPath, InvalidResourceName, MountSpec, NODE, NodePattern, ResourceName, ResourceSpec, Select};
+pub use resource::{
+    CharPath, InvalidResourceName, MountSpec, NODE, NodePattern, ResourceName, ResourceSpec, Select,
+};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};
 pub use sharing::{PerContainer, Sharing};
 pub use signal::{Counter, DeviceEvent, EventKind, Signals, Source, Symptom};
 pub use time::{Moment, Timestamp};
-pub use verdict::{Cordon, Incident, OperatorRequest, Verdict, VerdictState, Verdicts, note_verdict};
+pub use verdict::{
+    Cordon, Incident, OperatorRequest, Verdict, VerdictState, Verdicts, note_verdict,
+};

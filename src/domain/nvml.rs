@@ -111,7 +111,13 @@ impl NvmlSnapshot {
     /// it.
     #[must_use]
     pub fn hives(&self) -> BTreeMap<PciAddress, String> {
-        nvlink::hives(&self.gpus.iter().filter_map(|(gpu, gpu_facts)| Some((*gpu, gpu_facts.links.as_ref()?))).collect())
+        nvlink::hives(
+            &self
+                .gpus
+                .iter()
+                .filter_map(|(gpu, gpu_facts)| Some((*gpu, gpu_facts.links.as_ref()?)))
+                .collect(),
+        )
     }
 
     /// Whether links of the query are unknown or inactive, or a MIG mode is unknown.
@@ -130,14 +136,27 @@ impl NvmlSnapshot {
     /// be of other hardware.
     #[must_use]
     pub fn merged(&self, answer: NvmlSnapshot, query: &NvmlQuery) -> NvmlSnapshot {
-        let links = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.links.clone());
-        let mig_mode = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.mig_mode);
+        let links = |of: &NvmlSnapshot, gpu: &PciAddress| {
+            of.gpus.get(gpu).and_then(|gpu| gpu.links.clone())
+        };
+        let mig_mode =
+            |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.mig_mode);
         let of = |(gpu, wanted): (&PciAddress, &NvmlGpuQuery)| {
-            let name = |place: &MigPlace| answer.instance(*gpu, *place).or_else(|| self.instance(*gpu, *place)).map(str::to_owned);
+            let name = |place: &MigPlace| {
+                answer
+                    .instance(*gpu, *place)
+                    .or_else(|| self.instance(*gpu, *place))
+                    .map(str::to_owned)
+            };
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
-            let instances = wanted.instances.iter().filter_map(|place| Some((*place, name(place)?))).collect();
-            let links = wanted.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
-            let mig_mode = wanted.mig_mode.then(|| mig_mode(&answer, gpu).or_else(|| mig_mode(self, gpu))).flatten();
+            let instances =
+                wanted.instances.iter().filter_map(|place| Some((*place, name(place)?))).collect();
+            let links =
+                wanted.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
+            let mig_mode = wanted
+                .mig_mode
+                .then(|| mig_mode(&answer, gpu).or_else(|| mig_mode(self, gpu)))
+                .flatten();
             let known = NvmlGpu { uuid, instances, links, mig_mode };
             (known != NvmlGpu::default()).then_some((*gpu, known))
         };
@@ -153,31 +172,46 @@ mod tests {
     fn an_incomplete_answer_keeps_known_facts_until_they_leave_the_query() {
         let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
         let snapshot = |names: &[(MigPlace, &str)]| {
-            let instances = names.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
+            let instances =
+                names.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
             NvmlSnapshot { gpus: [(gpu, NvmlGpu { instances, ..NvmlGpu::default() })].into() }
         };
         let query = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0), (2, 0)]))]);
         let before = snapshot(&[((1, 0), "MIG-a"), ((2, 0), "MIG-b"), ((3, 0), "MIG-c")]);
         let after = before.merged(snapshot(&[((2, 0), "MIG-new")]), &query);
         assert_eq!(after, snapshot(&[((1, 0), "MIG-a"), ((2, 0), "MIG-new")]));
-        assert_eq!(before.merged(NvmlSnapshot::default(), &NvmlQuery::new()), NvmlSnapshot::default());
+        assert_eq!(
+            before.merged(NvmlSnapshot::default(), &NvmlQuery::new()),
+            NvmlSnapshot::default()
+        );
     }
 
     #[test]
     fn links_stay_known_while_they_are_queried() {
-        let gpus: [PciAddress; 2] = ["0000:08:00.0", "0000:09:00.0"].map(|gpu| gpu.parse().unwrap());
+        let gpus: [PciAddress; 2] =
+            ["0000:08:00.0", "0000:09:00.0"].map(|gpu| gpu.parse().unwrap());
         let links = |to| Some(NvLinks { peers: [(to, 4)].into(), down: 0 });
         let wanted = |links| NvmlGpuQuery { links, ..NvmlGpuQuery::default() };
-        let snapshot =
-            [(gpus[0], links(gpus[1])), (gpus[1], links(gpus[0]))].map(|(gpu, links)| (gpu, NvmlGpu { links, ..NvmlGpu::default() }));
-        let (known, query) = (NvmlSnapshot { gpus: snapshot.into() }, NvmlQuery::from(gpus.map(|gpu| (gpu, wanted(true)))));
+        let snapshot = [(gpus[0], links(gpus[1])), (gpus[1], links(gpus[0]))]
+            .map(|(gpu, links)| (gpu, NvmlGpu { links, ..NvmlGpu::default() }));
+        let (known, query) = (
+            NvmlSnapshot { gpus: snapshot.into() },
+            NvmlQuery::from(gpus.map(|gpu| (gpu, wanted(true)))),
+        );
         assert_eq!(known.hives().into_values().collect::<Vec<_>>(), ["nvlink:0000:08:00.0"; 2]);
         assert_eq!(known.merged(NvmlSnapshot::default(), &query), known, "an answer without links");
-        assert!(!requests_names(&query) && !known.is_incomplete_for(&query) && NvmlSnapshot::default().is_incomplete_for(&query));
-        let cut = NvmlQuery::from([(gpus[0], wanted(true)), (gpus[1], NvmlGpuQuery::names([(1, 0)]))]);
+        assert!(
+            !requests_names(&query)
+                && !known.is_incomplete_for(&query)
+                && NvmlSnapshot::default().is_incomplete_for(&query)
+        );
+        let cut =
+            NvmlQuery::from([(gpus[0], wanted(true)), (gpus[1], NvmlGpuQuery::names([(1, 0)]))]);
         let nothing = NvmlSnapshot::default();
         assert_eq!(nothing.merged(nothing.clone(), &query), nothing, "and is no news");
-        assert!(known.merged(NvmlSnapshot::default(), &cut).hives().is_empty() && requests_names(&cut));
+        assert!(
+            known.merged(NvmlSnapshot::default(), &cut).hives().is_empty() && requests_names(&cut)
+        );
     }
 
     #[test]
@@ -185,13 +219,20 @@ mod tests {
         let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
         let wanted = |instances: &[MigPlace]| {
             let instances = instances.iter().copied().collect();
-            NvmlQuery::from([(gpu, NvmlGpuQuery { mig_mode: true, instances, ..NvmlGpuQuery::default() })])
+            NvmlQuery::from([(
+                gpu,
+                NvmlGpuQuery { mig_mode: true, instances, ..NvmlGpuQuery::default() },
+            )])
         };
-        let snapshot = |mig_mode| NvmlSnapshot { gpus: [(gpu, NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into() };
+        let snapshot = |mig_mode| NvmlSnapshot {
+            gpus: [(gpu, NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into(),
+        };
         let nothing = NvmlSnapshot::default();
         assert!(nothing.is_incomplete_for(&wanted(&[])) && !requests_names(&wanted(&[])));
         let cut = nothing.merged(snapshot(true), &wanted(&[(1, 0)]));
-        assert!(!cut.is_incomplete_for(&wanted(&[(1, 0)])) && !cut.withholds_whole(&wanted(&[(1, 0)])));
+        assert!(
+            !cut.is_incomplete_for(&wanted(&[(1, 0)])) && !cut.withholds_whole(&wanted(&[(1, 0)]))
+        );
         // Its instances were removed, and NVML has not been queried since.
         let uncut = cut.merged(nothing.clone(), &wanted(&[]));
         assert!(uncut.is_in_mig_mode(gpu) && uncut.withholds_whole(&wanted(&[])));

@@ -104,9 +104,15 @@ impl Object {
     pub fn kernel_device(path: &str) -> Self {
         let path = path.trim_matches('/');
         let begins = path.match_indices('/').map(|(at, _)| at + 1).rev().chain([0]);
-        let is_function = |at: &usize| path[*at..].split('/').next().is_some_and(|name| name.parse::<PciAddress>().is_ok());
+        let is_function = |at: &usize| {
+            path[*at..].split('/').next().is_some_and(|name| name.parse::<PciAddress>().is_ok())
+        };
         let nearest = begins.into_iter().find(is_function);
-        Object(nearest.map_or_else(|| format!("sys:{path}"), |at| format!("pci:{}", &path[at..])).into())
+        Object(
+            nearest
+                .map_or_else(|| format!("sys:{path}"), |at| format!("pci:{}", &path[at..]))
+                .into(),
+        )
     }
 
     /// A disk by its own identity (`wwid`), or one of its partitions.
@@ -114,7 +120,11 @@ impl Object {
     pub fn disk(wwid: &str, partition: Option<u32>) -> Self {
         // A slash would make it a part of another object.
         let wwid = wwid.replace('/', "_");
-        Object(partition.map_or_else(|| format!("disk:{wwid}"), |number| format!("disk:{wwid}/{number}")).into())
+        Object(
+            partition
+                .map_or_else(|| format!("disk:{wwid}"), |number| format!("disk:{wwid}/{number}"))
+                .into(),
+        )
     }
 
     /// A part of this object, by its name.
@@ -177,9 +187,14 @@ pub fn is_driver_wide(node: &str) -> bool {
 /// part of an object of the other.
 #[must_use]
 pub fn overlap(some: &[Object], others: &[Object]) -> bool {
-    let is_part = |part: &str, whole: &str| part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let overlaps = |one: &Object, other: &Object| is_part(one.as_str(), other.as_str()) || is_part(other.as_str(), one.as_str());
-    Safeguard::HeldObjects.is_on() && some.iter().any(|one| others.iter().any(|other| overlaps(one, other)))
+    let is_part = |part: &str, whole: &str| {
+        part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let overlaps = |one: &Object, other: &Object| {
+        is_part(one.as_str(), other.as_str()) || is_part(other.as_str(), one.as_str())
+    };
+    Safeguard::HeldObjects.is_on()
+        && some.iter().any(|one| others.iter().any(|other| overlaps(one, other)))
 }
 
 /// Whether two ids of one object may be held at the same time. There are three such cases:
@@ -236,18 +251,28 @@ impl<K: Ord + Clone> Objects<K> {
     /// A holder of an overlapping object that excludes the caller. This is **the rule** that no
     /// object has two holders. Objects overlap if they are the same or if one is a part of the
     /// other. `is_beside` returns which holders the caller may share an object with, by [`share`].
-    pub fn conflict<'a>(&self, objects: impl IntoIterator<Item = &'a Object>, is_beside: impl Fn(&K) -> bool) -> Option<&K> {
+    pub fn conflict<'a>(
+        &self,
+        objects: impl IntoIterator<Item = &'a Object>,
+        is_beside: impl Fn(&K) -> bool,
+    ) -> Option<&K> {
         let mut objects = objects.into_iter().filter(|_| Safeguard::HeldObjects.is_on());
-        objects.find_map(|object| self.overlapping(object.as_str()).find(|holder| !is_beside(holder)))
+        objects
+            .find_map(|object| self.overlapping(object.as_str()).find(|holder| !is_beside(holder)))
     }
 
     /// The holders of an object, of its parts, and of the objects that it is a part of.
     fn overlapping(&self, object: &str) -> impl Iterator<Item = &K> {
         let ends = object.match_indices('/').map(|(end, _)| end).chain([object.len()]);
-        let mut found: Vec<&BTreeSet<K>> = ends.filter_map(|end| self.0.get(&object[..end])).collect();
+        let mut found: Vec<&BTreeSet<K>> =
+            ends.filter_map(|end| self.0.get(&object[..end])).collect();
         let begin = format!("{object}/");
         let parts = self.0.range::<str, _>((Bound::Excluded(begin.as_str()), Bound::Unbounded));
-        found.extend(parts.take_while(|(part, _)| part.as_str().starts_with(&begin)).map(|(_, holders)| holders));
+        found.extend(
+            parts
+                .take_while(|(part, _)| part.as_str().starts_with(&begin))
+                .map(|(_, holders)| holders),
+        );
         found.into_iter().flatten()
     }
 }
@@ -264,8 +289,14 @@ mod tests {
     #[test]
     fn a_kernel_device_is_a_part_of_the_nearest_function_above_it() {
         for (path, expected) in [
-            ("pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0", "pci:0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0"),
-            ("pci0000:00/0000:00:1d.0/10000:e1:00.0/nvme/nvme0/nvme0n1/nvme0n1p2", "pci:10000:e1:00.0/nvme/nvme0/nvme0n1/nvme0n1p2"),
+            (
+                "pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0",
+                "pci:0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0",
+            ),
+            (
+                "pci0000:00/0000:00:1d.0/10000:e1:00.0/nvme/nvme0/nvme0n1/nvme0n1p2",
+                "pci:10000:e1:00.0/nvme/nvme0/nvme0n1/nvme0n1p2",
+            ),
             ("pci0000:16/0000:16:02.0/0000:18:00.0", "pci:0000:18:00.0"),
             ("/virtual/misc/fuse/", "sys:virtual/misc/fuse"),
             ("platform/serial8250/tty/ttyS0", "sys:platform/serial8250/tty/ttyS0"),
@@ -278,7 +309,10 @@ mod tests {
     fn a_key_names_its_function_and_its_part() {
         let of = |key| Object::of_key(key).map(|object| object.to_string());
         assert_eq!(of("pci:0000:18:00.0/10de:2330").as_deref(), Some("pci:0000:18:00.0"));
-        assert_eq!(of("pci:0000:18:00.0/10de:2330/gi1-ci0").as_deref(), Some("pci:0000:18:00.0/gi1-ci0"));
+        assert_eq!(
+            of("pci:0000:18:00.0/10de:2330/gi1-ci0").as_deref(),
+            Some("pci:0000:18:00.0/gi1-ci0")
+        );
         assert_eq!(of("pci:0000:18:00.0").as_deref(), Some("pci:0000:18:00.0"));
         assert_eq!((of("dev:/dev/fuse"), of("pool:a.com/x"), of("")), (None, None, None));
     }
@@ -288,11 +322,24 @@ mod tests {
         use super::super::device::{Device, DeviceClass, DeviceNode};
         let device = |key: &str, class, nodes| {
             let (id, attributes) = (DeviceId::new(key), Attributes::default());
-            Device { id, key: key.to_owned(), class, pci: None, numa_nodes: Vec::new(), nodes, attributes }
+            Device {
+                id,
+                key: key.to_owned(),
+                class,
+                pci: None,
+                numa_nodes: Vec::new(),
+                nodes,
+                attributes,
+            }
         };
-        let nodes = vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/dri/card2").optional()];
+        let nodes = vec![
+            DeviceNode::at("/dev/dri/renderD129"),
+            DeviceNode::at("/dev/dri/card2").optional(),
+        ];
         let partition = device("pci:0000:18:00.0/1002:74a1/partition1", DeviceClass::Gpu, nodes);
-        let card = |path: &str| device(&format!("dev:{path}"), DeviceClass::Char, vec![DeviceNode::at(path)]);
+        let card = |path: &str| {
+            device(&format!("dev:{path}"), DeviceClass::Char, vec![DeviceNode::at(path)])
+        };
         assert!(overlap(&partition.objects(), &card("/dev/dri/card2").objects()));
         assert!(!overlap(&partition.objects(), &card("/dev/dri/card3").objects()));
     }
@@ -300,7 +347,13 @@ mod tests {
     #[test]
     fn an_object_overlaps_its_parts_and_wholes_only() {
         let mut objects = Objects::default();
-        let held = ["pci:0000:18:00.0", "pci:0000:19:00.0/gi1-ci0", "disk:a/1", "char:188:0", "node:/dev/ttyUSB1"];
+        let held = [
+            "pci:0000:18:00.0",
+            "pci:0000:19:00.0/gi1-ci0",
+            "disk:a/1",
+            "char:188:0",
+            "node:/dev/ttyUSB1",
+        ];
         for (holder, text) in held.iter().enumerate() {
             objects.hold(&holder, [object(text)]);
         }
@@ -337,7 +390,8 @@ mod tests {
 
     #[test]
     fn only_one_use_of_one_object_is_shared() {
-        let (a, b): (ResourceName, ResourceName) = ("a.com/x".parse().unwrap(), "b.com/x".parse().unwrap());
+        let (a, b): (ResourceName, ResourceName) =
+            ("a.com/x".parse().unwrap(), "b.com/x".parse().unwrap());
         let share = |one: (&ResourceName, &str), other: (&ResourceName, &str)| {
             share((one.0, &DeviceId::new(one.1)), (other.0, &DeviceId::new(other.1)))
         };
@@ -345,7 +399,10 @@ mod tests {
         assert!(!share((&a, "GPU-1"), (&b, "GPU-1")));
         assert!(!share((&a, "GPU-1"), (&a, "GPU-2")));
         assert!(share((&a, "GPU-1::0"), (&a, "GPU-1::1")));
-        assert!(share((&a, "dev:fuse::0"), (&a, "misc:fuse::1")), "a shared node that has got a better name");
+        assert!(
+            share((&a, "dev:fuse::0"), (&a, "misc:fuse::1")),
+            "a shared node that has got a better name"
+        );
         assert!(!share((&a, "GPU-1::0"), (&a, "GPU-1")), "offered whole now, and shared before");
         assert!(share((&a, "0"), (&a, "7")), "a pool");
         assert!(!share((&a, "0"), (&b, "0")));

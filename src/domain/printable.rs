@@ -43,7 +43,9 @@ pub fn printable_json(document: &str) -> Cow<'_, str> {
 }
 
 fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
-    let Some((clean, _)) = text.char_indices().find(|(_, c)| is_unprintable(*c)) else { return Cow::Borrowed(text) };
+    let Some((clean, _)) = text.char_indices().find(|(_, c)| is_unprintable(*c)) else {
+        return Cow::Borrowed(text);
+    };
     let mut escaped = String::with_capacity(text.len() + 16);
     escaped.push_str(&text[..clean]);
     for c in text[clean..].chars() {
@@ -74,7 +76,10 @@ mod tests {
             ("a\u{1b}[2Jb", "a\\u{1b}[2Jb"),
             ("a\r\nb\tc", "a\\r\\nb\\tc"),
             ("\u{0}\u{7f}\u{85}\u{9b}31m", "\\u{0}\\u{7f}\\u{85}\\u{9b}31m"),
-            ("\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}", "\\u{2028}\\u{2029}\\u{202a}\\u{202e}\\u{2066}\\u{2069}"),
+            (
+                "\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}",
+                "\\u{2028}\\u{2029}\\u{202a}\\u{202e}\\u{2066}\\u{2069}",
+            ),
             ("gpu\u{200b}\u{feff}0\u{e0041}", "gpu\\u{200b}\\u{feff}0\\u{e0041}"),
             ("C:\\x", "C:\\x"),
         ] {

@@ -9,7 +9,9 @@ use super::resource::ResourceName;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The id is not in the resource's list.
-    #[error("{resource} has no device `{id}`; its list may have changed since the kubelet chose it")]
+    #[error(
+        "{resource} has no device `{id}`; its list may have changed since the kubelet chose it"
+    )]
     Unknown {
         /// The requested resource.
         resource: ResourceName,
@@ -161,18 +163,30 @@ mod tests {
             Refusal::Duplicate { resource: resource(), id: id() },
             Refusal::Unhealthy { resource: resource(), id: id(), reason: Reason::Xid },
             Refusal::Unanswerable { resource: resource(), id: id(), why: "it has no node".into() },
-            Refusal::InUse { resource: resource(), id: id(), pod: "ml/train-0".into(), container: "main".into() },
+            Refusal::InUse {
+                resource: resource(),
+                id: id(),
+                pod: "ml/train-0".into(),
+                container: "main".into(),
+            },
             Refusal::TooMany { resource: resource(), requested: 2 },
             Refusal::SameDevice { resource: resource(), first: id(), second: id() },
             Refusal::Empty(resource()),
             Refusal::NotOffered(resource()),
-            Refusal::FileNotWritten { resource: resource(), file: "/run/cdi/x.json".into(), why: "no space left".into() },
+            Refusal::FileNotWritten {
+                resource: resource(),
+                file: "/run/cdi/x.json".into(),
+                why: "no space left".into(),
+            },
             Refusal::HooksUnsupported { resource: resource(), api: "v1alpha" },
             Refusal::CdiUnsupported { resource: resource(), api: "v1alpha" },
         ];
         for refusal in refusals {
             let text = refusal.to_string();
-            assert!(!text.contains("  ") && !text.contains('\n') && text.contains("nvidia.com/gpu"), "{text}");
+            assert!(
+                !text.contains("  ") && !text.contains('\n') && text.contains("nvidia.com/gpu"),
+                "{text}"
+            );
         }
     }
 }

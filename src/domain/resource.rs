@@ -40,7 +40,10 @@ impl ResourceName {
     /// plain word in place of `{node}`.
     pub fn for_each_node(text: &str) -> Result<Self, InvalidResourceName> {
         let refuse = |why| InvalidResourceName { name: text.to_owned(), why };
-        if !text.split_once('/').is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE)) {
+        if !text
+            .split_once('/')
+            .is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE))
+        {
             return Err(refuse("`{node}` must be in the part after `/`"));
         }
         text.replace(NODE, "node").parse::<ResourceName>().map_err(|error| refuse(error.why))?;
@@ -116,13 +119,18 @@ impl FromStr for ResourceName {
                 && !label.ends_with('-')
         };
         if prefix.len() > 244 || !prefix.split('.').all(label) {
-            return refuse("the part before `/` must be a lower-case DNS name of at most 244 characters");
+            return refuse(
+                "the part before `/` must be a lower-case DNS name of at most 244 characters",
+            );
         }
         let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
         let bytes = name.as_bytes();
-        let inner = bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        let inner =
+            bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
         if bytes.len() > 63 || !inner || !edge(bytes.first()) || !edge(bytes.last()) {
-            return refuse("the part after `/` must be at most 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends");
+            return refuse(
+                "the part after `/` must be at most 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends",
+            );
         }
         Ok(ResourceName(text.into()))
     }
@@ -194,7 +202,9 @@ impl NodePattern {
     #[must_use]
     pub fn beginning(&self) -> String {
         match self {
-            NodePattern::Glob(glob) => glob.split(['*', '?', '[']).next().unwrap_or_default().to_owned(),
+            NodePattern::Glob(glob) => {
+                glob.split(['*', '?', '[']).next().unwrap_or_default().to_owned()
+            }
             NodePattern::Regex(regex) => format!("/dev/{}", literal_beginning(regex)),
         }
     }
@@ -373,11 +383,22 @@ mod tests {
     fn a_name_for_each_node_is_a_name_with_the_node_in_it() {
         let name = |text: &str| ResourceName::for_each_node(text);
         let smarter = name("smarter-devices/{node}").unwrap();
-        assert!(smarter.is_for_each_node() && smarter.as_str().parse::<ResourceName>().is_err(), "the kubelet never gets it");
-        for (path, of) in [("i2c-13", "i2c-13"), ("net/tun", "net_tun"), ("vcsm.cma", "vcsm_cma"), ("bus/usb/001/002", "bus_usb_001_002")] {
+        assert!(
+            smarter.is_for_each_node() && smarter.as_str().parse::<ResourceName>().is_err(),
+            "the kubelet never gets it"
+        );
+        for (path, of) in [
+            ("i2c-13", "i2c-13"),
+            ("net/tun", "net_tun"),
+            ("vcsm.cma", "vcsm_cma"),
+            ("bus/usb/001/002", "bus_usb_001_002"),
+        ] {
             assert_eq!(smarter.of_node(path).unwrap().as_str(), format!("smarter-devices/{of}"));
         }
-        assert_eq!(name("a.b/tty-{node}-x").unwrap().of_node("S0").unwrap().as_str(), "a.b/tty-S0-x");
+        assert_eq!(
+            name("a.b/tty-{node}-x").unwrap().of_node("S0").unwrap().as_str(),
+            "a.b/tty-S0-x"
+        );
         for path in ["_x", "x_", ".hidden", "", &"x".repeat(64)] {
             assert!(smarter.of_node(path).is_err(), "{path}");
         }
@@ -399,10 +420,16 @@ mod tests {
             ("^é?", "/dev/", "/dev"),
         ] {
             let pattern = NodePattern::Regex(regex.to_owned());
-            assert_eq!((pattern.beginning().as_str(), pattern.folder().as_str(), pattern.literal()), (beginning, folder, None));
+            assert_eq!(
+                (pattern.beginning().as_str(), pattern.folder().as_str(), pattern.literal()),
+                (beginning, folder, None)
+            );
         }
         let glob = NodePattern::from("/dev/dvb/adapter*/demux0");
-        assert_eq!((glob.beginning().as_str(), glob.folder().as_str(), glob.literal()), ("/dev/dvb/adapter", "/dev/dvb", None));
+        assert_eq!(
+            (glob.beginning().as_str(), glob.folder().as_str(), glob.literal()),
+            ("/dev/dvb/adapter", "/dev/dvb", None)
+        );
         assert_eq!(NodePattern::from("/dev/fuse").literal(), Some("/dev/fuse"));
     }
 }

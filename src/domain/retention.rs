@@ -27,7 +27,11 @@ impl Retention {
     /// A limit of `grants` grants, with the default age and size for each.
     #[must_use]
     pub fn of_grants(grants: u64) -> Self {
-        Retention { grants, bytes: grants.saturating_mul(Self::BYTES_PER_GRANT), ..Retention::default() }
+        Retention {
+            grants,
+            bytes: grants.saturating_mul(Self::BYTES_PER_GRANT),
+            ..Retention::default()
+        }
     }
 
     /// A limit of `bytes` bytes of disk, with the default age.
@@ -42,7 +46,12 @@ impl Retention {
     /// since the operator has limited only the history.
     #[must_use]
     pub fn records(&self, live: u64) -> u64 {
-        let left = self.bytes.saturating_mul(4).saturating_sub(live.saturating_mul(12)).saturating_sub(JOURNAL_BYTES) / 9;
+        let left = self
+            .bytes
+            .saturating_mul(4)
+            .saturating_sub(live.saturating_mul(12))
+            .saturating_sub(JOURNAL_BYTES)
+            / 9;
         left.min(self.bytes / 3).max(self.bytes / 32)
     }
 
@@ -57,7 +66,11 @@ impl Default for Retention {
     /// Long enough for the question "which container had the device when it failed?"; about 70,000
     /// grants of one device.
     fn default() -> Self {
-        Retention { age: Duration::from_secs(90 * 24 * 3600), grants: u64::MAX, bytes: 256 * 1024 * 1024 }
+        Retention {
+            age: Duration::from_secs(90 * 24 * 3600),
+            grants: u64::MAX,
+            bytes: 256 * 1024 * 1024,
+        }
     }
 }
 
@@ -75,7 +88,11 @@ mod tests {
             assert!(all <= 60 * mib, "{live}: {all}");
         }
         assert_eq!(sixteen.records(99 * mib), mib / 2, "something is always remembered");
-        assert_eq!(Retention::default().records(16 * mib), 256 * mib / 3, "20,000 grants leave all of the usual size");
+        assert_eq!(
+            Retention::default().records(16 * mib),
+            256 * mib / 3,
+            "20,000 grants leave all of the usual size"
+        );
         assert!(Retention::of_bytes(u64::MAX).records(7) > 1 << 60);
     }
 }

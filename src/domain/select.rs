@@ -34,7 +34,8 @@ impl FromStr for PfSelect {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let problem = || ParsePfError(text.to_owned());
         let (pf, vfs) = text.split_once('#').map_or((text, None), |(pf, vfs)| (pf, Some(vfs)));
-        let is_interface = !pf.is_empty() && !pf.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '#' | ','));
+        let is_interface = !pf.is_empty()
+            && !pf.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '#' | ','));
         let address = pf.to_ascii_lowercase().parse().ok();
         let pf = match address {
             Some(address) => Pf::Address(address),
@@ -60,7 +61,10 @@ impl PfSelect {
     /// only if all are.
     #[must_use]
     pub fn has(&self, vf_index: Option<u32>) -> bool {
-        self.vfs.is_empty() || vf_index.is_some_and(|index| self.vfs.iter().any(|(from, to)| (*from..=*to).contains(&index)))
+        self.vfs.is_empty()
+            || vf_index.is_some_and(|index| {
+                self.vfs.iter().any(|(from, to)| (*from..=*to).contains(&index))
+            })
     }
 }
 
@@ -79,7 +83,18 @@ mod tests {
         let all = parse("0000:3B:00.0").unwrap();
         assert_eq!(all.pf, Pf::Address("0000:3b:00.0".parse().unwrap()));
         assert!(all.has(Some(400)) && all.has(None));
-        for bad in ["", "#1", "ens1f0#", "ens1f0#a", "ens1f0#3-1", "ens1f0#1-", "a/b", "ens1f0, ens1f1", "ens1f0#-1", "a#1#2"] {
+        for bad in [
+            "",
+            "#1",
+            "ens1f0#",
+            "ens1f0#a",
+            "ens1f0#3-1",
+            "ens1f0#1-",
+            "a/b",
+            "ens1f0, ens1f1",
+            "ens1f0#-1",
+            "a#1#2",
+        ] {
             assert_eq!(parse(bad), Err(ParsePfError(bad.into())), "{bad}");
         }
     }

@@ -130,7 +130,11 @@ impl EventKind {
             EventKind::RecoveryFailed => Some(Reason::RecoveryFailed),
             EventKind::Wedged(_) => Some(Reason::Wedged),
             EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)) => Some(Reason::Xid),
-            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound | EventKind::RecoveryAction(None) => None,
+            EventKind::Recovered
+            | EventKind::WasReset
+            | EventKind::Bound
+            | EventKind::Unbound
+            | EventKind::RecoveryAction(None) => None,
         }
     }
 }

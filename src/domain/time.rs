@@ -43,7 +43,9 @@ impl Serialize for Timestamp {
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        humantime::parse_rfc3339(&text).map(Timestamp::from_system).map_err(serde::de::Error::custom)
+        humantime::parse_rfc3339(&text)
+            .map(Timestamp::from_system)
+            .map_err(serde::de::Error::custom)
     }
 }
 

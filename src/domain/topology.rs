@@ -48,7 +48,11 @@ impl Nearness {
             Nearness::Switch(depth) => depth.saturating_add(3),
             Nearness::Hive(_, besides) => besides,
         };
-        if hives == 0 { self } else { Nearness::Hive(u8::try_from(hives).unwrap_or(u8::MAX), besides) }
+        if hives == 0 {
+            self
+        } else {
+            Nearness::Hive(u8::try_from(hives).unwrap_or(u8::MAX), besides)
+        }
     }
 }
 
@@ -92,7 +96,8 @@ pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
 pub fn hives(device: &Device) -> impl Iterator<Item = &str> {
     let is_gpu = device.class == DeviceClass::Gpu;
     let path = device.attribute("hive").filter(|_| is_gpu).unwrap_or_default();
-    let ends = path.match_indices('/').map(|(end, _)| end).chain((!path.is_empty()).then_some(path.len()));
+    let ends =
+        path.match_indices('/').map(|(end, _)| end).chain((!path.is_empty()).then_some(path.len()));
     ends.map(move |end| &path[..end])
 }
 
@@ -103,7 +108,11 @@ fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
     let mut places = Vec::with_capacity(function.bridges.len() + 2);
     places.push((Nearness::HostBridge, Place::HostBridge(root.domain, root.bus)));
     for (depth, bridge) in function.bridges.iter().enumerate() {
-        let nearness = if depth == 0 { Nearness::RootPort } else { Nearness::Switch(u8::try_from(depth).unwrap_or(u8::MAX)) };
+        let nearness = if depth == 0 {
+            Nearness::RootPort
+        } else {
+            Nearness::Switch(u8::try_from(depth).unwrap_or(u8::MAX))
+        };
         places.push((nearness, Place::Bridge(*bridge)));
     }
     let card = function.physfn.unwrap_or(function.address);
@@ -118,13 +127,22 @@ pub fn nearness(a: &Device, b: &Device) -> Nearness {
         return Nearness::Device;
     }
     let (ours, theirs) = (places(a), places(b));
-    let shared = ours.iter().rev().find(|place| theirs.contains(place)).map(|(nearness, _)| *nearness);
-    let numa = || if a.numa_nodes.iter().any(|node| b.numa_nodes.contains(node)) { Nearness::Numa } else { Nearness::System };
+    let shared =
+        ours.iter().rev().find(|place| theirs.contains(place)).map(|(nearness, _)| *nearness);
+    let numa = || {
+        if a.numa_nodes.iter().any(|node| b.numa_nodes.contains(node)) {
+            Nearness::Numa
+        } else {
+            Nearness::System
+        }
+    };
     shared.unwrap_or_else(numa)
 }
 
 /// The preference among several suitable devices (`GetPreferredAllocation`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
     /// The devices that are nearest to each other. Among these, a choice that leaves whole switches
@@ -165,15 +183,41 @@ mod tests {
         let switch = ["0000:15:01.0", "0000:16:00.0"];
         let gpu = at("0000:18:00.0", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0));
         let of = |other: &Device| nearness(&gpu, other);
-        assert_eq!(of(&at("0000:19:00.0", &[switch[0], switch[1], "0000:17:01.0"], None, None)), Nearness::Switch(1));
-        assert_eq!(of(&at("0000:1a:00.0", &[switch[0]], None, Some(1))), Nearness::RootPort, "the NUMA nodes do not matter");
+        assert_eq!(
+            of(&at("0000:19:00.0", &[switch[0], switch[1], "0000:17:01.0"], None, None)),
+            Nearness::Switch(1)
+        );
+        assert_eq!(
+            of(&at("0000:1a:00.0", &[switch[0]], None, Some(1))),
+            Nearness::RootPort,
+            "the NUMA nodes do not matter"
+        );
         assert_eq!(of(&at("0000:20:00.0", &["0000:15:02.0"], None, None)), Nearness::HostBridge);
-        assert_eq!(of(&at("0000:15:00.4", &[], None, None)), Nearness::HostBridge, "an endpoint of the root complex");
+        assert_eq!(
+            of(&at("0000:15:00.4", &[], None, None)),
+            Nearness::HostBridge,
+            "an endpoint of the root complex"
+        );
         assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(0))), Nearness::Numa);
         assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(1))), Nearness::System);
-        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, None)), Nearness::System, "an unknown place is not near");
-        assert_eq!(of(&at("0000:18:00.1", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0))), Nearness::Card);
-        assert_eq!(of(&at("0000:18:02.3", &[switch[0], switch[1], "0000:17:00.0"], Some("0000:18:00.0"), None)), Nearness::Card);
+        assert_eq!(
+            of(&at("0000:30:00.0", &["0000:2f:01.0"], None, None)),
+            Nearness::System,
+            "an unknown place is not near"
+        );
+        assert_eq!(
+            of(&at("0000:18:00.1", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0))),
+            Nearness::Card
+        );
+        assert_eq!(
+            of(&at(
+                "0000:18:02.3",
+                &[switch[0], switch[1], "0000:17:00.0"],
+                Some("0000:18:00.0"),
+                None
+            )),
+            Nearness::Card
+        );
         assert_eq!(of(&gpu.clone()), Nearness::Device);
         assert!(Nearness::Switch(2) > Nearness::Switch(1) && Nearness::Card > Nearness::Switch(9));
     }
@@ -182,12 +226,24 @@ mod tests {
     fn a_hive_is_nearer_than_any_switch_and_within_it_the_rest_counts() {
         let far = Nearness::System.in_hives(1);
         assert!(far > Nearness::Switch(9) && Nearness::Switch(9).in_hives(4) < Nearness::Card);
-        assert!(far < Nearness::Numa.in_hives(1) && Nearness::RootPort.in_hives(1) < Nearness::Switch(1).in_hives(1));
-        assert!(Nearness::Switch(2).in_hives(1) < Nearness::System.in_hives(2), "the narrower hive comes first");
-        assert_eq!((Nearness::Numa.in_hives(0), Nearness::Card.in_hives(2)), (Nearness::Numa, Nearness::Card));
+        assert!(
+            far < Nearness::Numa.in_hives(1)
+                && Nearness::RootPort.in_hives(1) < Nearness::Switch(1).in_hives(1)
+        );
+        assert!(
+            Nearness::Switch(2).in_hives(1) < Nearness::System.in_hives(2),
+            "the narrower hive comes first"
+        );
+        assert_eq!(
+            (Nearness::Numa.in_hives(0), Nearness::Card.in_hives(2)),
+            (Nearness::Numa, Nearness::Card)
+        );
         let mut gpu = at("0000:18:00.0", &[], None, None);
         assert_eq!(hives(&gpu).count(), 0);
         gpu.attributes.insert("hive", "nvlink:0000:06:00.0/0000:18:00.0");
-        assert_eq!(hives(&gpu).collect::<Vec<_>>(), ["nvlink:0000:06:00.0", "nvlink:0000:06:00.0/0000:18:00.0"]);
+        assert_eq!(
+            hives(&gpu).collect::<Vec<_>>(),
+            ["nvlink:0000:06:00.0", "nvlink:0000:06:00.0/0000:18:00.0"]
+        );
     }
 }

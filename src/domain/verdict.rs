@@ -134,7 +134,9 @@ impl Verdict {
             _ if self.cordon.is_some() => Health::Unhealthy(Reason::Cordoned),
             _ if self.is_latched => Health::Unhealthy(Reason::Flapping),
             VerdictState::Healthy | VerdictState::Suspect { .. } => Health::Healthy,
-            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => Health::Unhealthy(reason),
+            VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
+                Health::Unhealthy(reason)
+            }
         }
     }
 
@@ -142,14 +144,26 @@ impl Verdict {
     /// [`Cordon`]: logs and pages show the reading, and the operator's text may contain anything.
     #[must_use]
     pub fn detail(&self, reason: Reason) -> &str {
-        let incident = self.incidents.last().filter(|incident| incident.reason == reason || reason == Reason::Flapping);
-        self.faults.get(&reason).or(incident.map(|incident| &incident.detail)).map_or("", String::as_str)
+        let incident = self
+            .incidents
+            .last()
+            .filter(|incident| incident.reason == reason || reason == Reason::Flapping);
+        self.faults
+            .get(&reason)
+            .or(incident.map(|incident| &incident.detail))
+            .map_or("", String::as_str)
     }
 
     /// Whether it contains only the information of a missing verdict: the device is healthy.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        *self == Verdict { boot_id: self.boot_id.clone(), reset_at: self.reset_at, healthy_since: self.healthy_since, ..Verdict::default() }
+        *self
+            == Verdict {
+                boot_id: self.boot_id.clone(),
+                reset_at: self.reset_at,
+                healthy_since: self.healthy_since,
+                ..Verdict::default()
+            }
     }
 }
 
@@ -189,11 +203,16 @@ mod pairs {
     use super::{BTreeMap, Counter, Deserialize};
     use serde::{Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(map: &BTreeMap<Counter, u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        map: &BTreeMap<Counter, u64>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(map)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Counter, u64>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<Counter, u64>, D::Error> {
         Ok(Vec::<(Counter, u64)>::deserialize(deserializer)?.into_iter().collect())
     }
 }

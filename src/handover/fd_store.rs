@@ -43,7 +43,8 @@ pub fn store(passed: &PassedFds, run_dir: &Path) {
 }
 
 fn store_all(passed: &PassedFds, run_dir: &Path) -> io::Result<()> {
-    let labels: Vec<(u64, &Label)> = passed.0.iter().map(|(label, fd)| Ok((inode(fd)?, label))).collect::<io::Result<_>>()?;
+    let labels: Vec<(u64, &Label)> =
+        passed.0.iter().map(|(label, fd)| Ok((inode(fd)?, label))).collect::<io::Result<_>>()?;
     fs::write(labels_path(run_dir), serde_json::to_vec(&labels)?)?;
     for fds in passed.fds().chunks(FILES_MAX) {
         sd_notify::notify_with_fds(&[NotifyState::FdStore, NotifyState::FdName(NAME)], fds)?;
@@ -66,7 +67,8 @@ pub fn restore(run_dir: &Path) -> PassedFds {
     remove_all();
     let path = labels_path(run_dir);
     let labels = host::read_bounded(&path, LABELS_BYTES_MAX).ok();
-    let mut labels: Vec<(u64, Label)> = labels.and_then(|labels| serde_json::from_slice(&labels).ok()).unwrap_or_default();
+    let mut labels: Vec<(u64, Label)> =
+        labels.and_then(|labels| serde_json::from_slice(&labels).ok()).unwrap_or_default();
     drop(fs::remove_file(&path));
     // Duplicates with close-on-exec: programs that are started from here do not inherit them.
     let copies = fds.into_iter().filter_map(|(_, fd)| fd.into_std().try_clone().ok());
@@ -76,7 +78,11 @@ pub fn restore(run_dir: &Path) -> PassedFds {
         Some((labels.swap_remove(place).1, fd))
     });
     let passed = PassedFds(labelled.collect());
-    tracing::info!(connections = passed.connections(), lost = labels.len(), "restored the kubelet's connections from systemd's fd store");
+    tracing::info!(
+        connections = passed.connections(),
+        lost = labels.len(),
+        "restored the kubelet's connections from systemd's fd store"
+    );
     passed
 }
 
@@ -86,7 +92,8 @@ fn inode(fd: impl AsFd) -> io::Result<u64> {
 
 /// Removes our descriptors from the store; systemd closes its copies.
 fn remove_all() {
-    if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(NAME)]) {
+    if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(NAME)])
+    {
         tracing::warn!(%error, "cannot remove the kubelet's connections from systemd's fd store");
     }
 }

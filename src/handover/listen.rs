@@ -51,7 +51,12 @@ impl fmt::Debug for Offer {
 /// Listens for instances that request a handover, with at most `max` connections at a time. If the
 /// socket cannot be made, the daemon runs without it and logs a warning.
 #[must_use]
-pub fn listen(run_dir: &Path, offer: Offer, asked: mpsc::Sender<Asked>, max: usize) -> Option<JoinHandle<()>> {
+pub fn listen(
+    run_dir: &Path,
+    offer: Offer,
+    asked: mpsc::Sender<Asked>,
+    max: usize,
+) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
         Ok(listener) => Some(tokio::spawn(accept(listener, offer, asked, max))),
@@ -83,12 +88,21 @@ async fn accept(listener: TrustedListener, offer: Offer, asked: mpsc::Sender<Ask
 }
 
 /// Sends the offer. If the peer answers with `Take`, the peer is passed on to the daemon.
-async fn serve_peer(stream: UnixStream, Offer { fds, registering }: Offer, asked: mpsc::Sender<Asked>) {
+async fn serve_peer(
+    stream: UnixStream,
+    Offer { fds, registering }: Offer,
+    asked: mpsc::Sender<Asked>,
+) {
     let mut peer = Peer::new(stream);
     let mut quiet = timeout(QUIET_WITHIN, registering.write_owned()).await.ok();
     let passed = fds();
     let fds = passed.labels();
-    let offer = Message::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: store::RECORDS, fds };
+    let offer = Message::Offer {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        records: store::RECORDS,
+        fds,
+    };
     if let Err(error) = peer.send(&offer, &passed.fds()).await {
         return tracing::warn!(%error, "cannot send the kubelet's connections to another instance");
     }

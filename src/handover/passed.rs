@@ -89,7 +89,10 @@ mod tests {
         assert!(PassedFds::of(vec![label.clone()], vec![]).is_none());
         let elsewhere = ours.try_clone().unwrap();
         let passed = PassedFds::of(vec![label.clone()], vec![ours.into()]).unwrap();
-        assert_eq!((passed.labels(), passed.fds().len(), passed.connections()), (vec![label], 1, 1));
+        assert_eq!(
+            (passed.labels(), passed.fds().len(), passed.connections()),
+            (vec![label], 1, 1)
+        );
         passed.end();
         assert_eq!(kubelet.read(&mut [0]).unwrap(), 0);
         drop(elsewhere);

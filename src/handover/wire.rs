@@ -84,7 +84,9 @@ impl Peer {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut rest = line.as_slice();
-        let sent = tokio::time::timeout(SEND_WITHIN, descriptors::send(&self.stream, &mut rest, fds)).await;
+        let sent =
+            tokio::time::timeout(SEND_WITHIN, descriptors::send(&self.stream, &mut rest, fds))
+                .await;
         let sent = sent.unwrap_or_else(|late| Err(late.into()));
         if sent.is_err() && rest.len() < line.len() {
             // A line after half a line could not be parsed, so the connection is closed.
@@ -104,12 +106,13 @@ impl Peer {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
-                let warn =
-                    |error: &_| tracing::warn!(%error, line = %String::from_utf8_lossy(&line), "invalid message from the other instance");
+                let warn = |error: &_| tracing::warn!(%error, line = %String::from_utf8_lossy(&line), "invalid message from the other instance");
                 return serde_json::from_slice(&line).inspect_err(warn).ok();
             }
             let free = LINE_MAX.checked_sub(self.read.len()).filter(|free| *free > 0)?;
-            if descriptors::receive(&self.stream, free, &mut self.read, &mut self.fds).await.ok()? == 0 {
+            if descriptors::receive(&self.stream, free, &mut self.read, &mut self.fds).await.ok()?
+                == 0
+            {
                 return None;
             }
         }
@@ -160,14 +163,19 @@ mod tests {
     /// A peer that is killed while it sends leaves half a message, which is discarded.
     #[tokio::test]
     async fn an_invalid_or_truncated_message_ends_the_connection() {
-        for sent in [&b"nonsense\n"[..], b"{\"message\":\"confirmed\"}", b"{\"message\":\"yours\",\"fds\":[{\"sock"] {
+        for sent in [
+            &b"nonsense\n"[..],
+            b"{\"message\":\"confirmed\"}",
+            b"{\"message\":\"yours\",\"fds\":[{\"sock",
+        ] {
             let (mut peer, mut theirs) = pair();
             theirs.write_all(sent).await.unwrap();
             drop(theirs);
             assert_eq!(peer.recv().await, None);
         }
         let (mut peer, mut theirs) = pair();
-        let endless = tokio::spawn(async move { theirs.write_all(&vec![b'x'; 2 * LINE_MAX]).await });
+        let endless =
+            tokio::spawn(async move { theirs.write_all(&vec![b'x'; 2 * LINE_MAX]).await });
         assert_eq!(peer.recv().await, None);
         drop(peer);
         assert!(endless.await.unwrap().is_err(), "the rest is not read");

@@ -17,16 +17,26 @@ const HABANA_CLASS: &str = "sys/class/habanalabs";
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
     let is_habana = function.driver.as_deref() == Some(HABANA);
-    let below = |class: &str| numbers(root, &format!("{}/{class}", folder(function.address)), class);
+    let below =
+        |class: &str| numbers(root, &format!("{}/{class}", folder(function.address)), class);
     for number in below("accel") {
         facts.nodes.push(required(format!("/dev/accel/accel{number}")));
-        facts.nodes.extend(is_habana.then(|| optional(format!("/dev/accel/accel_controlD{number}"))));
+        facts
+            .nodes
+            .extend(is_habana.then(|| optional(format!("/dev/accel/accel_controlD{number}"))));
     }
     facts.nodes.extend(below("ve").iter().map(|number| required(format!("/dev/ve{number}"))));
     if is_habana && facts.nodes.is_empty() {
-        let address = |number: &str| root.read(&format!("{HABANA_CLASS}/hl{number}/pci_addr"))?.parse().ok();
-        for number in numbers(root, HABANA_CLASS, "hl").iter().filter(|number| address(number) == Some(function.address)) {
-            facts.nodes.extend([required(format!("/dev/hl{number}")), optional(format!("/dev/hl_controlD{number}"))]);
+        let address =
+            |number: &str| root.read(&format!("{HABANA_CLASS}/hl{number}/pci_addr"))?.parse().ok();
+        for number in numbers(root, HABANA_CLASS, "hl")
+            .iter()
+            .filter(|number| address(number) == Some(function.address))
+        {
+            facts.nodes.extend([
+                required(format!("/dev/hl{number}")),
+                optional(format!("/dev/hl_controlD{number}")),
+            ]);
         }
     }
     facts
@@ -56,7 +66,11 @@ mod tests {
             write(dir.path(), file, text);
         }
         let function = PciFunction { driver: Some(driver.into()), ..function("0000:33:00.0") };
-        facts(&HostRoot::new(dir.path()), &function).nodes.into_iter().map(|node| (node.host, node.required)).collect()
+        facts(&HostRoot::new(dir.path()), &function)
+            .nodes
+            .into_iter()
+            .map(|node| (node.host, node.required))
+            .collect()
     }
 
     #[test]
@@ -64,19 +78,27 @@ mod tests {
         let dev = format!("{PLACE}/accel/accel3/dev");
         assert_eq!(nodes("intel_vpu", &[&dev]), [("/dev/accel/accel3".into(), true)]);
         assert_eq!(nodes("ve_drv", &[&format!("{PLACE}/ve/ve2/dev")]), [("/dev/ve2".into(), true)]);
-        let both = [("/dev/accel/accel3".into(), true), ("/dev/accel/accel_controlD3".into(), false)];
+        let both =
+            [("/dev/accel/accel3".into(), true), ("/dev/accel/accel_controlD3".into(), false)];
         assert_eq!(nodes("habanalabs", &[&dev]), both);
     }
 
     #[test]
     fn an_accelerator_is_offered_with_its_node() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), &format!("{PLACE}/uevent"), "DRIVER=intel_vpu\nPCI_CLASS=120000\nPCI_ID=8086:7D1D\n");
+        write(
+            dir.path(),
+            &format!("{PLACE}/uevent"),
+            "DRIVER=intel_vpu\nPCI_CLASS=120000\nPCI_ID=8086:7D1D\n",
+        );
         write(dir.path(), &format!("{PLACE}/accel/accel0/dev"), "261:0\n");
         let specs = [spec("a.com/npu", DeviceClass::Accelerator, Select::default())];
         let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
         assert_eq!(found.selection.warnings, Vec::<String>::new());
-        assert_eq!(found.selection.resources[&specs[0].name][0].nodes, [required("/dev/accel/accel0")]);
+        assert_eq!(
+            found.selection.resources[&specs[0].name][0].nodes,
+            [required("/dev/accel/accel0")]
+        );
     }
 
     #[test]
@@ -84,7 +106,10 @@ mod tests {
         let other = "sys/class/habanalabs/hl0/pci_addr = 0000:19:00.0\n";
         let control = "sys/class/habanalabs/hl_controlD1/dev";
         let mine = "sys/class/habanalabs/hl1/pci_addr = 0000:33:00.0\n";
-        assert_eq!(nodes("habanalabs", &[other, control, mine]), [("/dev/hl1".into(), true), ("/dev/hl_controlD1".into(), false)]);
+        assert_eq!(
+            nodes("habanalabs", &[other, control, mine]),
+            [("/dev/hl1".into(), true), ("/dev/hl_controlD1".into(), false)]
+        );
         assert_eq!(nodes("habanalabs", &[other]), []);
         assert_eq!(nodes("vfio-pci", &[mine]), []);
     }

@@ -13,7 +13,10 @@ use super::disks::Disks;
 use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
-use crate::domain::{Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName, ResourceSpec};
+use crate::domain::{
+    Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName,
+    ResourceSpec,
+};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,7 +62,8 @@ pub(super) struct Search<'a> {
 /// as in the former scan, and a new one is not offered yet.
 pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let mut found = CharDevices::default();
-    let specs: Vec<_> = search.specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
+    let specs: Vec<_> =
+        search.specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
     if specs.is_empty() {
         return found;
     }
@@ -68,12 +72,22 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let links = links(root);
     let described = matches.iter().map(|found| {
         let path = found.real_path().to_owned();
-        let mut named = NamedNode { links: links.get(&path).cloned().unwrap_or_default(), path, kernel: None, objects: Vec::new() };
+        let mut named = NamedNode {
+            links: links.get(&path).cloned().unwrap_or_default(),
+            path,
+            kernel: None,
+            objects: Vec::new(),
+        };
         let mut record = None;
         for node in &found.nodes {
             record = kernel.of_node(node);
             named.objects.extend(objects(node));
-            named.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
+            named.objects.extend(
+                record
+                    .iter()
+                    .filter_map(|record| record.device.as_deref())
+                    .map(Object::kernel_device),
+            );
         }
         // The kernel has a name for each node, but none for a folder.
         let record = record.filter(|_| found.folder.is_none());
@@ -107,7 +121,13 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
 /// A node, or a folder of nodes, under the id of its grant or list entry; no resource needs to name
 /// it any longer. `None` where it is absent.
 #[must_use]
-pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
+pub fn known_node(
+    root: &HostRoot,
+    id: DeviceId,
+    key: &str,
+    path: &str,
+    numa_nodes: &[u32],
+) -> Option<Device> {
     let (nodes, record) = match root.node_among(&mut Listings::default(), path) {
         Some(node) => {
             let record = KernelNames::of(root).of_node(&node);
@@ -117,12 +137,23 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
     };
     let mut attributes = attributes_of(record.as_ref());
     let disks = Disks::of(root);
-    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.disks_of_node(&node.path, node.number)).collect();
+    let behind: BTreeSet<String> =
+        nodes.iter().flat_map(|node| disks.disks_of_node(&node.path, node.number)).collect();
     note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
-    let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
+    let nodes: Vec<DeviceNode> = nodes
+        .into_iter()
+        .map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) })
+        .collect();
     let is_there = !nodes.is_empty();
-    let device =
-        || Device { id, key: key.to_owned(), class: DeviceClass::Char, pci: None, numa_nodes: numa_nodes.to_vec(), nodes, attributes };
+    let device = || Device {
+        id,
+        key: key.to_owned(),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: numa_nodes.to_vec(),
+        nodes,
+        attributes,
+    };
     is_there.then(device)
 }
 
@@ -130,7 +161,9 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
 /// now.
 #[must_use]
 pub fn objects_of_node(root: &HostRoot, path: &str) -> Vec<Object> {
-    known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
+    known_node(root, DeviceId::new(path), "", path, &[])
+        .map(|node| node.objects())
+        .unwrap_or_default()
 }
 
 pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
@@ -142,8 +175,12 @@ pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failure
 /// Keeps devices of the former scan for resources that could not be read completely, if they were
 /// not found now.
 fn keep_unread(found: &mut CharDevices, former: &[(ResourceName, Arc<Device>)]) {
-    for (resource, device) in former.iter().filter(|(resource, _)| found.unread.contains_key(resource)) {
-        let is_known = |known: &Device| known.id == device.id || known.key == device.key || known.nodes == device.nodes;
+    for (resource, device) in
+        former.iter().filter(|(resource, _)| found.unread.contains_key(resource))
+    {
+        let is_known = |known: &Device| {
+            known.id == device.id || known.key == device.key || known.nodes == device.nodes
+        };
         if !found.by_resource.values().flatten().any(is_known)
             && let Some(devices) = found.by_resource.get_mut(resource)
         {
@@ -196,7 +233,8 @@ fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
 
 /// Notes how the host uses a node that is a disk or leads to one.
 fn note_use(device: &mut Device, disks: &Disks<'_>) {
-    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.disks_of_node(&node.host, node.number)).collect();
+    let names: BTreeSet<String> =
+        device.nodes.iter().flat_map(|node| disks.disks_of_node(&node.host, node.number)).collect();
     if names.is_empty() {
         return;
     }
@@ -212,9 +250,13 @@ fn note_use(device: &mut Device, disks: &Disks<'_>) {
 fn note_disks(attributes: &mut Attributes, disks: &Disks<'_>, names: &[String]) {
     let stacked: Vec<Object> = names.iter().flat_map(|name| disks.stacked_on(name)).collect();
     if !stacked.is_empty() {
-        attributes.insert("stacked_on", stacked.iter().map(Object::as_str).collect::<Vec<_>>().join("\n"));
+        attributes.insert(
+            "stacked_on",
+            stacked.iter().map(Object::as_str).collect::<Vec<_>>().join("\n"),
+        );
     }
-    let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
+    let identities: Vec<(String, Option<u32>)> =
+        names.iter().filter_map(|name| disks.identity(name)).collect();
     if let [(id, partition)] = &identities[..] {
         attributes.insert("disk_id", id.clone());
         attributes.extend(partition.map(|number| ("disk_partition", number.to_string())));
@@ -226,8 +268,12 @@ fn note_disks(attributes: &mut Attributes, disks: &Disks<'_>, names: &[String]) 
 
 /// Notes the PCI function above a node's device, and the NUMA nodes of that function.
 fn near(root: &HostRoot, device: &mut Device, search: &Search<'_>) {
-    let parent = device.attribute("kernel_device").and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
-    let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else { return };
+    let parent = device
+        .attribute("kernel_device")
+        .and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
+    let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else {
+        return;
+    };
     device.attributes.insert("pci_parent", function.address.to_string());
     device.numa_nodes = search.numa.get(root).near(root, function);
 }
@@ -275,11 +321,18 @@ impl<'a> KernelNames<'a> {
             let name = base_name(&node.path);
             let class = self.class_of.get_or_init(|| self.list_classes()).get(name)?.as_ref()?;
             let device = self.root.link_target(&format!("sys/class/{class}/{name}"));
-            return Some(KernelRecord { name: format!("{class}:{name}"), device: device.as_deref().and_then(below_devices) });
+            return Some(KernelRecord {
+                name: format!("{class}:{name}"),
+                device: device.as_deref().and_then(below_devices),
+            });
         };
         let link = format!("sys/dev/{}/{major}:{minor}", if is_block { "block" } else { "char" });
         let target = self.root.link_target(&link)?;
-        let name = format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, base_name(&target));
+        let name = format!(
+            "{}:{}",
+            self.root.link_name(&format!("{link}/subsystem"))?,
+            base_name(&target)
+        );
         Some(KernelRecord { name, device: below_devices(&target) })
     }
 
@@ -288,8 +341,16 @@ impl<'a> KernelNames<'a> {
         for class in self.root.entries("sys/class") {
             let folder = format!("sys/class/{class}");
             // A link to a device that was not captured does not count.
-            for name in self.root.entries(&folder).into_iter().filter(|name| self.root.exists(&format!("{folder}/{name}"))) {
-                class_of.entry(name).and_modify(|class| *class = None).or_insert_with(|| Some(class.clone()));
+            for name in self
+                .root
+                .entries(&folder)
+                .into_iter()
+                .filter(|name| self.root.exists(&format!("{folder}/{name}")))
+            {
+                class_of
+                    .entry(name)
+                    .and_modify(|class| *class = None)
+                    .or_insert_with(|| Some(class.clone()));
             }
         }
         class_of
@@ -318,7 +379,14 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let root = root.recording();
         let numa = Shared::default();
-        let search = Search { specs, disks: &Disks::of(&root), scan: &Scan::default(), numa: &numa, held: &[], former: &[] };
+        let search = Search {
+            specs,
+            disks: &Disks::of(&root),
+            scan: &Scan::default(),
+            numa: &numa,
+            held: &[],
+            former: &[],
+        };
         discover(&root, &search)
     }
 
@@ -341,10 +409,17 @@ mod tests {
         for name in ["fuse", "001"] {
             symlink("../../devices/none", dir.path().join("sys/class/media").join(name)).unwrap();
         }
-        let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*", "/dev/both"])];
+        let specs = [char_spec(
+            "example.com/all",
+            &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*", "/dev/both"],
+        )];
         let found = found(&dir, &specs);
         let devices = &found.by_resource[&specs[0].name];
-        assert_eq!(ids(devices), ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001", "dev:both"], "two classes have a `both`");
+        assert_eq!(
+            ids(devices),
+            ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001", "dev:both"],
+            "two classes have a `both`"
+        );
         assert_eq!(devices[0].key, "dev:/dev/serial/by-id/usb-FTDI_A1");
         assert_eq!(devices[2].key, "dev:/dev/fuse");
     }
@@ -358,7 +433,8 @@ mod tests {
         symlink("/dev/ttyACM0", dir.path().join("dev/serial/by-id/usb-b")).unwrap();
         symlink("../../absent", dir.path().join("dev/serial/by-id/usb-c")).unwrap();
         write(dir.path(), "sys/class/tty/ttyACM0/dev", "166:0");
-        symlink("../../../sys/class/tty/ttyACM0/dev", dir.path().join("dev/serial/by-id/usb-d")).unwrap();
+        symlink("../../../sys/class/tty/ttyACM0/dev", dir.path().join("dev/serial/by-id/usb-d"))
+            .unwrap();
         let specs = [
             char_spec("example.com/first", &["/dev/serial/by-id/*", "/dev/tty*"]),
             char_spec("example.com/second", &["/dev/ttyACM0", "/dev/none*"]),
@@ -382,7 +458,11 @@ mod tests {
         }
         let specs = [char_spec("example.com/big", &["/dev/big"])];
         let found = found(&dir, &specs);
-        assert!(found.unread[&specs[0].name].contains("more than 1024 nodes"), "{:?}", found.unread);
+        assert!(
+            found.unread[&specs[0].name].contains("more than 1024 nodes"),
+            "{:?}",
+            found.unread
+        );
     }
 
     #[test]
@@ -399,7 +479,8 @@ mod tests {
             write(dir.path(), &format!("sys/{path}/dev"), "8:0");
             write(dir.path(), &format!("dev/{name}"), "");
             std::fs::create_dir_all(dir.path().join("sys/class/block")).unwrap();
-            symlink(format!("../../{path}"), dir.path().join("sys/class/block").join(name)).unwrap();
+            symlink(format!("../../{path}"), dir.path().join("sys/class/block").join(name))
+                .unwrap();
         }
         write(dir.path(), &format!("sys/{pci}/host0/block/sda/wwid"), "naa.5001");
         write(dir.path(), &format!("sys/{pci}/host0/block/sda/sda1/partition"), "1");
@@ -411,12 +492,24 @@ mod tests {
         let found = found(&dir, &specs);
         let devices = &found.by_resource[&specs[0].name];
         let overlaps = |one: &str, other: &str| {
-            let objects = |name: &str| devices.iter().find(|device| device.nodes[0].host == format!("/dev/{name}")).unwrap().objects();
+            let objects = |name: &str| {
+                devices
+                    .iter()
+                    .find(|device| device.nodes[0].host == format!("/dev/{name}"))
+                    .unwrap()
+                    .objects()
+            };
             overlap(&objects(one), &objects(other))
         };
-        for (one, other) in
-            [("sda", "sda1"), ("sda", "dm-0"), ("sda", "dm-1"), ("sda", "loop5"), ("sda1", "dm-0"), ("sda1", "loop5"), ("dm-0", "loop5")]
-        {
+        for (one, other) in [
+            ("sda", "sda1"),
+            ("sda", "dm-0"),
+            ("sda", "dm-1"),
+            ("sda", "loop5"),
+            ("sda1", "dm-0"),
+            ("sda1", "loop5"),
+            ("dm-0", "loop5"),
+        ] {
             assert!(overlaps(one, other) && overlaps(other, one), "{one} {other}");
         }
         for (one, other) in [("dm-0", "dm-1"), ("sda1", "dm-1"), ("loop5", "dm-1")] {
@@ -429,7 +522,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "dev/video3", "");
         let mut spec = (*char_spec("example.com/camera", &["/dev/video3"])).clone();
-        for (container, expected) in [(None, "/dev/video3"), (Some("/dev/cam/"), "/dev/cam/video3"), (Some("/dev/cam"), "/dev/cam")] {
+        for (container, expected) in [
+            (None, "/dev/video3"),
+            (Some("/dev/cam/"), "/dev/cam/video3"),
+            (Some("/dev/cam"), "/dev/cam"),
+        ] {
             spec.paths[0].container = container.map(str::to_owned);
             let found = found(&dir, &[Arc::new(spec.clone())]);
             assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
@@ -454,7 +551,12 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("dev/empty")).unwrap();
         write(dir.path(), "sys/class/block/sda/dev", "8:0");
         let nodes = |found: &CharDevices, spec: &ResourceSpec| -> Vec<(String, Vec<String>)> {
-            let of = |device: &Device| (device.id.to_string(), device.nodes.iter().map(|node| node.container.clone()).collect());
+            let of = |device: &Device| {
+                (
+                    device.id.to_string(),
+                    device.nodes.iter().map(|node| node.container.clone()).collect(),
+                )
+            };
             found.by_resource[&spec.name].iter().map(of).collect()
         };
         let mut moved = (*char_spec("example.com/moved", &["/dev/dvb/adapter*"])).clone();
@@ -468,12 +570,24 @@ mod tests {
             char_spec("example.com/none", &["/dev/empty", "/dev/mapper"]),
         ];
         let found = found(&dir, &specs);
-        let of = |id: &str, nodes: &[&str]| (id.to_owned(), nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
-        assert_eq!(nodes(&found, &specs[1]), [of("dev:snd", &["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"])]);
+        let of = |id: &str, nodes: &[&str]| {
+            (id.to_owned(), nodes.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            nodes(&found, &specs[1]),
+            [of("dev:snd", &["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"])]
+        );
         assert_eq!(found.by_resource[&specs[1].name][0].key, "dev:/dev/snd");
-        let adapters = [of("dev:dvb-adapter0", &["/x/adapter0/demux0"]), of("dev:dvb-adapter1", &["/x/adapter1/demux0"])];
+        let adapters = [
+            of("dev:dvb-adapter0", &["/x/adapter0/demux0"]),
+            of("dev:dvb-adapter1", &["/x/adapter1/demux0"]),
+        ];
         assert_eq!(nodes(&found, &specs[2]), adapters);
-        assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
+        assert_eq!(
+            nodes(&found, &specs[3]),
+            [of("dev:input-event0", &["/dev/input/event0"])],
+            "of nodes and folders the nodes are meant"
+        );
         let expected = [
             "example.com/late: the nodes of /dev/snd/pcm* already belong to example.com/audio, the first resource that matches them",
             "example.com/late: the nodes of /dev/snd already belong to example.com/audio, the first resource that matches them",

@@ -18,7 +18,8 @@ const CONSOLES: [(u16, u16); 3] = [(0x19e5, 0x1711), (0x1414, 0x5353), (0x1d0f, 
 /// The class of a function, from its record and, where that does not decide, from its folder.
 pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     let console = function.vendor.is_some_and(|vendor| CONSOLE_VENDORS.contains(&vendor));
-    let display = !console && !function.vendor.zip(function.device).is_some_and(|ids| CONSOLES.contains(&ids));
+    let display = !console
+        && !function.vendor.zip(function.device).is_some_and(|ids| CONSOLES.contains(&ids));
     // An RDMA device below a function makes it an RDMA adapter. The exception is a compute device:
     // an accelerator with ports of its own (Gaudi's `hbl_0`) stays one.
     let computes = matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200..=0x12ff | 0x0b40));
@@ -48,7 +49,10 @@ mod tests {
 
     fn class_of(vendor: u16, class: u32) -> DeviceClass {
         let dir = tempfile::tempdir().unwrap();
-        classify(&HostRoot::new(dir.path()), &PciFunction { vendor: Some(vendor), class: Some(class), ..function("0000:18:00.0") })
+        classify(
+            &HostRoot::new(dir.path()),
+            &PciFunction { vendor: Some(vendor), class: Some(class), ..function("0000:18:00.0") },
+        )
     }
 
     #[test]
@@ -64,7 +68,12 @@ mod tests {
     fn console_displays_are_no_gpus() {
         let dir = tempfile::tempdir().unwrap();
         let class_of = |vendor, device, class| {
-            let function = PciFunction { vendor: Some(vendor), device: Some(device), class: Some(class), ..function("0000:18:00.0") };
+            let function = PciFunction {
+                vendor: Some(vendor),
+                device: Some(device),
+                class: Some(class),
+                ..function("0000:18:00.0")
+            };
             classify(&HostRoot::new(dir.path()), &function)
         };
         assert_eq!(class_of(0x19e5, 0x1711, 0x03_0000), DeviceClass::Other, "HiBMC");
@@ -77,7 +86,11 @@ mod tests {
     fn accelerators_networks_and_disks() {
         assert_eq!(class_of(0x1bcf, 0x0b_4000), DeviceClass::Accelerator, "vector engine");
         assert_eq!(class_of(0x1af4, 0x12_0000), DeviceClass::Other, "virtio made by an FPGA image");
-        assert_eq!(class_of(0x15b3, 0x02_0700), DeviceClass::Nic, "InfiniBand without its RDMA driver");
+        assert_eq!(
+            class_of(0x15b3, 0x02_0700),
+            DeviceClass::Nic,
+            "InfiniBand without its RDMA driver"
+        );
         assert_eq!(class_of(0x144d, 0x01_0802), DeviceClass::Nvme);
         assert_eq!(class_of(0x144d, 0x01_0803), DeviceClass::Other, "administrative controller");
     }
@@ -87,7 +100,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         for class in [0x02_0000, 0x02_0700, 0x02_8000] {
-            let adapter = PciFunction { class: Some(class), rdma: vec!["mlx5_0".into()], ..function("0000:18:00.0") };
+            let adapter = PciFunction {
+                class: Some(class),
+                rdma: vec!["mlx5_0".into()],
+                ..function("0000:18:00.0")
+            };
             assert_eq!(classify(&root, &adapter), DeviceClass::Rdma);
         }
     }

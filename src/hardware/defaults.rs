@@ -1,7 +1,9 @@
 //! The resources without a configuration: known hardware under its vendor's usual name.
 
 use super::{Scan, drm, nvidia};
-use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
+use crate::domain::{
+    ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select,
+};
 use std::sync::Arc;
 
 /// Name, vendor, driver, and the required value of `vf`: `Some(false)` selects physical functions
@@ -16,7 +18,11 @@ const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
 /// The configured resources; without any, those for the existing hardware.
 #[must_use]
 pub fn or_usual(configured: &[Arc<ResourceSpec>], scan: &Scan) -> Vec<Arc<ResourceSpec>> {
-    if configured.is_empty() { specs(scan).into_iter().map(Arc::new).collect() } else { configured.to_vec() }
+    if configured.is_empty() {
+        specs(scan).into_iter().map(Arc::new).collect()
+    } else {
+        configured.to_vec()
+    }
 }
 
 /// The resources for the existing hardware; empty for a machine without known hardware.
@@ -38,11 +44,14 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
                 }
                 && vf.is_none_or(|vf| function.is_vf() == vf)
         };
-        let (integrated, cards): (Vec<_>, Vec<_>) = scan.functions.values().filter(mine).partition(|function| is_integrated(function));
+        let (integrated, cards): (Vec<_>, Vec<_>) =
+            scan.functions.values().filter(mine).partition(|function| is_integrated(function));
         let named = name.parse().ok().filter(|_| !cards.is_empty());
         if let Some(spec) = named.and_then(|name| self::named(&name)) {
-            let integrated: Vec<PciAddress> = integrated.iter().map(|function| function.address).collect();
-            let exclude = (!integrated.is_empty()).then(|| Select { address: integrated, ..Select::default() });
+            let integrated: Vec<PciAddress> =
+                integrated.iter().map(|function| function.address).collect();
+            let exclude = (!integrated.is_empty())
+                .then(|| Select { address: integrated, ..Select::default() });
             specs.push(ResourceSpec { exclude, ..spec });
         }
     }
@@ -53,14 +62,17 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
 #[must_use]
 pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
     let (_, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
-    let select = Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() };
+    let select =
+        Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() };
     let contract = ContractKind::usual(DeviceClass::Gpu, &select.vendor, &select.driver).into();
     Some(ResourceSpec { contract, select, ..ResourceSpec::new(name.clone(), DeviceClass::Gpu) })
 }
 
 /// Intel's integrated graphics is always at 00:02, on the root bus.
 fn is_integrated(function: &PciFunction) -> bool {
-    function.vendor == Some(drm::VENDOR_INTEL) && function.address.bus == 0 && function.address.device == 2
+    function.vendor == Some(drm::VENDOR_INTEL)
+        && function.address.bus == 0
+        && function.address.device == 2
 }
 
 #[cfg(test)]
@@ -69,19 +81,35 @@ mod tests {
     use super::*;
 
     fn gpu(address: &str, vendor: u16, driver: &str) -> PciFunction {
-        PciFunction { vendor: Some(vendor), driver: Some(driver.into()), class: Some(0x03_0000), ..function(address) }
+        PciFunction {
+            vendor: Some(vendor),
+            driver: Some(driver.into()),
+            class: Some(0x03_0000),
+            ..function(address)
+        }
     }
 
     fn names(functions: Vec<PciFunction>) -> Vec<String> {
-        let scan = Scan::of(functions.into_iter().map(|function| (function.address, function)).collect());
+        let scan =
+            Scan::of(functions.into_iter().map(|function| (function.address, function)).collect());
         specs(&scan).iter().map(|spec| spec.name.to_string()).collect()
     }
 
     #[test]
     fn only_present_usable_devices_are_offered() {
         assert_eq!(names(vec![]), Vec::<String>::new());
-        assert_eq!(names(vec![gpu("0000:01:00.0", 0x10de, "nouveau"), gpu("0000:00:02.0", 0x8086, "i915")]), Vec::<String>::new());
-        let all = vec![gpu("0000:01:00.0", 0x10de, "nvidia"), gpu("0000:02:00.0", 0x1002, "amdgpu"), gpu("0000:03:00.0", 0x8086, "xe")];
+        assert_eq!(
+            names(vec![
+                gpu("0000:01:00.0", 0x10de, "nouveau"),
+                gpu("0000:00:02.0", 0x8086, "i915")
+            ]),
+            Vec::<String>::new()
+        );
+        let all = vec![
+            gpu("0000:01:00.0", 0x10de, "nvidia"),
+            gpu("0000:02:00.0", 0x1002, "amdgpu"),
+            gpu("0000:03:00.0", 0x8086, "xe"),
+        ];
         assert_eq!(names(all), ["nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe"]);
     }
 

@@ -8,7 +8,9 @@ use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::routes::DefaultRoutes;
 use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, DeviceNode, NvmlSnapshot, PciAddress, PciFunction,
+};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +56,12 @@ pub(super) struct Describer<'a> {
 }
 
 impl<'a> Describer<'a> {
-    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan, nvml: &'a NvmlSnapshot, disks: &'a Disks<'a>) -> Self {
+    pub(super) fn new(
+        root: &'a HostRoot,
+        scan: &'a Scan,
+        nvml: &'a NvmlSnapshot,
+        disks: &'a Disks<'a>,
+    ) -> Self {
         Describer {
             root,
             scan,
@@ -88,7 +95,8 @@ impl<'a> Describer<'a> {
     fn node(&self, node: DeviceNode) -> Option<DeviceNode> {
         let known = self.nodes.borrow().get(&node.host).cloned();
         let failed = self.root.failure_count();
-        let found = known.unwrap_or_else(|| self.root.node_among(&mut self.listings.borrow_mut(), &node.host));
+        let found = known
+            .unwrap_or_else(|| self.root.node_among(&mut self.listings.borrow_mut(), &node.host));
         if self.root.failure_count() > failed {
             return Some(node);
         }
@@ -115,7 +123,11 @@ impl<'a> Describer<'a> {
         facts.note("parts", facts.parts_are);
         facts.note("hive", self.nvlink_hives.get(&function.address));
         let parts = std::mem::take(&mut facts.parts);
-        let numa_nodes = if class == DeviceClass::Other { Vec::new() } else { self.numa.get(self.root).near(self.root, function) };
+        let numa_nodes = if class == DeviceClass::Other {
+            Vec::new()
+        } else {
+            self.numa.get(self.root).near(self.root, function)
+        };
         let device = |id: String, part: Option<&str>, facts: Facts| Device {
             id: DeviceId::new(id),
             key: key_of(function, part),
@@ -144,7 +156,11 @@ impl<'a> Describer<'a> {
             }
             DeviceClass::Gpu => {
                 let is_amd = function.vendor == Some(drm::VENDOR_AMD);
-                drm::facts(self.root, function, if is_amd { self.kfd.get(self.root) } else { &self.kfd.value })
+                drm::facts(
+                    self.root,
+                    function,
+                    if is_amd { self.kfd.get(self.root) } else { &self.kfd.value },
+                )
             }
             DeviceClass::Rdma => rdma::facts(self.root, function, self.rdma.get(self.root)),
             DeviceClass::Nvme => nvme::facts(self.root, function, self.disks),
@@ -168,7 +184,9 @@ impl<'a> Describer<'a> {
 
 /// The key of a function, from its place and its ids, or of one of its parts.
 fn key_of(function: &PciFunction, part: Option<&str>) -> String {
-    let id = |number: Option<u16>| number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"));
+    let id = |number: Option<u16>| {
+        number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"))
+    };
     let part = part.map(|part| format!("/{part}")).unwrap_or_default();
     format!("pci:{}/{}:{}{part}", function.address, id(function.vendor), id(function.device))
 }
@@ -196,7 +214,10 @@ mod tests {
         };
         let device = describe(&dir, &gpu).remove(0);
         let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.as_str()).collect();
-        assert_eq!((device.class, nodes), (DeviceClass::Gpu, vec!["/dev/vfio/vfio", "/dev/vfio/38"]));
+        assert_eq!(
+            (device.class, nodes),
+            (DeviceClass::Gpu, vec!["/dev/vfio/vfio", "/dev/vfio/38"])
+        );
         assert_eq!(device.key, "pci:0000:08:00.0/10de:????");
     }
 
@@ -221,7 +242,11 @@ mod tests {
     #[test]
     fn parts_are_devices_named_after_the_whole() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0000:08:00.0/information",
+            "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n",
+        );
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         write(dir.path(), &format!("{mig}/gi3/access"), "DeviceFileMinor: 30\n");
         write(dir.path(), &format!("{mig}/gi3/ci0/access"), "DeviceFileMinor: 31\n");
@@ -233,11 +258,18 @@ mod tests {
             ..function("0000:08:00.0")
         };
         let devices = describe(&dir, &gpu);
-        let names: Vec<_> = devices.iter().map(|device| (device.id.as_str(), device.key.as_str())).collect();
+        let names: Vec<_> =
+            devices.iter().map(|device| (device.id.as_str(), device.key.as_str())).collect();
         let place = "pci:0000:08:00.0/10de:2330";
         assert_eq!(names, [("GPU-1", place), ("GPU-1-gi3-ci0", &format!("{place}/gi3-ci0"))]);
-        assert_eq!((devices[0].attribute("parts"), devices[0].attribute("part")), (Some("mig"), None));
-        assert_eq!((devices[1].attribute("part"), devices[1].attribute("parent")), (Some("mig"), Some("GPU-1")));
+        assert_eq!(
+            (devices[0].attribute("parts"), devices[0].attribute("part")),
+            (Some("mig"), None)
+        );
+        assert_eq!(
+            (devices[1].attribute("part"), devices[1].attribute("parent")),
+            (Some("mig"), Some("GPU-1"))
+        );
         assert_eq!(devices[1].class, DeviceClass::Gpu);
     }
 }

@@ -31,7 +31,8 @@ const UDEV_DATA: &str = "run/udev/data";
 /// The most disks below one volume that are read: as many as a rack has.
 const STACKED_MAX: usize = 256;
 /// The members of pools: udev's name, and the name in messages.
-const POOLS: [(&str, &str); 2] = [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
+const POOLS: [(&str, &str); 2] =
+    [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
 
 /// The host's disks. What concerns all of them is read on first use, once for a whole scan.
 #[derive(Debug)]
@@ -56,19 +57,35 @@ impl Uses {
         match root.read_all(MOUNTS) {
             Ok(mounts) => uses.of.extend(mounts.lines().filter_map(mounted).flatten()),
             // A captured tree may lack them, and no container is granted a disk of it.
-            Err(error) if root.is_live() => uses.failures.push(ReadFailure { path: format!("/{MOUNTS}"), error: error.to_string() }),
+            Err(error) if root.is_live() => uses
+                .failures
+                .push(ReadFailure { path: format!("/{MOUNTS}"), error: error.to_string() }),
             Err(_) => {}
         }
-        let btrfs = root.entries("sys/fs/btrfs").into_iter().map(|uuid| format!("sys/fs/btrfs/{uuid}/devices"));
-        uses.of.extend(btrfs.flat_map(|devices| root.entries(&devices)).map(|disk| (disk, "part of a mounted btrfs".to_owned())));
+        let btrfs = root
+            .entries("sys/fs/btrfs")
+            .into_iter()
+            .map(|uuid| format!("sys/fs/btrfs/{uuid}/devices"));
+        uses.of.extend(
+            btrfs
+                .flat_map(|devices| root.entries(&devices))
+                .map(|disk| (disk, "part of a mounted btrfs".to_owned())),
+        );
         let swaps = root.read("proc/swaps").unwrap_or_default();
-        let swaps = swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
+        let swaps =
+            swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
-        let loops = root.entries("sys/class/block").into_iter().filter(|name| is_numbered(name, "loop"));
-        uses.of.extend(loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))));
+        let loops =
+            root.entries("sys/class/block").into_iter().filter(|name| is_numbered(name, "loop"));
+        uses.of.extend(
+            loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))),
+        );
         // Only udev knows whether a disk is in a pool.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
-            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it does not exist, but ZFS is loaded".into() });
+            uses.failures.push(ReadFailure {
+                path: format!("/{UDEV_DATA}"),
+                error: "it does not exist, but ZFS is loaded".into(),
+            });
         }
         uses.failures.extend(root.take_failures());
         uses
@@ -81,7 +98,8 @@ fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     let mut fields = mount.split(' ');
     let (number, within, place) = (fields.nth(2)?, fields.next()?, fields.next()?);
     let mut described = file_system.split(' ');
-    let (kind, source, options) = (described.next()?, described.next()?, described.next().unwrap_or_default());
+    let (kind, source, options) =
+        (described.next()?, described.next()?, described.next().unwrap_or_default());
     // A file system without a disk of its own has the major number 0.
     let number = Some(number).filter(|number| !number.starts_with("0:"));
     // bcachefs names all of its disks, separated by colons.
@@ -100,7 +118,11 @@ fn mounted(line: &str) -> Option<Vec<(String, String)>> {
 
 /// The disk below a loop device; `None` if it is over a file, or over nothing.
 fn backing(root: &HostRoot, name: &str) -> Option<String> {
-    Some(root.read(&format!("sys/class/block/{name}/loop/backing_file"))?.strip_prefix("/dev/")?.to_owned())
+    Some(
+        root.read(&format!("sys/class/block/{name}/loop/backing_file"))?
+            .strip_prefix("/dev/")?
+            .to_owned(),
+    )
 }
 
 impl<'a> Disks<'a> {
@@ -128,7 +150,8 @@ impl<'a> Disks<'a> {
             if self.root.is_live() {
                 // Then it is unknown whether the host uses it.
                 let error = format!("no disk has the number {number}");
-                self.root.repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
+                self.root
+                    .repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
                 return Vec::new();
             }
         }
@@ -141,9 +164,16 @@ impl<'a> Disks<'a> {
         }
         if is_numbered(name, "nvme") {
             let entries = self.root.entries(&format!("sys/class/nvme/{name}"));
-            return entries.iter().filter_map(|entry| nvme::disk_of(entry)).collect::<BTreeSet<_>>().into_iter().collect();
+            return entries
+                .iter()
+                .filter_map(|entry| nvme::disk_of(entry))
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect();
         }
-        let of_scsi = |class: &str, name: &str| self.root.entries(&format!("sys/class/{class}/{name}/device/block"));
+        let of_scsi = |class: &str, name: &str| {
+            self.root.entries(&format!("sys/class/{class}/{name}/device/block"))
+        };
         if is_numbered(name, "sg") {
             return of_scsi("scsi_generic", name);
         }
@@ -157,8 +187,11 @@ impl<'a> Disks<'a> {
             return Some(usual.to_owned());
         }
         let target = self.root.link_target(&format!("sys/dev/block/{number}"));
-        let linked = target.as_deref().and_then(|target| target.rsplit('/').next()).map(str::to_owned);
-        linked.or_else(|| self.root.entries("sys/class/block").into_iter().find(|name| has_number(name)))
+        let linked =
+            target.as_deref().and_then(|target| target.rsplit('/').next()).map(str::to_owned);
+        linked.or_else(|| {
+            self.root.entries("sys/class/block").into_iter().find(|name| has_number(name))
+        })
     }
 
     /// The identity of a disk, as the disk reports it, and the number of a partition. For a
@@ -168,10 +201,16 @@ impl<'a> Disks<'a> {
         let partition = text(&format!("{name}/partition")).and_then(|number| number.parse().ok());
         // The folder of a partition is inside the folder of its disk.
         let target = self.root.link_target(&format!("sys/class/block/{name}"));
-        let above = target.as_deref().and_then(|target| target.rsplit('/').nth(1)).filter(|_| partition.is_some());
+        let above = target
+            .as_deref()
+            .and_then(|target| target.rsplit('/').nth(1))
+            .filter(|_| partition.is_some());
         let disk = above.unwrap_or(name);
         let files = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial"];
-        let known = files.iter().find_map(|file| text(&format!("{disk}/{file}"))).filter(|id| names_something(id))?;
+        let known = files
+            .iter()
+            .find_map(|file| text(&format!("{disk}/{file}")))
+            .filter(|id| names_something(id))?;
         Some((known, partition))
     }
 
@@ -190,8 +229,12 @@ impl<'a> Disks<'a> {
             }
             let identity = self.identity(&disk).map(|(id, partition)| Object::disk(&id, partition));
             let target = self.root.link_target(&format!("sys/class/block/{disk}"));
-            let device = target.as_deref().and_then(|target| target.split_once("devices/")).map(|(_, path)| Object::kernel_device(path));
-            objects.extend([identity, device].into_iter().flatten().map(|object| object.part(name)));
+            let device = target
+                .as_deref()
+                .and_then(|target| target.split_once("devices/"))
+                .map(|(_, path)| Object::kernel_device(path));
+            objects
+                .extend([identity, device].into_iter().flatten().map(|object| object.part(name)));
             next.extend(below(&disk));
         }
         objects
@@ -211,22 +254,39 @@ impl<'a> Disks<'a> {
         let numbers: Vec<String> = names.iter().filter_map(|name| self.number(name)).collect();
         let is_it = |name: &str| is_part(disk, name) || numbers.iter().any(|number| number == name);
         let used = uses.of.iter().find(|(name, _)| is_it(name)).map(|(_, by)| by.clone());
-        let holder = || names.iter().find_map(|name| self.root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next());
+        let holder = || {
+            names.iter().find_map(|name| {
+                self.root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next()
+            })
+        };
         used.or_else(|| holder().map(|holder| format!("part of {holder}")))
     }
 
     /// The pool that the disk or one of its partitions belongs to. An active pool leaves no other
     /// trace.
     pub(super) fn member_of(&self, disk: &str) -> Option<&'static str> {
-        let record = |name: &String| self.root.read(&format!("{UDEV_DATA}/b{}", self.number(name)?));
-        let kind = |record: &str| record.lines().find_map(|line| Some(line.strip_prefix("E:ID_FS_TYPE=")?.to_owned()));
-        let kinds = self.with_partitions(disk).iter().filter_map(record).filter_map(|record| kind(&record)).collect::<Vec<_>>();
-        POOLS.iter().find(|(kind, _)| kinds.iter().any(|found| found == kind)).map(|(_, pool)| *pool)
+        let record =
+            |name: &String| self.root.read(&format!("{UDEV_DATA}/b{}", self.number(name)?));
+        let kind = |record: &str| {
+            record.lines().find_map(|line| Some(line.strip_prefix("E:ID_FS_TYPE=")?.to_owned()))
+        };
+        let kinds = self
+            .with_partitions(disk)
+            .iter()
+            .filter_map(record)
+            .filter_map(|record| kind(&record))
+            .collect::<Vec<_>>();
+        POOLS
+            .iter()
+            .find(|(kind, _)| kinds.iter().any(|found| found == kind))
+            .map(|(_, pool)| *pool)
     }
 
     fn with_partitions(&self, disk: &str) -> Vec<String> {
         let entries = self.root.entries(&format!("sys/class/block/{disk}")).into_iter();
-        std::iter::once(disk.to_owned()).chain(entries.filter(|entry| entry != disk && is_part(disk, entry))).collect()
+        std::iter::once(disk.to_owned())
+            .chain(entries.filter(|entry| entry != disk && is_part(disk, entry)))
+            .collect()
     }
 
     fn number(&self, name: &str) -> Option<String> {
@@ -261,7 +321,9 @@ pub fn used_for(root: &HostRoot, device: &Device) -> Result<Option<String>, Read
         }
         // The disks of a node are known from the scan, so an Allocate of any other node costs
         // nothing here.
-        DeviceClass::Char => device.attribute("disk").and_then(|names| names.split(',').find_map(|name| disks.used_for(name))),
+        DeviceClass::Char => device
+            .attribute("disk")
+            .and_then(|names| names.split(',').find_map(|name| disks.used_for(name))),
         _ => None,
     };
     match (used, root.take_failures().pop()) {
@@ -287,14 +349,32 @@ mod tests {
     #[test]
     fn uses_by_the_host_are_found() {
         let dir = tempfile::tempdir().unwrap();
-        let mounts = ["0:21 /proc proc", "259:3 / /dev/nvme1n1p2", "259:9 /var /dev/nvme10n1", "8:2 /home /dev/sda2"];
-        let mounts = mounts.map(|mount| mount.split(' ').collect::<Vec<_>>()).map(|mount| line(mount[0], mount[1], mount[2])).concat();
+        let mounts = [
+            "0:21 /proc proc",
+            "259:3 / /dev/nvme1n1p2",
+            "259:9 /var /dev/nvme10n1",
+            "8:2 /home /dev/sda2",
+        ];
+        let mounts = mounts
+            .map(|mount| mount.split(' ').collect::<Vec<_>>())
+            .map(|mount| line(mount[0], mount[1], mount[2]))
+            .concat();
         write(dir.path(), "proc/1/mountinfo", &mounts);
         write(dir.path(), "proc/swaps", "Filename Type\n/dev/nvme2n1 partition 1 0 -2\n");
         write(dir.path(), "sys/class/block/nvme3n1/nvme3n1p1/dev", "259:1\n");
         write(dir.path(), "sys/class/block/nvme3n1p1/holders/dm-0/dev", "253:0\n");
         let root = HostRoot::new(dir.path());
-        let disks = ["nvme1n1", "nvme10n1", "nvme2n1", "nvme3n1", "sda", "nvme4n1", "nvme1n10", "sd", "nvme1n1p3"];
+        let disks = [
+            "nvme1n1",
+            "nvme10n1",
+            "nvme2n1",
+            "nvme3n1",
+            "sda",
+            "nvme4n1",
+            "nvme1n10",
+            "sd",
+            "nvme1n1p3",
+        ];
         let some = |by: &str| Some(by.to_owned());
         let expected = [
             some("mounted at /"),
@@ -313,13 +393,25 @@ mod tests {
     #[test]
     fn a_mounted_disk_is_known_by_its_number_and_not_its_name() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "proc/1/mountinfo", &(line("259:10", "/", "/dev/root") + &line("259:7", "/data", "/dev/disk/by-id/nvme-x")));
+        write(
+            dir.path(),
+            "proc/1/mountinfo",
+            &(line("259:10", "/", "/dev/root") + &line("259:7", "/data", "/dev/disk/by-id/nvme-x")),
+        );
         write(dir.path(), "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
-        for (name, number) in [("nvme0n1", "259:8"), ("nvme0n1p1", "259:10"), ("nvme1n1", "259:7"), ("nvme2n1", "259:1")] {
+        for (name, number) in [
+            ("nvme0n1", "259:8"),
+            ("nvme0n1p1", "259:10"),
+            ("nvme1n1", "259:7"),
+            ("nvme2n1", "259:1"),
+        ] {
             write(dir.path(), &format!("sys/class/block/{name}/dev"), &format!("{number}\n"));
         }
         let used = used(&HostRoot::new(dir.path()), &["nvme0n1", "nvme1n1", "nvme2n1"]);
-        assert_eq!(used, [Some("mounted at /".to_owned()), Some("mounted at /data".to_owned()), None]);
+        assert_eq!(
+            used,
+            [Some("mounted at /".to_owned()), Some("mounted at /data".to_owned()), None]
+        );
     }
 
     #[test]
@@ -338,7 +430,16 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let names: Vec<String> = ('a'..='j').map(|letter| format!("sd{letter}")).collect();
         let used = used(&root, &names.iter().map(String::as_str).collect::<Vec<_>>());
-        let wanted = ["/srv", "/srv", "/srv", "/pool", "/pool", "/var/lib/kubelet/plugins/x", "/ext", "/ext"];
+        let wanted = [
+            "/srv",
+            "/srv",
+            "/srv",
+            "/pool",
+            "/pool",
+            "/var/lib/kubelet/plugins/x",
+            "/ext",
+            "/ext",
+        ];
         let wanted = wanted.map(|place| format!("mounted at {place}"));
         assert_eq!(used[..8], wanted.map(Some));
         assert_eq!(used[8..], [Some("behind loop0".to_owned()), None]);
@@ -349,7 +450,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("sys/devices/virtual/block/sda")).unwrap();
         std::fs::create_dir_all(dir.path().join("sys/dev/block")).unwrap();
-        std::os::unix::fs::symlink("../../devices/virtual/block/sda", dir.path().join("sys/dev/block/8:0")).unwrap();
+        std::os::unix::fs::symlink(
+            "../../devices/virtual/block/sda",
+            dir.path().join("sys/dev/block/8:0"),
+        )
+        .unwrap();
         write(dir.path(), "sys/class/block/sdb/dev", "8:16");
         let number = |is_block, minor| Some(DeviceNumber { is_block, major: 8, minor });
         let root = HostRoot::new(dir.path());
@@ -357,12 +462,19 @@ mod tests {
         assert_eq!(disks.disks_of_node("/dev/disk-sda", number(true, 0)), ["sda"]);
         assert_eq!(disks.disks_of_node("/dev/sdb", number(true, 0)), ["sda"]);
         assert_eq!(disks.disks_of_node("/dev/sdb", None), ["sdb"]);
-        assert_eq!(disks.disks_of_node("/dev/disk-sdb", number(true, 16)), ["sdb"], "also without its link");
+        assert_eq!(
+            disks.disks_of_node("/dev/disk-sdb", number(true, 16)),
+            ["sdb"],
+            "also without its link"
+        );
         assert_eq!(disks.disks_of_node("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
         // A live machine shows every disk that it has.
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();
-        assert_eq!(Disks::of(&root).disks_of_node("/dev/sdb", number(true, 32)), Vec::<String>::new());
+        assert_eq!(
+            Disks::of(&root).disks_of_node("/dev/sdb", number(true, 32)),
+            Vec::<String>::new()
+        );
         assert!(root.take_failures()[0].to_string().contains("no disk has the number 8:32"));
     }
 
@@ -374,18 +486,31 @@ mod tests {
             write(dir.path(), &format!("sys/fs/btrfs/6f0c/devices/{disk}/dev"), "");
         }
         let used = used(&HostRoot::new(dir.path()), &["nvme1n1", "nvme2n1", "nvme3n1"]);
-        assert_eq!(used, [Some("mounted at /srv".to_owned()), Some("part of a mounted btrfs".to_owned()), None]);
+        assert_eq!(
+            used,
+            [Some("mounted at /srv".to_owned()), Some("part of a mounted btrfs".to_owned()), None]
+        );
     }
 
     #[test]
     fn a_mount_is_found_behind_those_of_a_hundred_pods() {
         let dir = tempfile::tempdir().unwrap();
         let layers = "/var/lib/containerd/snapshots/1234/fs:".repeat(30);
-        let overlay = |n: usize| format!("{n} 27 0:{n} / /run/pod{n} rw shared:1 - overlay overlay rw,lowerdir={layers}\n");
-        let mounts: String = (100..200).map(overlay).chain([line("259:7", "/var/lib/postgres", "/dev/nvme1n1")]).collect();
+        let overlay = |n: usize| {
+            format!(
+                "{n} 27 0:{n} / /run/pod{n} rw shared:1 - overlay overlay rw,lowerdir={layers}\n"
+            )
+        };
+        let mounts: String = (100..200)
+            .map(overlay)
+            .chain([line("259:7", "/var/lib/postgres", "/dev/nvme1n1")])
+            .collect();
         assert!(mounts.len() > 100_000);
         write(dir.path(), "proc/1/mountinfo", &mounts);
-        assert_eq!(used(&HostRoot::new(dir.path()), &["nvme1n1"]), [Some("mounted at /var/lib/postgres".to_owned())]);
+        assert_eq!(
+            used(&HostRoot::new(dir.path()), &["nvme1n1"]),
+            [Some("mounted at /var/lib/postgres".to_owned())]
+        );
     }
 
     #[test]
@@ -405,9 +530,17 @@ mod tests {
     fn udev_marks_members_of_pools() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
-        for (name, number, kind) in [("nvme0n1", "259:8", "other"), ("nvme0n1p1", "259:10", "zfs_member"), ("nvme1n1", "259:7", "ext4")] {
+        for (name, number, kind) in [
+            ("nvme0n1", "259:8", "other"),
+            ("nvme0n1p1", "259:10", "zfs_member"),
+            ("nvme1n1", "259:7", "ext4"),
+        ] {
             write(dir.path(), &format!("sys/class/block/{name}/dev"), &format!("{number}\n"));
-            write(dir.path(), &format!("run/udev/data/b{number}"), &format!("S:disk/x\nE:ID_FS_TYPE={kind}\nG:systemd\n"));
+            write(
+                dir.path(),
+                &format!("run/udev/data/b{number}"),
+                &format!("S:disk/x\nE:ID_FS_TYPE={kind}\nG:systemd\n"),
+            );
         }
         let root = HostRoot::new(dir.path());
         let disks = Disks::of(&root);

@@ -25,13 +25,19 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
         facts.nodes.push(required("/dev/kfd"));
     }
     // A container computes through the render node; the card node is for displays and older tools.
-    facts.nodes.extend(cards.map(|name| if render.is_empty() { required(node(name)) } else { optional(node(name)) }));
+    facts.nodes.extend(
+        cards.map(
+            |name| if render.is_empty() { required(node(name)) } else { optional(node(name)) },
+        ),
+    );
     facts.nodes.extend(render.iter().map(|name| required(node(name))));
     if amd {
         // Missing on APUs and consumer cards. `serial_number` is no substitute: two dies of one
         // MI250X share it.
         let unique = root.read(&format!("{}/unique_id", folder(function.address)));
-        let unique = unique.filter(|id| id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        let unique = unique.filter(|id| {
+            id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+        });
         facts.note("unique_id", unique.clone());
         facts.identity = unique.filter(|_| !function.is_vf());
         // Linux `amdgpu_xgmi.c`; 0 means no hive.
@@ -51,7 +57,9 @@ mod tests {
     fn an_amd_gpu_has_kfd_and_its_render_node() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "5a1f2c3d4e5f6071\n");
-        let hive = |id: &str| write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/xgmi_hive_info/xgmi_hive_id", id);
+        let hive = |id: &str| {
+            write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/xgmi_hive_info/xgmi_hive_id", id)
+        };
         hive("13258203473827\n");
         let gpu = PciFunction {
             vendor: Some(VENDOR_AMD),
@@ -61,8 +69,12 @@ mod tests {
         };
         let read = || facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default());
         let facts = read();
-        let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
-        assert_eq!(nodes, [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]);
+        let nodes: Vec<_> =
+            facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
+        assert_eq!(
+            nodes,
+            [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]
+        );
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
         assert_eq!(&facts.attributes["hive"], "xgmi:13258203473827");
         hive("0\n");
@@ -82,9 +94,16 @@ mod tests {
             };
             facts(&root, &vf, &Kfd::default()).nodes.into_iter().map(|node| node.host).collect()
         };
-        assert_eq!(nodes(None, &[]), Vec::<String>::new(), "a virtual function before the host binds it");
+        assert_eq!(
+            nodes(None, &[]),
+            Vec::<String>::new(),
+            "a virtual function before the host binds it"
+        );
         for driver in ["xe", "i915"] {
-            assert_eq!(nodes(Some(driver), &["card2", "renderD130"]), ["/dev/dri/card2", "/dev/dri/renderD130"]);
+            assert_eq!(
+                nodes(Some(driver), &["card2", "renderD130"]),
+                ["/dev/dri/card2", "/dev/dri/renderD130"]
+            );
         }
     }
 
@@ -92,7 +111,11 @@ mod tests {
     fn a_unique_id_of_zeros_names_nothing() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "0000000000000000\n");
-        let gpu = PciFunction { vendor: Some(VENDOR_AMD), driver: Some("amdgpu".into()), ..function("0000:0a:00.0") };
+        let gpu = PciFunction {
+            vendor: Some(VENDOR_AMD),
+            driver: Some("amdgpu".into()),
+            ..function("0000:0a:00.0")
+        };
         assert_eq!(facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default()).identity, None);
     }
 }

@@ -49,7 +49,10 @@ mod tests {
     const CARD: &str = "/devices/pci0000:00/0000:00:02.0/0000:03:00.0";
 
     fn parsed(action: &str, devpath: &str, fields: &str) -> Option<DeviceEvent> {
-        let text = format!("{action}@{devpath}\0ACTION={action}\0{}\0SEQNUM=7\0", fields.replace(' ', "\0"));
+        let text = format!(
+            "{action}@{devpath}\0ACTION={action}\0{}\0SEQNUM=7\0",
+            fields.replace(' ', "\0")
+        );
         event(&Uevent::parse(text.as_bytes()).unwrap())
     }
 
@@ -66,11 +69,17 @@ mod tests {
         ] {
             let fields = format!("SUBSYSTEM=pci ERROR_EVENT={word} DEVICE_ONLINE=0");
             assert_eq!(parsed("change", CARD, &fields), at("0000:03:00.0", kind.clone()));
-            assert_eq!(parsed("change", "/devices/pci0000:00/0000:00:02.0", &fields), at("0000:00:02.0", kind));
+            assert_eq!(
+                parsed("change", "/devices/pci0000:00/0000:00:02.0", &fields),
+                at("0000:00:02.0", kind)
+            );
         }
-        for nothing in
-            ["SUBSYSTEM=pci", "SUBSYSTEM=pci ERROR_EVENT=", "SUBSYSTEM=pci ERROR_EVENT=what?", "SUBSYSTEM=net ERROR_EVENT=BEGIN_RECOVERY"]
-        {
+        for nothing in [
+            "SUBSYSTEM=pci",
+            "SUBSYSTEM=pci ERROR_EVENT=",
+            "SUBSYSTEM=pci ERROR_EVENT=what?",
+            "SUBSYSTEM=net ERROR_EVENT=BEGIN_RECOVERY",
+        ] {
             assert_eq!(parsed("change", CARD, nothing), None, "{nothing}");
         }
     }
@@ -79,22 +88,45 @@ mod tests {
     fn a_driver_gives_a_gpu_up_or_has_reset_it() {
         let card = format!("{CARD}/drm/card0");
         let wedged = EventKind::Wedged("rebind,bus-reset".into());
-        assert_eq!(parsed("change", &card, "SUBSYSTEM=drm DEVNAME=dri/card0 WEDGED=rebind,bus-reset PID=7"), at("0000:03:00.0", wedged));
-        assert_eq!(parsed("change", &card, "SUBSYSTEM=drm WEDGED=none"), at("0000:03:00.0", EventKind::WasReset));
+        assert_eq!(
+            parsed(
+                "change",
+                &card,
+                "SUBSYSTEM=drm DEVNAME=dri/card0 WEDGED=rebind,bus-reset PID=7"
+            ),
+            at("0000:03:00.0", wedged)
+        );
+        assert_eq!(
+            parsed("change", &card, "SUBSYSTEM=drm WEDGED=none"),
+            at("0000:03:00.0", EventKind::WasReset)
+        );
         assert_eq!(parsed("change", &card, "SUBSYSTEM=drm HOTPLUG=1"), None);
-        assert_eq!(parsed("change", "/devices/platform/amdgpu_xcp_3/drm/card4", "SUBSYSTEM=drm WEDGED=unknown"), None);
+        assert_eq!(
+            parsed(
+                "change",
+                "/devices/platform/amdgpu_xcp_3/drm/card4",
+                "SUBSYSTEM=drm WEDGED=unknown"
+            ),
+            None
+        );
     }
 
     #[test]
     fn bind_events_of_child_devices_are_ignored() {
         let own = "SUBSYSTEM=pci PCI_SLOT_NAME=0000:03:00.0";
-        for (action, kind) in
-            [("add", EventKind::Bound), ("bind", EventKind::Bound), ("unbind", EventKind::Unbound), ("remove", EventKind::Unbound)]
-        {
+        for (action, kind) in [
+            ("add", EventKind::Bound),
+            ("bind", EventKind::Bound),
+            ("unbind", EventKind::Unbound),
+            ("remove", EventKind::Unbound),
+        ] {
             assert_eq!(parsed(action, CARD, own), at("0000:03:00.0", kind));
             assert_eq!(parsed(action, &format!("{CARD}/virtio4"), "SUBSYSTEM=virtio"), None);
             assert_eq!(parsed(action, &format!("{CARD}/drm/card0"), "SUBSYSTEM=drm"), None);
-            assert_eq!(parsed(action, &format!("{CARD}/0000:03:00.0:pcie001"), "SUBSYSTEM=pci_express"), None);
+            assert_eq!(
+                parsed(action, &format!("{CARD}/0000:03:00.0:pcie001"), "SUBSYSTEM=pci_express"),
+                None
+            );
         }
         assert_eq!(parsed("move", CARD, own), None);
         let behind_vmd = "/devices/pci0000:6f/0000:6f:00.5/pci10001:80/10001:80:07.0/10001:84:00.0";
@@ -103,9 +135,10 @@ mod tests {
 
     #[test]
     fn synthetic_events_are_ignored() {
-        for fields in
-            ["SUBSYSTEM=pci SYNTH_UUID=0", "SUBSYSTEM=pci SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed SYNTH_ARG_ERROR_EVENT=X"]
-        {
+        for fields in [
+            "SUBSYSTEM=pci SYNTH_UUID=0",
+            "SUBSYSTEM=pci SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed SYNTH_ARG_ERROR_EVENT=X",
+        ] {
             for action in ["add", "bind", "remove", "unbind", "change"] {
                 assert_eq!(parsed(action, CARD, fields), None, "{action} {fields}");
             }

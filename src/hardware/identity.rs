@@ -17,13 +17,16 @@ pub(super) fn place_of(device: &Device) -> DeviceId {
 /// first. The others are named by their places: an id must not change when a second path appears.
 pub(super) fn merge_paths(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) {
     let mut by_id: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
-    for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.class == DeviceClass::Nvme) {
+    for (index, device) in
+        devices.iter().enumerate().filter(|(_, device)| device.class == DeviceClass::Nvme)
+    {
         by_id.entry(device.id.clone()).or_default().push(index);
     }
     for (id, paths) in by_id.into_iter().filter(|(_, paths)| paths.len() > 1) {
         let mut disk: Objects<()> = Objects::default();
         disk.hold(&(), devices[paths[0]].objects());
-        let leads_there = |index: &usize| disk.conflict(&devices[*index].objects(), |()| false).is_some();
+        let leads_there =
+            |index: &usize| disk.conflict(&devices[*index].objects(), |()| false).is_some();
         if !paths.iter().all(leads_there) {
             continue;
         }
@@ -61,16 +64,21 @@ pub(super) fn make_unique(devices: &mut [Device]) {
 /// if its identity is temporarily unreadable. It gets another id only if its place shows a
 /// different identity, because the card was replaced: an id must not pass to another card. No two
 /// devices ever share an id.
-pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) -> Vec<(String, DeviceId)> {
+pub fn remember(
+    devices: &mut [Device],
+    remembered: &BTreeMap<String, DeviceId>,
+) -> Vec<(String, DeviceId)> {
     let mut taken: BTreeSet<DeviceId> = BTreeSet::new();
     let mut open: Vec<usize> = (0..devices.len()).collect();
     // A card that shows the remembered identity comes before a card that is only in its place.
     for shown in [true, false] {
         open.retain(|&index| {
             let device = &mut devices[index];
-            let kept = remembered
-                .get(&device.key)
-                .filter(|known| (**known == device.id) == shown && !was_replaced(device, known) && !taken.contains(*known));
+            let kept = remembered.get(&device.key).filter(|known| {
+                (**known == device.id) == shown
+                    && !was_replaced(device, known)
+                    && !taken.contains(*known)
+            });
             if let Some(known) = kept {
                 device.id = known.clone();
                 taken.insert(known.clone());
@@ -112,12 +120,20 @@ mod tests {
     }
 
     fn memory(devices: &[Device], ids: &[&str]) -> BTreeMap<String, DeviceId> {
-        devices.iter().zip(ids).map(|(device, id)| (device.key.clone(), DeviceId::new(*id))).collect()
+        devices
+            .iter()
+            .zip(ids)
+            .map(|(device, id)| (device.key.clone(), DeviceId::new(*id)))
+            .collect()
     }
 
     #[test]
     fn an_identity_that_two_devices_show_names_neither() {
-        let mut devices = [device("0000:01:00.0", "same"), device("0000:02:00.0", "same"), device("0000:03:00.0", "other")];
+        let mut devices = [
+            device("0000:01:00.0", "same"),
+            device("0000:02:00.0", "same"),
+            device("0000:03:00.0", "other"),
+        ];
         make_unique(&mut devices);
         assert_eq!(ids(&devices), ["0000:01:00.0", "0000:02:00.0", "other"]);
     }
@@ -128,7 +144,8 @@ mod tests {
             let device = device("0000:01:00.0", id);
             Device { key: format!("{}/{part}", device.key), ..device }
         };
-        let mut devices = [device("0000:01:00.0", "same"), part("same", "gi1-ci0"), part("same", "gi2-ci0")];
+        let mut devices =
+            [device("0000:01:00.0", "same"), part("same", "gi1-ci0"), part("same", "gi2-ci0")];
         make_unique(&mut devices);
         assert_eq!(ids(&devices), ["0000:01:00.0", "0000:01:00.0-gi1-ci0", "0000:01:00.0-gi2-ci0"]);
 
@@ -159,7 +176,10 @@ mod tests {
     fn a_replaced_card_gets_its_own_name() {
         let mut devices = [device("0000:01:00.0", "GPU-2")];
         let remembered = memory(&devices, &["GPU-1"]);
-        assert_eq!(remember(&mut devices, &remembered), [(devices[0].key.clone(), DeviceId::new("GPU-2"))]);
+        assert_eq!(
+            remember(&mut devices, &remembered),
+            [(devices[0].key.clone(), DeviceId::new("GPU-2"))]
+        );
     }
 
     #[test]

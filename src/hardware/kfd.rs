@@ -50,10 +50,18 @@ impl Node {
 
 impl Kfd {
     pub(super) fn read(root: &HostRoot, scan: &Scan) -> Self {
-        let mut nodes: Vec<Node> = root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
+        let mut nodes: Vec<Node> =
+            root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
         nodes.sort_by_key(|node| node.number);
         let minor = |name: &String| name.strip_prefix("renderD")?.parse().ok();
-        let of = |function: &PciFunction| function.drm.iter().filter_map(minor).map(|minor| (minor, function.address)).collect::<Vec<_>>();
+        let of = |function: &PciFunction| {
+            function
+                .drm
+                .iter()
+                .filter_map(minor)
+                .map(|minor| (minor, function.address))
+                .collect::<Vec<_>>()
+        };
         Kfd { nodes, renders: scan.functions.values().flat_map(of).collect() }
     }
 
@@ -62,18 +70,27 @@ impl Kfd {
         let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
         let Some(first) = self.nodes.iter().find(own) else { return Vec::new() };
         // A virtual function in the same slot is a GPU of its own.
-        let is_others = |node: &Node| self.renders.get(&node.render_minor).is_some_and(|owner| *owner != function.address);
-        let nodes: Vec<&Node> = self.nodes.iter().filter(|node| node.is_of_one_gpu(first) && !is_others(node)).collect();
+        let is_others = |node: &Node| {
+            self.renders.get(&node.render_minor).is_some_and(|owner| *owner != function.address)
+        };
+        let nodes: Vec<&Node> = self
+            .nodes
+            .iter()
+            .filter(|node| node.is_of_one_gpu(first) && !is_others(node))
+            .collect();
         if nodes.len() < 2 {
             return Vec::new();
         }
         // The partition is in the upper bits, or with older drivers in the bits of the function.
         let numbers = [|node: &Node| node.location_id >> 28, |node: &Node| node.location_id & 7];
-        let distinct = numbers
-            .into_iter()
-            .find(|number| nodes.iter().map(|node| number(node)).collect::<std::collections::BTreeSet<_>>().len() == nodes.len());
+        let distinct = numbers.into_iter().find(|number| {
+            nodes.iter().map(|node| number(node)).collect::<std::collections::BTreeSet<_>>().len()
+                == nodes.len()
+        });
         let in_order = nodes.iter().zip(0..);
-        let mut numbered: Vec<_> = in_order.map(|(node, at)| (distinct.map_or(at, |number| number(node)), *node)).collect();
+        let mut numbered: Vec<_> = in_order
+            .map(|(node, at)| (distinct.map_or(at, |number| number(node)), *node))
+            .collect();
         numbered.sort_by_key(|(number, _)| *number);
         numbered
     }
@@ -82,13 +99,15 @@ impl Kfd {
 fn node(root: &HostRoot, name: &str) -> Option<Node> {
     let number = name.parse().ok()?;
     let text = root.read(&format!("{NODES}/{name}/properties"))?;
-    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
+    let properties: BTreeMap<&str, &str> =
+        text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
     let of = |key: &str| properties.get(key).and_then(|value| value.trim().parse::<u64>().ok());
     // A node without vector units is a processor.
     of("simd_count").filter(|count| *count > 0)?;
     let narrow = |key: &str| of(key).and_then(|value| u32::try_from(value).ok());
     let render_minor = narrow("drm_render_minor").filter(|minor| *minor > 0)?;
-    let (unique_id, domain, location_id) = (of("unique_id"), narrow("domain"), narrow("location_id"));
+    let (unique_id, domain, location_id) =
+        (of("unique_id"), narrow("domain"), narrow("location_id"));
     let [domain, location_id] = [domain, location_id].map(Option::unwrap_or_default);
     Some(Node { number, render_minor, unique_id: unique_id.unwrap_or(0), domain, location_id })
 }
@@ -96,7 +115,10 @@ fn node(root: &HostRoot, name: &str) -> Option<Node> {
 /// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function. The others
 /// belong to platform devices, `amdgpu_xcp_N`, which sysfs does not connect with the GPU.
 pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mut Facts) {
-    let mode = |file: &str| root.read(&format!("{}/{file}", folder(function.address))).map(|mode| mode.to_ascii_lowercase());
+    let mode = |file: &str| {
+        root.read(&format!("{}/{file}", folder(function.address)))
+            .map(|mode| mode.to_ascii_lowercase())
+    };
     let partitions = kfd.partitions(function);
     if partitions.is_empty() {
         return;
@@ -112,7 +134,11 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
     let part = |(number, node): (u32, &Node)| {
         let render = format!("renderD{}", node.render_minor);
         let xcp = xcps.iter().find(|(_, names)| names.contains(&render));
-        let siblings = if function.drm.contains(&render) { &function.drm } else { xcp.map_or(&function.drm, |(_, names)| names) };
+        let siblings = if function.drm.contains(&render) {
+            &function.drm
+        } else {
+            xcp.map_or(&function.drm, |(_, names)| names)
+        };
         let is_own = siblings.contains(&render);
         let cards = siblings.iter().filter(|name| is_own && is_numbered(name, "card"));
         let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
@@ -137,13 +163,18 @@ mod tests {
     /// A topology of nodes: SIMD count, render minor, unique id, location.
     fn topology(dir: &tempfile::TempDir, nodes: &[(u32, u32, u64, u32)]) {
         for (number, (simds, minor, unique, location)) in nodes.iter().enumerate() {
-            let text = format!("simd_count {simds}\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id {location}\n");
+            let text = format!(
+                "simd_count {simds}\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id {location}\n"
+            );
             write(dir.path(), &format!("{NODES}/{number}/properties"), &text);
         }
     }
 
     fn cut_gpu(dir: &tempfile::TempDir) -> Facts {
-        let gpu = PciFunction { drm: vec!["card1".into(), "renderD128".into()], ..function("0000:0a:00.0") };
+        let gpu = PciFunction {
+            drm: vec!["card1".into(), "renderD128".into()],
+            ..function("0000:0a:00.0")
+        };
         let root = HostRoot::new(dir.path());
         let mut facts = Facts::default();
         cut(&root, &gpu, &Kfd::read(&root, &Scan::default()), &mut facts);
@@ -154,17 +185,46 @@ mod tests {
     fn the_nodes_of_one_unique_id_are_the_partitions_of_one_gpu() {
         for locations in [[0xa00, 0xa01, 0xb00], [0xa00, 0x1000_0a00, 0xb00]] {
             let dir = tempfile::tempdir().unwrap();
-            topology(&dir, &[(0, 0, 0, 0), (80, 130, 7, locations[1]), (80, 128, 7, locations[0]), (80, 129, 8, locations[2])]);
-            write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/current_compute_partition", "CPX\n");
+            topology(
+                &dir,
+                &[
+                    (0, 0, 0, 0),
+                    (80, 130, 7, locations[1]),
+                    (80, 128, 7, locations[0]),
+                    (80, 129, 8, locations[2]),
+                ],
+            );
+            write(
+                dir.path(),
+                "sys/bus/pci/devices/0000:0a:00.0/current_compute_partition",
+                "CPX\n",
+            );
             for name in ["card3", "renderD130"] {
-                std::fs::create_dir_all(dir.path().join(PLATFORM).join("amdgpu_xcp_4/drm").join(name)).unwrap();
+                std::fs::create_dir_all(
+                    dir.path().join(PLATFORM).join("amdgpu_xcp_4/drm").join(name),
+                )
+                .unwrap();
             }
             let facts = cut_gpu(&dir);
             assert_eq!(facts.parts_are, Some("partition"));
-            let nodes = |at: usize| facts.parts[at].facts.nodes.iter().map(|node| node.host.as_str()).collect::<Vec<_>>();
-            assert_eq!(facts.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["partition0", "partition1"]);
+            let nodes = |at: usize| {
+                facts.parts[at]
+                    .facts
+                    .nodes
+                    .iter()
+                    .map(|node| node.host.as_str())
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(
+                facts.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(),
+                ["partition0", "partition1"]
+            );
             assert_eq!(nodes(0), ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]);
-            assert_eq!(nodes(1), ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"], "in any order of the nodes");
+            assert_eq!(
+                nodes(1),
+                ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"],
+                "in any order of the nodes"
+            );
             let second = &facts.parts[1].facts.attributes;
             assert_eq!((&second["compute_partition"], &second["xcp"]), ("cpx", "amdgpu_xcp_4"));
         }

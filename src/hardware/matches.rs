@@ -29,7 +29,12 @@ impl Match<'_> {
 }
 
 /// The matches of the configured paths. Each node is in the first resource that names it.
-pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disks: &Disks<'_>, found: &mut CharDevices) -> Vec<Match<'a>> {
+pub(super) fn matches<'a>(
+    root: &HostRoot,
+    specs: &[&'a Arc<ResourceSpec>],
+    disks: &Disks<'_>,
+    found: &mut CharDevices,
+) -> Vec<Match<'a>> {
     let mut matches = Vec::new();
     let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
     let dev = Dev::of(root, specs.iter().flat_map(|spec| &spec.paths).map(|path| &path.host));
@@ -43,7 +48,8 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
             let candidates = matches_of_path(root, dev.as_ref(), &mut listings, spec, path);
             let (failures, before) = (root.take_failures(), matches.len());
             note_failure(found, spec, &failures);
-            let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
+            let mut warn =
+                |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
             let candidates = match candidates {
                 Err(error) => {
                     // Nodes that the former scan found may still exist.
@@ -53,7 +59,8 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
                 }
                 Ok(candidates) if candidates.is_empty() && failures.is_empty() => {
                     let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path));
-                    let why = if is_folder { ", which is a folder without device nodes" } else { "" };
+                    let why =
+                        if is_folder { ", which is a folder without device nodes" } else { "" };
                     warn(format!("no device node matches {}{why}", path.host));
                     continue;
                 }
@@ -64,17 +71,28 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
                 let other = candidate.nodes.iter().find_map(|node| taken.get(&node.path));
                 of_other = other.filter(|other| **other != spec.name).cloned().or(of_other);
                 candidate.nodes.retain(|node| !taken.contains_key(&node.path));
-                let disk =
-                    candidate.nodes.iter().map(|node| base_name(&node.path)).find(|name| candidate.folder.is_some() && disks.has(name));
+                let disk = candidate
+                    .nodes
+                    .iter()
+                    .map(|node| base_name(&node.path))
+                    .find(|name| candidate.folder.is_some() && disks.has(name));
                 if let Some(disk) = disk {
-                    warn(format!("{} is a folder that contains the disk {disk}; configure disks by their own paths", path.host));
+                    warn(format!(
+                        "{} is a folder that contains the disk {disk}; configure disks by their own paths",
+                        path.host
+                    ));
                 } else if !candidate.nodes.is_empty() {
-                    taken.extend(candidate.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
+                    taken.extend(
+                        candidate.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())),
+                    );
                     matches.push(candidate);
                 }
             }
             if let Some(other) = of_other.filter(|_| matches.len() == before) {
-                warn(format!("the nodes of {} already belong to {other}, the first resource that matches them", path.host));
+                warn(format!(
+                    "the nodes of {} already belong to {other}, the first resource that matches them",
+                    path.host
+                ));
             }
         }
     }
@@ -97,22 +115,38 @@ fn matches_of_path<'a>(
     // this host.
     let mut nodes: BTreeMap<HostNode, &String> = BTreeMap::new();
     for matched in &paths {
-        if let Some(node) = root.node_among(listings, matched).filter(|node| node.path.starts_with("/dev/")) {
+        if let Some(node) =
+            root.node_among(listings, matched).filter(|node| node.path.starts_with("/dev/"))
+        {
             nodes.entry(node).or_insert(matched);
         }
     }
     let is_glob = matches!(path.host, NodePattern::Glob(_));
-    let of_node = |(node, matched): (HostNode, &String)| Match { spec, path, folder: None, nodes: vec![node], matched: matched.clone() };
+    let of_node = |(node, matched): (HostNode, &String)| Match {
+        spec,
+        path,
+        folder: None,
+        nodes: vec![node],
+        matched: matched.clone(),
+    };
     let mut candidates: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
     if is_glob && !candidates.is_empty() {
         return Ok(candidates);
     }
     let mut folders = BTreeMap::new();
     for matched in paths {
-        if let Some(NodeFolder { path, nodes }) = root.folder_nodes(&matched)?.filter(|folder| !folder.nodes.is_empty()) {
+        if let Some(NodeFolder { path, nodes }) =
+            root.folder_nodes(&matched)?.filter(|folder| !folder.nodes.is_empty())
+        {
             folders.entry(path).or_insert((nodes, matched));
         }
     }
-    candidates.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match { spec, path, folder: Some(folder), nodes, matched }));
+    candidates.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match {
+        spec,
+        path,
+        folder: Some(folder),
+        nodes,
+        matched,
+    }));
     Ok(candidates)
 }

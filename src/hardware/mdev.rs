@@ -12,9 +12,13 @@ use crate::host::HostRoot;
 pub(super) fn parts(root: &HostRoot, function: &PciFunction) -> Vec<Part> {
     let part = |uuid: &String| {
         let dir = format!("{}/{uuid}", folder(function.address));
-        let group = root.link_name(&format!("{dir}/iommu_group")).filter(|group| group.parse::<u32>().is_ok());
+        let group = root
+            .link_name(&format!("{dir}/iommu_group"))
+            .filter(|group| group.parse::<u32>().is_ok());
         let kind = root.link_name(&format!("{dir}/mdev_type"));
-        let named = kind.as_ref().and_then(|kind| root.read(&format!("{}/mdev_supported_types/{kind}/name", folder(function.address))));
+        let named = kind.as_ref().and_then(|kind| {
+            root.read(&format!("{}/mdev_supported_types/{kind}/name", folder(function.address)))
+        });
         let mut facts = Facts { identity: Some(uuid.clone()), ..Facts::default() };
         facts.nodes.push(required("/dev/vfio/vfio"));
         facts.nodes.extend(group.iter().map(|group| required(format!("/dev/vfio/{group}"))));
@@ -49,13 +53,20 @@ mod tests {
         for (name, target) in links {
             symlink(target, parent.join(UUID).join(name)).unwrap();
         }
-        let vf = PciFunction { mdevs: vec![UUID.into()], iommu_group: Some(90), ..function("0000:08:00.4") };
+        let vf = PciFunction {
+            mdevs: vec![UUID.into()],
+            iommu_group: Some(90),
+            ..function("0000:08:00.4")
+        };
         let parts = parts(&HostRoot::new(dir.path()), &vf);
         let Part { name, facts } = &parts[0];
         assert_eq!((name.as_str(), facts.identity.as_deref()), (UUID, Some(UUID)));
         assert_eq!(facts.nodes, [required("/dev/vfio/vfio"), required("/dev/vfio/106")]);
         let of = |name: &str| &facts.attributes[name];
-        assert_eq!((of("mdev_type"), of("mdev_type_name"), of("iommu_group")), ("nvidia-754", "NVIDIA A2-4Q", "106"));
+        assert_eq!(
+            (of("mdev_type"), of("mdev_type_name"), of("iommu_group")),
+            ("nvidia-754", "NVIDIA A2-4Q", "106")
+        );
         assert_eq!(of("mdev_driver"), "nvidia-vgpu-vfio");
     }
 }

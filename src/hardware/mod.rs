@@ -58,7 +58,10 @@ pub use signals::signals;
 pub use xid::xid;
 
 use crate::contract;
-use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuery, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Health, NvmlQuery, NvmlSnapshot, PciAddress, ResourceName,
+    ResourceSpec, Unread,
+};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,25 +132,49 @@ pub fn nvml_query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
 
 /// Scans the host once. `remembered` holds the ids that were assigned before, by [`Device::key`].
 #[must_use]
-pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
+pub fn discover(
+    root: &HostRoot,
+    specs: &[Arc<ResourceSpec>],
+    remembered: &BTreeMap<String, DeviceId>,
+) -> Discovery {
     discover_with(root, scan(root), specs, &DiscoverInput::first(remembered))
 }
 
 /// [`discover`] with an existing PCI scan and all other inputs. [`defaults::specs`] needs that scan
 /// before there are resources.
 #[must_use]
-pub fn discover_with(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &DiscoverInput<'_>) -> Discovery {
-    let ExpandedSpecs { specs, mut warnings } = expand_patterns(root, specs).unwrap_or_else(|failure| {
-        let specs = specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
-        ExpandedSpecs { specs, warnings: vec![format!("resources with `{{node}}` in their names cannot be determined: {failure}")] }
-    });
+pub fn discover_with(
+    root: &HostRoot,
+    scan: Scan,
+    specs: &[Arc<ResourceSpec>],
+    known: &DiscoverInput<'_>,
+) -> Discovery {
+    let ExpandedSpecs { specs, mut warnings } =
+        expand_patterns(root, specs).unwrap_or_else(|failure| {
+            let specs =
+                specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
+            ExpandedSpecs {
+                specs,
+                warnings: vec![format!(
+                    "resources with `{{node}}` in their names cannot be determined: {failure}"
+                )],
+            }
+        });
     let root = &root.recording();
     let disks = disks::Disks::of(root);
     let describer = describe::Describer::new(root, &scan, known.nvml, &disks);
     let mut unread = scan.unread.clone();
     let mut devices = functions(root, &scan, &describer, known.former, &mut unread);
-    let former: Vec<(ResourceName, Arc<Device>)> = known.former.map(former_nodes).unwrap_or_default();
-    let search = chardev::Search { specs: &specs, disks: &disks, scan: &scan, numa: describer.numa(), held: known.held, former: &former };
+    let former: Vec<(ResourceName, Arc<Device>)> =
+        known.former.map(former_nodes).unwrap_or_default();
+    let search = chardev::Search {
+        specs: &specs,
+        disks: &disks,
+        scan: &scan,
+        numa: describer.numa(),
+        held: known.held,
+        former: &former,
+    };
     let found = chardev::discover(root, &search);
     unread.resources = found.unread;
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
@@ -167,17 +194,24 @@ pub fn discover_with(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], k
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
-    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; its last known state is kept")));
+    selection.warnings.extend(
+        unread.reasons().into_iter().map(|why| format!("{why}; its last known state is kept")),
+    );
     // Only ids of selected devices are remembered: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
     let mut missing_nodes = describer.missing_nodes();
-    let kept = devices.iter().filter(|device| unread.why_of(device).is_some()).flat_map(|device| &device.nodes);
+    let kept = devices
+        .iter()
+        .filter(|device| unread.why_of(device).is_some())
+        .flat_map(|device| &device.nodes);
     missing_nodes.extend(
         known
             .former
             .iter()
-            .flat_map(|former| kept.clone().filter(|node| former.missing_nodes.contains(&node.host)))
+            .flat_map(|former| {
+                kept.clone().filter(|node| former.missing_nodes.contains(&node.host))
+            })
             .map(|node| node.host.clone()),
     );
     let unfulfilled = unfulfilled(&selection, &specs);
@@ -186,8 +220,11 @@ pub fn discover_with(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], k
 
 /// The devices; an unchanged one shares the memory of the former scan.
 fn shared(devices: Vec<Device>, former: Option<&Discovery>) -> Vec<Arc<Device>> {
-    let former: BTreeMap<&str, &Arc<Device>> =
-        former.into_iter().flat_map(|former| &former.devices).map(|device| (device.key.as_str(), device)).collect();
+    let former: BTreeMap<&str, &Arc<Device>> = former
+        .into_iter()
+        .flat_map(|former| &former.devices)
+        .map(|device| (device.key.as_str(), device))
+        .collect();
     let shared = devices.into_iter().map(|device| match former.get(device.key.as_str()) {
         Some(known) if ***known == device => Arc::clone(known),
         _ => Arc::new(device),
@@ -215,24 +252,36 @@ fn functions(
             unread.of_function.insert(*address, failure.to_string());
         }
         let former = former.into_iter().flat_map(|former| &former.devices);
-        let is_its = |device: &&Arc<Device>| device.pci.as_ref().is_some_and(|pci| pci.address == *address);
+        let is_its =
+            |device: &&Arc<Device>| device.pci.as_ref().is_some_and(|pci| pci.address == *address);
         devices.extend(former.filter(is_its).map(|device| (**device).clone()));
     }
     devices
 }
 
 /// What containers would miss of the selected devices.
-fn unfulfilled(selection: &Selection, specs: &[Arc<ResourceSpec>]) -> BTreeMap<DeviceId, &'static str> {
-    let with_spec = specs.iter().filter_map(|spec| Some((spec, selection.resources.get(&spec.name)?)));
+fn unfulfilled(
+    selection: &Selection,
+    specs: &[Arc<ResourceSpec>],
+) -> BTreeMap<DeviceId, &'static str> {
+    let with_spec =
+        specs.iter().filter_map(|spec| Some((spec, selection.resources.get(&spec.name)?)));
     let of = |(spec, devices): (&Arc<ResourceSpec>, &Vec<Arc<Device>>)| {
-        devices.iter().filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?))).collect::<Vec<_>>()
+        devices
+            .iter()
+            .filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?)))
+            .collect::<Vec<_>>()
     };
     with_spec.flat_map(of).collect()
 }
 
 /// The nodes of `/dev` that a scan offered, with their resources.
 fn former_nodes(former: &Discovery) -> Vec<(ResourceName, Arc<Device>)> {
-    let offered = former.selection.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
+    let offered = former
+        .selection
+        .resources
+        .iter()
+        .flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
     let nodes = offered.filter(|(_, device)| device.class == DeviceClass::Char);
     nodes.map(|(name, device)| (name.clone(), Arc::clone(device))).collect()
 }
@@ -269,7 +318,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (address, number) in [("0000:33:00.0", 0), ("0000:34:00.0", 1)] {
             let place = format!("sys/bus/pci/devices/{address}");
-            write(dir.path(), &format!("{place}/uevent"), "DRIVER=habanalabs\nPCI_CLASS=120000\nPCI_ID=1DA3:1020\n");
+            write(
+                dir.path(),
+                &format!("{place}/uevent"),
+                "DRIVER=habanalabs\nPCI_CLASS=120000\nPCI_ID=1DA3:1020\n",
+            );
             write(dir.path(), &format!("{place}/accel/accel{number}/dev"), "261:0\n");
         }
         for node in ["accel0", "accel_controlD0"] {
@@ -277,7 +330,11 @@ mod tests {
         }
         let specs = [spec("a.com/gaudi", DeviceClass::Accelerator, Select::default())];
         let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
-        assert_eq!(found.missing_nodes, ["/dev/accel/accel1".to_owned()].into(), "the control node is not needed");
+        assert_eq!(
+            found.missing_nodes,
+            ["/dev/accel/accel1".to_owned()].into(),
+            "the control node is not needed"
+        );
         let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
         assert_eq!(nodes, [2, 1], "a required node stays; an absent optional node is left out");
         assert_eq!(found.unread, Unread::default());
@@ -289,14 +346,25 @@ mod tests {
         write(dir.path(), "dev/a", "");
         write(dir.path(), "dev/b", "");
         let root = HostRoot::new(dir.path());
-        let path = |host: &str| CharPath { host: NodePattern::Glob(host.into()), container: None, permissions: "rw".into() };
-        let specs =
-            [Arc::new(ResourceSpec { paths: vec![path("/dev/*")], ..ResourceSpec::new("a.com/x".parse().unwrap(), DeviceClass::Char) })];
+        let path = |host: &str| CharPath {
+            host: NodePattern::Glob(host.into()),
+            container: None,
+            permissions: "rw".into(),
+        };
+        let specs = [Arc::new(ResourceSpec {
+            paths: vec![path("/dev/*")],
+            ..ResourceSpec::new("a.com/x".parse().unwrap(), DeviceClass::Char)
+        })];
         let names = BTreeMap::new();
         let first = discover(&root, &specs, &names);
         std::fs::remove_file(dir.path().join("dev/b")).unwrap();
         std::os::unix::fs::symlink("a", dir.path().join("dev/b")).unwrap();
-        let second = discover_with(&root, scan(&root), &specs, &DiscoverInput { former: Some(&first), ..DiscoverInput::first(&names) });
+        let second = discover_with(
+            &root,
+            scan(&root),
+            &specs,
+            &DiscoverInput { former: Some(&first), ..DiscoverInput::first(&names) },
+        );
         let [a] = &second.devices[..] else { panic!("{:?}", second.devices) };
         assert_eq!(first.devices.iter().filter(|device| Arc::ptr_eq(device, a)).count(), 1);
     }

@@ -47,9 +47,12 @@ mod tests {
     fn the_interface_decides_the_link_type() {
         let dir = tempfile::tempdir().unwrap();
         let folder = "sys/bus/pci/devices/0000:3b:00.0/net";
-        for (number, expected) in [("1\n", Some("ether")), ("32\n", Some("infiniband")), ("772\n", None)] {
+        for (number, expected) in
+            [("1\n", Some("ether")), ("32\n", Some("infiniband")), ("772\n", None)]
+        {
             write(dir.path(), &format!("{folder}/ens1/type"), number);
-            let card = PciFunction { net: vec!["ens0".into(), "ens1".into()], ..function("0000:3b:00.0") };
+            let card =
+                PciFunction { net: vec!["ens0".into(), "ens1".into()], ..function("0000:3b:00.0") };
             let facts = facts(&HostRoot::new(dir.path()), &card);
             assert_eq!(facts.attributes.get("link_type"), expected);
         }
@@ -65,6 +68,9 @@ mod tests {
         let mut facts = Facts::default();
         add_vdpa(&HostRoot::new(dir.path()), &vf, &mut facts);
         assert_eq!(facts.nodes, [required("/dev/vhost-vdpa-1")]);
-        assert_eq!((&facts.attributes["vdpa"], &facts.attributes["vdpa_driver"]), ("vdpa3", "vhost_vdpa"));
+        assert_eq!(
+            (&facts.attributes["vdpa"], &facts.attributes["vdpa_driver"]),
+            ("vdpa3", "vhost_vdpa")
+        );
     }
 }

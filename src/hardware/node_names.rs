@@ -47,9 +47,13 @@ pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
         if let Some(name) = kept.by_node.get(&index) {
             return name.clone();
         }
-        let free = |link: &&String| kept.by_link.get(link.as_str()).is_none_or(|owner| *owner == index);
+        let free =
+            |link: &&String| kept.by_link.get(link.as_str()).is_none_or(|owner| *owner == index);
         let link = node.links.iter().find(free);
-        let id = link.map(|link| base_name(link).to_owned()).or_else(|| node.kernel.clone()).unwrap_or_else(|| plain_id(&node.path));
+        let id = link
+            .map(|link| base_name(link).to_owned())
+            .or_else(|| node.kernel.clone())
+            .unwrap_or_else(|| plain_id(&node.path));
         NodeName { id: DeviceId::new(id), key: format!("dev:{}", link.unwrap_or(&node.path)) }
     };
     nodes.iter().enumerate().map(name).collect()
@@ -121,15 +125,33 @@ mod tests {
 
     #[test]
     fn a_link_that_moves_does_not_take_the_id_from_a_held_node() {
-        let twins = [node("/dev/ttyUSB0", &["by-path/1"]), node("/dev/ttyUSB1", &["by-id/usb-a", "by-path/2"])];
+        let twins = [
+            node("/dev/ttyUSB0", &["by-path/1"]),
+            node("/dev/ttyUSB1", &["by-id/usb-a", "by-path/2"]),
+        ];
         let own = [name("1", "serial/by-path/1"), name("usb-a", "serial/by-id/usb-a")];
         assert_eq!(names(&twins, &[]), own, "no node is held");
-        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB0")]), [name("usb-a", "serial/by-id/usb-a"), name("2", "serial/by-path/2")]);
-        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB1")]), own, "the link leads to the held one");
-        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB7")]), own, "it was plugged in again, and has another number");
+        assert_eq!(
+            names(&twins, &[held("usb-a", "/dev/ttyUSB0")]),
+            [name("usb-a", "serial/by-id/usb-a"), name("2", "serial/by-path/2")]
+        );
+        assert_eq!(
+            names(&twins, &[held("usb-a", "/dev/ttyUSB1")]),
+            own,
+            "the link leads to the held one"
+        );
+        assert_eq!(
+            names(&twins, &[held("usb-a", "/dev/ttyUSB7")]),
+            own,
+            "it was plugged in again, and has another number"
+        );
         assert_eq!(names(&twins, &[held("1", "/dev/ttyUSB0")]), own);
         let bare = [node("/dev/ttyUSB0", &[]), node("/dev/ttyUSB1", &["by-id/usb-a"])];
         let expected = [name("usb-a", "serial/by-id/usb-a"), name("dev:ttyUSB1", "ttyUSB1")];
-        assert_eq!(names(&bare, &[held("usb-a", "/dev/ttyUSB0")]), expected, "without another link the path names it");
+        assert_eq!(
+            names(&bare, &[held("usb-a", "/dev/ttyUSB0")]),
+            expected,
+            "without another link the path names it"
+        );
     }
 }

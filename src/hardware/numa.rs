@@ -70,19 +70,27 @@ impl NumaNodes {
         let names = root.entries(dir).into_iter().filter(|name| is_numbered(name, "node"));
         let nodes = names.filter_map(|name| {
             let number = name.strip_prefix("node")?.parse().ok()?;
-            Some((number, Cpus::parse(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
+            Some((
+                number,
+                Cpus::parse(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default()),
+            ))
         });
         NumaNodes(nodes.collect())
     }
 
     /// The nodes of these processors.
     pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
-        self.0.iter().filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu))).map(|(node, _)| *node).collect()
+        self.0
+            .iter()
+            .filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu)))
+            .map(|(node, _)| *node)
+            .collect()
     }
 
     /// The nodes near a function; empty if unknown.
     pub(super) fn near(&self, root: &HostRoot, function: &PciFunction) -> Vec<u32> {
-        let with_cpus: Vec<u32> = self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();
+        let with_cpus: Vec<u32> =
+            self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();
         let nodes = if with_cpus.len() == 1 {
             with_cpus
         } else {
@@ -94,13 +102,19 @@ impl NumaNodes {
                 _ => stated,
             }
         };
-        nodes.into_iter().filter(|node| *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())).collect()
+        nodes
+            .into_iter()
+            .filter(|node| {
+                *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())
+            })
+            .collect()
     }
 
     /// The nodes whose processors are all in `local_cpulist`; empty if these are all processors,
     /// `None` if unknown.
     fn by_cpus(&self, root: &HostRoot, function: &PciFunction) -> Option<Vec<u32>> {
-        let local = Cpus::parse(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
+        let local =
+            Cpus::parse(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
         let nodes = || self.0.iter().filter(|(_, cpus)| !cpus.is_empty());
         if local.is_empty() || nodes().next().is_none() {
             return None;
@@ -161,7 +175,10 @@ mod tests {
 
     #[test]
     fn nodes_without_processors_or_above_63_are_left_out() {
-        assert_eq!(near(&[(0, "0-87"), (8, "88-175"), (255, "")], Some(255), None), Vec::<u32>::new());
+        assert_eq!(
+            near(&[(0, "0-87"), (8, "88-175"), (255, "")], Some(255), None),
+            Vec::<u32>::new()
+        );
         assert_eq!(near(&[(0, "0-1"), (9, "")], Some(9), None), [0], "one node with processors");
         assert_eq!(near(&[(0, "0-1"), (100, "2-3")], Some(100), None), Vec::<u32>::new());
     }
@@ -171,6 +188,10 @@ mod tests {
         let nodes = [(0, "0-3"), (1, "4-7")];
         assert_eq!(near(&nodes, Some(0), Some("4-7")), [1]);
         assert_eq!(near(&nodes, Some(1), Some("4-7")), [1]);
-        assert_eq!(near(&nodes, Some(1), Some("0-7")), Vec::<u32>::new(), "every processor: the driver guessed");
+        assert_eq!(
+            near(&nodes, Some(1), Some("0-7")),
+            Vec::<u32>::new(),
+            "every processor: the driver guessed"
+        );
     }
 }

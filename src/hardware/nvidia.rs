@@ -21,7 +21,10 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
-use crate::domain::{Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{
+    Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress,
+    PciFunction,
+};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,23 +36,33 @@ pub(super) const DRIVER: &str = "nvidia";
 /// The first driver release whose MIG instances have their own UUIDs.
 const FIRST_WITH_MIG_UUIDS: u32 = 470;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: &NvmlSnapshot) -> Facts {
+pub(super) fn facts(
+    root: &HostRoot,
+    function: &PciFunction,
+    gpus: &Gpus,
+    nvml: &NvmlSnapshot,
+) -> Facts {
     let mut facts = Facts::default();
     if function.driver.as_deref() != Some(DRIVER) {
         return facts;
     }
-    let Information { model, minor, uuid, is_excluded } = gpus.0.get(&function.address).cloned().unwrap_or_default();
+    let Information { model, minor, uuid, is_excluded } =
+        gpus.0.get(&function.address).cloned().unwrap_or_default();
     facts.note("excluded", is_excluded.then_some(true));
     let uuid = uuid.or_else(|| nvml.uuid(function.address).map(str::to_owned));
     facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
     facts.nodes.push(required("/dev/nvidiactl"));
     // Created on first use (nvidia-modprobe), or never if the module is not loaded: their absence
     // is no fault.
-    facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
+    facts
+        .nodes
+        .extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
     facts.nodes.iter_mut().for_each(|node| find_below_driver_root(root, node));
     facts.note("model", model);
     if let Some(minor) = &minor {
-        cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| nvml.instance(function.address, place));
+        cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| {
+            nvml.instance(function.address, place)
+        });
     }
     if facts.parts_are.is_none() && nvml.is_in_mig_mode(function.address) {
         facts.cut("mig", Vec::new());
@@ -83,10 +96,15 @@ fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
 
 /// Warnings for the operator about GPUs in MIG mode without a usable instance, one sentence each.
 pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
-    let of_gpu = |device: &&Arc<Device>, name: &str| device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig");
+    let of_gpu = |device: &&Arc<Device>, name: &str| {
+        device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig")
+    };
     let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
-    let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
-    let empty = devices.iter().filter(|device| of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu)));
+    let cut: BTreeSet<PciAddress> =
+        devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
+    let empty = devices.iter().filter(|device| {
+        of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu))
+    });
     let why = "it is in MIG mode without an instance; create instances with \
                    `nvidia-smi mig -cgi <profiles> -C`, or end the mode with `nvidia-smi -mig 0`";
     empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
@@ -105,15 +123,18 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
     }
     let by_place = names_by_place(root);
     // NVML does not know excluded GPUs.
-    let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
+    let known: BTreeMap<PciAddress, Information> =
+        gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
     let of_gpu = |(gpu, information): (&PciAddress, &Information)| {
         let minor = information.minor.as_ref();
-        let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
+        let instances =
+            minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
         let uuid = information.uuid.is_none() || !instances.is_empty();
         // Also queried of a GPU with instances: the answer is needed as soon as its instances are
         // removed.
         let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
-        (uuid || mig_mode).then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false }))
+        (uuid || mig_mode)
+            .then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false }))
     };
     let linked = offered.resources.values().flat_map(|devices| {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
@@ -129,7 +150,10 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
 
 /// The address of a GPU that the host's driver uses as one whole.
 fn whole(device: &Device) -> Option<PciAddress> {
-    let function = device.pci.as_deref().filter(|_| device.class == DeviceClass::Gpu && device.attribute("part").is_none())?;
+    let function = device
+        .pci
+        .as_deref()
+        .filter(|_| device.class == DeviceClass::Gpu && device.attribute("part").is_none())?;
     (function.driver.as_deref() == Some(DRIVER) && !function.is_vf()).then_some(function.address)
 }
 
@@ -153,14 +177,20 @@ pub(super) struct Gpus(BTreeMap<PciAddress, Information>);
 
 impl Gpus {
     pub(super) fn read(root: &HostRoot) -> Self {
-        let addresses = root.entries("proc/driver/nvidia/gpus").into_iter().filter_map(|name| name.parse().ok());
+        let addresses = root
+            .entries("proc/driver/nvidia/gpus")
+            .into_iter()
+            .filter_map(|name| name.parse().ok());
         Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).collect())
     }
 
     /// The number of a GPU as NVIDIA's tools count: in the order of addresses, without excluded
     /// GPUs.
     fn index(&self, gpu: PciAddress) -> Option<usize> {
-        self.0.iter().filter(|(_, information)| !information.is_excluded).position(|(address, _)| *address == gpu)
+        self.0
+            .iter()
+            .filter(|(_, information)| !information.is_excluded)
+            .position(|(address, _)| *address == gpu)
     }
 }
 
@@ -177,21 +207,28 @@ struct Information {
 
 impl Information {
     fn read(root: &HostRoot, gpu: PciAddress) -> Self {
-        let text = root.read(&format!("proc/driver/nvidia/gpus/{gpu}/information")).unwrap_or_default();
+        let text =
+            root.read(&format!("proc/driver/nvidia/gpus/{gpu}/information")).unwrap_or_default();
         Information {
             model: field(&text, "Model"),
             minor: field(&text, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok()),
             // Until a GPU was initialised once, its UUID is shown with question marks.
             uuid: field(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
             // Drivers before 455 use the second name.
-            is_excluded: ["GPU Excluded", "Blacklisted"].iter().any(|name| field(&text, name).as_deref() == Some("Yes")),
+            is_excluded: ["GPU Excluded", "Blacklisted"]
+                .iter()
+                .any(|name| field(&text, name).as_deref() == Some("Yes")),
         }
     }
 }
 
 /// The numbers of the entries `<prefix><number>` of a folder.
 fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
-    root.entries(dir).iter().filter(|entry| is_numbered(entry, prefix)).map(|entry| entry[prefix.len()..].to_owned()).collect()
+    root.entries(dir)
+        .iter()
+        .filter(|entry| is_numbered(entry, prefix))
+        .map(|entry| entry[prefix.len()..].to_owned())
+        .collect()
 }
 
 /// Cuts a GPU with GPU instances into its compute instances: only these can be used. The last
@@ -213,26 +250,40 @@ fn cut_into_instances<'a>(
     let mut parts = Vec::new();
     for gi in instances {
         let capability = |path: &str| {
-            let access = root.read(&format!("{dir}/{path}/access")).and_then(|text| field(&text, "DeviceFileMinor"));
+            let access = root
+                .read(&format!("{dir}/{path}/access"))
+                .and_then(|text| field(&text, "DeviceFileMinor"));
             // The same numbers are also in one list: `gpu0/gi1/ci0/access 13`.
-            let listed = || minors.lines().find_map(|line| line.strip_prefix(&format!("gpu{minor}/{path}/access "))).map(str::to_owned);
+            let listed = || {
+                minors
+                    .lines()
+                    .find_map(|line| line.strip_prefix(&format!("gpu{minor}/{path}/access ")))
+                    .map(str::to_owned)
+            };
             access.or_else(listed).filter(|minor| minor.parse::<u32>().is_ok())
         };
         let gi_cap = capability(&format!("gi{gi}"));
         for ci in numbered(root, &format!("{dir}/gi{gi}"), "ci") {
             // Without both capabilities a container cannot use the instance.
-            let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
+            let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}")))
+            else {
+                continue;
+            };
             let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
-            let caps = [&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}")));
+            let caps = [&gi_cap, &ci_cap]
+                .map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}")));
             instance.nodes.extend(caps.map(|mut node| {
                 find_below_driver_root(root, &mut node);
                 node
             }));
-            let of_its_place = || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
+            let of_its_place =
+                || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
             let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&name_of).map(str::to_owned);
             instance.note("uuid", own.or_else(of_its_place));
             instance.note("model", facts.attributes.get("model"));
-            for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
+            for (name, value) in
+                [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)]
+            {
                 instance.note(name, Some(value));
             }
             parts.push(Part { name: format!("gi{gi}-ci{ci}"), facts: instance });
@@ -254,7 +305,10 @@ fn driver_release(root: &HostRoot) -> Option<u32> {
 
 /// The value of a line such as `GPU UUID: \t GPU-0473…`.
 fn field(information: &str, name: &str) -> Option<String> {
-    let value = information.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?.trim();
+    let value = information
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?
+        .trim();
     (!value.is_empty()).then(|| value.to_owned())
 }
 
@@ -268,7 +322,11 @@ mod tests {
     use std::fs;
 
     fn gpu() -> PciFunction {
-        PciFunction { vendor: Some(VENDOR), driver: Some(DRIVER.into()), ..function("0004:04:00.0") }
+        PciFunction {
+            vendor: Some(VENDOR),
+            driver: Some(DRIVER.into()),
+            ..function("0004:04:00.0")
+        }
     }
 
     fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot) -> Facts {
@@ -288,10 +346,23 @@ mod tests {
             )
         };
         let seen = |excluded: &str| {
-            write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", &text("GPU-????????", 0, excluded));
-            write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", &text("GPU-1", 1, "GPU Excluded:\t No"));
+            write(
+                dir.path(),
+                "proc/driver/nvidia/gpus/0004:03:00.0/information",
+                &text("GPU-????????", 0, excluded),
+            );
+            write(
+                dir.path(),
+                "proc/driver/nvidia/gpus/0004:04:00.0/information",
+                &text("GPU-1", 1, "GPU Excluded:\t No"),
+            );
             let [first, second] = ["0004:03:00.0", "0004:04:00.0"].map(|address| {
-                facts(&root, &PciFunction { address: address.parse().unwrap(), ..gpu() }, &NvmlSnapshot::default()).attributes
+                facts(
+                    &root,
+                    &PciFunction { address: address.parse().unwrap(), ..gpu() },
+                    &NvmlSnapshot::default(),
+                )
+                .attributes
             });
             let wanted = query(&root, &Selection::default()).len();
             (
@@ -306,7 +377,11 @@ mod tests {
             assert_eq!(seen(excluded), (true, None, false, "0".into(), 0), "{excluded}");
         }
         for excluded in ["GPU Excluded:\t No", "Blacklisted:\t No", ""] {
-            assert_eq!(seen(excluded), (false, Some("0".into()), false, "1".into(), 1), "{excluded}");
+            assert_eq!(
+                seen(excluded),
+                (false, Some("0".into()), false, "1".into(), 1),
+                "{excluded}"
+            );
         }
     }
 
@@ -315,11 +390,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = "Model: \t\t Tesla V100\nIRQ:   \t\t 33\nGPU UUID: \t GPU-04732404-7fc3\nDevice Minor: \t 3\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", text);
-        write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", "Device Minor: \t 0\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0004:03:00.0/information",
+            "Device Minor: \t 0\n",
+        );
         let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.identity.as_deref(), Some("GPU-04732404-7fc3"));
         assert_eq!(facts.nodes[0].host, "/dev/nvidia3");
-        assert_eq!(&facts.attributes["index"], "1", "the minor number is not the number of NVIDIA's tools");
+        assert_eq!(
+            &facts.attributes["index"], "1",
+            "the minor number is not the number of NVIDIA's tools"
+        );
         assert_eq!(&facts.attributes["model"], "Tesla V100");
     }
 
@@ -339,11 +421,19 @@ mod tests {
         let information = "Model: \t H100\nGPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", information);
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
-        write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+        write(
+            dir.path(),
+            &format!("{mig}/gi1/access"),
+            "DeviceFileMinor: 300\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+        );
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
         // This minor number is only in the list.
         write(dir.path(), &format!("{mig}/gi11/ci1/access"), "");
-        write(dir.path(), "proc/driver/nvidia-caps/mig-minors", "config 1\ngpu2/gi11/access 390\ngpu2/gi11/ci1/access 391\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia-caps/mig-minors",
+            "config 1\ngpu2/gi11/access 390\ngpu2/gi11/ci1/access 391\n",
+        );
         // The capabilities of this instance are unknown.
         write(dir.path(), &format!("{mig}/gi9/ci0/access"), "DeviceFileMinor: none\n");
         let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
@@ -354,8 +444,19 @@ mod tests {
             let required = facts.parts[part].facts.nodes.iter().filter(|node| node.required);
             required.map(|node| node.host.as_str()).collect()
         };
-        assert_eq!(nodes(0), ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap300", "/dev/nvidia-caps/nvidia-cap301"]);
-        assert_eq!(nodes(1)[2..], ["/dev/nvidia-caps/nvidia-cap390", "/dev/nvidia-caps/nvidia-cap391"]);
+        assert_eq!(
+            nodes(0),
+            [
+                "/dev/nvidia2",
+                "/dev/nvidiactl",
+                "/dev/nvidia-caps/nvidia-cap300",
+                "/dev/nvidia-caps/nvidia-cap301"
+            ]
+        );
+        assert_eq!(
+            nodes(1)[2..],
+            ["/dev/nvidia-caps/nvidia-cap390", "/dev/nvidia-caps/nvidia-cap391"]
+        );
         let attributes = &facts.parts[0].facts.attributes;
         assert_eq!((&attributes["gi"], &attributes["ci"]), ("1", "0"));
         assert!(!attributes.contains_key("minor"), "that would name the whole GPU");
@@ -364,19 +465,38 @@ mod tests {
     #[test]
     fn only_old_drivers_name_an_instance_by_its_place() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0004:04:00.0/information",
+            "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n",
+        );
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\n");
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
-        let uuid =
-            || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").map(str::to_owned);
+        let uuid = || {
+            facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0]
+                .facts
+                .attributes
+                .get("uuid")
+                .map(str::to_owned)
+        };
         assert_eq!(uuid(), None, "a driver without a version line has an unknown release");
         for (version, expected) in [
-            ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
+            (
+                "NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021",
+                Some("MIG-GPU-1/1/0"),
+            ),
             ("NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021", None),
-            ("NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder)", None),
+            (
+                "NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder)",
+                None,
+            ),
         ] {
-            write(dir.path(), "proc/driver/nvidia/version", &format!("NVRM version: {version}\nGCC version: 12.2.0\n"));
+            write(
+                dir.path(),
+                "proc/driver/nvidia/version",
+                &format!("NVRM version: {version}\nGCC version: 12.2.0\n"),
+            );
             assert_eq!(uuid().as_deref(), expected, "{version}");
         }
     }
@@ -388,40 +508,70 @@ mod tests {
         let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
         let query = |root: &HostRoot| query(root, &Selection::default());
-        assert!(query(&root).is_empty() && query(&HostRoot::new(dir.path().join("nothing"))).is_empty());
+        assert!(
+            query(&root).is_empty() && query(&HostRoot::new(dir.path().join("nothing"))).is_empty()
+        );
 
-        write(dir.path(), "proc/driver/nvidia/gpus/0004:05:00.0/information", "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0004:05:00.0/information",
+            "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n",
+        );
         for instance in ["gi1/ci0", "gi1/ci1", "gi13/ci0"] {
             let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
             write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 301\n");
-            write(dir.path(), &format!("{mig}/{}/access", &instance[..instance.len() - 4]), "DeviceFileMinor: 300\n");
+            write(
+                dir.path(),
+                &format!("{mig}/{}/access", &instance[..instance.len() - 4]),
+                "DeviceFileMinor: 300\n",
+            );
         }
-        let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
+        let [cut, unused]: [PciAddress; 2] =
+            ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
         let wanted = query(&root);
-        let of_cut = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::names([(1, 0), (1, 1), (13, 0)]) };
+        let of_cut =
+            NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::names([(1, 0), (1, 1), (13, 0)]) };
         assert_eq!(wanted, [(cut, of_cut), (unused, NvmlGpuQuery::names([]))].into());
 
         let mut nvml = NvmlSnapshot::default();
         nvml.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
         nvml.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
         let cut = facts(&root, &gpu(), &nvml);
-        let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
+        let uuids: Vec<_> =
+            cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
         assert_eq!(uuids, [None, None, Some("MIG-a")]);
-        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, independent of NVML's answer");
+        assert!(
+            cut.parts.iter().all(|part| part.facts.identity.is_none()),
+            "its place names it, independent of NVML's answer"
+        );
         let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &nvml);
-        assert_eq!((unused.identity.as_deref(), &unused.attributes["uuid"]), (Some("GPU-2"), "GPU-2"));
+        assert_eq!(
+            (unused.identity.as_deref(), &unused.attributes["uuid"]),
+            (Some("GPU-2"), "GPU-2")
+        );
 
         // A driver that names instances by their places needs no answer from NVML.
-        write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n",
+        );
         let of_cut = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() };
-        assert_eq!(query(&root).into_values().collect::<Vec<_>>(), [of_cut, NvmlGpuQuery::names([])]);
+        assert_eq!(
+            query(&root).into_values().collect::<Vec<_>>(),
+            [of_cut, NvmlGpuQuery::names([])]
+        );
     }
 
     #[test]
     fn a_gpu_in_mig_mode_without_instances_is_not_offered_and_warned_of() {
         let dir = tempfile::tempdir().unwrap();
         let (root, address) = (HostRoot::new(dir.path()), gpu().address);
-        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0004:04:00.0/information",
+            "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n",
+        );
         assert!(query(&root, &Selection::default()).is_empty(), "a driver that knows of no MIG");
         fs::create_dir_all(dir.path().join("proc/driver/nvidia/capabilities/gpu2/mig")).unwrap();
         let wanted = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() };
@@ -432,28 +582,48 @@ mod tests {
         let described = |mig_mode| {
             let mut nvml = NvmlSnapshot::default();
             nvml.gpus.entry(address).or_default().mig_mode = mig_mode;
-            let devices: Vec<_> = Describer::new(&root, &scan, &nvml, &Disks::of(&root)).devices(&gpu).into_iter().map(Arc::new).collect();
-            (devices[0].attribute("parts").map(str::to_owned), devices.len() - 1, without_instances(&devices))
+            let devices: Vec<_> = Describer::new(&root, &scan, &nvml, &Disks::of(&root))
+                .devices(&gpu)
+                .into_iter()
+                .map(Arc::new)
+                .collect();
+            (
+                devices[0].attribute("parts").map(str::to_owned),
+                devices.len() - 1,
+                without_instances(&devices),
+            )
         };
         for whole in [None, Some(false)] {
             assert_eq!(described(whole), (None, 0, vec![]), "{whole:?}");
         }
         let (parts_are, parts, warnings) = described(Some(true));
         assert_eq!((parts_are.as_deref(), parts), (Some("mig"), 0));
-        assert!(warnings[0].starts_with("GPU-1 is not offered, because it is in MIG mode without an instance"), "{warnings:?}");
+        assert!(
+            warnings[0]
+                .starts_with("GPU-1 is not offered, because it is in MIG mode without an instance"),
+            "{warnings:?}"
+        );
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         for instance in ["gi1", "gi1/ci0"] {
             write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 300\n");
         }
         for mode in [None, Some(false), Some(true)] {
-            assert_eq!(described(mode), (Some("mig".into()), 1, vec![]), "the driver's files show that it is cut");
+            assert_eq!(
+                described(mode),
+                (Some("mig".into()), 1, vec![]),
+                "the driver's files show that it is cut"
+            );
         }
     }
 
     #[test]
     fn without_its_driver_a_gpu_has_no_nodes() {
         let dir = tempfile::tempdir().unwrap();
-        let facts = facts(&HostRoot::new(dir.path()), &PciFunction { driver: Some("nouveau".into()), ..gpu() }, &NvmlSnapshot::default());
+        let facts = facts(
+            &HostRoot::new(dir.path()),
+            &PciFunction { driver: Some("nouveau".into()), ..gpu() },
+            &NvmlSnapshot::default(),
+        );
         assert!(facts.nodes.is_empty());
     }
 
@@ -468,20 +638,36 @@ mod tests {
             gpu
         };
         for number in 1..8 {
-            write(dir.path(), &format!("proc/driver/nvidia/gpus/{}/information", name(number)), "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+            write(
+                dir.path(),
+                &format!("proc/driver/nvidia/gpus/{}/information", name(number)),
+                "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n",
+            );
         }
         let (mut part, mut function, mut for_a_guest) = (gpu(3), gpu(4), gpu(5));
         part.attributes.insert("part", "mig");
         function.pci.as_mut().unwrap().physfn = name(1).parse().ok();
         for_a_guest.pci.as_mut().unwrap().driver = Some("vfio-pci".into());
-        let resource = |name: &str, devices: Vec<Device>| (name.parse().unwrap(), devices.into_iter().map(Arc::new).collect());
+        let resource = |name: &str, devices: Vec<Device>| {
+            (name.parse().unwrap(), devices.into_iter().map(Arc::new).collect())
+        };
         let wanted = |devices| -> Vec<String> {
-            let resources = [resource("nvidia.com/gpu", devices), resource("nvidia.com/single", vec![gpu(6)])].into();
+            let resources =
+                [resource("nvidia.com/gpu", devices), resource("nvidia.com/single", vec![gpu(6)])]
+                    .into();
             let query = query(&root, &Selection { resources, warnings: Vec::new() });
-            assert!(query.values().all(|wanted| *wanted == NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() }), "{query:?}");
+            assert!(
+                query.values().all(
+                    |wanted| *wanted == NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() }
+                ),
+                "{query:?}"
+            );
             query.into_keys().map(|gpu| gpu.to_string()).collect()
         };
-        assert_eq!(wanted(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]), ["0000:01:00.0", "0000:02:00.0"]);
+        assert_eq!(
+            wanted(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]),
+            ["0000:01:00.0", "0000:02:00.0"]
+        );
         assert!(wanted(vec![gpu(1)]).is_empty(), "a single GPU has no peer");
     }
 }

@@ -19,10 +19,18 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
     // The administration node `/dev/nvmeN` is not included: it can format the disk and replace its
     // firmware.
-    let namespaces: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).collect();
+    let namespaces: BTreeMap<String, String> = root
+        .entries(&dir)
+        .into_iter()
+        .filter_map(|entry| Some((disk_of(&entry)?, entry)))
+        .collect();
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: if the model were added later, the name would change.
-    facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));
+    facts.identity = model
+        .as_ref()
+        .zip(serial.as_ref())
+        .filter(|_| !function.is_vf())
+        .map(|(model, serial)| name_of(model, serial));
     facts.note("serial", serial);
     facts.note("model", model);
     facts.note("firmware", text("firmware_rev"));
@@ -31,8 +39,10 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     let describe = |disk: &str, entry: &str, facts: &mut Facts| {
         // Facts of a disk are in its own folder. With multipath that is the subsystem's folder, not
         // the path's.
-        let of_disk =
-            |file: &str| root.read(&format!("{dir}/{entry}/{file}")).or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")));
+        let of_disk = |file: &str| {
+            root.read(&format!("{dir}/{entry}/{file}"))
+                .or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")))
+        };
         facts.nodes.push(required(format!("/dev/{disk}")));
         facts.note("nsid", of_disk("nsid"));
         facts.note("wwid", of_disk("wwid"));
@@ -45,7 +55,10 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
             let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
             describe(disk, entry, &mut part);
             // Not the number in its name, which follows the order of discovery.
-            let number = part.attributes.get("nsid").map_or_else(|| disk.clone(), |nsid| format!("ns{nsid}"));
+            let number = part
+                .attributes
+                .get("nsid")
+                .map_or_else(|| disk.clone(), |nsid| format!("ns{nsid}"));
             part.identity = part.attributes.get("wwid").map(|wwid| format!("nvme-{}", plain(wwid)));
             Part { name: plain(&number), facts: part }
         });
@@ -64,7 +77,10 @@ pub(super) fn disk_of(entry: &str) -> Option<String> {
     let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
     let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);
     let disk = format!("nvme{subsystem}n{namespace}");
-    (is_numbered(subsystem, "") && is_numbered(namespace, "") && instance.bytes().all(|b| b == b'c' || b.is_ascii_digit())).then_some(disk)
+    (is_numbered(subsystem, "")
+        && is_numbered(namespace, "")
+        && instance.bytes().all(|b| b == b'c' || b.is_ascii_digit()))
+    .then_some(disk)
 }
 
 /// `nvme-<model>_<serial>`, as udev names the links in `/dev/disk/by-id`.
@@ -73,7 +89,9 @@ fn name_of(model: &str, serial: &str) -> String {
 }
 
 fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+    text.chars()
+        .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
+        .collect()
 }
 
 #[cfg(test)]
@@ -117,7 +135,11 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let facts = facts(&root, &disk, &Disks::of(&root));
         assert_eq!((facts.parts_are, facts.nodes.len()), (Some("namespace"), 0));
-        let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
+        let parts: Vec<_> = facts
+            .parts
+            .iter()
+            .map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str()))
+            .collect();
         assert_eq!(parts, [("ns7", "/dev/nvme4n1"), ("nvme4n2", "/dev/nvme4n2")]);
         assert_eq!(facts.parts[0].facts.identity.as_deref(), Some("nvme-eui.0025385591b03a1f"));
         assert_eq!(&facts.parts[0].facts.attributes["serial"], "S1");

@@ -21,22 +21,34 @@ impl Dev {
     ///
     /// # Errors
     /// When it has too many entries.
-    pub(super) fn of<'a>(root: &HostRoot, patterns: impl Iterator<Item = &'a NodePattern>) -> Result<Self, TooMany> {
-        let beginnings: Vec<String> =
-            patterns.filter(|pattern| matches!(pattern, NodePattern::Regex(_))).map(NodePattern::beginning).collect();
+    pub(super) fn of<'a>(
+        root: &HostRoot,
+        patterns: impl Iterator<Item = &'a NodePattern>,
+    ) -> Result<Self, TooMany> {
+        let beginnings: Vec<String> = patterns
+            .filter(|pattern| matches!(pattern, NodePattern::Regex(_)))
+            .map(NodePattern::beginning)
+            .collect();
         if beginnings.is_empty() {
             return Ok(Dev::default());
         }
         let may_have = |folder: &str| {
             let folder = format!("/dev/{folder}/");
-            beginnings.iter().any(|beginning| folder.starts_with(beginning) || beginning.starts_with(&folder))
+            beginnings
+                .iter()
+                .any(|beginning| folder.starts_with(beginning) || beginning.starts_with(&folder))
         };
         root.dev_entries(&may_have).map(Dev)
     }
 
     /// The paths that a pattern matches, including links and folders. The entries of a matched
     /// folder belong to the folder.
-    pub(super) fn paths(&self, root: &HostRoot, listings: &mut Listings, pattern: &NodePattern) -> Vec<String> {
+    pub(super) fn paths(
+        &self,
+        root: &HostRoot,
+        listings: &mut Listings,
+        pattern: &NodePattern,
+    ) -> Vec<String> {
         let regex = match pattern {
             NodePattern::Glob(glob) => return root.glob_among(listings, glob),
             NodePattern::Regex(regex) => regex,
@@ -72,7 +84,10 @@ pub struct ExpandedSpecs {
 ///
 /// # Errors
 /// The first read that failed: then none of these resources is known.
-pub fn expand_patterns(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs, ReadFailure> {
+pub fn expand_patterns(
+    root: &HostRoot,
+    specs: &[Arc<ResourceSpec>],
+) -> Result<ExpandedSpecs, ReadFailure> {
     let root = &root.recording();
     let found = expand(root, specs)?;
     root.take_failures().into_iter().next().map_or(Ok(found), Err)
@@ -85,12 +100,18 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
         found.specs = specs.to_vec();
         return Ok(found);
     }
-    let dev = Dev::of(root, specs.iter().filter(is_pattern).flat_map(|spec| &spec.paths).map(|path| &path.host))
-        .map_err(|error| ReadFailure { path: "/dev".to_owned(), error: error.to_string() })?;
+    let dev = Dev::of(
+        root,
+        specs.iter().filter(is_pattern).flat_map(|spec| &spec.paths).map(|path| &path.host),
+    )
+    .map_err(|error| ReadFailure { path: "/dev".to_owned(), error: error.to_string() })?;
     let mut listings = Listings::default();
     // A resource with its own name in the configuration keeps it, at any position.
-    let mut named: BTreeMap<ResourceName, String> =
-        specs.iter().filter(|spec| !is_pattern(spec)).map(|spec| (spec.name.clone(), "the configuration".to_owned())).collect();
+    let mut named: BTreeMap<ResourceName, String> = specs
+        .iter()
+        .filter(|spec| !is_pattern(spec))
+        .map(|spec| (spec.name.clone(), "the configuration".to_owned()))
+        .collect();
     let (mut made, mut left) = (0, 0);
     for spec in specs {
         if !spec.name.is_for_each_node() {
@@ -99,7 +120,9 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
         }
         for path in &spec.paths {
             let paths = dev.paths(root, &mut listings, &path.host);
-            let paths = nodes(root, paths, path, &mut |warning| found.warnings.push(format!("{}: {warning}", spec.name)));
+            let paths = nodes(root, paths, path, &mut |warning| {
+                found.warnings.push(format!("{}: {warning}", spec.name))
+            });
             if paths.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
             }
@@ -107,7 +130,9 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
                 let name = match spec.name.of_node(node.trim_start_matches("/dev/")) {
                     Ok(name) => name,
                     Err(error) => {
-                        found.warnings.push(format!("{}: {node} is not offered, because {error}", spec.name));
+                        found
+                            .warnings
+                            .push(format!("{}: {node} is not offered, because {error}", spec.name));
                         continue;
                     }
                 };
@@ -141,8 +166,14 @@ fn of_node(spec: &ResourceSpec, name: ResourceName, node: &str, path: &CharPath)
 
 /// The paths that lead to a node, or to a folder with nodes in it. A wildcard selects folders only
 /// if it matches no node.
-fn nodes(root: &HostRoot, paths: Vec<String>, path: &CharPath, warn: &mut dyn FnMut(String)) -> Vec<String> {
-    let is_in_dev = |path: &String| root.canonical_node(path).is_some_and(|node| node.starts_with("/dev/"));
+fn nodes(
+    root: &HostRoot,
+    paths: Vec<String>,
+    path: &CharPath,
+    warn: &mut dyn FnMut(String),
+) -> Vec<String> {
+    let is_in_dev =
+        |path: &String| root.canonical_node(path).is_some_and(|node| node.starts_with("/dev/"));
     let (nodes, others): (Vec<String>, Vec<String>) = paths.into_iter().partition(is_in_dev);
     if matches!(path.host, NodePattern::Glob(_)) && !nodes.is_empty() {
         return nodes;
@@ -168,20 +199,42 @@ mod tests {
     fn pattern(name: &str, regexes: &[&str]) -> Arc<ResourceSpec> {
         let mut spec = (*char_spec("example.com/x", &[])).clone();
         spec.name = ResourceName::for_each_node(name).unwrap();
-        let path = |regex: &&str| CharPath { host: NodePattern::Regex((*regex).to_owned()), container: None, permissions: "r".into() };
+        let path = |regex: &&str| CharPath {
+            host: NodePattern::Regex((*regex).to_owned()),
+            container: None,
+            permissions: "r".into(),
+        };
         spec.paths = regexes.iter().map(path).collect();
         Arc::new(spec)
     }
 
     fn made(expanded: &ExpandedSpecs) -> Vec<(&str, String)> {
-        expanded.specs.iter().map(|spec| (spec.name.as_str(), spec.paths.iter().map(|path| path.host.to_string()).collect())).collect()
+        expanded
+            .specs
+            .iter()
+            .map(|spec| {
+                (spec.name.as_str(), spec.paths.iter().map(|path| path.host.to_string()).collect())
+            })
+            .collect()
     }
 
     #[test]
     fn each_node_that_is_there_is_a_resource() {
         let dir = tempfile::tempdir().unwrap();
-        let nodes =
-            ["i2c-1", "i2c-13", "i2c-x", "video0", "snd/timer", "snd/seq", "net/tun", "_odd", "a.b", "a_b", "bus/usb/001/001", "shm/i2c-7"];
+        let nodes = [
+            "i2c-1",
+            "i2c-13",
+            "i2c-x",
+            "video0",
+            "snd/timer",
+            "snd/seq",
+            "net/tun",
+            "_odd",
+            "a.b",
+            "a_b",
+            "bus/usb/001/001",
+            "shm/i2c-7",
+        ];
         for node in nodes {
             write(dir.path(), &format!("dev/{node}"), "");
         }
@@ -194,7 +247,19 @@ mod tests {
         let specs = [
             pattern("d/{node}", &["^i2c-[0-9]*$", "^snd$", "^none$"]),
             char_spec("d/video0", &["/dev/video0"]),
-            pattern("d/{node}", &["^video", "^snd", "^net/", "^_odd$", "^a.b$", "^bus/usb/", "i2c-13", "^serial/by-id/.*$"]),
+            pattern(
+                "d/{node}",
+                &[
+                    "^video",
+                    "^snd",
+                    "^net/",
+                    "^_odd$",
+                    "^a.b$",
+                    "^bus/usb/",
+                    "i2c-13",
+                    "^serial/by-id/.*$",
+                ],
+            ),
         ];
         let found = expand_patterns(&root, &specs).unwrap();
         let expected = [
@@ -208,7 +273,10 @@ mod tests {
             ("d/serial_by-id_usb-cam", "/dev/serial/by-id/usb-cam"),
         ];
         assert_eq!(made(&found), expected.map(|(name, path)| (name, path.to_owned())));
-        assert_eq!((found.specs[0].paths[0].permissions.as_str(), found.specs[0].name.is_for_each_node()), ("r", false));
+        assert_eq!(
+            (found.specs[0].paths[0].permissions.as_str(), found.specs[0].name.is_for_each_node()),
+            ("r", false)
+        );
         let warnings = found.warnings.join("\n");
         for expected in [
             "d/{node}: no device node matches ^none$",
@@ -233,7 +301,11 @@ mod tests {
         spec.paths = char_spec("a.b/c", &["/dev/ttyS*"]).paths.clone();
         let found = expand_patterns(&root, &[Arc::new(spec)]).unwrap();
         assert_eq!((found.specs.len(), found.warnings.len()), (EXPANDED_MAX, 1));
-        assert!(found.warnings[0].starts_with("44 nodes beyond the limit of 256"), "{:?}", found.warnings);
+        assert!(
+            found.warnings[0].starts_with("44 nodes beyond the limit of 256"),
+            "{:?}",
+            found.warnings
+        );
     }
 
     #[test]
@@ -241,11 +313,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
         let specs = [pattern("d/{node}", &["^i2c-[0-9]*$"])];
-        assert_eq!(expand_patterns(&root, &specs).unwrap().specs, [], "a tree without a /dev has no nodes");
+        assert_eq!(
+            expand_patterns(&root, &specs).unwrap().specs,
+            [],
+            "a tree without a /dev has no nodes"
+        );
         std::fs::create_dir(dir.path().join("dev")).unwrap();
-        let unreadable = |specs: &[_]| with_faults(|_| Some(24), || expand_patterns(&root, specs)).0;
+        let unreadable =
+            |specs: &[_]| with_faults(|_| Some(24), || expand_patterns(&root, specs)).0;
         assert!(unreadable(&specs).unwrap_err().to_string().contains("/dev"));
         let plain = [char_spec("a.b/c", &["/dev/fuse"])];
-        assert_eq!(unreadable(&plain).unwrap().specs, plain, "without a resource that needs it, /dev is not read");
+        assert_eq!(
+            unreadable(&plain).unwrap().specs,
+            plain,
+            "without a resource that needs it, /dev is not read"
+        );
     }
 }

@@ -60,7 +60,8 @@ pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let root = &root.recording();
     let children = ClassChildren::read(root);
     let Some(bus) = root.folder(DEVICES) else { return failed(root, former) };
-    let names: Vec<(&str, PciAddress)> = bus.names().filter_map(|name| Some((name, name.parse().ok()?))).collect();
+    let names: Vec<(&str, PciAddress)> =
+        bus.names().filter_map(|name| Some((name, name.parse().ok()?))).collect();
     // If the listing failed, no function is known completely.
     let failures = root.take_failures();
     if !failures.is_empty() {
@@ -71,13 +72,18 @@ pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let mut scan = Scan::default();
     let mut claims = Vec::new();
     for (name, address) in names {
-        let read = |folder: Option<&Folder>, first: &FirstReads<'_>| read(folder, first, address, &children);
+        let read = |folder: Option<&Folder>, first: &FirstReads<'_>| {
+            read(folder, first, address, &children)
+        };
         let whole = read_whole(&bus, name, read);
         if let Some(failure) = root.take_failures().first() {
             scan.unread.of_function.insert(address, failure.to_string());
             let known = known.get_or_insert_with(|| functions_of(former));
             if let Some(function) = known.get(&address) {
-                let numbers = function.virtfns.iter().filter_map(|vf| Some((address, known.get(vf)?.vf_index?, *vf)));
+                let numbers = function
+                    .virtfns
+                    .iter()
+                    .filter_map(|vf| Some((address, known.get(vf)?.vf_index?, *vf)));
                 claims.extend(numbers);
                 scan.functions.insert(address, (*function).clone());
             }
@@ -97,22 +103,37 @@ fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     match root.take_failures().first() {
         None => Scan::default(),
         Some(failure) => {
-            let functions = functions_of(former).into_iter().map(|(address, function)| (address, function.clone())).collect();
-            Scan { functions, unread: Unread { functions: Some(failure.to_string()), ..Unread::default() } }
+            let functions = functions_of(former)
+                .into_iter()
+                .map(|(address, function)| (address, function.clone()))
+                .collect();
+            Scan {
+                functions,
+                unread: Unread { functions: Some(failure.to_string()), ..Unread::default() },
+            }
         }
     }
 }
 
 /// The PCI functions of devices.
 fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
-    devices.iter().filter_map(|device| device.pci.as_deref()).map(|function| (function.address, function)).collect()
+    devices
+        .iter()
+        .filter_map(|device| device.pci.as_deref())
+        .map(|function| (function.address, function))
+        .collect()
 }
 
 /// Numbers the virtual functions by the links of their physical function. While they are created,
 /// its `virtfn` links exist before their own `physfn` links, so its links are enough.
-fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(PciAddress, u32, PciAddress)>) {
+fn number_vfs(
+    functions: &mut BTreeMap<PciAddress, PciFunction>,
+    claims: Vec<(PciAddress, u32, PciAddress)>,
+) {
     for (pf, index, vf) in claims {
-        let function = functions.get_mut(&vf).filter(|function| vf != pf && function.physfn.is_none_or(|known| known == pf));
+        let function = functions
+            .get_mut(&vf)
+            .filter(|function| vf != pf && function.physfn.is_none_or(|known| known == pf));
         if let Some(function) = function {
             function.physfn = Some(pf);
             function.vf_index = Some(index);
@@ -125,7 +146,11 @@ type Numbered = Vec<(u32, PciAddress)>;
 
 /// Reads a function, and once more if its folder was removed during the read. The result is never
 /// half of a function.
-fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>, &FirstReads<'_>) -> T) -> Option<T> {
+fn read_whole<T>(
+    bus: &Folder,
+    name: &str,
+    mut read: impl FnMut(Option<&Folder>, &FirstReads<'_>) -> T,
+) -> Option<T> {
     for _ in 0..2 {
         // A dangling link is still a function, without facts. A removed link is none.
         let target = bus.link_target(name);
@@ -137,10 +162,15 @@ fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>,
         // after the group was read, no group was lost.
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
         let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
-        let first = FirstReads { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
+        let first = FirstReads {
+            target: target.as_deref(),
+            uevent: uevent.as_deref(),
+            group: group.as_deref(),
+        };
         let function = read(folder.as_ref(), &first);
         // A file that is not found may also mean that the link dangles.
-        let may_be_half = |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
+        let may_be_half =
+            |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
             return Some(function);
         }
@@ -157,7 +187,12 @@ struct FirstReads<'a> {
 }
 
 /// Reads the rest of a function from its folder, where there is one.
-fn read(folder: Option<&Folder>, first: &FirstReads<'_>, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
+fn read(
+    folder: Option<&Folder>,
+    first: &FirstReads<'_>,
+    address: PciAddress,
+    children: &ClassChildren,
+) -> (PciFunction, Numbered) {
     let text = |name: &str| folder?.read(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // `uevent` has most values. Other files are read only for what it lacks: most of a scan's time
@@ -173,7 +208,9 @@ fn read(folder: Option<&Folder>, first: &FirstReads<'_>, address: PciAddress, ch
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
     let numbered = virtfns(entries(), &link);
-    let below = |prefix: &str| entries().filter(|entry| is_numbered(entry, prefix)).map(str::to_owned).collect();
+    let below = |prefix: &str| {
+        entries().filter(|entry| is_numbered(entry, prefix)).map(str::to_owned).collect()
+    };
     let inside = |name: &str, prefix: &str| -> Vec<String> {
         let inner = busy.filter(|busy| busy.has(name)).and_then(|busy| busy.folder(name));
         let names = inner.iter().flat_map(Folder::names);
@@ -215,17 +252,25 @@ fn read(folder: Option<&Folder>, first: &FirstReads<'_>, address: PciAddress, ch
 fn is_bare(folder: &Folder, uevent: &str) -> bool {
     const BRIDGE: u32 = 0x0604;
     let value = |key| uevent_value(uevent, key);
-    let is_bridge = value("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
+    let is_bridge =
+        value("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
     let is_driven = value("DRIVER").is_some();
     let driver_is_known = is_driven || value("MODALIAS").is_some() || folder.lacks("driver");
-    let has_nothing = is_bridge || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
+    let has_nothing = is_bridge
+        || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
     value("PCI_ID").is_some() && driver_is_known && has_nothing
 }
 
 /// The links `virtfn0`, `virtfn1`, … sorted by number, which is not the order of their names.
-fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Option<String>) -> Numbered {
-    let mut numbered: Numbered =
-        entries.filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
+fn virtfns<'a>(
+    entries: impl Iterator<Item = &'a str>,
+    link: &dyn Fn(&str) -> Option<String>,
+) -> Numbered {
+    let mut numbered: Numbered = entries
+        .filter_map(|entry| {
+            Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))
+        })
+        .collect();
     numbered.sort();
     numbered
 }
@@ -234,13 +279,21 @@ fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Op
 /// the text of the link, since the folders between may be missing. Where the entry is no link, the
 /// bridges are unknown.
 fn bridges(target: &str, address: PciAddress) -> Vec<PciAddress> {
-    target.split('/').filter_map(|component| component.parse().ok()).filter(|bridge| *bridge != address).collect()
+    target
+        .split('/')
+        .filter_map(|component| component.parse().ok())
+        .filter(|bridge| *bridge != address)
+        .collect()
 }
 
 /// Parses a hexadecimal number, with or without `0x`.
 pub(super) fn parse_hex(text: &str) -> Option<u32> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
-    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+    digits
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit())
+        .then(|| u32::from_str_radix(digits, 16).ok())
+        .flatten()
 }
 
 /// The value of `KEY=value` in a uevent file; `None` where it is empty.
@@ -252,7 +305,8 @@ pub(super) fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
 /// Parses `8086:BCCE` of a uevent file.
 fn id_pair(text: Option<&str>) -> (Option<u16>, Option<u16>) {
     let part = |digits: &str| u16::try_from(parse_hex(digits)?).ok();
-    text.and_then(|text| text.split_once(':')).map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
+    text.and_then(|text| text.split_once(':'))
+        .map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
 }
 
 /// The class devices by the function above them, for those that are not direct children of it. The
@@ -265,9 +319,15 @@ impl ClassChildren {
         for class in ["net", "infiniband", "nvme", "drm"] {
             for name in root.entries(&format!("sys/class/{class}")) {
                 let entry = format!("sys/class/{class}/{name}");
-                let target = root.link_target(&entry).or_else(|| root.link_target(&format!("{entry}/device")));
+                let target = root
+                    .link_target(&entry)
+                    .or_else(|| root.link_target(&format!("{entry}/device")));
                 // The nearest function is the last address: behind VMD the path has two domains.
-                let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|component| component.parse().ok());
+                let above = target
+                    .as_deref()
+                    .unwrap_or_default()
+                    .rsplit('/')
+                    .find_map(|component| component.parse().ok());
                 if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
                     children.entry((class, address)).or_default().insert(name);
                 }
@@ -284,7 +344,8 @@ impl ClassChildren {
                 continue;
             }
             let below = folder.and_then(|folder| folder.folder(entry));
-            let below = if is_virtio { below.and_then(|virtio| virtio.folder("net")) } else { below };
+            let below =
+                if is_virtio { below.and_then(|virtio| virtio.folder("net")) } else { below };
             let found = below.iter().flat_map(Folder::names);
             names.extend(found.filter(|name| is_child_name(class, name)).map(str::to_owned));
         }
@@ -305,7 +366,9 @@ fn is_child_name(class: &str, name: &str) -> bool {
 
 /// Whether `name` is `prefix` followed by a number.
 pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+    name.strip_prefix(prefix).is_some_and(|digits| {
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    })
 }
 
 /// Whether `name` has the form `f715f63c-0d00-4007-9c5a-b07b0c6c05de`: the folder of a mediated
@@ -315,7 +378,8 @@ fn is_uuid(name: &str) -> bool {
         return false;
     }
     let parts: Vec<&str> = name.split('-').collect();
-    parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12]) && parts.iter().all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12])
+        && parts.iter().all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 #[cfg(test)]
@@ -345,9 +409,16 @@ mod tests {
     fn a_function_behind_vmd_has_a_long_domain_and_its_whole_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = "pci0000:6f/0000:6f:00.5/pci10001:80/10001:80:07.0/10001:84:00.0";
-        place(dir.path(), path, &[("vendor", "0x8086\n"), ("class", "0x010802"), ("nvme/nvme3/state", "live")]);
+        place(
+            dir.path(),
+            path,
+            &[("vendor", "0x8086\n"), ("class", "0x010802"), ("nvme/nvme3/state", "live")],
+        );
         let function = scanned(&dir, "10001:84:00.0");
-        assert_eq!(function.bridges, ["0000:6f:00.5".parse().unwrap(), "10001:80:07.0".parse().unwrap()]);
+        assert_eq!(
+            function.bridges,
+            ["0000:6f:00.5".parse().unwrap(), "10001:80:07.0".parse().unwrap()]
+        );
         assert_eq!((function.vendor, function.class), (Some(0x8086), Some(0x01_0802)));
         assert_eq!(function.nvme, ["nvme3"]);
     }
@@ -404,9 +475,17 @@ mod tests {
         let vf = |index: u32| format!("0000:08:{:02x}.{}", (4 + index) / 8, (4 + index) % 8);
         for index in 0..12 {
             place(root, &format!("pci0000:00/0000:00:03.0/{}", vf(index)), &[("vendor", "0x10de")]);
-            symlink(format!("../{}", vf(index)), root.join(format!("sys/devices/{pf}/virtfn{index}"))).unwrap();
+            symlink(
+                format!("../{}", vf(index)),
+                root.join(format!("sys/devices/{pf}/virtfn{index}")),
+            )
+            .unwrap();
         }
-        symlink("../0000:08:00.0", root.join("sys/devices/pci0000:00/0000:00:03.0/0000:08:00.4/physfn")).unwrap();
+        symlink(
+            "../0000:08:00.0",
+            root.join("sys/devices/pci0000:00/0000:00:03.0/0000:08:00.4/physfn"),
+        )
+        .unwrap();
         let scan = scan(&HostRoot::new(root));
         let pf: PciAddress = "0000:08:00.0".parse().unwrap();
         let expected: Vec<PciAddress> = (0..12).map(|index| vf(index).parse().unwrap()).collect();
@@ -414,7 +493,8 @@ mod tests {
         assert!(scan.has_vfs(pf));
         // All but one lack the `physfn` link. They are virtual functions nevertheless.
         assert!(expected.iter().all(|vf| scan.functions[vf].physfn == Some(pf)));
-        let numbers: Vec<_> = expected.iter().map(|vf| scan.functions[vf].vf_index.unwrap()).collect();
+        let numbers: Vec<_> =
+            expected.iter().map(|vf| scan.functions[vf].vf_index.unwrap()).collect();
         assert_eq!(numbers, (0..12).collect::<Vec<_>>());
         assert!(!scan.functions[&pf].is_vf());
     }
@@ -425,8 +505,14 @@ mod tests {
         let uevent = "DRIVER=dfl-pci\nPCI_CLASS=30200\nPCI_ID=8086:none\nPCI_SUBSYS_ID=8086:1771\n";
         place(dir.path(), "pci0000:b0/0000:b1:00.0", &[("uevent", uevent), ("device", "0xbccf")]);
         let function = scanned(&dir, "0000:b1:00.0");
-        assert_eq!((function.vendor, function.device, function.class), (Some(0x8086), Some(0xbccf), Some(0x03_0200)));
-        assert_eq!((function.subsystem_device, function.driver.as_deref()), (Some(0x1771), Some("dfl-pci")));
+        assert_eq!(
+            (function.vendor, function.device, function.class),
+            (Some(0x8086), Some(0xbccf), Some(0x03_0200))
+        );
+        assert_eq!(
+            (function.subsystem_device, function.driver.as_deref()),
+            (Some(0x1771), Some("dfl-pci"))
+        );
     }
 
     #[test]
@@ -435,26 +521,44 @@ mod tests {
         let root = dir.path();
         let path = |address: &str| format!("pci0000:00/0000:00:03.0/{address}");
         let uevent = ("uevent", "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SUBSYS_ID=8086:0001\n");
-        place(root, &path("0000:08:00.0"), &[uevent, ("sriov_totalvfs", "16"), ("sriov_numvfs", "1")]);
+        place(
+            root,
+            &path("0000:08:00.0"),
+            &[uevent, ("sriov_totalvfs", "16"), ("sriov_numvfs", "1")],
+        );
         place(root, &path("0000:08:02.0"), &[uevent]);
         place(root, &path("0000:09:00.0"), &[uevent, ("net/eth0/mtu", "1500")]);
-        let link = |target: &str, at: &str| symlink(target, root.join("sys/devices").join(path(at))).unwrap();
+        let link = |target: &str, at: &str| {
+            symlink(target, root.join("sys/devices").join(path(at))).unwrap()
+        };
         link("../0000:08:02.0", "0000:08:00.0/virtfn0");
         link("../0000:08:00.0", "0000:08:02.0/physfn");
-        ["0000:08:02.0", "0000:09:00.0"].iter().for_each(|at| link("../../kernel/iommu_groups/7", &format!("{at}/iommu_group")));
-        let [pf, vf, bare] = ["0000:08:00.0", "0000:08:02.0", "0000:09:00.0"].map(|address| scanned(&dir, address));
-        assert_eq!((pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns), (Some(16), Some(1), &vec![vf.address]));
+        ["0000:08:02.0", "0000:09:00.0"]
+            .iter()
+            .for_each(|at| link("../../kernel/iommu_groups/7", &format!("{at}/iommu_group")));
+        let [pf, vf, bare] =
+            ["0000:08:00.0", "0000:08:02.0", "0000:09:00.0"].map(|address| scanned(&dir, address));
+        assert_eq!(
+            (pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns),
+            (Some(16), Some(1), &vec![vf.address])
+        );
         assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
         assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
-        assert!(bare.net.is_empty(), "without a driver there is no interface: the folder is not listed");
+        assert!(
+            bare.net.is_empty(),
+            "without a driver there is no interface: the folder is not listed"
+        );
     }
 
     #[test]
     fn a_truncated_uevent_is_not_trusted() {
         let dir = tempfile::tempdir().unwrap();
         let cut = "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SLOT_NAME=0000:00:01.0";
-        let whole = format!("{cut}\nMODALIAS=pci:v00008086d00001572sv00000000sd00000000bc02sc00i00");
-        let bridge = whole.replace("PCI_CLASS=2", "DRIVER=pcieport\nPCI_CLASS=6").replace("=60000", "=60400");
+        let whole =
+            format!("{cut}\nMODALIAS=pci:v00008086d00001572sv00000000sd00000000bc02sc00i00");
+        let bridge = whole
+            .replace("PCI_CLASS=2", "DRIVER=pcieport\nPCI_CLASS=6")
+            .replace("=60000", "=60400");
         let texts = [
             ("0000:00:01.0", cut),
             ("0000:00:02.0", &whole),
@@ -462,14 +566,23 @@ mod tests {
             ("0000:00:04.0", "PCI_CLASS=60400\nPCI_ID=8086:1"),
         ];
         let functions = texts.map(|(address, uevent)| {
-            place(dir.path(), &format!("pci0000:00/{address}"), &[("uevent", uevent), ("net/eth0/mtu", "1500")]);
-            symlink("../../bus/pci/drivers/ice", dir.path().join(format!("sys/devices/pci0000:00/{address}/driver"))).unwrap();
+            place(
+                dir.path(),
+                &format!("pci0000:00/{address}"),
+                &[("uevent", uevent), ("net/eth0/mtu", "1500")],
+            );
+            symlink(
+                "../../bus/pci/drivers/ice",
+                dir.path().join(format!("sys/devices/pci0000:00/{address}/driver")),
+            )
+            .unwrap();
             let function = scanned(&dir, address);
             (function.driver.unwrap_or_default(), function.net.len())
         });
         // No kernel produces the second one (its uevent omits the driver) or a bridge with an
         // interface. These are not searched for.
-        let expected = [("ice", 1), ("", 0), ("pcieport", 0), ("ice", 1)].map(|(driver, net)| (driver.to_owned(), net));
+        let expected = [("ice", 1), ("", 0), ("pcieport", 0), ("ice", 1)]
+            .map(|(driver, net)| (driver.to_owned(), net));
         assert_eq!(functions, expected);
     }
 
@@ -477,11 +590,23 @@ mod tests {
     fn dangling_links_pipes_and_folders_do_not_stop_a_scan() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        place(root, "pci0000:00/0000:00:01.0", &[("iommu_group/type", "DMA"), ("device", "garbage")]);
-        symlink("../../../bus/pci/drivers/nvidia", root.join("sys/devices/pci0000:00/0000:00:01.0/driver")).unwrap();
+        place(
+            root,
+            "pci0000:00/0000:00:01.0",
+            &[("iommu_group/type", "DMA"), ("device", "garbage")],
+        );
+        symlink(
+            "../../../bus/pci/drivers/nvidia",
+            root.join("sys/devices/pci0000:00/0000:00:01.0/driver"),
+        )
+        .unwrap();
         let pipe = root.join("sys/devices/pci0000:00/0000:00:01.0/vendor");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        symlink("../../../devices/pci0000:00/0000:00:02.0", root.join(DEVICES).join("0000:00:02.0")).unwrap();
+        symlink(
+            "../../../devices/pci0000:00/0000:00:02.0",
+            root.join(DEVICES).join("0000:00:02.0"),
+        )
+        .unwrap();
         write(root, "sys/bus/pci/devices/0000:00:03.0/vendor", "0x10de");
         write(root, "sys/bus/pci/devices/no-address/vendor", "0x10de");
         let scan = scan(&HostRoot::new(root));
@@ -496,10 +621,15 @@ mod tests {
     fn class_links_and_virtio_children_belong_to_the_function_above() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        place(root, "pci0000:00/0000:00:03.0", &[("virtio0/net/ens3/mtu", "1500"), ("drm/card0/card0-DP-1/status", "x")]);
+        place(
+            root,
+            "pci0000:00/0000:00:03.0",
+            &[("virtio0/net/ens3/mtu", "1500"), ("drm/card0/card0-DP-1/status", "x")],
+        );
         place(root, "pci0000:80/0000:82:00.0", &[("drm/version", "x"), ("net/ib1/mtu", "1500")]);
         fs::create_dir_all(root.join("sys/class/net")).unwrap();
-        symlink("../../devices/pci0000:80/0000:82:00.0/net/ib0", root.join("sys/class/net/ib0")).unwrap();
+        symlink("../../devices/pci0000:80/0000:82:00.0/net/ib0", root.join("sys/class/net/ib0"))
+            .unwrap();
         symlink("../../devices/virtual/net/lo", root.join("sys/class/net/lo")).unwrap();
         write(root, "sys/class/net/bonding_masters", "");
         assert_eq!(scanned(&dir, "0000:00:03.0").net, ["ens3"]);

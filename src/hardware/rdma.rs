@@ -39,9 +39,12 @@ impl RdmaNodes {
 pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) -> Facts {
     let mut facts = Facts::default();
     let dir = folder(function.address);
-    let mut names: BTreeSet<String> = function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
+    let mut names: BTreeSet<String> =
+        function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
     for class in CLASSES {
-        names.extend(root.entries(&format!("{dir}/{class}")).into_iter().filter(|name| is_node(name)));
+        names.extend(
+            root.entries(&format!("{dir}/{class}")).into_iter().filter(|name| is_node(name)),
+        );
     }
     let node = |name: &String| format!("/dev/infiniband/{name}");
     let (verbs, mads): (Vec<_>, Vec<_>) = names.iter().partition(|name| name.starts_with("uverbs"));
@@ -54,16 +57,29 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     // A function has one RDMA device. If it has more, the smallest GUID does not depend on their
     // names.
     let below = |device: &String, file: &str| {
-        root.read(&format!("{dir}/infiniband/{device}/{file}")).or_else(|| root.read(&format!("sys/class/infiniband/{device}/{file}")))
+        root.read(&format!("{dir}/infiniband/{device}/{file}"))
+            .or_else(|| root.read(&format!("sys/class/infiniband/{device}/{file}")))
     };
-    let guid = function.rdma.iter().filter_map(|device| below(device, "node_guid")).filter(|guid| is_guid(guid)).min();
+    let guid = function
+        .rdma
+        .iter()
+        .filter_map(|device| below(device, "node_guid"))
+        .filter(|guid| is_guid(guid))
+        .min();
     facts.note("node_guid", guid);
     facts.note(
         "sys_image_guid",
-        function.rdma.iter().filter_map(|device| below(device, "sys_image_guid")).filter(|guid| is_guid(guid)).min(),
+        function
+            .rdma
+            .iter()
+            .filter_map(|device| below(device, "sys_image_guid"))
+            .filter(|guid| is_guid(guid))
+            .min(),
     );
     // An adapter with two ports may have both types; the first port decides.
-    let layer = function.rdma.iter().find_map(|device| (1..=PORTS_MAX).find_map(|port| below(device, &format!("ports/{port}/link_layer"))));
+    let layer = function.rdma.iter().find_map(|device| {
+        (1..=PORTS_MAX).find_map(|port| below(device, &format!("ports/{port}/link_layer")))
+    });
     facts.note("link_type", layer.as_deref().and_then(link_type));
     facts.note("link_layer", layer);
     facts.note("firmware", function.rdma.iter().find_map(|device| below(device, "fw_ver")));
@@ -111,11 +127,27 @@ mod tests {
         write(dir.path(), "sys/class/infiniband/mlx5_0/ports/2/link_layer", "InfiniBand\n");
         let root = HostRoot::new(dir.path());
         let facts = facts(&root, &adapter(), &RdmaNodes::read(&root));
-        let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
+        let nodes: Vec<_> =
+            facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         let management = [("/dev/infiniband/issm3", false), ("/dev/infiniband/umad3", false)];
-        assert_eq!(nodes, [&[("/dev/infiniband/uverbs7", true)], &management[..], &[("/dev/infiniband/rdma_cm", false)]].concat());
-        assert_eq!((&facts.attributes["link_layer"], &facts.attributes["link_type"]), ("InfiniBand", "infiniband"));
-        assert_eq!((&facts.attributes["node_guid"], facts.identity), ("506b:4b03:003c:eee8", None), "a CNI plugin takes the address");
+        assert_eq!(
+            nodes,
+            [
+                &[("/dev/infiniband/uverbs7", true)],
+                &management[..],
+                &[("/dev/infiniband/rdma_cm", false)]
+            ]
+            .concat()
+        );
+        assert_eq!(
+            (&facts.attributes["link_layer"], &facts.attributes["link_type"]),
+            ("InfiniBand", "infiniband")
+        );
+        assert_eq!(
+            (&facts.attributes["node_guid"], facts.identity),
+            ("506b:4b03:003c:eee8", None),
+            "a CNI plugin takes the address"
+        );
     }
 
     #[test]

@@ -24,17 +24,30 @@ impl DefaultRoutes {
         let of_4 = root.read_all(ROUTES).unwrap_or_else(|error| {
             // Every kernel with a network has this file. A captured tree may lack it.
             if root.is_live() && is_absence(&error) {
-                root.repeat_failures(&[ReadFailure { path: format!("/{ROUTES}"), error: error.to_string() }]);
+                root.repeat_failures(&[ReadFailure {
+                    path: format!("/{ROUTES}"),
+                    error: error.to_string(),
+                }]);
             }
             String::new()
         });
         let of_6 = root.read_all("proc/1/net/ipv6_route").unwrap_or_default();
         let mut found = BTreeSet::new();
-        let mut above: Vec<String> = of_4.lines().filter_map(by_4).chain(of_6.lines().filter_map(by_6)).map(str::to_owned).collect();
+        let mut above: Vec<String> = of_4
+            .lines()
+            .filter_map(by_4)
+            .chain(of_6.lines().filter_map(by_6))
+            .map(str::to_owned)
+            .collect();
         while let Some(interface) = above.pop() {
             let entries = root.entries(&format!("sys/class/net/{interface}"));
             if found.insert(interface) {
-                above.extend(entries.iter().filter_map(|entry| entry.strip_prefix("lower_")).map(str::to_owned));
+                above.extend(
+                    entries
+                        .iter()
+                        .filter_map(|entry| entry.strip_prefix("lower_"))
+                        .map(str::to_owned),
+                );
             }
         }
         DefaultRoutes(found)
@@ -49,7 +62,9 @@ impl DefaultRoutes {
 /// `Iface Destination Gateway Flags RefCnt Use Metric Mask …`, numbers in hexadecimal.
 fn by_4(line: &str) -> Option<&str> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let [interface, "00000000", _, flags, _, _, _, "00000000", ..] = fields[..] else { return None };
+    let [interface, "00000000", _, flags, _, _, _, "00000000", ..] = fields[..] else {
+        return None;
+    };
     leads_out(flags, interface)
 }
 
@@ -87,7 +102,12 @@ mod tests {
             "0".repeat(28)
         );
         write(dir.path(), "proc/1/net/ipv6_route", &six);
-        for link in ["bond0.7/lower_bond0", "bond0/lower_ens1f0", "bond0/lower_ens1f1", "ens1f0/upper_bond0"] {
+        for link in [
+            "bond0.7/lower_bond0",
+            "bond0/lower_ens1f0",
+            "bond0/lower_ens1f1",
+            "ens1f0/upper_bond0",
+        ] {
             write(dir.path(), &format!("sys/class/net/{link}"), "");
         }
         let routes = DefaultRoutes::read(&HostRoot::new(dir.path()));

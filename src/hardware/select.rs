@@ -6,7 +6,8 @@ pub use near::{NearMiss, Nearest, near_misses};
 
 use crate::contract;
 use crate::domain::{
-    ContractKind, Device, DeviceClass, Object, Objects, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select, Sharing,
+    ContractKind, Device, DeviceClass, Object, Objects, PciAddress, PciFunction, Pf, ResourceName,
+    ResourceSpec, Select, Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +26,12 @@ impl Selection {
     /// The resource of each selected device, by the device's key.
     #[must_use]
     pub fn resource_of(&self) -> BTreeMap<&str, &ResourceName> {
-        self.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (device.key.as_str(), name))).collect()
+        self.resources
+            .iter()
+            .flat_map(|(name, devices)| {
+                devices.iter().map(move |device| (device.key.as_str(), name))
+            })
+            .collect()
     }
 }
 
@@ -34,7 +40,11 @@ impl Selection {
 /// `chars` maps the key of each `/dev` node to its resource. Its path was matched when the node was
 /// found.
 #[must_use]
-pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, specs: &[Arc<ResourceSpec>]) -> Selection {
+pub fn select(
+    devices: &[Arc<Device>],
+    chars: &BTreeMap<String, ResourceName>,
+    specs: &[Arc<ResourceSpec>],
+) -> Selection {
     let mut selection = Selection::default();
     let mut chosen: Chosen<'_> = BTreeMap::new();
     let host = Host::of(devices);
@@ -51,13 +61,16 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_duplicate_paths(devices, &mut chosen, &mut selection.warnings);
-    for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
+    for (device, spec) in
+        devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?)))
+    {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
-        selection.warnings.extend(
-            blocked.map(|(by, group)| {
-                format!("{}: {} is unhealthy, because {by} blocks IOMMU group {group} for guests", spec.name, device.id)
-            }),
-        );
+        selection.warnings.extend(blocked.map(|(by, group)| {
+            format!(
+                "{}: {} is unhealthy, because {by} blocks IOMMU group {group} for guests",
+                spec.name, device.id
+            )
+        }));
     }
     let mut by_resource: BTreeMap<&ResourceName, Vec<Arc<Device>>> = BTreeMap::new();
     for device in devices {
@@ -80,9 +93,15 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
 
 /// Warns of each resource without a device, and names the near misses. A glob without a match is
 /// already reported with its text.
-fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selection: &mut Selection) {
-    let is_empty = |spec: &&Arc<ResourceSpec>| selection.resources.get(&spec.name).is_some_and(Vec::is_empty);
-    let empty: Vec<_> = specs.iter().filter(|spec| spec.class != DeviceClass::Char).filter(is_empty).collect();
+fn warn_of_nothing(
+    devices: &[Arc<Device>],
+    specs: &[Arc<ResourceSpec>],
+    selection: &mut Selection,
+) {
+    let is_empty =
+        |spec: &&Arc<ResourceSpec>| selection.resources.get(&spec.name).is_some_and(Vec::is_empty);
+    let empty: Vec<_> =
+        specs.iter().filter(|spec| spec.class != DeviceClass::Char).filter(is_empty).collect();
     if empty.is_empty() {
         return;
     }
@@ -92,20 +111,32 @@ fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selecti
     for spec in empty.into_iter().filter(|spec| named.insert(&spec.name)) {
         let near = near_misses(devices, &taken, spec);
         let near = Nearest::of(&near).map(|nearest| format!("; {nearest}")).unwrap_or_default();
-        warnings.push(format!("{}: no device of class {} on this host matches{near}", spec.name, spec.class));
+        warnings.push(format!(
+            "{}: no device of class {} on this host matches{near}",
+            spec.name, spec.class
+        ));
     }
     selection.warnings.extend(warnings);
 }
 
 /// Warns of each whole that a resource selects by `part = false` but that is cut into parts, where
 /// no resource offers any part.
-fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &Host<'_>, chosen: &Chosen<'_>, warnings: &mut Vec<String>) {
+fn warn_of_wholes(
+    devices: &[Arc<Device>],
+    specs: &[Arc<ResourceSpec>],
+    host: &Host<'_>,
+    chosen: &Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
     let address = |device: &Device| device.pci.as_ref().map(|function| function.address);
     let is_offered = |device: &&Arc<Device>| chosen.contains_key(device.key.as_str());
     let cut = devices.iter().filter(is_offered).filter(|device| device.attribute("part").is_some());
     let cut: BTreeSet<_> = cut.filter_map(|device| address(device)).collect();
     for device in devices {
-        let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
+        let Some(parts) = device
+            .attribute("parts")
+            .filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole)))
+        else {
             continue;
         };
         let selects_whole = |spec: &&Arc<ResourceSpec>| {
@@ -146,28 +177,49 @@ struct Exclusion {
 /// - An adapter with the host's default route, if a CNI plugin would move its interface into the
 ///   pod, unless the resource names it.
 fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusion> {
-    let host = |why: String, found: &str| Exclusion { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
+    let host = |why: String, found: &str| Exclusion {
+        why,
+        criterion: "host",
+        wanted: "not in use by the host",
+        found: found.to_owned(),
+    };
     if let Some(by) = device.attribute("in_use") {
         return Some(host(format!("the host uses it: {by}"), by));
     }
     if device.attribute("excluded").is_some() {
         let why = "its driver is configured to exclude it".to_owned();
-        return Some(Exclusion { why, criterion: "driver", wanted: "not excluded by its driver", found: "excluded".into() });
+        return Some(Exclusion {
+            why,
+            criterion: "driver",
+            wanted: "not excluded by its driver",
+            found: "excluded".into(),
+        });
     }
     if lacks_node(device) {
-        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path".to_owned();
-        let found = device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
-        return Some(Exclusion { why, criterion: "driver", wanted: "a driver that creates a node in /dev", found });
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path"
+            .to_owned();
+        let found =
+            device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
+        return Some(Exclusion {
+            why,
+            criterion: "driver",
+            wanted: "a driver that creates a node in /dev",
+            found,
+        });
     }
     if is_named_by(spec, device) {
         return None;
     }
     if let Some(pool) = device.attribute("member_of") {
-        let why = format!("it is part of {pool}, which the host may use; to offer it anyway, select it by address or id");
+        let why = format!(
+            "it is part of {pool}, which the host may use; to offer it anyway, select it by address or id"
+        );
         return Some(host(why, &format!("part of {pool}")));
     }
     let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
-    let why = format!("the host's default route uses {way}; to offer it anyway, select it by address or id");
+    let why = format!(
+        "the host's default route uses {way}; to offer it anyway, select it by address or id"
+    );
     Some(host(why, &format!("default route through {way}")))
 }
 
@@ -179,12 +231,15 @@ fn moves_interfaces(spec: &ResourceSpec) -> bool {
 /// Whether a resource selects this device by id or address.
 fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
-    spec.select.id.contains(&device.id) || address.is_some_and(|address| spec.select.address.contains(address))
+    spec.select.id.contains(&device.id)
+        || address.is_some_and(|address| spec.select.address.contains(address))
 }
 
 fn withhold_excluded(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
-        let exclusion = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, exclusion(spec, device)?.why)));
+        let exclusion = chosen
+            .get(device.key.as_str())
+            .and_then(|spec| Some((&spec.name, exclusion(spec, device)?.why)));
         if let Some((name, why)) = exclusion {
             warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
             chosen.remove(device.key.as_str());
@@ -193,9 +248,15 @@ fn withhold_excluded(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings:
 }
 
 /// Withholds devices that the contract cannot name to a container.
-fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_unanswerable(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
     for device in devices {
-        let why = chosen.get(device.key.as_str()).and_then(|spec| Some((spec.name.clone(), contract::unanswerable(spec, device)?)));
+        let why = chosen
+            .get(device.key.as_str())
+            .and_then(|spec| Some((spec.name.clone(), contract::unanswerable(spec, device)?)));
         if let Some((name, why)) = why {
             chosen.remove(device.key.as_str());
             warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
@@ -208,10 +269,17 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
 /// - an IOMMU group, which a guest gets as a whole;
 /// - a disk that several controllers reach, or that is also named by a partition;
 /// - a node of `/dev` that a PCI function also has, where both resources are exclusive.
-fn withhold_duplicate_paths(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_duplicate_paths(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
     let mut given: Objects<usize> = Objects::default();
     // A second path to a disk comes after the device that has the disk's id.
-    let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
+    let (firsts, seconds): (Vec<_>, Vec<_>) = devices
+        .iter()
+        .enumerate()
+        .partition(|(_, device)| device.attribute("second_path").is_none());
     for (index, device) in firsts.into_iter().chain(seconds) {
         let Some(spec) = chosen.get(device.key.as_str()) else { continue };
         let objects = device.objects();
@@ -237,7 +305,10 @@ fn withhold_duplicate_paths(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, wa
 fn common(objects: &[Object], other: &Device) -> String {
     let mut of_other = Objects::default();
     of_other.hold(&(), other.objects());
-    let shared = objects.iter().filter(|object| of_other.conflict([*object], |()| false).is_some()).map(Object::as_str);
+    let shared = objects
+        .iter()
+        .filter(|object| of_other.conflict([*object], |()| false).is_some())
+        .map(Object::as_str);
     let mut named: Vec<&str> = shared.collect();
     // An IOMMU group or a node of `/dev` is the most readable name.
     named.sort_by_key(|text| (!text.starts_with("iommu_group:"), !text.starts_with("node:")));
@@ -257,11 +328,17 @@ fn common(objects: &[Object], other: &Device) -> String {
 /// withheld even if no resource offers these.
 ///
 /// Exceptions: the resource names the function by address or id, or the resource is a pool.
-fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+fn withhold_shared_parents(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
     for device in devices {
-        let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else { continue };
+        let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else {
+            continue;
+        };
         if is_named_by(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
             continue;
         }
@@ -298,7 +375,8 @@ fn lacks_node(device: &Device) -> bool {
 
 /// Mediated devices are for guests: a resource gets them only if it names their type, UUID or id.
 fn selects_mdev(select: &Select, device: &Device) -> bool {
-    let is_named = !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
+    let is_named =
+        !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
     device.attribute("part") != Some("mdev") || is_named
 }
 
@@ -316,7 +394,9 @@ impl<'a> Host<'a> {
     fn offers(&self, spec: &ResourceSpec, device: &Device, named: Option<&ResourceName>) -> bool {
         let of_class = match spec.class {
             DeviceClass::Char => named == Some(&spec.name),
-            class => device.class == class && is_usable(device) && selects_mdev(&spec.select, device),
+            class => {
+                device.class == class && is_usable(device) && selects_mdev(&spec.select, device)
+            }
         };
         of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
     }
@@ -343,21 +423,34 @@ impl<'a> Host<'a> {
             && holds(&select.id, Some(&device.id))
             && select.vf.is_none_or(|vf| function.is_some_and(|function| function.is_vf() == vf))
             && select.part.is_none_or(|part| device.attribute("part").is_some() == part)
-            && (select.pf.is_empty() || function.is_some_and(|function| self.is_vf_of(select, function)))
+            && (select.pf.is_empty()
+                || function.is_some_and(|function| self.is_vf_of(select, function)))
             && (select.interface.is_empty()
-                || function.is_some_and(|function| function.net.iter().any(|name| select.interface.contains(name))))
+                || function.is_some_and(|function| {
+                    function.net.iter().any(|name| select.interface.contains(name))
+                }))
             && holds(&select.link_type, self.link_type(device).as_ref())
-            && has_text(&select.model, &["model"], &|glob, model| glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model)))
+            && has_text(&select.model, &["model"], &|glob, model| {
+                glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model))
+            })
             && has_text(&select.uuid, &["uuid", "mdev_uuid"], &str::eq_ignore_ascii_case)
-            && has_text(&select.mdev_type, &["mdev_type", "mdev_type_name"], &|wanted, kind| wanted == kind)
-            && (select.numa_node.is_empty() || device.numa_nodes.iter().any(|node| select.numa_node.contains(node)))
+            && has_text(&select.mdev_type, &["mdev_type", "mdev_type_name"], &|wanted, kind| {
+                wanted == kind
+            })
+            && (select.numa_node.is_empty()
+                || device.numa_nodes.iter().any(|node| select.numa_node.contains(node)))
             && holds(&select.iommu_group, device.iommu_group().as_ref())
     }
 
     /// Whether it is one of the virtual functions that `pf` selects.
     fn is_vf_of(&self, select: &Select, function: &PciFunction) -> bool {
         let Some(address) = function.physfn else { return false };
-        let interfaces = self.0.get(&address).and_then(|pf| pf.pci.as_ref()).map(|pf| pf.net.as_slice()).unwrap_or_default();
+        let interfaces = self
+            .0
+            .get(&address)
+            .and_then(|pf| pf.pci.as_ref())
+            .map(|pf| pf.net.as_slice())
+            .unwrap_or_default();
         let is_meant = |pf: &Pf| match pf {
             Pf::Interface(name) => interfaces.contains(name),
             Pf::Address(named) => *named == address,
@@ -391,36 +484,53 @@ mod tests {
     }
 
     fn chosen(selection: &Selection) -> Vec<(String, Vec<String>)> {
-        let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.to_string()).collect();
+        let ids = |devices: &Vec<Arc<Device>>| {
+            devices.iter().map(|device| device.id.to_string()).collect()
+        };
         selection.resources.iter().map(|(name, devices)| (name.to_string(), ids(devices))).collect()
     }
 
     #[test]
     fn the_first_resource_that_matches_has_the_device() {
         let devices = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:02:00.0", 0x1002, None)];
-        let first = spec("a.com/first", DeviceClass::Gpu, Select { vendor: vec![0x1002], ..Select::default() });
+        let first = spec(
+            "a.com/first",
+            DeviceClass::Gpu,
+            Select { vendor: vec![0x1002], ..Select::default() },
+        );
         let second = spec("a.com/second", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), &[first, second]);
-        let expected = [("a.com/first".into(), vec!["0000:02:00.0".into()]), ("a.com/second".into(), vec!["0000:01:00.0".into()])];
+        let expected = [
+            ("a.com/first".into(), vec!["0000:02:00.0".into()]),
+            ("a.com/second".into(), vec!["0000:01:00.0".into()]),
+        ];
         assert_eq!(chosen(&selection), expected);
         assert!(selection.warnings.is_empty());
     }
 
     #[test]
     fn a_pf_is_withheld_while_its_vfs_are_offered_unless_named() {
-        let devices = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:01:00.4", 0x10de, Some("0000:01:00.0"))];
+        let devices =
+            [gpu("0000:01:00.0", 0x10de, None), gpu("0000:01:00.4", 0x10de, Some("0000:01:00.0"))];
         let any = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), &[any]);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec!["0000:01:00.4".into()])]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are offered"]);
+        assert_eq!(
+            selection.warnings,
+            ["a.com/gpu: 0000:01:00.0 is not offered, because its virtual functions are offered"]
+        );
 
-        let whole = spec("a.com/gpu", DeviceClass::Gpu, Select { vf: Some(false), ..Select::default() });
+        let whole =
+            spec("a.com/gpu", DeviceClass::Gpu, Select { vf: Some(false), ..Select::default() });
         let selection = select(&devices, &BTreeMap::new(), &[whole]);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec!["0000:01:00.0".into()])]);
 
         let address = devices.iter().map(|device| device.pci.as_ref().unwrap().address).collect();
         let named = spec("a.com/gpu", DeviceClass::Gpu, Select { address, ..Select::default() });
-        assert_eq!(select(&devices, &BTreeMap::new(), &[named]).resources.values().next().unwrap().len(), 2);
+        assert_eq!(
+            select(&devices, &BTreeMap::new(), &[named]).resources.values().next().unwrap().len(),
+            2
+        );
     }
 
     /// Two adapters with three virtual functions each.
@@ -460,21 +570,36 @@ mod tests {
             ids_of(&devices, DeviceClass::Nic, Select { pf, ..Select::default() })
         };
         assert_eq!(of(&["ens1f0#0,2"]), ["0000:3b:00.1", "0000:3b:00.3"]);
-        assert_eq!(of(&["0000:af:00.0", "ens1f0#1-1"]), ["0000:3b:00.2", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+        assert_eq!(
+            of(&["0000:af:00.0", "ens1f0#1-1"]),
+            ["0000:3b:00.2", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]
+        );
         assert_eq!(of(&["ens9"]), Vec::<String>::new());
         let interface = vec!["ib0".to_owned(), "ens9".to_owned()];
-        assert_eq!(ids_of(&devices, DeviceClass::Nic, Select { interface, ..Select::default() }), ["0000:af:00.0"]);
+        assert_eq!(
+            ids_of(&devices, DeviceClass::Nic, Select { interface, ..Select::default() }),
+            ["0000:af:00.0"]
+        );
         let excluding = Select { pf: vec!["ens1f0#0-1".parse().unwrap()], ..Select::default() };
-        let mut rest = (*spec("a.com/x", DeviceClass::Nic, Select { vf: Some(true), ..Select::default() })).clone();
+        let mut rest =
+            (*spec("a.com/x", DeviceClass::Nic, Select { vf: Some(true), ..Select::default() }))
+                .clone();
         rest.exclude = Some(excluding);
         let selection = select(&devices, &BTreeMap::new(), &[Arc::new(rest)]);
-        assert_eq!(chosen(&selection)[0].1, ["0000:3b:00.3", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+        assert_eq!(
+            chosen(&selection)[0].1,
+            ["0000:3b:00.3", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]
+        );
     }
 
     #[test]
     fn a_vf_without_a_visible_link_has_the_link_type_of_its_pf() {
-        let wanted = Select { link_type: vec!["infiniband".into()], vf: Some(true), ..Select::default() };
-        assert_eq!(ids_of(&adapters(), DeviceClass::Nic, wanted), ["0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+        let wanted =
+            Select { link_type: vec!["infiniband".into()], vf: Some(true), ..Select::default() };
+        assert_eq!(
+            ids_of(&adapters(), DeviceClass::Nic, wanted),
+            ["0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]
+        );
     }
 
     #[test]
@@ -486,7 +611,10 @@ mod tests {
             gpu.pci.as_mut().unwrap().iommu_group = Some(group);
             Arc::new(gpu)
         };
-        let devices = [with("0000:01:00.0", "NVIDIA H100 80GB HBM3", "GPU-a", 0, 5), with("0000:02:00.0", "NVIDIA A2", "GPU-b", 1, 6)];
+        let devices = [
+            with("0000:01:00.0", "NVIDIA H100 80GB HBM3", "GPU-a", 0, 5),
+            with("0000:02:00.0", "NVIDIA A2", "GPU-b", 1, 6),
+        ];
         let text = |text: &str| vec![text.to_owned()];
         let second = ["0000:02:00.0"];
         for wanted in [
@@ -505,7 +633,8 @@ mod tests {
             let mut part = (*gpu("0000:01:00.0", 0x10de, None)).clone();
             part.key = format!("{}/{name}", part.key);
             part.id = crate::domain::DeviceId::new(name);
-            part.attributes = more.iter().chain(&[("part", kind)]).map(|(name, value)| (*name, *value)).collect();
+            part.attributes =
+                more.iter().chain(&[("part", kind)]).map(|(name, value)| (*name, *value)).collect();
             Arc::new(part)
         };
         let mut whole = (*gpu("0000:01:00.0", 0x10de, None)).clone();
@@ -513,7 +642,11 @@ mod tests {
         let devices = [
             Arc::new(whole),
             part("mig", "gi1-ci0", &[]),
-            part("mdev", "vgpu", &[("mdev_type", "nvidia-754"), ("mdev_type_name", "NVIDIA A2-4Q")]),
+            part(
+                "mdev",
+                "vgpu",
+                &[("mdev_type", "nvidia-754"), ("mdev_type_name", "NVIDIA A2-4Q")],
+            ),
             gpu("0000:02:00.0", 0x10de, None),
         ];
         let of = |wanted: Select| ids_of(&devices, DeviceClass::Gpu, wanted);
@@ -535,7 +668,8 @@ mod tests {
         let selection = select(&devices, &BTreeMap::new(), &[Arc::new(named)]);
         assert_eq!(chosen(&selection), [("nvidia.com/gpu".into(), vec!["0000:02:00.0".into()])]);
         assert!(
-            selection.warnings[0].starts_with("nvidia.com/gpu: 0000:01:00.0 is not offered, because the name"),
+            selection.warnings[0]
+                .starts_with("nvidia.com/gpu: 0000:01:00.0 is not offered, because the name"),
             "{:?}",
             selection.warnings
         );
@@ -551,7 +685,11 @@ mod tests {
             Arc::new(gpu)
         };
         let devices = [guest("0000:01:00.0"), guest("0000:01:00.1")];
-        let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/gpu", DeviceClass::Gpu, Select::default())]);
+        let selection = select(
+            &devices,
+            &BTreeMap::new(),
+            &[spec("a.com/gpu", DeviceClass::Gpu, Select::default())],
+        );
         assert_eq!(chosen(&selection)[0].1, ["0000:01:00.0"]);
         let warnings = [
             "a.com/gpu: 0000:01:00.1 is not offered separately, because IOMMU group 33 is already offered with 0000:01:00.0",
@@ -574,7 +712,11 @@ mod tests {
             disk("0000:02:00.0", "/dev/nvme1n1", None),
             disk("0000:03:00.0", "/dev/nvme1n1", None),
         ];
-        let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/disk", DeviceClass::Nvme, Select::default())]);
+        let selection = select(
+            &devices,
+            &BTreeMap::new(),
+            &[spec("a.com/disk", DeviceClass::Nvme, Select::default())],
+        );
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
         let warnings = [
             "a.com/disk: 0000:01:00.0 is not offered, because the host uses it: mounted at /",
@@ -598,16 +740,27 @@ mod tests {
         ];
         let offered = |class: DeviceClass, contract: Contract, address: Option<&str>| {
             let address = address.map(|address| address.parse().unwrap()).into_iter().collect();
-            let mut spec = (*spec("a.com/x", class, Select { address, ..Select::default() })).clone();
+            let mut spec =
+                (*spec("a.com/x", class, Select { address, ..Select::default() })).clone();
             spec.contract = contract;
             let selection = select(&devices, &BTreeMap::new(), &[Arc::new(spec)]);
-            (chosen(&selection).remove(0).1, selection.warnings.into_iter().next().unwrap_or_default())
+            (
+                chosen(&selection).remove(0).1,
+                selection.warnings.into_iter().next().unwrap_or_default(),
+            )
         };
         let sriov = || Contract::Sriov(SriovOptions::default());
         let (none, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
-        assert!(none.is_empty() && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"), "{why}");
+        assert!(
+            none.is_empty()
+                && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"),
+            "{why}"
+        );
         let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
-        assert!(none.is_empty() && why.contains("because the host's default route uses ens1f0"), "{why}");
+        assert!(
+            none.is_empty() && why.contains("because the host's default route uses ens1f0"),
+            "{why}"
+        );
         // A device that is selected by address is offered. Without a CNI plugin that moves the
         // interface, the host keeps its route.
         let disk = "0000:01:00.0";
@@ -625,7 +778,10 @@ mod tests {
         let whole = || Select { vf: Some(false), ..Select::default() };
         assert_eq!(ids_of(&devices, DeviceClass::Nic, whole()), ["0000:af:00.0"]);
         let address = vec!["0000:3b:00.0".parse().unwrap()];
-        assert_eq!(ids_of(&devices, DeviceClass::Nic, Select { address, ..Select::default() }), ["0000:3b:00.0"]);
+        assert_eq!(
+            ids_of(&devices, DeviceClass::Nic, Select { address, ..Select::default() }),
+            ["0000:3b:00.0"]
+        );
 
         // A shared adapter next to its virtual functions: no container has it exclusively.
         for device in &mut devices {
@@ -633,7 +789,8 @@ mod tests {
         }
         let mut pool = (*spec("a.com/pool", DeviceClass::Rdma, whole())).clone();
         (pool.sharing, pool.contract) = (Sharing::Pool(100), Contract::RdmaShared);
-        let vfs = spec("a.com/vf", DeviceClass::Rdma, Select { vf: Some(true), ..Select::default() });
+        let vfs =
+            spec("a.com/vf", DeviceClass::Rdma, Select { vf: Some(true), ..Select::default() });
         let selection = select(&devices, &BTreeMap::new(), &[Arc::new(pool), vfs]);
         assert_eq!(chosen(&selection)[0].1, ["0000:3b:00.0", "0000:af:00.0"]);
     }
@@ -647,21 +804,29 @@ mod tests {
             Arc::new(node)
         };
         let mut two = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:02:00.0", 0x10de, None)];
-        Arc::make_mut(&mut two[1]).nodes = vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/kfd")];
+        Arc::make_mut(&mut two[1]).nodes =
+            vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/kfd")];
         Arc::make_mut(&mut two[0]).nodes.push(DeviceNode::at("/dev/kfd"));
         let nodes = ["/dev/dri/renderD129", "/dev/kfd", "/dev/fuse"].map(node);
         let devices: Vec<_> = two.into_iter().chain(nodes).collect();
         let mut path = (*char_spec("a.com/path", &[])).clone();
-        let chars = devices[2..].iter().map(|device| (device.key.clone(), path.name.clone())).collect();
+        let chars =
+            devices[2..].iter().map(|device| (device.key.clone(), path.name.clone())).collect();
         let offered = |path: &ResourceSpec| {
-            let selection = select(&devices, &chars, &[spec("a.com/gpu", DeviceClass::Gpu, Select::default()), Arc::new(path.clone())]);
+            let selection = select(
+                &devices,
+                &chars,
+                &[spec("a.com/gpu", DeviceClass::Gpu, Select::default()), Arc::new(path.clone())],
+            );
             (chosen(&selection)[1].1.clone(), selection.warnings)
         };
         let (ids, warnings) = offered(&path);
         assert_eq!(ids, ["/dev/fuse", "/dev/kfd"]);
         assert_eq!(
             warnings,
-            ["a.com/path: /dev/dri/renderD129 is not offered separately, because /dev/dri/renderD129 is already offered with 0000:02:00.0"]
+            [
+                "a.com/path: /dev/dri/renderD129 is not offered separately, because /dev/dri/renderD129 is already offered with 0000:02:00.0"
+            ]
         );
         path.sharing = Sharing::Replicas(4);
         assert_eq!(offered(&path).0.len(), 3);
@@ -670,15 +835,24 @@ mod tests {
     #[test]
     fn a_gpu_that_its_driver_excludes_is_not_offered() {
         let mut excluded = device("0000:01:00.0", "0000:01:00.0");
-        (excluded.class, excluded.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some("nvidia".into()));
+        (excluded.class, excluded.pci.as_mut().unwrap().driver) =
+            (DeviceClass::Gpu, Some("nvidia".into()));
         excluded.attributes.insert("excluded", "true");
         let devices = [Arc::new(excluded), gpu("0000:02:00.0", 0x10de, None)];
         let spec = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
-        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver is configured to exclude it"]);
+        assert_eq!(
+            selection.warnings,
+            [
+                "a.com/gpu: 0000:01:00.0 is not offered, because its driver is configured to exclude it"
+            ]
+        );
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
-        let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
+        let misses: Vec<_> = misses
+            .iter()
+            .map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref()))
+            .collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
     }
 
@@ -701,9 +875,15 @@ mod tests {
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
         assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
         let why = "it has no known node in `/dev`; the class `char` can offer a node by its path";
-        assert_eq!(selection.warnings, [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]);
+        assert_eq!(
+            selection.warnings,
+            [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]
+        );
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
-        let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
+        let misses: Vec<_> = misses
+            .iter()
+            .map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref()))
+            .collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("qat_4xxx"))]);
     }
 
@@ -713,30 +893,61 @@ mod tests {
         excluding.exclude = Some(Select { vendor: vec![0x10de], ..Select::default() });
         let specs = [Arc::new(excluding), char_spec("a.com/tty", &["/dev/ttyS*"])];
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &specs);
-        assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]);
+        assert_eq!(
+            chosen(&selection),
+            [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]
+        );
         let near = "0000:01:00.0 would be offered if not for `exclude`: wanted not excluded, found excluded";
-        assert_eq!(selection.warnings, [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]);
-        let other = spec("a.com/other", DeviceClass::Gpu, Select { vendor: vec![1], device: vec![1], ..Select::default() });
+        assert_eq!(
+            selection.warnings,
+            [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]
+        );
+        let other = spec(
+            "a.com/other",
+            DeviceClass::Gpu,
+            Select { vendor: vec![1], device: vec![1], ..Select::default() },
+        );
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &[other]);
-        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two criteria exclude it");
+        assert_eq!(
+            selection.warnings,
+            ["a.com/other: no device of class gpu on this host matches"],
+            "two criteria exclude it"
+        );
     }
 
     #[test]
     fn a_split_whole_without_offered_parts_causes_a_warning() {
         let disk = |id: &str, attribute: (&'static str, &str)| {
             let mut disk = device("0000:01:00.0", id);
-            (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));
+            (disk.class, disk.pci.as_mut().unwrap().driver) =
+                (DeviceClass::Nvme, Some("nvme".into()));
             disk.attributes.insert(attribute.0, attribute.1);
             disk.nodes.push(DeviceNode::at(format!("/dev/{id}")));
             Arc::new(disk)
         };
-        let devices =
-            [disk("nvme0", ("parts", "namespaces")), disk("nvme0n1", ("part", "namespace")), disk("nvme0n2", ("part", "namespace"))];
-        let wholes = spec("a.com/whole", DeviceClass::Nvme, Select { part: Some(false), ..Select::default() });
-        let parts = spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
-        let warnings = |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
+        let devices = [
+            disk("nvme0", ("parts", "namespaces")),
+            disk("nvme0n1", ("part", "namespace")),
+            disk("nvme0n2", ("part", "namespace")),
+        ];
+        let wholes = spec(
+            "a.com/whole",
+            DeviceClass::Nvme,
+            Select { part: Some(false), ..Select::default() },
+        );
+        let parts =
+            spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
+        let warnings =
+            |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
         let cut = "it is split into parts (namespaces) and no resource offers them; `part = false` selects whole devices only";
-        assert_eq!(warnings(std::slice::from_ref(&wholes))[0], format!("a.com/whole: nvme0 is not offered, because {cut}"));
-        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is split into parts (")));
+        assert_eq!(
+            warnings(std::slice::from_ref(&wholes))[0],
+            format!("a.com/whole: nvme0 is not offered, because {cut}")
+        );
+        assert!(
+            warnings(&[wholes, parts])
+                .iter()
+                .all(|warning| !warning.contains("is split into parts ("))
+        );
     }
 }

@@ -1,6 +1,8 @@
 //! Small values and trees for the tests of this module.
 
-use crate::domain::{Attributes, CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
+use crate::domain::{
+    Attributes, CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,7 +31,8 @@ pub(crate) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<Resour
 
 /// A `char` resource with globs.
 pub(super) fn char_spec(name: &str, globs: &[&str]) -> Arc<ResourceSpec> {
-    let path = |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
+    let path =
+        |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
     let mut spec = (*spec(name, DeviceClass::Char, Select::default())).clone();
     spec.paths = globs.iter().map(path).collect();
     Arc::new(spec)

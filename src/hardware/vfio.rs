@@ -40,7 +40,8 @@ impl Groups {
         let mut groups: BTreeMap<u32, Vec<Member>> = BTreeMap::new();
         for function in scan.functions.values() {
             let is_bridge = function.class16().is_some_and(|class| class >> 8 == 0x06);
-            let member = || Member { address: function.address, is_bridge, driver: function.driver.clone() };
+            let member =
+                || Member { address: function.address, is_bridge, driver: function.driver.clone() };
             if let Some(group) = function.iommu_group {
                 groups.entry(group).or_default().push(member());
             }
@@ -53,17 +54,33 @@ impl Groups {
     }
 
     /// Replaces the nodes of the host's driver by the nodes that a guest gets.
-    pub(super) fn use_guest_nodes(&self, root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
+    pub(super) fn use_guest_nodes(
+        &self,
+        root: &HostRoot,
+        function: &PciFunction,
+        facts: &mut Facts,
+    ) {
         facts.nodes = nodes(root, function);
-        let others = || self.members(function).iter().filter(|member| member.address != function.address && !member.is_bridge);
-        let is_in_the_way =
-            |member: &&Member| member.driver.as_deref().is_some_and(|driver| !is_vfio(driver) && !HARMLESS.contains(&driver));
+        let others = || {
+            self.members(function)
+                .iter()
+                .filter(|member| member.address != function.address && !member.is_bridge)
+        };
+        let is_in_the_way = |member: &&Member| {
+            member
+                .driver
+                .as_deref()
+                .is_some_and(|driver| !is_vfio(driver) && !HARMLESS.contains(&driver))
+        };
         let blocking = others().find(is_in_the_way);
         facts.note(
             "group_blocked_by",
-            blocking.map(|member| format!("{} ({})", member.address, member.driver.as_deref().unwrap_or_default())),
+            blocking.map(|member| {
+                format!("{} ({})", member.address, member.driver.as_deref().unwrap_or_default())
+            }),
         );
-        let mut members: Vec<PciAddress> = others().map(|member| member.address).chain([function.address]).collect();
+        let mut members: Vec<PciAddress> =
+            others().map(|member| member.address).chain([function.address]).collect();
         members.sort();
         let members: Vec<String> = members.iter().map(ToString::to_string).collect();
         facts.note("iommu_group", function.iommu_group);
@@ -76,13 +93,20 @@ impl Groups {
 fn nodes(root: &HostRoot, function: &PciFunction) -> Vec<DeviceNode> {
     let own = function.vfio_dev.as_ref().map(|name| format!("/dev/vfio/devices/{name}"));
     let group = function.iommu_group.map(|group| format!("/dev/vfio/{group}"));
-    let without_iommu = root.read(&format!("{}/iommu_group/name", folder(function.address))).as_deref() == Some("vfio-noiommu");
+    let without_iommu =
+        root.read(&format!("{}/iommu_group/name", folder(function.address))).as_deref()
+            == Some("vfio-noiommu");
     let mut nodes = Vec::new();
-    let by_iommufd_only = own.is_some() && !root.node_exists("/dev/vfio/vfio") && root.node_exists("/dev/iommu");
+    let by_iommufd_only =
+        own.is_some() && !root.node_exists("/dev/vfio/vfio") && root.node_exists("/dev/iommu");
     if !by_iommufd_only {
         nodes.push(required("/dev/vfio/vfio"));
         nodes.extend(group.map(|path| {
-            let host = if without_iommu { path.replacen("/dev/vfio/", "/dev/vfio/noiommu-", 1) } else { path.clone() };
+            let host = if without_iommu {
+                path.replacen("/dev/vfio/", "/dev/vfio/noiommu-", 1)
+            } else {
+                path.clone()
+            };
             DeviceNode { host, ..required(path) }
         }));
     }
@@ -99,11 +123,18 @@ mod tests {
     use super::*;
 
     fn member(address: &str, class: u32, driver: Option<&str>) -> PciFunction {
-        PciFunction { class: Some(class), driver: driver.map(str::to_owned), iommu_group: Some(33), ..function(address) }
+        PciFunction {
+            class: Some(class),
+            driver: driver.map(str::to_owned),
+            iommu_group: Some(33),
+            ..function(address)
+        }
     }
 
     fn for_guest(dir: &tempfile::TempDir, functions: &[PciFunction]) -> Facts {
-        let scan = Scan::of(functions.iter().map(|function| (function.address, function.clone())).collect());
+        let scan = Scan::of(
+            functions.iter().map(|function| (function.address, function.clone())).collect(),
+        );
         let mut facts = Facts::default();
         Groups::of(&scan).use_guest_nodes(&HostRoot::new(dir.path()), &functions[0], &mut facts);
         facts
@@ -114,7 +145,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let gpu = member("0000:01:00.0", 0x03_0000, Some("vfio-pci"));
         let with = |sibling: PciFunction| for_guest(&dir, &[gpu.clone(), sibling]).attributes;
-        for driver in [None, Some("vfio-pci"), Some("mlx5_vfio_pci"), Some("pci-stub"), Some("pcieport")] {
+        for driver in
+            [None, Some("vfio-pci"), Some("mlx5_vfio_pci"), Some("pci-stub"), Some("pcieport")]
+        {
             let attributes = with(member("0000:01:00.1", 0x04_0300, driver));
             assert!(!attributes.contains_key("group_blocked_by"), "{driver:?}");
             assert_eq!(&attributes["group_members"], "0000:01:00.0,0000:01:00.1");
@@ -123,7 +156,10 @@ mod tests {
         assert_eq!(&attributes["group_blocked_by"], "0000:01:00.1 (snd_hda_intel)");
         let bridge = with(member("0000:00:01.0", 0x06_0400, Some("shpchp")));
         assert!(!bridge.contains_key("group_blocked_by"), "bridges do not count");
-        let elsewhere = with(PciFunction { iommu_group: Some(34), ..member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel")) });
+        let elsewhere = with(PciFunction {
+            iommu_group: Some(34),
+            ..member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel"))
+        });
         assert_eq!(&elsewhere["group_members"], "0000:01:00.0");
     }
 
@@ -131,21 +167,40 @@ mod tests {
     fn a_guest_gets_the_groups_node_and_with_iommufd_the_functions_own() {
         let dir = tempfile::tempdir().unwrap();
         let plain = member("0000:01:00.0", 0x03_0000, Some("vfio-pci"));
-        let hosts = |facts: Facts| facts.nodes.into_iter().map(|node| (node.host, node.required)).collect::<Vec<_>>();
-        let expected = |nodes: &[(&str, bool)]| nodes.iter().map(|(host, required)| ((*host).to_owned(), *required)).collect::<Vec<_>>();
-        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&plain))), expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true)]));
+        let hosts = |facts: Facts| {
+            facts.nodes.into_iter().map(|node| (node.host, node.required)).collect::<Vec<_>>()
+        };
+        let expected = |nodes: &[(&str, bool)]| {
+            nodes.iter().map(|(host, required)| ((*host).to_owned(), *required)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            hosts(for_guest(&dir, std::slice::from_ref(&plain))),
+            expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true)])
+        );
 
         let iommufd = PciFunction { vfio_dev: Some("vfio4".into()), ..plain.clone() };
-        let both = expected(&[("/dev/vfio/vfio", true), ("/dev/vfio/33", true), ("/dev/iommu", false), ("/dev/vfio/devices/vfio4", false)]);
+        let both = expected(&[
+            ("/dev/vfio/vfio", true),
+            ("/dev/vfio/33", true),
+            ("/dev/iommu", false),
+            ("/dev/vfio/devices/vfio4", false),
+        ]);
         assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), both);
         write(dir.path(), "dev/iommu", "");
         let alone = expected(&[("/dev/iommu", true), ("/dev/vfio/devices/vfio4", true)]);
-        assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), alone, "a kernel without the nodes of groups");
+        assert_eq!(
+            hosts(for_guest(&dir, std::slice::from_ref(&iommufd))),
+            alone,
+            "a kernel without the nodes of groups"
+        );
         write(dir.path(), "dev/vfio/vfio", "");
         assert_eq!(hosts(for_guest(&dir, std::slice::from_ref(&iommufd))), both);
 
         write(dir.path(), "sys/bus/pci/devices/0000:01:00.0/iommu_group/name", "vfio-noiommu\n");
         let node = for_guest(&dir, std::slice::from_ref(&plain)).nodes.remove(1);
-        assert_eq!((node.host.as_str(), node.container.as_str()), ("/dev/vfio/noiommu-33", "/dev/vfio/33"));
+        assert_eq!(
+            (node.host.as_str(), node.container.as_str()),
+            ("/dev/vfio/noiommu-33", "/dev/vfio/33")
+        );
     }
 }

@@ -20,7 +20,8 @@ pub fn xid(line: &str) -> Option<DeviceEvent> {
     let slot = slot.split_once('.').map_or(slot, |(slot, _)| slot);
     let at: PciAddress = format!("{slot}.0").parse().ok()?;
     let action = || recovery_action(&rest[digits..]);
-    let kind = if code == RECOVERY_ACTION { action() } else { None }.unwrap_or(EventKind::Xid(code));
+    let kind =
+        if code == RECOVERY_ACTION { action() } else { None }.unwrap_or(EventKind::Xid(code));
     Some(DeviceEvent { at, whole_slot: true, kind })
 }
 
@@ -46,8 +47,16 @@ mod tests {
     #[test]
     fn xid_lines_are_parsed_in_every_form() {
         for (line, slot, code) in [
-            ("NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting", "0000:9b:00.0", 119),
-            ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", "0000:cb:00.0", 13),
+            (
+                "NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting",
+                "0000:9b:00.0",
+                119,
+            ),
+            (
+                "NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception",
+                "0000:cb:00.0",
+                13,
+            ),
             ("NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101", "0000:01:00.0", 31),
             // From an H100 with driver 580: a program wrote to an unmapped address.
             (
@@ -61,7 +70,11 @@ mod tests {
             ("NVRM: Xid (PCI:0000:01:00.0): 48, x", "0000:01:00.0", 48),
             ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=1, Contained: SM", "0000:01:00.0", 94),
         ] {
-            let event = DeviceEvent { at: slot.parse().unwrap(), whole_slot: true, kind: EventKind::Xid(code) };
+            let event = DeviceEvent {
+                at: slot.parse().unwrap(),
+                whole_slot: true,
+                kind: EventKind::Xid(code),
+            };
             assert_eq!(xid(line), Some(event), "{line}");
         }
     }
@@ -78,7 +91,10 @@ mod tests {
                 "pid=7, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)",
                 EventKind::RecoveryAction(Some("Node Reboot Required".into())),
             ),
-            ("GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", EventKind::RecoveryAction(None)),
+            (
+                "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+                EventKind::RecoveryAction(None),
+            ),
             ("GPU recovery action changed", EventKind::Xid(154)),
             ("GPU recovery action changed from 0x0 (None) to 0x (None)", EventKind::Xid(154)),
         ] {

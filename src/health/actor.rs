@@ -6,14 +6,17 @@ use super::prober::{ProbeDevice, Prober};
 use super::report;
 use super::since::new_since;
 use crate::domain::{
-    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, OperatorRequest, Plan, Source, Verdicts,
+    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed,
+    OperatorRequest, Plan, Source, Verdicts,
 };
 use crate::host;
 use crate::messages::{
-    ApplyOperatorRequest, Checked, Crash, DeviceEventSeen, Discovered, Forget, Mailbox, OperatorRequestError, RecordVerdicts,
-    ReportUnusable, Rescan,
+    ApplyOperatorRequest, Checked, Crash, DeviceEventSeen, Discovered, Forget, Mailbox,
+    OperatorRequestError, RecordVerdicts, ReportUnusable, Rescan,
 };
-use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
+use actix::{
+    Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler,
+};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -103,7 +106,13 @@ impl HealthActor {
         let plan = config.plan.borrow().clone();
         let rules = rules(&config, &plan);
         let remembered = Arc::clone(&config.judgement.borrow().verdicts);
-        let judge = Judge::new(Arc::clone(&plan.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);
+        let judge = Judge::new(
+            Arc::clone(&plan.specs),
+            config.inventory.borrow().clone(),
+            &config.listed,
+            rules,
+            &remembered,
+        );
         HealthActor {
             config,
             plan,
@@ -142,7 +151,10 @@ impl HealthActor {
     }
 
     /// The same, but returns the changed verdicts for the caller to have them recorded.
-    fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
+    fn judge_all(
+        &mut self,
+        context: &mut Context<Self>,
+    ) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
         let grants = self.config.grants.borrow().clone();
         self.judged_grants = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
@@ -174,11 +186,12 @@ impl HealthActor {
             context.cancel_future(timer);
         }
         if let Some(wanted) = self.judge.next_probe() {
-            self.probe_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
-                this.probe_timer = None;
-                this.config.rescan.send(Rescan { asked_at: host::now().boot });
-                this.probe(context);
-            }));
+            self.probe_timer =
+                Some(context.run_later(wanted.saturating_sub(now), |this, context| {
+                    this.probe_timer = None;
+                    this.config.rescan.send(Rescan { asked_at: host::now().boot });
+                    this.probe(context);
+                }));
         }
         changed
     }
@@ -197,7 +210,14 @@ impl HealthActor {
 
 fn rules(config: &HealthConfig, plan: &Plan) -> Rules {
     let HealthPolicy { poll, fatal_xids, ignored, at_kubelet_start: _ } = plan.health.clone();
-    Rules { boot_id: config.boot_id.clone(), has_probes: true, fatal_xids, ignored, poll, leave_after: config.leave_after }
+    Rules {
+        boot_id: config.boot_id.clone(),
+        has_probes: true,
+        fatal_xids,
+        ignored,
+        poll,
+        leave_after: config.leave_after,
+    }
 }
 
 impl Actor for HealthActor {
@@ -210,7 +230,9 @@ impl Actor for HealthActor {
         context.add_stream(WatchStream::new(self.config.kubelet.clone()));
         let me = context.address();
         // A full mailbox already has one of these messages.
-        self.prober = Some(Prober::new(Arc::clone(&self.config.probe_device), move || drop(me.try_send(ProbesReady))));
+        self.prober = Some(Prober::new(Arc::clone(&self.config.probe_device), move || {
+            drop(me.try_send(ProbesReady))
+        }));
         self.schedule_poll(context);
         // At the daemon's start the first scan comes anyway. A rebuilt actor has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
@@ -294,7 +316,11 @@ impl Handler<ReportUnusable> for HealthActor {
 impl Handler<DeviceEventSeen> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, DeviceEventSeen { event, at }: DeviceEventSeen, context: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        DeviceEventSeen { event, at }: DeviceEventSeen,
+        context: &mut Self::Context,
+    ) {
         let held = self.held();
         if self.judge.apply_event(&event, at, &held) {
             tracing::debug!(at = %event.at, what = ?event.kind, "kernel event for a device");
@@ -325,14 +351,22 @@ impl Handler<Checked> for HealthActor {
 impl Handler<ApplyOperatorRequest> for HealthActor {
     type Result = ResponseFuture<Result<(), OperatorRequestError>>;
 
-    fn handle(&mut self, ApplyOperatorRequest { device, instruction }: ApplyOperatorRequest, context: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        ApplyOperatorRequest { device, instruction }: ApplyOperatorRequest,
+        context: &mut Self::Context,
+    ) -> Self::Result {
         if !self.judge.apply_instruction(&device, &instruction, host::now()) {
             return Box::pin(std::future::ready(Err(OperatorRequestError::Unknown(device))));
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
-            OperatorRequest::Cordon { .. } => tracing::info!(%device, "device cordoned by an operator"),
-            OperatorRequest::Uncordon => tracing::info!(%device, "device uncordoned by an operator"),
+            OperatorRequest::Cordon { .. } => {
+                tracing::info!(%device, "device cordoned by an operator")
+            }
+            OperatorRequest::Uncordon => {
+                tracing::info!(%device, "device uncordoned by an operator")
+            }
         }
         let verdicts = self.judge_all(context);
         let judged = self.config.ledger.clone();

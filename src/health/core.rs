@@ -17,11 +17,14 @@ pub(crate) use self::cases::Rules;
 pub(crate) use self::held::{Held, held, holders};
 
 use self::cases::{Cases, Verdicts, parents};
-use self::departures::{ALLOCATE_IN_FLIGHT_MAX, EMPTY_LIST_FOR, IdsInUse, overlaps, resolve_conflicts};
+use self::departures::{
+    ALLOCATE_IN_FLIGHT_MAX, EMPTY_LIST_FOR, IdsInUse, overlaps, resolve_conflicts,
+};
 use self::observations::{absent_health, placeholder_device};
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Moment,
-    Offered, Offering, OperatorRequest, PciAddress, PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom,
+    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice,
+    Health, Inventory, Listed, Moment, Offered, Offering, OperatorRequest, PciAddress,
+    PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom,
     Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -103,11 +106,15 @@ impl Judge {
         if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
             return false;
         }
-        let is_unread = |id: &DeviceId| evidence.devices.get(id).is_some_and(|device| evidence.unread.why_of(device).is_some());
+        let is_unread = |id: &DeviceId| {
+            evidence.devices.get(id).is_some_and(|device| evidence.unread.why_of(device).is_some())
+        };
         self.unusable.retain(|id, (_, at)| *at >= evidence.began.boot || is_unread(id));
         self.overlaps = overlaps(&evidence);
         let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
-        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).collect();
+        self.by_address = wholes
+            .filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone())))
+            .collect();
         self.evidence.replace(evidence).is_none()
     }
 
@@ -123,11 +130,20 @@ impl Judge {
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
         // To a scan, an adapter without its RDMA device is of another class: probe it as it was.
-        let is_other =
-            |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
-        let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
-        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).collect();
-        let devices = ids.iter().filter_map(|id| former.get(id).copied().or_else(|| evidence.devices.get(id)));
+        let is_other = |was: &&Arc<Device>| {
+            was.pci.is_some()
+                && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class)
+        };
+        let listed = self
+            .inventory
+            .resources
+            .values()
+            .flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
+        let former: BTreeMap<&DeviceId, &Arc<Device>> =
+            listed.filter(is_other).map(|was| (&was.id, was)).collect();
+        let devices = ids
+            .iter()
+            .filter_map(|id| former.get(id).copied().or_else(|| evidence.devices.get(id)));
         devices.filter(|device| device.pci.is_some()).cloned().collect()
     }
 
@@ -159,13 +175,18 @@ impl Judge {
         // A bridge's driver binds and unbinds without a reset of the devices below.
         let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
-        let probed: BTreeSet<DeviceId> = self.probed_devices(held).iter().map(|device| device.id.clone()).collect();
+        let probed: BTreeSet<DeviceId> =
+            self.probed_devices(held).iter().map(|device| device.id.clone()).collect();
         for device in evidence.devices.values() {
             let Some(pci) = &device.pci else { continue };
-            let is_it =
-                pci.address == event.at || (event.whole_slot && PciAddress { function: event.at.function, ..pci.address } == event.at);
-            let is_meant = (is_it && device.attribute("part").is_none()) || (spreads && pci.bridges.contains(&event.at));
-            if is_meant && (probed.contains(&device.id) || self.cases.must_record(device, &event.kind)) {
+            let is_it = pci.address == event.at
+                || (event.whole_slot
+                    && PciAddress { function: event.at.function, ..pci.address } == event.at);
+            let is_meant = (is_it && device.attribute("part").is_none())
+                || (spreads && pci.bridges.contains(&event.at));
+            if is_meant
+                && (probed.contains(&device.id) || self.cases.must_record(device, &event.kind))
+            {
                 self.cases.apply_event(&device.id, event, at);
                 matters = true;
             }
@@ -174,8 +195,14 @@ impl Judge {
     }
 
     /// Takes an operator's order. Returns false if the device is unknown.
-    pub(crate) fn apply_instruction(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) -> bool {
-        let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
+    pub(crate) fn apply_instruction(
+        &mut self,
+        id: &DeviceId,
+        instruction: &OperatorRequest,
+        at: Moment,
+    ) -> bool {
+        let is_found =
+            self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
         if is_known {
             self.cases.apply_instruction(id, instruction, at);
@@ -196,11 +223,16 @@ impl Judge {
 
     /// The verdicts to record: see [`Cases::take_changed`]. A holder of a part of a device is a
     /// holder of the device.
-    pub(crate) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
+    pub(crate) fn take_changed(
+        &mut self,
+        holders: impl Fn(&DeviceId) -> Vec<AllocId>,
+    ) -> Vec<(DeviceId, Option<Verdict>)> {
         let Judge { cases, evidence, by_address, .. } = self;
         cases.take_changed(|id| {
             let devices = evidence.iter().flat_map(|evidence| evidence.devices.values());
-            let below = devices.filter(|device| parents(device, by_address).contains(id)).flat_map(|device| holders(&device.id));
+            let below = devices
+                .filter(|device| parents(device, by_address).contains(id))
+                .flat_map(|device| holders(&device.id));
             holders(id).into_iter().chain(below).collect()
         })
     }
@@ -217,8 +249,15 @@ impl Judge {
     }
 
     /// An Allocate found the device behind this id unusable.
-    pub(crate) fn report_unusable(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
-        let offered = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
+    pub(crate) fn report_unusable(
+        &mut self,
+        resource: &ResourceName,
+        id: &DeviceId,
+        reason: Reason,
+        now: Duration,
+    ) {
+        let offered =
+            self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
         if let Some(offered) = offered {
             self.unusable.insert(offered.device.id.clone(), (reason, now));
         }
@@ -227,8 +266,12 @@ impl Judge {
     /// When the inventory may change without an event: an id leaves, or a hidden failure shows.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + self.cases.leave_after());
-        let in_flight =
-            self.leaving.values().map(|since| *since + ALLOCATE_IN_FLIGHT_MAX).filter(|until| self.has_conflicts && *until > now).min();
+        let in_flight = self
+            .leaving
+            .values()
+            .map(|since| *since + ALLOCATE_IN_FLIGHT_MAX)
+            .filter(|until| self.has_conflicts && *until > now)
+            .min();
         let withheld = Some(self.withheld_until).filter(|until| *until > now);
         [leaving, in_flight, self.next_removal(), withheld].into_iter().flatten().min()
     }
@@ -237,8 +280,11 @@ impl Judge {
     /// never leads to a pass of the judge.
     pub(crate) fn is_unchanged_by<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {
-            let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
-            listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
+            let listed =
+                self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
+            listed.is_some_and(|listed| {
+                grant.devices.iter().all(|device| listed.contains_key(&device.id))
+            })
         };
         self.only_offered && !self.overlaps && grants.all(is_listed)
     }
@@ -246,7 +292,12 @@ impl Judge {
     /// Judges everything. `None` before the first evidence: nothing is known yet.
     ///
     /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
-    pub(crate) fn judge(&mut self, held: &Held, due: &PendingHooks, now: Duration) -> Option<Arc<Inventory>> {
+    pub(crate) fn judge(
+        &mut self,
+        held: &Held,
+        due: &PendingHooks,
+        now: Duration,
+    ) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         for (event, at) in std::mem::take(&mut self.early_events) {
             self.apply_event(&event, at, held);
@@ -254,7 +305,8 @@ impl Judge {
         self.cases.begin_pass();
         self.observe_selected(&evidence);
         let withholds = now < self.withheld_until;
-        let is_selected = |device: &Device| evidence.selected.values().any(|ids| ids.contains(&device.id));
+        let is_selected =
+            |device: &Device| evidence.selected.values().any(|ids| ids.contains(&device.id));
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
         let mut emptied = BTreeMap::new();
@@ -265,15 +317,25 @@ impl Judge {
             let mut devices = self.offered(spec, &evidence);
             // An id that a smaller pool no longer offers still has the pool as its device.
             let is_removed = index >= planned;
-            let before = self.inventory.resources.get(&spec.name).filter(|_| is_removed).and_then(|before| before.devices.values().next());
-            let pool = devices.values().next().or(before).filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
+            let before = self
+                .inventory
+                .resources
+                .get(&spec.name)
+                .filter(|_| is_removed)
+                .and_then(|before| before.devices.values().next());
+            let pool = devices
+                .values()
+                .next()
+                .or(before)
+                .filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
             let pool = pool.map(|any| Arc::clone(&any.device));
             let empty = BTreeMap::new();
             let held = held.of(&spec.name).unwrap_or(&empty);
             for (id, remembered) in self.absent(spec, &devices, held) {
                 only_offered = false;
                 // A share's device is found by its id. Its place may have another card.
-                let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
+                let found =
+                    evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
                 let is_held = held.contains_key(&id);
                 if found.is_none() && evidence.unread.why(&spec.name, &remembered.key).is_some() {
@@ -285,17 +347,26 @@ impl Judge {
                 let key = (spec.name.clone(), id.clone());
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
                 // A device that is present stays in the list until its hook has run.
-                let is_due = |due: &BTreeMap<DeviceId, _>| found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id));
+                let is_due = |due: &BTreeMap<DeviceId, _>| {
+                    found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id))
+                };
                 let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
-                if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < self.cases.leave_after()) {
+                if Safeguard::HeldIds.is_on()
+                    && (is_in_use || now.saturating_sub(since) < self.cases.leave_after())
+                {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
-                    let health = self.observe_absent(&id, found.map(AsRef::as_ref), health, &evidence);
+                    let health =
+                        self.observe_absent(&id, found.map(AsRef::as_ref), health, &evidence);
                     // A node that no resource selects is found by its path alone; its other facts
                     // are remembered.
                     let is_remembered = |found: &&Arc<Device>| {
-                        found.pci.is_none() && found.key == remembered.key && !remembered.nodes.is_empty() && !is_selected(found)
+                        found.pci.is_none()
+                            && found.key == remembered.key
+                            && !remembered.nodes.is_empty()
+                            && !is_selected(found)
                     };
-                    let device = found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
+                    let device =
+                        found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
                     if is_in_use || now.saturating_sub(since) < ALLOCATE_IN_FLIGHT_MAX {
                         in_use.push(IdsInUse::of(&spec.name, &id, &device, is_in_use));
                     }
@@ -304,14 +375,22 @@ impl Judge {
                     devices.insert(id, Offered { device, health });
                 }
             }
-            for (_, offered) in devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id)) {
-                if offered.health.reason().is_some_and(|reason| !reason.timings().fail_after.is_zero()) {
+            for (_, offered) in
+                devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id))
+            {
+                if offered
+                    .health
+                    .reason()
+                    .is_some_and(|reason| !reason.timings().fail_after.is_zero())
+                {
                     offered.health = Health::Healthy;
                 }
             }
             if let Some(due) = due.get(&spec.name) {
                 for offered in devices.values_mut().filter(|offered| offered.health.is_healthy()) {
-                    offered.health = due.get(&offered.device.id).map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
+                    offered.health = due
+                        .get(&offered.device.id)
+                        .map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
                 }
             }
             if is_removed && devices.is_empty() {
@@ -335,13 +414,17 @@ impl Judge {
     fn offered(&self, spec: &ResourceSpec, evidence: &Evidence) -> BTreeMap<DeviceId, Offered> {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
-        let mut offered: Vec<Offered> =
-            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
+        let mut offered: Vec<Offered> = devices
+            .map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) })
+            .collect();
         if let Sharing::Pool(_) = spec.sharing {
             offered = pool::pool(spec, &offered).into_iter().collect();
             // An Allocate may find the pool broken as a whole; its health check is of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
-                let unusable = self.unusable.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
+                let unusable = self
+                    .unusable
+                    .get(&pool.device.id)
+                    .map(|(reason, _)| Health::Unhealthy(*reason));
                 pool.health = unusable.unwrap_or_else(|| self.cases.health(&pool.device.id));
             }
         }
@@ -354,9 +437,11 @@ impl Judge {
 
     /// The health of an id whose device a scan could not read: as before.
     fn unread_health(&self, resource: &ResourceName, id: &DeviceId, is_held: bool) -> Health {
-        let before = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
+        let before =
+            self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
         // The list never had the id. A holder keeps the device's health; no other gets it.
-        let unknown = if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
+        let unknown =
+            if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
         before.map_or(unknown, |before| before.health)
     }
 
@@ -366,7 +451,11 @@ impl Judge {
         if !own.is_healthy() {
             return own;
         }
-        let above = self.parents(id).iter().map(|parent| self.cases.health(parent)).find(|health| !health.is_healthy());
+        let above = self
+            .parents(id)
+            .iter()
+            .map(|parent| self.cases.health(parent))
+            .find(|health| !health.is_healthy());
         above.unwrap_or(own)
     }
 
@@ -379,9 +468,15 @@ impl Judge {
     ) -> BTreeMap<DeviceId, Arc<Device>> {
         let before = self.inventory.resources.get(&spec.name);
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
-        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
-        for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter())) {
-            absent.entry(known.id.clone()).or_insert_with(|| Arc::new(placeholder_device(spec.class, known)));
+        let mut absent: BTreeMap<_, _> =
+            remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
+        for known in held
+            .values()
+            .chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter()))
+        {
+            absent
+                .entry(known.id.clone())
+                .or_insert_with(|| Arc::new(placeholder_device(spec.class, known)));
         }
         let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
         absent.retain(|id, _| !other.contains(id));

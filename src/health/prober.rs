@@ -65,7 +65,10 @@ impl fmt::Debug for Prober {
 }
 
 impl Prober {
-    pub(super) fn new(probe_device: ProbeDevice, notify: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(super) fn new(
+        probe_device: ProbeDevice,
+        notify: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         Prober { probe_device, notify: Arc::new(notify), state: Arc::default() }
     }
 
@@ -73,8 +76,11 @@ impl Prober {
     pub(super) fn enqueue(&self, devices: Vec<Arc<Device>>) {
         let mut state = lock(&self.state);
         for device in devices {
-            let is_known =
-                state.queue.iter().chain(state.running.values().map(|running| &running.device)).any(|known| known.id == device.id);
+            let is_known = state
+                .queue
+                .iter()
+                .chain(state.running.values().map(|running| &running.device))
+                .any(|known| known.id == device.id);
             if !is_known {
                 state.queue.push_back(device);
             }
@@ -109,7 +115,12 @@ impl Prober {
             }
         }
         self.ensure_thread(&mut state);
-        state.running.values().filter(|running| running.is_stuck).map(|running| running.device.id.clone()).collect()
+        state
+            .running
+            .values()
+            .filter(|running| running.is_stuck)
+            .map(|running| running.device.id.clone())
+            .collect()
     }
 
     /// Whether the maximum of probes is stuck, so that no device is probed any longer.
@@ -125,7 +136,8 @@ impl Prober {
             return;
         }
         let thread = state.threads;
-        let (probe_device, notify, shared) = (Arc::clone(&self.probe_device), Arc::clone(&self.notify), Arc::clone(&self.state));
+        let (probe_device, notify, shared) =
+            (Arc::clone(&self.probe_device), Arc::clone(&self.notify), Arc::clone(&self.state));
         let work = move || {
             host::lower_thread_priority();
             while let Some(probed) = probe_next(thread, &probe_device, &shared) {
@@ -156,7 +168,10 @@ fn probe_next(thread: u64, probe_device: &ProbeDevice, shared: &Mutex<State>) ->
             state.working -= 1;
             return None;
         };
-        state.running.insert(thread, RunningProbe { device: Arc::clone(&device), since: Instant::now(), is_stuck: false });
+        state.running.insert(
+            thread,
+            RunningProbe { device: Arc::clone(&device), since: Instant::now(), is_stuck: false },
+        );
         device
     };
     let at = host::now();
@@ -209,7 +224,8 @@ mod tests {
             Signals::default()
         });
         let sender = Mutex::new(sender);
-        let prober = Prober::new(probe_device, move || sender.lock().unwrap().send(()).unwrap_or(()));
+        let prober =
+            Prober::new(probe_device, move || sender.lock().unwrap().send(()).unwrap_or(()));
         let more = Arc::clone(&gates);
         let gate = move || {
             let (open, gate) = mpsc::channel();

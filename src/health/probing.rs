@@ -30,7 +30,10 @@ impl HealthActor {
         let has_new = !stuck.is_subset(&self.stuck);
         self.stuck = stuck;
         if has_new && prober.is_exhausted() {
-            tracing::error!(stuck = self.stuck.len(), "all probe threads are stuck; device probing has stopped");
+            tracing::error!(
+                stuck = self.stuck.len(),
+                "all probe threads are stuck; device probing has stopped"
+            );
         }
         if is_busy {
             context.run_later(PROBE_DEADLINE, Self::check_probes);
@@ -62,10 +65,15 @@ impl HealthActor {
 
     /// Publishes which signals are unavailable to probes.
     fn publish_unavailable(&self, off: BTreeSet<Source>) {
-        let no_privilege = |source| (source, "the daemon lacks the privilege to read it".to_owned());
+        let no_privilege =
+            |source| (source, "the daemon lacks the privilege to read it".to_owned());
         let no_counters =
             (Source::Aer, "neither the devices nor the bridges above them expose error counters: the firmware controls AER".to_owned());
-        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).collect();
+        let off: BTreeMap<Source, String> = off
+            .into_iter()
+            .map(no_privilege)
+            .chain((!self.has_counters).then_some(no_counters))
+            .collect();
         self.config.judgement.send_if_modified(|judgement| {
             let before = judgement.off.clone();
             judgement.off.retain(|source, _| !matches!(source, Source::Aer | Source::ConfigSpace));

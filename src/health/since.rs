@@ -4,10 +4,16 @@ use crate::domain::Grant;
 use std::sync::Arc;
 
 /// The grants that have changed. Both lists are sorted by id.
-pub(super) fn new_since<'a>(before: &'a [Arc<Grant>], grants: &'a [Arc<Grant>]) -> impl Iterator<Item = &'a Grant> {
+pub(super) fn new_since<'a>(
+    before: &'a [Arc<Grant>],
+    grants: &'a [Arc<Grant>],
+) -> impl Iterator<Item = &'a Grant> {
     let mut before = before.iter().peekable();
     let is_new = move |grant: &&Arc<Grant>| {
-        while before.next_if(|known| !Arc::ptr_eq(known, grant) && known.alloc_id < grant.alloc_id).is_some() {}
+        while before
+            .next_if(|known| !Arc::ptr_eq(known, grant) && known.alloc_id < grant.alloc_id)
+            .is_some()
+        {}
         before.next_if(|known| Arc::ptr_eq(known, grant)).is_none()
     };
     grants.iter().filter(is_new).map(AsRef::as_ref)
@@ -36,7 +42,9 @@ mod tests {
     fn only_new_and_changed_grants_are_returned() {
         let [a, b, c, d] = ["a", "b", "c", "d"].map(grant);
         let new = |before: &[&Arc<Grant>], grants: &[&Arc<Grant>]| {
-            let owned = |grants: &[&Arc<Grant>]| grants.iter().map(|grant| Arc::clone(grant)).collect::<Vec<_>>();
+            let owned = |grants: &[&Arc<Grant>]| {
+                grants.iter().map(|grant| Arc::clone(grant)).collect::<Vec<_>>()
+            };
             let (before, grants) = (owned(before), owned(grants));
             new_since(&before, &grants).map(|grant| grant.alloc_id.to_string()).collect::<Vec<_>>()
         };

@@ -57,7 +57,9 @@ pub fn environment(occasion: &Occasion, host_root: &HostRoot) -> BTreeMap<String
         ("CONTAINER", container.clone()),
         ("HOST_ROOT", host_root.path("").to_str().map(str::to_owned)),
     ];
-    let known = variables.into_iter().filter_map(|(name, value)| Some((format!("HOLDFAST_{name}"), value?)));
+    let known = variables
+        .into_iter()
+        .filter_map(|(name, value)| Some((format!("HOLDFAST_{name}"), value?)));
     known.chain([("PATH".to_owned(), PATH.to_owned())]).collect()
 }
 
@@ -95,8 +97,10 @@ mod tests {
 
     #[test]
     fn the_environment_has_the_known_facts_only() {
-        let variables: Vec<String> =
-            environment(&occasion(), &HostRoot::new("/host")).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let variables: Vec<String> = environment(&occasion(), &HostRoot::new("/host"))
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         assert_eq!(
             variables,
             [

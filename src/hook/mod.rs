@@ -74,7 +74,9 @@ impl HookError {
     #[must_use]
     pub fn is_no_result(&self, phase: Phase) -> bool {
         match self {
-            HookError::Command(error) => error.is_shortage() || phase == Phase::Check && error.is_no_result(),
+            HookError::Command(error) => {
+                error.is_shortage() || phase == Phase::Check && error.is_no_result()
+            }
             HookError::NotRun(_) | HookError::OutOfTasks => true,
             HookError::Reset(_) | HookError::NoFunction | HookError::Part(_) => false,
         }
@@ -97,8 +99,16 @@ impl HookExecutor {
     #[must_use]
     pub fn new(host_root: HostRoot) -> Self {
         let [before_start, after_release, checks] =
-            [BEFORE_START_MAX, AFTER_RELEASE_MAX, CHECKS_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        HookExecutor { host_root, before_start, after_release, checks, outputs: Outputs::default(), shortages: Shortages::default() }
+            [BEFORE_START_MAX, AFTER_RELEASE_MAX, CHECKS_MAX]
+                .map(|max| Arc::new(Semaphore::new(max)));
+        HookExecutor {
+            host_root,
+            before_start,
+            after_release,
+            checks,
+            outputs: Outputs::default(),
+            shortages: Shortages::default(),
+        }
     }
 
     /// The host of the hooks.
@@ -135,17 +145,25 @@ impl HookExecutor {
         let ran = match hook {
             Hook::Reset => {
                 let (root, address) = (self.host_root.clone(), function(&occasion.device));
-                let run = move || (address.and_then(|address| Ok(host::reset_function(&root, address)?)), String::new());
+                let run = move || {
+                    (
+                        address.and_then(|address| Ok(host::reset_function(&root, address)?)),
+                        String::new(),
+                    )
+                };
                 self.ended(slot, run).await
             }
             Hook::Command { argv, limit } => {
-                let (argv, limit, env) = (argv.clone(), *limit, environment(occasion, &self.host_root));
+                let (argv, limit, env) =
+                    (argv.clone(), *limit, environment(occasion, &self.host_root));
                 let is_check = occasion.phase == Phase::Check;
                 match io::pipe() {
                     Ok((cancelled, cancel)) => {
                         let run = move || {
-                            let host::Ran { ended, output } = host::run_command(&argv, &env, limit, &cancelled);
-                            let may_lack_tasks = is_check && matches!(ended, Err(CommandError::Failed(_)));
+                            let host::Ran { ended, output } =
+                                host::run_command(&argv, &env, limit, &cancelled);
+                            let may_lack_tasks =
+                                is_check && matches!(ended, Err(CommandError::Failed(_)));
                             if may_lack_tasks && host::check_task_limit(TASKS_OF_A_CHECK).is_err() {
                                 return (Err(HookError::OutOfTasks), output);
                             }
@@ -178,12 +196,19 @@ impl HookExecutor {
             drop(sender.send(ended));
         };
         match thread::Builder::new().name("hook".into()).spawn(work) {
-            Ok(_) => receiver.await.unwrap_or_else(|_| (Err(io::Error::other("its thread has panicked").into()), String::new())),
+            Ok(_) => receiver.await.unwrap_or_else(|_| {
+                (Err(io::Error::other("its thread has panicked").into()), String::new())
+            }),
             Err(error) => (Err(error.into()), String::new()),
         }
     }
 
-    fn note(&self, occasion: &Occasion, began: Instant, (ended, output): (Result<(), HookError>, String)) -> Result<(), HookError> {
+    fn note(
+        &self,
+        occasion: &Occasion,
+        began: Instant,
+        (ended, output): (Result<(), HookError>, String),
+    ) -> Result<(), HookError> {
         let Occasion { phase, resource, device, .. } = occasion;
         let (now, wrote) = (host::now().wall, output.len());
         match &ended {
@@ -195,7 +220,12 @@ impl HookExecutor {
             }
             _ => {
                 metrics::hook_ended(resource.as_str(), phase.as_str(), ended.is_ok());
-                self.outputs.ended(occasion, now, ended.as_ref().err().map(ToString::to_string), output);
+                self.outputs.ended(
+                    occasion,
+                    now,
+                    ended.as_ref().err().map(ToString::to_string),
+                    output,
+                );
                 if self.shortages.over(occasion) {
                     tracing::info!(%resource, %phase, "hooks can run again");
                 }
@@ -220,7 +250,10 @@ mod tests {
     use std::time::Duration;
 
     fn command(script: String) -> Hook {
-        Hook::Command { argv: vec!["/bin/sh".into(), "-c".into(), script], limit: Duration::from_secs(60) }
+        Hook::Command {
+            argv: vec!["/bin/sh".into(), "-c".into(), script],
+            limit: Duration::from_secs(60),
+        }
     }
 
     #[test]
@@ -243,11 +276,13 @@ mod tests {
         assert_eq!(performer.before_start.available_permits(), BEFORE_START_MAX);
         let wait = |n: usize| {
             let (performer, file) = (performer.clone(), dir.path().join(n.to_string()));
-            let script = format!("echo >{0}; while [ ! -e {0}.go ]; do sleep 0.01; done", file.display());
+            let script =
+                format!("echo >{0}; while [ ! -e {0}.go ]; do sleep 0.01; done", file.display());
             tokio::spawn(async move { performer.run(&command(script), &occasion()).await })
         };
         let runs: Vec<_> = (0..=AFTER_RELEASE_MAX).map(wait).collect();
-        let started = || (0..=AFTER_RELEASE_MAX).filter(|n| dir.path().join(n.to_string()).exists()).count();
+        let started =
+            || (0..=AFTER_RELEASE_MAX).filter(|n| dir.path().join(n.to_string()).exists()).count();
         let until = async |count: usize| {
             let seen = async {
                 while started() < count {
@@ -259,7 +294,8 @@ mod tests {
         until(AFTER_RELEASE_MAX).await;
         assert_eq!(performer.after_release.available_permits(), 0);
         assert_eq!(started(), AFTER_RELEASE_MAX);
-        let first = (0..=AFTER_RELEASE_MAX).position(|n| dir.path().join(n.to_string()).exists()).unwrap();
+        let first =
+            (0..=AFTER_RELEASE_MAX).position(|n| dir.path().join(n.to_string()).exists()).unwrap();
         runs[first].abort();
         until(AFTER_RELEASE_MAX + 1).await;
         for n in 0..=AFTER_RELEASE_MAX {

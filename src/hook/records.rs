@@ -53,20 +53,43 @@ impl Outputs {
     /// The lines of a device.
     #[must_use]
     pub fn of(&self, device: &DeviceId) -> Vec<HookOutput> {
-        lock(&self.0).iter().filter(|((of, ..), _)| of == device).map(|(_, output)| output.clone()).collect()
+        lock(&self.0)
+            .iter()
+            .filter(|((of, ..), _)| of == device)
+            .map(|(_, output)| output.clone())
+            .collect()
     }
 
     /// Records the end of a run: a success (`None`) removes the line.
-    pub(super) fn ended(&self, occasion: &Occasion, at: Timestamp, failed: Option<String>, output: String) {
+    pub(super) fn ended(
+        &self,
+        occasion: &Occasion,
+        at: Timestamp,
+        failed: Option<String>,
+        output: String,
+    ) {
         let Occasion { phase, resource, device, .. } = occasion;
         let mut kept = lock(&self.0);
         let key = (device.id.clone(), resource.clone(), *phase);
-        let Some(ended) = failed.filter(|_| !output.is_empty()) else { return drop(kept.remove(&key)) };
+        let Some(ended) = failed.filter(|_| !output.is_empty()) else {
+            return drop(kept.remove(&key));
+        };
         let oldest = kept.iter().min_by_key(|(_, output)| output.at).map(|(key, _)| key.clone());
-        if let Some(oldest) = oldest.filter(|_| kept.len() >= OUTPUTS_MAX && !kept.contains_key(&key)) {
+        if let Some(oldest) =
+            oldest.filter(|_| kept.len() >= OUTPUTS_MAX && !kept.contains_key(&key))
+        {
             kept.remove(&oldest);
         }
-        kept.insert(key, HookOutput { at, resource: resource.to_string(), phase: phase.to_string(), ended, output });
+        kept.insert(
+            key,
+            HookOutput {
+                at,
+                resource: resource.to_string(),
+                phase: phase.to_string(),
+                ended,
+                output,
+            },
+        );
     }
 }
 
@@ -81,12 +104,15 @@ impl Shortages {
     /// All of them.
     #[must_use]
     pub fn all(&self) -> Vec<NotRun> {
-        let not_run = |((resource, phase), (since, why)): (&(ResourceName, Phase), &(Timestamp, String))| NotRun {
-            resource: resource.to_string(),
-            phase: phase.to_string(),
-            since: *since,
-            why: why.clone(),
-        };
+        let not_run =
+            |((resource, phase), (since, why)): (&(ResourceName, Phase), &(Timestamp, String))| {
+                NotRun {
+                    resource: resource.to_string(),
+                    phase: phase.to_string(),
+                    since: *since,
+                    why: why.clone(),
+                }
+            };
         lock(&self.0).iter().map(not_run).collect()
     }
 
@@ -138,7 +164,10 @@ mod tests {
         assert!(shortages.begun(&occasion, Timestamp(5), "first".into()));
         assert!(!shortages.begun(&occasion, Timestamp(6), "second".into()));
         let [not_run] = shortages.all().try_into().unwrap();
-        assert_eq!((not_run.since, not_run.why.as_str(), not_run.phase.as_str()), (Timestamp(5), "second", "after_release"));
+        assert_eq!(
+            (not_run.since, not_run.why.as_str(), not_run.phase.as_str()),
+            (Timestamp(5), "second", "after_release")
+        );
         assert!(shortages.over(&occasion));
         assert_eq!(shortages.all(), []);
     }

@@ -76,8 +76,14 @@ pub struct Ran {
 /// Runs `argv` with this environment and no other, in `/`, and waits for its end. It is killed when
 /// the other end of `cancelled` is closed, or after `limit`.
 #[must_use]
-pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Ran {
-    let not_started = |error| Ran { ended: Err(CommandError::NotStarted(error)), output: String::new() };
+pub fn run(
+    argv: &[String],
+    env: &BTreeMap<String, String>,
+    limit: Duration,
+    cancelled: &PipeReader,
+) -> Ran {
+    let not_started =
+        |error| Ran { ended: Err(CommandError::NotStarted(error)), output: String::new() };
     let mut running = match Running::start(argv, env) {
         Ok(running) => running,
         Err(error) => return not_started(error),
@@ -129,7 +135,9 @@ impl Running {
         let mut running = Running { child, group, output, ended, waiter: None };
         // This thread only waits; the program is reaped after its group was killed.
         let wait = move || {
-            while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+            while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)
+                == Err(Errno::EINTR)
+            {}
             drop(ending);
         };
         match thread::Builder::new().name("hook".into()).spawn(wait) {
@@ -152,7 +160,8 @@ impl Running {
                 return (End::TooLong, tail);
             }
             // Rounded up, so that the last wait is not a busy loop of zero timeouts.
-            let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let wait =
+                PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let readable = |pipe| PollFd::new(pipe, PollFlags::POLLIN);
             let mut pipes = vec![readable(self.ended.as_fd()), readable(cancelled.as_fd())];
             pipes.extend(is_open.then(|| readable(self.output.as_fd())));
@@ -209,7 +218,8 @@ impl Tail {
     /// The last line that is not blank.
     fn last_line(&self) -> String {
         let text = String::from_utf8_lossy(&self.0);
-        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+        let line =
+            text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
         line.chars().take(LINE_CHARS_MAX).collect()
     }
 }
@@ -231,7 +241,10 @@ mod tests {
     }
 
     fn run_for(script: &str, limit: Duration) -> Result<String, String> {
-        let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned()), ("WHAT".to_owned(), "gpu".to_owned())]);
+        let env = BTreeMap::from([
+            ("PATH".to_owned(), "/usr/bin:/bin".to_owned()),
+            ("WHAT".to_owned(), "gpu".to_owned()),
+        ]);
         let (cancelled, _keep) = never();
         let Ran { ended, output } = run(&sh(script), &env, limit, &cancelled);
         match ended {
@@ -256,16 +269,26 @@ mod tests {
 
     #[test]
     fn a_program_gets_only_its_environment_and_its_last_line_is_returned() {
-        assert_eq!(run_for("echo first; echo \"$WHAT in $PWD with ${HOME:-nothing}\"; echo", LONG).unwrap(), "gpu in / with nothing");
-        let many = run_for("i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done", LONG);
+        assert_eq!(
+            run_for("echo first; echo \"$WHAT in $PWD with ${HOME:-nothing}\"; echo", LONG)
+                .unwrap(),
+            "gpu in / with nothing"
+        );
+        let many =
+            run_for("i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done", LONG);
         assert_eq!(many.unwrap(), "line 19999");
     }
 
     #[test]
     fn an_error_has_the_status_and_the_last_line() {
-        assert_eq!(run_for("echo no key >&2; exit 3", LONG).unwrap_err(), "exit status: 3; it wrote: no key");
+        assert_eq!(
+            run_for("echo no key >&2; exit 3", LONG).unwrap_err(),
+            "exit status: 3; it wrote: no key"
+        );
         let (cancelled, _keep) = never();
-        let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled).ended.unwrap_err();
+        let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled)
+            .ended
+            .unwrap_err();
         assert_eq!(error.to_string(), "it cannot be run: No such file or directory (os error 2)");
         assert!(error.is_no_result() && !error.is_shortage());
     }
@@ -289,7 +312,10 @@ mod tests {
     fn at_its_limit_it_is_killed_with_its_children() {
         let dir = tempfile::tempdir().unwrap();
         let pid = dir.path().join("pid");
-        let script = format!("trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait", pid.display());
+        let script = format!(
+            "trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait",
+            pid.display()
+        );
         let error = run_for(&script, Duration::from_secs(1)).unwrap_err();
         assert_eq!(error, "it was killed: it did not end within 1s; it wrote: waiting");
         is_gone(std::fs::read_to_string(pid).unwrap().trim());
@@ -307,7 +333,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let started = dir.path().join("started");
         let (cancelled, cancel) = never();
-        let script = sh(&format!("echo $$ >{0}.new; mv {0}.new {0}; sleep 1000", started.display()));
+        let script =
+            sh(&format!("echo $$ >{0}.new; mv {0}.new {0}; sleep 1000", started.display()));
         let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
         let running = thread::spawn(move || run(&script, &env, LONG, &cancelled));
         let wait_for = |path: &Path| {

@@ -1,7 +1,8 @@
 //! Open files that go to another process over a unix socket (`SCM_RIGHTS`, unix(7)).
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,18 +21,29 @@ const READ_MAX: usize = 4096;
 ///
 /// # Errors
 /// As writing to the socket; that there are too many files for so few bytes.
-pub async fn send(stream: &UnixStream, rest: &mut &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub async fn send(
+    stream: &UnixStream,
+    rest: &mut &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut batches = files.chunks(FILES_MAX);
     while !rest.is_empty() {
         let batch = batches.next().unwrap_or_default();
         // One byte is enough to carry a batch.
         let part = if batches.len() > 0 { 1 } else { rest.len() };
-        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, rest.get(..part).unwrap_or(*rest), batch)).await?;
+        let sent = stream
+            .async_io(Interest::WRITABLE, || {
+                send_once(stream, rest.get(..part).unwrap_or(*rest), batch)
+            })
+            .await?;
         *rest = rest.get(sent..).unwrap_or_default();
     }
     match batches.len() {
         0 => Ok(()),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "there are too many open files to send with so few bytes")),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "there are too many open files to send with so few bytes",
+        )),
     }
 }
 
@@ -49,17 +61,28 @@ fn send_once(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io:
 ///
 /// # Errors
 /// As reading from the socket.
-pub async fn receive(stream: &UnixStream, most: usize, bytes: &mut Vec<u8>, files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+pub async fn receive(
+    stream: &UnixStream,
+    most: usize,
+    bytes: &mut Vec<u8>,
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
     let mut buffer = vec![0; most.min(READ_MAX)];
-    let read = stream.async_io(Interest::READABLE, || receive_once(stream, &mut buffer, files)).await?;
+    let read =
+        stream.async_io(Interest::READABLE, || receive_once(stream, &mut buffer, files)).await?;
     bytes.extend_from_slice(buffer.get(..read).unwrap_or_default());
     Ok(read)
 }
 
-fn receive_once(stream: &UnixStream, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+fn receive_once(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    files: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received =
+        recvmsg(stream, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
             files.extend(sent);
@@ -90,7 +113,9 @@ mod tests {
         let line = format!("{}\n", "x".repeat(10_000));
         let mut arrived = Vec::new();
         let sending = async {
-            send(&here, &mut line.as_bytes(), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>()).await.unwrap();
+            send(&here, &mut line.as_bytes(), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())
+                .await
+                .unwrap();
             drop(files);
         };
         let mut read = Vec::new();
@@ -108,17 +133,26 @@ mod tests {
         };
         assert_eq!(arrived.iter().map(content).collect::<Vec<_>>(), (0..600).collect::<Vec<_>>());
         let flags = nix::fcntl::fcntl(&arrived[0], nix::fcntl::FcntlArg::F_GETFD).unwrap();
-        assert_eq!(flags, 1, "{} is closed in programs that are started from here", arrived[0].as_raw_fd());
+        assert_eq!(
+            flags,
+            1,
+            "{} is closed in programs that are started from here",
+            arrived[0].as_raw_fd()
+        );
     }
 
     #[tokio::test]
-    async fn no_more_is_read_than_is_wanted_and_the_others_end_is_nothing_and_who_reads_bytes_alone_reads_them() {
+    async fn no_more_is_read_than_is_wanted_and_the_others_end_is_nothing_and_who_reads_bytes_alone_reads_them()
+     {
         let (mut here, there) = UnixStream::pair().unwrap();
         here.write_all(b"a line").await.unwrap();
         drop(here);
         let mut bytes = Vec::new();
         for read in [2, 4, 0] {
-            assert_eq!(receive(&there, read.max(2), &mut bytes, &mut Vec::new()).await.unwrap(), read);
+            assert_eq!(
+                receive(&there, read.max(2), &mut bytes, &mut Vec::new()).await.unwrap(),
+                read
+            );
         }
         assert_eq!(bytes, b"a line");
         let (here, mut there) = UnixStream::pair().unwrap();
@@ -128,6 +162,9 @@ mod tests {
         there.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "in plain bytes\n");
         let (here, _there) = UnixStream::pair().unwrap();
-        assert_eq!(send(&here, &mut &b""[..], &[here.as_fd()]).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            send(&here, &mut &b""[..], &[here.as_fd()]).await.unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
     }
 }

@@ -32,7 +32,13 @@ impl HostRoot {
         Ok(entries)
     }
 
-    fn add_entries(&self, folder: &str, depth: usize, may_have: &dyn Fn(&str) -> bool, entries: &mut Vec<DevEntry>) -> Result<(), TooMany> {
+    fn add_entries(
+        &self,
+        folder: &str,
+        depth: usize,
+        may_have: &dyn Fn(&str) -> bool,
+        entries: &mut Vec<DevEntry>,
+    ) -> Result<(), TooMany> {
         let mut here = Vec::new();
         for (name, kind) in self.typed_entries(&format!("dev/{folder}")) {
             let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
@@ -43,7 +49,10 @@ impl HostRoot {
         }
         here.sort_unstable_by(|one, other| one.path.cmp(&other.path));
         for entry in here {
-            let goes_down = entry.is_folder && depth > 0 && !NO_DEVICES.contains(&&*entry.path) && may_have(&entry.path);
+            let goes_down = entry.is_folder
+                && depth > 0
+                && !NO_DEVICES.contains(&&*entry.path)
+                && may_have(&entry.path);
             let path = goes_down.then(|| entry.path.clone());
             entries.push(entry);
             if let Some(path) = path {

@@ -46,7 +46,9 @@ impl Failures {
 
     /// Takes out the kept failures.
     pub(super) fn take(&self) -> Vec<ReadFailure> {
-        self.0.as_ref().map_or_else(Vec::new, |log| std::mem::take(&mut log.lock().unwrap_or_else(PoisonError::into_inner).kept))
+        self.0.as_ref().map_or_else(Vec::new, |log| {
+            std::mem::take(&mut log.lock().unwrap_or_else(PoisonError::into_inner).kept)
+        })
     }
 
     /// The number of failures so far.
@@ -64,7 +66,11 @@ impl Failures {
     }
 
     /// The value of a read; `None` if the file is absent. Any other error is recorded.
-    pub(super) fn found<T>(&self, path: impl FnOnce() -> String, result: io::Result<T>) -> Option<T> {
+    pub(super) fn found<T>(
+        &self,
+        path: impl FnOnce() -> String,
+        result: io::Result<T>,
+    ) -> Option<T> {
         result.inspect_err(|error| self.note(path, error)).ok()
     }
 
@@ -133,8 +139,17 @@ pub(crate) mod injected {
     use std::io;
 
     /// Errors that the system may return without proof of absence.
-    pub(crate) const ERRORS: [i32; 9] =
-        [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EACCES, libc::EPERM, libc::EIO, libc::EBUSY, libc::ETIMEDOUT];
+    pub(crate) const ERRORS: [i32; 9] = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::EAGAIN,
+        libc::EACCES,
+        libc::EPERM,
+        libc::EIO,
+        libc::EBUSY,
+        libc::ETIMEDOUT,
+    ];
 
     /// The errno for the call with this number.
     type Fault = Box<dyn FnMut(u64) -> Option<i32>>;
@@ -154,7 +169,10 @@ pub(crate) mod injected {
 
     /// Runs a function on this thread with faults. `fault` gets the number of each call, from 0,
     /// and returns its errno. Returns the result and the number of calls.
-    pub(crate) fn with_faults<T>(fault: impl FnMut(u64) -> Option<i32> + 'static, run: impl FnOnce() -> T) -> (T, u64) {
+    pub(crate) fn with_faults<T>(
+        fault: impl FnMut(u64) -> Option<i32> + 'static,
+        run: impl FnOnce() -> T,
+    ) -> (T, u64) {
         struct Clear;
         impl Drop for Clear {
             fn drop(&mut self) {
@@ -175,10 +193,21 @@ mod tests {
 
     #[test]
     fn only_errors_of_absence_count_as_absence() {
-        for errno in [libc::ENOENT, libc::ENOTDIR, libc::ENODEV, libc::ENXIO, libc::EINVAL, libc::ELOOP] {
+        for errno in
+            [libc::ENOENT, libc::ENOTDIR, libc::ENODEV, libc::ENXIO, libc::EINVAL, libc::ELOOP]
+        {
             assert!(is_absence(&io::Error::from_raw_os_error(errno)), "{errno}");
         }
-        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EACCES, libc::EPERM, libc::EIO, libc::ETIMEDOUT] {
+        for errno in [
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+            libc::EAGAIN,
+            libc::EACCES,
+            libc::EPERM,
+            libc::EIO,
+            libc::ETIMEDOUT,
+        ] {
             assert!(!is_absence(&io::Error::from_raw_os_error(errno)), "{errno}");
         }
         assert!(!is_absence(&io::ErrorKind::FileTooLarge.into()));
@@ -187,7 +216,10 @@ mod tests {
     #[test]
     fn failures_are_kept_until_taken_and_bounded() {
         let failures = Failures::recording();
-        let read = |errno| failures.found(|| "/x".into(), io::Result::<()>::Err(io::Error::from_raw_os_error(errno)));
+        let read = |errno| {
+            failures
+                .found(|| "/x".into(), io::Result::<()>::Err(io::Error::from_raw_os_error(errno)))
+        };
         assert_eq!(read(libc::ENOENT), None);
         assert_eq!(failures.take(), []);
         for _ in 0..KEPT_MAX + 1 {

@@ -76,7 +76,9 @@ pub fn free_bytes(path: &Path) -> u64 {
 /// hundred. ext4 uses a few MiB of them itself.
 #[must_use]
 pub fn free_bytes_of_root(path: &Path) -> u64 {
-    let kept_back = |about: nix::sys::statvfs::Statvfs| about.blocks_free().saturating_sub(about.blocks_available());
+    let kept_back = |about: nix::sys::statvfs::Statvfs| {
+        about.blocks_free().saturating_sub(about.blocks_available())
+    };
     statvfs(path).map_or(0, |about| kept_back(about).saturating_mul(about.fragment_size()))
 }
 
@@ -115,7 +117,9 @@ pub fn disk_error(dir: &Path) -> Option<String> {
 /// no such limit and reports 0.
 #[must_use]
 pub fn files_left(path: &Path) -> u64 {
-    statvfs(path).map_or(u64::MAX, |about| if about.files() == 0 { u64::MAX } else { about.files_available() })
+    statvfs(path).map_or(u64::MAX, |about| {
+        if about.files() == 0 { u64::MAX } else { about.files_available() }
+    })
 }
 
 /// The SELinux label of a file, `system_u:object_r:container_file_t:s0`; `None` if it has none or
@@ -151,18 +155,27 @@ mod tests {
     fn there_is_free_space_where_a_file_can_be_written_or_nothing_is_known() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), [7; 4096]).unwrap();
-        assert!(free_bytes(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path()));
+        assert!(
+            free_bytes(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path())
+        );
         let nothing = dir.path().join("nothing");
-        assert_eq!((free_bytes(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
+        assert_eq!(
+            (free_bytes(&nothing), files_left(&nothing), medium(&nothing)),
+            (u64::MAX, u64::MAX, None)
+        );
     }
 
     /// `tests/hardware/doctor_real` covers the file systems that a test can mount.
     #[test]
     fn network_file_systems_are_known_by_their_number() {
-        let others = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326];
+        let others =
+            [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326];
         assert!(others.into_iter().all(|number| medium_of(FsType(number)) == Medium::Network));
         let disks = [0xEF53, 0x5846_5342, 0x9123_683E, 0x6573_5546];
-        assert!(disks.into_iter().all(|number| medium_of(FsType(number)) == Medium::Disk), "ext4, XFS, Btrfs; FUSE may be anything");
+        assert!(
+            disks.into_iter().all(|number| medium_of(FsType(number)) == Medium::Disk),
+            "ext4, XFS, Btrfs; FUSE may be anything"
+        );
     }
 
     #[test]

@@ -59,7 +59,9 @@ impl Names {
     }
 
     fn sort(&mut self) {
-        self.places.sort_unstable_by(|one, other| self.text[one.range.clone()].cmp(&self.text[other.range.clone()]));
+        self.places.sort_unstable_by(|one, other| {
+            self.text[one.range.clone()].cmp(&self.text[other.range.clone()])
+        });
     }
 
     fn iter(&self) -> impl Iterator<Item = &str> {
@@ -75,10 +77,28 @@ impl Names {
 impl Folder {
     /// Opens it; `None` if there is no such directory, or if it cannot be read. The path without
     /// the root is for messages. Failed reads are recorded in `failures`.
-    pub(super) fn open(at: impl AsFd, path: &Path, path_text: String, failures: Failures) -> Option<Self> {
-        let open = || Ok(openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?);
+    pub(super) fn open(
+        at: impl AsFd,
+        path: &Path,
+        path_text: String,
+        failures: Failures,
+    ) -> Option<Self> {
+        let open = || {
+            Ok(openat(
+                at,
+                path,
+                OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+                Mode::empty(),
+            )?)
+        };
         let dir = failures.found(|| path_text.clone(), call(open))?;
-        Some(Folder { dir, path: path_text, failures, names: OnceCell::new(), lost: Cell::new(false) })
+        Some(Folder {
+            dir,
+            path: path_text,
+            failures,
+            names: OnceCell::new(),
+            lost: Cell::new(false),
+        })
     }
 
     fn list(&self) -> Names {
@@ -88,8 +108,12 @@ impl Folder {
         let mut entries = RawDir::new(&self.dir, &mut buffer);
         let mut names = Names::default();
         while let Some(entry) = entries.next() {
-            let Some(entry) = self.failures.found(|| self.path.clone(), call(|| Ok(entry?))) else { break };
-            if let Some(name) = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")) {
+            let Some(entry) = self.failures.found(|| self.path.clone(), call(|| Ok(entry?))) else {
+                break;
+            };
+            if let Some(name) =
+                entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | ".."))
+            {
                 names.push(name, entry.file_type() == FileType::RegularFile);
             }
         }
@@ -164,7 +188,9 @@ impl Folder {
         // An entry with another listed kind may be a link to a file, and not every file system
         // lists kinds. Before the listing this check is skipped: it would be one of every four
         // calls of a scan.
-        if is_listed_as_other && kind(self.found(name, call(|| Ok(fstat(&file)?)))?.st_mode) != SFlag::S_IFREG {
+        if is_listed_as_other
+            && kind(self.found(name, call(|| Ok(fstat(&file)?)))?.st_mode) != SFlag::S_IFREG
+        {
             return None;
         }
         // An attribute of sysfs reports the size of a page.
@@ -191,8 +217,12 @@ impl Folder {
     fn found<T>(&self, name: &str, result: io::Result<T>) -> Option<T> {
         self.note(name, &result);
         // Before it was listed, a missing file is no surprise.
-        let is_gone =
-            |error: &io::Error| matches!(Errno::from_raw(error.raw_os_error().unwrap_or_default()), Errno::ENOENT | Errno::ENODEV);
+        let is_gone = |error: &io::Error| {
+            matches!(
+                Errno::from_raw(error.raw_os_error().unwrap_or_default()),
+                Errno::ENOENT | Errno::ENODEV
+            )
+        };
         if result.as_ref().is_err_and(is_gone) && self.names.get().is_some() {
             self.lost.set(true);
         }
@@ -240,13 +270,31 @@ mod tests {
         assert!(root.folder("none").is_none() && root.folder("device/uevent").is_none());
         let folder = root.folder("link").unwrap();
         // Before it is listed no entry counts as lost, and a pipe is not a regular file.
-        assert_eq!((folder.read("uevent").as_deref(), folder.read("pipe"), folder.read("other")), (Some("DRIVER=one"), None, None));
-        assert!(folder.lacks("other") && !folder.lacks("uevent") && !folder.lacks("driver") && !folder.has_lost());
-        assert_eq!(folder.names().collect::<Vec<_>>(), ["driver", "empty", "long", "net", "pipe", "same", "uevent"]);
+        assert_eq!(
+            (folder.read("uevent").as_deref(), folder.read("pipe"), folder.read("other")),
+            (Some("DRIVER=one"), None, None)
+        );
+        assert!(
+            folder.lacks("other")
+                && !folder.lacks("uevent")
+                && !folder.lacks("driver")
+                && !folder.has_lost()
+        );
+        assert_eq!(
+            folder.names().collect::<Vec<_>>(),
+            ["driver", "empty", "long", "net", "pipe", "same", "uevent"]
+        );
         assert_eq!(folder.read("uevent").as_deref(), Some("DRIVER=one"));
-        assert_eq!(folder.read("same").as_deref(), Some("DRIVER=one"), "a link to a file is read as the file");
+        assert_eq!(
+            folder.read("same").as_deref(),
+            Some("DRIVER=one"),
+            "a link to a file is read as the file"
+        );
         assert_eq!(folder.read("long").map(|text| text.len()), Some(9000));
-        assert_eq!((folder.read("empty"), folder.read("pipe"), folder.read("net"), folder.read("other")), (None, None, None, None));
+        assert_eq!(
+            (folder.read("empty"), folder.read("pipe"), folder.read("net"), folder.read("other")),
+            (None, None, None, None)
+        );
         assert_eq!(folder.link_name("driver").as_deref(), Some("one"));
         assert_eq!(folder.folder("net").unwrap().names().collect::<Vec<_>>(), ["eth0"]);
         assert!(!folder.has_lost());

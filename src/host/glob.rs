@@ -8,7 +8,11 @@ use super::root::{HostRoot, Listings};
 use glob::{MatchOptions, Pattern};
 
 const MAGIC: [char; 3] = ['*', '?', '['];
-const OPTIONS: MatchOptions = MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+const OPTIONS: MatchOptions = MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: true,
+};
 /// The maximum depth of directories for `**`.
 const DEPTH_MAX: usize = 16;
 
@@ -25,11 +29,16 @@ impl HostRoot {
     /// nodes would check 640,000 names.
     #[must_use]
     pub fn glob_among(&self, listings: &mut Listings, pattern: &str) -> Vec<String> {
-        let components: Vec<&str> = pattern.split('/').filter(|component| !component.is_empty()).collect();
+        let components: Vec<&str> =
+            pattern.split('/').filter(|component| !component.is_empty()).collect();
         if components.is_empty() || components.contains(&"..") {
             return Vec::new();
         }
-        let Some(patterns) = components.iter().map(|name| Name::new(name)).collect::<Option<Vec<_>>>() else { return Vec::new() };
+        let Some(patterns) =
+            components.iter().map(|name| Name::new(name)).collect::<Option<Vec<_>>>()
+        else {
+            return Vec::new();
+        };
         let mut found = vec![String::new()];
         for (index, name) in patterns.iter().enumerate() {
             let is_last = index + 1 == patterns.len();
@@ -44,7 +53,13 @@ impl HostRoot {
     }
 
     /// The matches of one component of a pattern in a directory. The path of the root is empty.
-    fn step(&self, listings: &mut Listings, dir: &str, name: &Name<'_>, is_last: bool) -> Vec<String> {
+    fn step(
+        &self,
+        listings: &mut Listings,
+        dir: &str,
+        name: &Name<'_>,
+        is_last: bool,
+    ) -> Vec<String> {
         match name {
             // One call for the whole path shows at the end whether it exists.
             Name::Plain(name) => {
@@ -55,17 +70,28 @@ impl HostRoot {
                 let names = self.listing(listings, dir);
                 let first = names.partition_point(|name| name.as_str() < *begin);
                 let begun = names[first..].iter().take_while(|name| name.starts_with(begin));
-                begun.filter(|name| pattern.matches_with(name, OPTIONS)).map(|name| format!("{dir}/{name}")).collect()
+                begun
+                    .filter(|name| pattern.matches_with(name, OPTIONS))
+                    .map(|name| format!("{dir}/{name}"))
+                    .collect()
             }
             Name::AnyDepth => {
                 let mut dirs = vec![dir.to_owned()];
                 let mut level = dirs.clone();
                 for _ in 0..DEPTH_MAX {
-                    level = level.iter().flat_map(|dir| self.below(listings, dir)).filter(|path| self.is_real_dir(path)).collect();
+                    level = level
+                        .iter()
+                        .flat_map(|dir| self.below(listings, dir))
+                        .filter(|path| self.is_real_dir(path))
+                        .collect();
                     dirs.extend(level.iter().cloned());
                 }
                 // At the end it matches all entries of the directories.
-                if is_last { dirs.iter().flat_map(|dir| self.below(listings, dir)).collect() } else { dirs }
+                if is_last {
+                    dirs.iter().flat_map(|dir| self.below(listings, dir)).collect()
+                } else {
+                    dirs
+                }
             }
         }
     }
@@ -101,7 +127,10 @@ impl<'a> Name<'a> {
         match name.find(MAGIC) {
             _ if name == "**" => Some(Name::AnyDepth),
             None => Some(Name::Plain(name)),
-            Some(end) => Some(Name::Glob { begin: &name[..end], pattern: Box::new(Pattern::new(name).ok()?) }),
+            Some(end) => Some(Name::Glob {
+                begin: &name[..end],
+                pattern: Box::new(Pattern::new(name).ok()?),
+            }),
         }
     }
 }
@@ -115,7 +144,15 @@ mod tests {
     fn a_glob_finds_what_a_shell_finds_and_stays_below_the_root() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
-        for name in ["dev/ttyUSB10", "dev/ttyUSB2", "dev/null", "dev/.hidden", "dev/bus/usb/001", "dev/bus/.x/002", "etc/passwd"] {
+        for name in [
+            "dev/ttyUSB10",
+            "dev/ttyUSB2",
+            "dev/null",
+            "dev/.hidden",
+            "dev/bus/usb/001",
+            "dev/bus/.x/002",
+            "etc/passwd",
+        ] {
             fs::create_dir_all(dir.path().join(name).parent().unwrap()).unwrap();
             fs::write(dir.path().join(name), "").unwrap();
         }
@@ -128,7 +165,17 @@ mod tests {
             ("/dev/ttyUSB[12]", &["/dev/ttyUSB2"]),
             ("/dev/ttyUSB2", &["/dev/ttyUSB2"]),
             ("/dev/tty*2", &["/dev/ttyUSB2"]),
-            ("/dev/*", &["/dev/alias", "/dev/bus", "/dev/dangling", "/dev/null", "/dev/ttyUSB10", "/dev/ttyUSB2"]),
+            (
+                "/dev/*",
+                &[
+                    "/dev/alias",
+                    "/dev/bus",
+                    "/dev/dangling",
+                    "/dev/null",
+                    "/dev/ttyUSB10",
+                    "/dev/ttyUSB2",
+                ],
+            ),
             ("/dev/.*", &["/dev/.hidden"]),
             ("/d*/ttyUSB*", &["/dev/ttyUSB10", "/dev/ttyUSB2"]),
             ("dev/null", &["/dev/null"]),
@@ -151,8 +198,15 @@ mod tests {
             assert_eq!(root.glob(pattern), expected, "{pattern}");
         }
         fs::write(dir.path().join("dev/ttyUSB3"), "").unwrap();
-        assert_eq!(root.glob_among(&mut listings, "/dev/ttyUSB?"), ["/dev/ttyUSB2"], "a directory is listed once for a scan");
-        assert_eq!(root.glob_among(&mut Listings::default(), "/dev/ttyUSB?"), ["/dev/ttyUSB2", "/dev/ttyUSB3"]);
+        assert_eq!(
+            root.glob_among(&mut listings, "/dev/ttyUSB?"),
+            ["/dev/ttyUSB2"],
+            "a directory is listed once for a scan"
+        );
+        assert_eq!(
+            root.glob_among(&mut Listings::default(), "/dev/ttyUSB?"),
+            ["/dev/ttyUSB2", "/dev/ttyUSB3"]
+        );
     }
 
     #[test]
@@ -164,9 +218,16 @@ mod tests {
         let root = HostRoot::new(dir.path()).recording();
         for pattern in ["/dev/ttyUSB*", "/dev/ttyUSB0", "/d*/ttyUSB0", "/**/ttyUSB0"] {
             let (found, calls) = with_faults(|_| None, || root.glob(pattern));
-            assert_eq!((found, root.take_failures()), (vec!["/dev/ttyUSB0".to_owned()], vec![]), "{pattern}");
+            assert_eq!(
+                (found, root.take_failures()),
+                (vec!["/dev/ttyUSB0".to_owned()], vec![]),
+                "{pattern}"
+            );
             for failing in 0..calls {
-                with_faults(move |call| (call == failing).then_some(nix::libc::EMFILE), || drop(root.glob(pattern)));
+                with_faults(
+                    move |call| (call == failing).then_some(nix::libc::EMFILE),
+                    || drop(root.glob(pattern)),
+                );
                 assert_eq!(root.take_failures().len(), 1, "{pattern}, call {failing}");
             }
         }

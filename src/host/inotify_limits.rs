@@ -36,7 +36,8 @@ impl InotifyRefusal {
             Some(ENOSPC) => "fs.inotify.max_user_watches",
             _ => return InotifyRefusal::Other(error.to_string()),
         };
-        let value = std::fs::read_to_string(Path::new("/proc/sys").join(name.replace('.', "/"))).ok();
+        let value =
+            std::fs::read_to_string(Path::new("/proc/sys").join(name.replace('.', "/"))).ok();
         InotifyRefusal::Limit { name, value: value.and_then(|value| value.trim().parse().ok()) }
     }
 }
@@ -64,14 +65,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(inotify_limits(2, dir.path()), InotifyLimits { instances: 2, refused: None });
         let InotifyLimits { instances, refused } = inotify_limits(2, &dir.path().join("nothing"));
-        assert!(instances == 0 && matches!(refused, Some(InotifyRefusal::Other(why)) if why.contains("No such file")));
+        assert!(
+            instances == 0
+                && matches!(refused, Some(InotifyRefusal::Other(why)) if why.contains("No such file"))
+        );
     }
 
     #[test]
     fn a_limit_is_named_by_its_setting() {
-        for (number, setting) in [(EMFILE, "fs.inotify.max_user_instances"), (ENOSPC, "fs.inotify.max_user_watches")] {
+        for (number, setting) in
+            [(EMFILE, "fs.inotify.max_user_instances"), (ENOSPC, "fs.inotify.max_user_watches")]
+        {
             let refused = InotifyRefusal::of(&io::Error::from_raw_os_error(number));
-            assert!(matches!(refused, InotifyRefusal::Limit { name, value: Some(1..) } if name == setting), "{refused:?}");
+            assert!(
+                matches!(refused, InotifyRefusal::Limit { name, value: Some(1..) } if name == setting),
+                "{refused:?}"
+            );
         }
     }
 }

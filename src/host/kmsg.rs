@@ -50,7 +50,8 @@ impl KernelRecord {
         let record = String::from_utf8_lossy(record);
         let (prefix, text) = record.split_once(';')?;
         let mut numbers = prefix.split(',').map(|number| number.parse::<u64>().ok());
-        let (priority, sequence, microseconds) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let (priority, sequence, microseconds) =
+            (numbers.next()??, numbers.next()??, numbers.next()??);
         (priority >> LEVEL_BITS == 0).then(|| KernelRecord {
             sequence,
             since_boot: Duration::from_micros(microseconds),
@@ -78,12 +79,19 @@ impl KernelLog {
         let (major, minor) = (major(about.rdev()), minor(about.rdev()));
         if !is_device || ((major, minor) != NUMBER && !SIMULATED_MAJORS.contains(&major)) {
             // Containers without access get `/dev/null` or the console there.
-            let is = if is_device { "not the kernel's log device" } else { "not a character device" };
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
+            let is =
+                if is_device { "not the kernel's log device" } else { "not a character device" };
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{} is {is}", path.display()),
+            ));
         }
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-        #[expect(deprecated, reason = "its replacement is unsafe; its requirement, an owned descriptor, is met")]
+        #[expect(
+            deprecated,
+            reason = "its replacement is unsafe; its requirement, an owned descriptor, is met"
+        )]
         let log = AsyncFd::with_interest(file, Interest::READABLE)?;
         Ok(KernelLog(log))
     }
@@ -155,10 +163,31 @@ mod tests {
     #[test]
     fn lines_of_user_space_are_skipped() {
         let line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.";
-        for (priority, is_kernel) in [(0, true), (6, true), (7, true), (8, false), (12, false), (30, false), (1_u64 << 40, false)] {
-            assert_eq!(KernelRecord::parse(format!("{priority},1,2,-;{line}\n").as_bytes()).is_some(), is_kernel, "{priority}");
+        for (priority, is_kernel) in [
+            (0, true),
+            (6, true),
+            (7, true),
+            (8, false),
+            (12, false),
+            (30, false),
+            (1_u64 << 40, false),
+        ] {
+            assert_eq!(
+                KernelRecord::parse(format!("{priority},1,2,-;{line}\n").as_bytes()).is_some(),
+                is_kernel,
+                "{priority}"
+            );
         }
-        for other in ["", ";", "6,1,2,-", "6,1;x", "-1,1,2,-;x", "6,,2,-;x", "6,1,two,-;x", " DEVICE=+pci:0000:00:02.0"] {
+        for other in [
+            "",
+            ";",
+            "6,1,2,-",
+            "6,1;x",
+            "-1,1,2,-;x",
+            "6,,2,-;x",
+            "6,1,two,-;x",
+            " DEVICE=+pci:0000:00:02.0",
+        ] {
             assert_eq!(KernelRecord::parse(other.as_bytes()), None, "{other}");
         }
     }
@@ -168,8 +197,14 @@ mod tests {
         let buffer = *b"6,1,2,-;x\n6,2,3,-;beyond";
         let errno = |number| answer(Err(io::Error::from_raw_os_error(number)), &buffer);
         assert!(errno(nix::libc::EPIPE).is_none() && errno(nix::libc::EINTR).is_none());
-        assert!(errno(nix::libc::EIO).unwrap().is_err() && answer(Ok(0), &buffer).unwrap().is_err());
-        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "earlier bytes of the buffer are not read again");
+        assert!(
+            errno(nix::libc::EIO).unwrap().is_err() && answer(Ok(0), &buffer).unwrap().is_err()
+        );
+        assert_eq!(
+            answer(Ok(10), &buffer).unwrap().unwrap().text,
+            "x",
+            "earlier bytes of the buffer are not read again"
+        );
     }
 
     #[test]
@@ -184,7 +219,9 @@ mod tests {
         assert_eq!(kind(&root), io::ErrorKind::NotFound);
         std::fs::remove_file(&kmsg).unwrap();
         std::os::unix::fs::symlink("/dev/null", &kmsg).unwrap();
-        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("not the kernel's log device"));
+        assert!(
+            KernelLog::open(&root).unwrap_err().to_string().contains("not the kernel's log device")
+        );
     }
 
     /// The log of this machine, with lines that this test adds as a user, since a process cannot
@@ -194,14 +231,20 @@ mod tests {
         let writer = OpenOptions::new().write(true).open("/dev/kmsg");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _inside = runtime.enter();
-        let (Ok(mut writer), Ok(log), Ok(mut raw)) = (writer, KernelLog::open(&HostRoot::new("/")), raw()) else {
+        let (Ok(mut writer), Ok(log), Ok(mut raw)) =
+            (writer, KernelLog::open(&HostRoot::new("/")), raw())
+        else {
             let why = "it needs the right to read and to write /dev/kmsg";
-            let _printed = writeln!(io::stderr(), "SKIPPED: the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it: {why}");
+            let _printed = writeln!(
+                io::stderr(),
+                "SKIPPED: the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it: {why}"
+            );
             return;
         };
         // The test writes with the kernel's own facility, but the kernel records the line as a
         // user's.
-        let forged = format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
+        let forged =
+            format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
         // Without the line feed the record would be incomplete and invisible.
         writer.write_all(format!("<6>{forged}\n").as_bytes()).unwrap();
         // The content of the ring, unfiltered.
@@ -216,10 +259,14 @@ mod tests {
             }
         }
         if !all.iter().any(|record| String::from_utf8_lossy(record).contains(&forged)) {
-            let _printed = writeln!(io::stderr(), "SKIPPED: the forged line was not tested: this kernel forbids writes (printk.devkmsg)");
+            let _printed = writeln!(
+                io::stderr(),
+                "SKIPPED: the forged line was not tested: this kernel forbids writes (printk.devkmsg)"
+            );
             return;
         }
-        let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
+        let expected: Vec<KernelRecord> =
+            all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
         assert!(!expected.is_empty(), "the kernel has logged something since its start");
         let read = runtime.block_on(async {
             let mut read = vec![log.next().await.unwrap()];

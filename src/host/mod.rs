@@ -35,15 +35,18 @@ pub use dev::DevEntry;
 pub(crate) use failure::injected as faults;
 pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
-    Medium, disk_error, exchange, files_left, free_bytes, free_bytes_of_root, is_read_only, is_tmpfs, lock_holder, medium, selinux_label,
-    size_below,
+    Medium, disk_error, exchange, files_left, free_bytes, free_bytes_of_root, is_read_only,
+    is_tmpfs, lock_holder, medium, selinux_label, size_below,
 };
 pub use folder::Folder;
 pub use inotify_limits::{InotifyLimits, InotifyRefusal, inotify_limits};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nodes::{NodeFolder, TooMany};
 pub use nvml::{NvmlAnswer, query_nvml};
-pub use process::{check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files, terminate, waits_for_disk};
+pub use process::{
+    check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files,
+    terminate, waits_for_disk,
+};
 pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_regular, read_whole};
 pub use reset::{ResetError, reset_function};
 pub use root::{HostNode, HostRoot, Listings};

@@ -39,7 +39,11 @@ impl HostRoot {
     /// # Errors
     /// If it has more than 1024 nodes.
     pub fn folder_nodes(&self, host_path: &str) -> Result<Option<NodeFolder>, TooMany> {
-        let Some((path, metadata)) = self.resolve(host_path).filter(|(path, _)| path.starts_with("/dev/")) else { return Ok(None) };
+        let Some((path, metadata)) =
+            self.resolve(host_path).filter(|(path, _)| path.starts_with("/dev/"))
+        else {
+            return Ok(None);
+        };
         if !metadata.is_dir() {
             return Ok(None);
         }
@@ -49,7 +53,12 @@ impl HostRoot {
         Ok(Some(NodeFolder { path, nodes }))
     }
 
-    fn add_nodes(&self, folder: &str, depth: usize, nodes: &mut Vec<HostNode>) -> Result<(), TooMany> {
+    fn add_nodes(
+        &self,
+        folder: &str,
+        depth: usize,
+        nodes: &mut Vec<HostNode>,
+    ) -> Result<(), TooMany> {
         for (name, kind) in self.typed_entries(folder) {
             let path = format!("{folder}/{name}");
             if kind.is_dir() {
@@ -77,7 +86,9 @@ mod tests {
     #[test]
     fn a_folder_has_the_nodes_that_a_runtime_would_give() {
         let dir = tempfile::tempdir().unwrap();
-        for node in ["snd/timer", "snd/controlC0", "snd/by-path/deep", "snd/pts/0", "snd/console", "other"] {
+        for node in
+            ["snd/timer", "snd/controlC0", "snd/by-path/deep", "snd/pts/0", "snd/console", "other"]
+        {
             let path = dir.path().join("dev").join(node);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
@@ -86,21 +97,33 @@ mod tests {
         symlink("snd", dir.path().join("dev/sound")).unwrap();
         symlink("/etc", dir.path().join("dev/outside")).unwrap();
         fs::create_dir(dir.path().join("etc")).unwrap();
-        nix::unistd::mkfifo(&dir.path().join("dev/snd/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("dev/snd/pipe"), nix::sys::stat::Mode::S_IRWXU)
+            .unwrap();
         let root = HostRoot::new(dir.path());
         let nodes = |path: &str| {
             let folder = root.folder_nodes(path).unwrap()?;
             Some((folder.path, folder.nodes.into_iter().map(|node| node.path).collect::<Vec<_>>()))
         };
-        let expected = ["/dev/snd/by-path/deep", "/dev/snd/controlC0", "/dev/snd/timer"].map(str::to_owned).to_vec();
+        let expected = ["/dev/snd/by-path/deep", "/dev/snd/controlC0", "/dev/snd/timer"]
+            .map(str::to_owned)
+            .to_vec();
         assert_eq!(nodes("/dev/snd"), Some(("/dev/snd".into(), expected.clone())));
-        assert_eq!(nodes("/dev/sound"), Some(("/dev/snd".into(), expected)), "a link leads to the folder");
-        assert_eq!(nodes("/dev/snd/pts"), Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])), "it was requested");
+        assert_eq!(
+            nodes("/dev/sound"),
+            Some(("/dev/snd".into(), expected)),
+            "a link leads to the folder"
+        );
+        assert_eq!(
+            nodes("/dev/snd/pts"),
+            Some(("/dev/snd/pts".into(), vec!["/dev/snd/pts/0".into()])),
+            "it was requested"
+        );
         for path in ["/dev/other", "/dev/none", "/dev/outside", "/etc", "/dev"] {
             assert_eq!(nodes(path), None, "{path}");
         }
         fs::create_dir(dir.path().join("dev/many")).unwrap();
-        (0..=NODES_MAX).for_each(|n| fs::write(dir.path().join(format!("dev/many/{n}")), "").unwrap());
+        (0..=NODES_MAX)
+            .for_each(|n| fs::write(dir.path().join(format!("dev/many/{n}")), "").unwrap());
         assert!(root.folder_nodes("/dev/many").is_err());
     }
 }

@@ -87,7 +87,10 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
         NvmlLibrary::Auto => {
             // The loader's library comes first: it fits this process.
             let own = root.is_live().then(|| PathBuf::from(NAME));
-            let below = FOLDERS.iter().map(|folder| format!("{folder}/{NAME}")).filter(|path| root.exists(path));
+            let below = FOLDERS
+                .iter()
+                .map(|folder| format!("{folder}/{NAME}"))
+                .filter(|path| root.exists(path));
             own.into_iter().chain(below.map(|path| root.path(&path))).collect()
         }
     }
@@ -103,7 +106,9 @@ fn query_first(libraries: &[PathBuf], query: &NvmlQuery) -> NvmlAnswer {
         }
     }
     if why.is_empty() {
-        why.push(format!("{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`"));
+        why.push(format!(
+            "{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`"
+        ));
     }
     NvmlAnswer::failed(why.join("; "))
 }
@@ -114,7 +119,10 @@ fn query_library(_: &std::path::Path, _: &NvmlQuery) -> Result<NvmlAnswer, &'sta
 }
 
 #[cfg(feature = "nvml")]
-fn query_library(library: &std::path::Path, query: &NvmlQuery) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
+fn query_library(
+    library: &std::path::Path,
+    query: &NvmlQuery,
+) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
     use crate::domain::{NvmlGpu, NvmlGpuQuery};
 
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
@@ -122,7 +130,9 @@ fn query_library(library: &std::path::Path, query: &NvmlQuery) -> Result<NvmlAns
     let mut linked = Vec::new();
     for (address, NvmlGpuQuery { uuid, instances, links, mig_mode }) in query {
         let device = nvml.device_by_pci_bus_id(address.to_string());
-        let (device, uuid) = match device.and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device))) {
+        let (device, uuid) = match device
+            .and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device)))
+        {
             Ok((uuid, device)) => (device, uuid),
             Err(error) => {
                 let failed = if *uuid { &mut answer.failed } else { &mut answer.incomplete };
@@ -133,16 +143,25 @@ fn query_library(library: &std::path::Path, query: &NvmlQuery) -> Result<NvmlAns
         let mut gpu = NvmlGpu::default();
         for (gi, ci) in instances {
             let whole = uuid.as_deref().unwrap_or_default();
-            match nvml.device_by_uuid(format!("MIG-{whole}/{gi}/{ci}")).and_then(|instance| instance.uuid()) {
+            match nvml
+                .device_by_uuid(format!("MIG-{whole}/{gi}/{ci}"))
+                .and_then(|instance| instance.uuid())
+            {
                 Ok(name) => drop(gpu.instances.insert((*gi, *ci), name)),
-                Err(error) => drop(answer.failed.get_or_insert_with(|| format!("the MIG instance {gi}/{ci} of {address}: {error}"))),
+                Err(error) => drop(answer.failed.get_or_insert_with(|| {
+                    format!("the MIG instance {gi}/{ci} of {address}: {error}")
+                })),
             }
         }
         if *mig_mode {
             // A mode that is set for later does not count yet.
             match known(device.mig_mode()) {
                 Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
-                Err(error) => drop(answer.incomplete.get_or_insert_with(|| format!("the MIG mode of the GPU {address}: {error}"))),
+                Err(error) => {
+                    drop(answer.incomplete.get_or_insert_with(|| {
+                        format!("the MIG mode of the GPU {address}: {error}")
+                    }))
+                }
             }
         }
         gpu.uuid = uuid;
@@ -152,7 +171,11 @@ fn query_library(library: &std::path::Path, query: &NvmlQuery) -> Result<NvmlAns
     for (address, device) in &linked {
         match links(device, *address, &linked) {
             Ok(links) => answer.facts.gpus.entry(*address).or_default().links = Some(links),
-            Err(error) => drop(answer.incomplete.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
+            Err(error) => drop(
+                answer
+                    .incomplete
+                    .get_or_insert_with(|| format!("the links of the GPU {address}: {error}")),
+            ),
         }
     }
     Ok(answer)
@@ -174,7 +197,10 @@ fn links(
     let (mut links, mut ends) = (NvLinks::default(), Vec::new());
     for link in (0..LINKS_MAX).map(|number| device.link_wrapper_for(number)) {
         match known(link.is_active())? {
-            Some(true) => ends.push(known(link.remote_pci_info())?.and_then(|remote| remote.bus_id.parse::<PciAddress>().ok())),
+            Some(true) => ends.push(
+                known(link.remote_pci_info())?
+                    .and_then(|remote| remote.bus_id.parse::<PciAddress>().ok()),
+            ),
             Some(false) => links.down += 1,
             None => {}
         }
@@ -195,8 +221,12 @@ fn links(
 
 /// `None` if the feature does not exist, or if the library is too old for it.
 #[cfg(feature = "nvml")]
-fn known<T>(result: Result<T, nvml_wrapper::error::NvmlError>) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
-    use nvml_wrapper::error::NvmlError::{FailedToLoadSymbol, InvalidArg, NotSupported, UnexpectedVariant};
+fn known<T>(
+    result: Result<T, nvml_wrapper::error::NvmlError>,
+) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
+    use nvml_wrapper::error::NvmlError::{
+        FailedToLoadSymbol, InvalidArg, NotSupported, UnexpectedVariant,
+    };
 
     match result {
         Ok(value) => Ok(Some(value)),

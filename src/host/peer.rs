@@ -64,7 +64,10 @@ impl TrustedListener {
     /// All connections, one after the other. Boxed: a server moves the stream through half a dozen
     /// futures, each large enough for all of it.
     pub fn incoming(self: Arc<Self>) -> BoxStream<'static, io::Result<UnixStream>> {
-        futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) }).boxed()
+        futures_util::stream::unfold(self, |listener| async move {
+            Some((Ok(listener.accept().await), listener))
+        })
+        .boxed()
     }
 
     /// The next connection of an allowed peer. After a system error, such as too many open files,
@@ -103,14 +106,18 @@ pub fn is_root() -> bool {
 #[must_use]
 pub fn is_hung_up(socket: impl AsFd) -> bool {
     let mut fds = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
+    poll(&mut fds, PollTimeout::ZERO).is_ok()
+        && fds[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
 }
 
 fn is_trusted(stream: &UnixStream) -> Result<(), String> {
     match stream.peer_cred().map(|peer| (peer.uid(), peer.pid())) {
         Ok((uid, _)) if uid == 0 || uid == geteuid().as_raw() => Ok(()),
         // A process in a user namespace of its own has another uid here, also if it is root there.
-        Ok((uid, pid)) => Err(format!("the client has uid {uid} (process {}), and only root may connect", pid.unwrap_or_default())),
+        Ok((uid, pid)) => Err(format!(
+            "the client has uid {uid} (process {}), and only root may connect",
+            pid.unwrap_or_default()
+        )),
         Err(error) => Err(format!("the kernel does not report the client's uid: {error}")),
     }
 }

@@ -40,7 +40,9 @@ fn name(folder: &str) -> Option<(String, PodName)> {
     let mut parts = folder.split('_');
     let (namespace, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
     let sound = parts.next().is_none() && ![namespace, name, uid].contains(&"");
-    sound.then(|| (uid.to_owned(), PodName { namespace: namespace.to_owned(), name: name.to_owned() }))
+    sound.then(|| {
+        (uid.to_owned(), PodName { namespace: namespace.to_owned(), name: name.to_owned() })
+    })
 }
 
 /// The kubelet's cgroup hierarchies, found once and then queried for pods.
@@ -71,15 +73,22 @@ impl PodCgroups {
         if !is_v2(&mount) {
             below.extend(list(&mount));
         }
-        if let Some(root) = cgroup_root.map(|root| root.trim_matches('/')).filter(|root| !root.is_empty()) {
+        if let Some(root) =
+            cgroup_root.map(|root| root.trim_matches('/')).filter(|root| !root.is_empty())
+        {
             // The systemd driver turns `/a/b` into `a.slice/a-b.slice`.
             let mut slices = PathBuf::new();
             let mut prefix = String::new();
             for part in root.split('/') {
-                prefix = if prefix.is_empty() { part.trim_end_matches(".slice").to_owned() } else { format!("{prefix}-{part}") };
+                prefix = if prefix.is_empty() {
+                    part.trim_end_matches(".slice").to_owned()
+                } else {
+                    format!("{prefix}-{part}")
+                };
                 slices.push(format!("{prefix}.slice"));
             }
-            below = below.iter().flat_map(|mount| [mount.join(root), mount.join(&slices)]).collect();
+            below =
+                below.iter().flat_map(|mount| [mount.join(root), mount.join(&slices)]).collect();
         }
         let mut roots = BTreeSet::new();
         let mut level: BTreeSet<PathBuf> = below.into_iter().collect();
@@ -92,7 +101,11 @@ impl PodCgroups {
                 };
                 budget = left;
                 match folder.file_name().and_then(|name| name.to_str()) {
-                    Some(name) if name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice") => {
+                    Some(name)
+                        if name == "kubepods"
+                            || name == "kubepods.slice"
+                            || name.ends_with("-kubepods.slice") =>
+                    {
                         roots.insert(folder);
                     }
                     _ => drop(next.insert(folder)),
@@ -126,7 +139,11 @@ impl PodCgroups {
             // On v1 every controller has all of them.
             most = most.max(running);
         }
-        if self.is_incomplete && most == 0 { Err(io::Error::other("not all cgroup folders could be read")) } else { Ok(most) }
+        if self.is_incomplete && most == 0 {
+            Err(io::Error::other("not all cgroup folders could be read"))
+        } else {
+            Ok(most)
+        }
     }
 
     /// Whether a folder could not be read during the search for the hierarchies. Then the search
@@ -203,11 +220,17 @@ fn candidates(root: &Path, uid: &str) -> Vec<PathBuf> {
     let name = root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = name.strip_suffix(".slice") else {
         let pod = format!("pod{uid}");
-        return vec![root.join(&pod), root.join("burstable").join(&pod), root.join("besteffort").join(&pod)];
+        return vec![
+            root.join(&pod),
+            root.join("burstable").join(&pod),
+            root.join("besteffort").join(&pod),
+        ];
     };
     // In a slice's name `-` separates the levels.
     let uid = uid.replace('-', "_");
-    let class = |class: &str| root.join(format!("{stem}-{class}.slice")).join(format!("{stem}-{class}-pod{uid}.slice"));
+    let class = |class: &str| {
+        root.join(format!("{stem}-{class}.slice")).join(format!("{stem}-{class}-pod{uid}.slice"))
+    };
     vec![root.join(format!("{stem}-pod{uid}.slice")), class("burstable"), class("besteffort")]
 }
 
@@ -309,14 +332,23 @@ mod tests {
     fn names_come_from_the_log_folders() {
         let tree = Tree::v1()
             .with("var/log/pods/default_web-0_u1/x", "")
-            .with("var/log/pods/kube-system_etcd-node.example_6c66f772555a04be4eb20709fe93c16a/x", "")
+            .with(
+                "var/log/pods/kube-system_etcd-node.example_6c66f772555a04be4eb20709fe93c16a/x",
+                "",
+            )
             .with("var/log/pods/not-a-pod/x", "")
             .with("var/log/pods/a_b_/x", "")
             .with("var/log/pods/a_b_c_d/x", "");
-        let pod = |namespace: &str, name: &str| PodName { namespace: namespace.into(), name: name.into() };
+        let pod = |namespace: &str, name: &str| PodName {
+            namespace: namespace.into(),
+            name: name.into(),
+        };
         let wanted = BTreeMap::from([
             ("u1".to_owned(), pod("default", "web-0")),
-            ("6c66f772555a04be4eb20709fe93c16a".to_owned(), pod("kube-system", "etcd-node.example")),
+            (
+                "6c66f772555a04be4eb20709fe93c16a".to_owned(),
+                pod("kube-system", "etcd-node.example"),
+            ),
         ]);
         assert_eq!(names(tree.0.path()).unwrap(), wanted);
         assert!(names(Path::new("/nonexistent")).unwrap().is_empty());
@@ -338,11 +370,17 @@ mod tests {
         assert_eq!(present(&tree), Some([UID, "2c"].map(str::to_owned).into()));
         for uid in others.iter().chain([&UID]) {
             let cgroups = PodCgroups::find(tree.0.path(), None);
-            assert_eq!(cgroups.present().unwrap().contains(*uid), cgroups.state(uid) != CgroupState::Absent, "{uid}");
+            assert_eq!(
+                cgroups.present().unwrap().contains(*uid),
+                cgroups.state(uid) != CgroupState::Absent,
+                "{uid}"
+            );
         }
         assert_eq!(present(&Tree::v1()), None, "where nothing is seen nothing is absent");
         // A folder of a class that cannot be listed hides pods.
-        let tree = Tree::v2().with("sys/fs/cgroup/kubepods/pod2c/x", "").with("sys/fs/cgroup/kubepods/burstable", "no folder");
+        let tree = Tree::v2()
+            .with("sys/fs/cgroup/kubepods/pod2c/x", "")
+            .with("sys/fs/cgroup/kubepods/burstable", "no folder");
         assert_eq!(present(&tree), None);
     }
 
@@ -354,13 +392,19 @@ mod tests {
             format!("kubepods/besteffort/pod{UID}"),
             format!("kubepods.slice/kubepods-pod{SLICED}.slice"),
             format!("kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice"),
-            format!("kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICED}.slice"),
+            format!(
+                "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICED}.slice"
+            ),
             format!("kubelet/kubepods/burstable/pod{UID}"),
             format!("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICED}.slice"),
         ];
         for folder in folders {
-            for (events, state) in [("populated 1\nfrozen 0\n", CgroupState::Populated), ("populated 0\nfrozen 0\n", CgroupState::Empty)] {
-                let tree = Tree::v2().with(&format!("sys/fs/cgroup/{folder}/cgroup.events"), events);
+            for (events, state) in [
+                ("populated 1\nfrozen 0\n", CgroupState::Populated),
+                ("populated 0\nfrozen 0\n", CgroupState::Empty),
+            ] {
+                let tree =
+                    Tree::v2().with(&format!("sys/fs/cgroup/{folder}/cgroup.events"), events);
                 assert_eq!(tree.state(), state, "{folder}");
             }
         }
@@ -368,11 +412,17 @@ mod tests {
 
     #[test]
     fn on_v1_a_process_in_any_controller_and_any_depth_counts() {
-        let pod = |controller: &str| format!("sys/fs/cgroup/{controller}/kubepods/besteffort/pod{UID}");
-        let empty = || Tree::v1().with(&format!("{}/cgroup.procs", pod("memory")), "").with(&format!("{}/cgroup.procs", pod("pids")), "");
+        let pod =
+            |controller: &str| format!("sys/fs/cgroup/{controller}/kubepods/besteffort/pod{UID}");
+        let empty = || {
+            Tree::v1()
+                .with(&format!("{}/cgroup.procs", pod("memory")), "")
+                .with(&format!("{}/cgroup.procs", pod("pids")), "")
+        };
         assert_eq!(empty().state(), CgroupState::Empty);
-        let tree =
-            empty().with(&format!("{}/abc/cgroup.procs", pod("pids")), "").with(&format!("{}/abc/d/cgroup.procs", pod("pids")), "17\n");
+        let tree = empty()
+            .with(&format!("{}/abc/cgroup.procs", pod("pids")), "")
+            .with(&format!("{}/abc/d/cgroup.procs", pod("pids")), "17\n");
         assert_eq!(tree.state(), CgroupState::Populated);
     }
 
@@ -384,9 +434,12 @@ mod tests {
             .with(&format!("{pod}/cri-containerd-a.scope/cgroup.events"), "populated 1\n")
             .with(&format!("{pod}/cri-containerd-b.scope/cgroup.events"), "populated 1\n")
             .with(&format!("{pod}/cri-containerd-c.scope/cgroup.events"), "populated 0\n");
-        let count = |tree: &Tree| PodCgroups::find(tree.0.path(), None).populated_below(UID).unwrap();
+        let count =
+            |tree: &Tree| PodCgroups::find(tree.0.path(), None).populated_below(UID).unwrap();
         assert_eq!(count(&tree), 2);
-        let v1 = |controller: &str| format!("sys/fs/cgroup/{controller}/kubepods/pod{UID}/a/cgroup.procs");
+        let v1 = |controller: &str| {
+            format!("sys/fs/cgroup/{controller}/kubepods/pod{UID}/a/cgroup.procs")
+        };
         assert_eq!(count(&Tree::v1().with(&v1("memory"), "7\n").with(&v1("pids"), "7\n")), 1);
         assert_eq!(count(&Tree::v2()), 0);
     }
@@ -395,16 +448,20 @@ mod tests {
     fn gone_needs_the_kubelets_hierarchy_and_without_it_nothing_is_known() {
         assert_eq!(Tree::v2().state(), CgroupState::Unknown);
         assert_eq!(Tree::v1().state(), CgroupState::Unknown);
-        assert_eq!(Tree::v2().with("sys/fs/cgroup/system.slice/x.service/cgroup.procs", "1").state(), CgroupState::Unknown);
+        assert_eq!(
+            Tree::v2().with("sys/fs/cgroup/system.slice/x.service/cgroup.procs", "1").state(),
+            CgroupState::Unknown
+        );
         let other = format!("sys/fs/cgroup/kubepods/pod{}/cgroup.events", UID.replace('0', "1"));
         assert_eq!(Tree::v2().with(&other, "populated 1\n").state(), CgroupState::Absent);
     }
 
     #[test]
     fn a_stale_hierarchy_of_the_other_driver_does_not_hide_a_living_pod() {
-        let tree = Tree::v2()
-            .with("sys/fs/cgroup/kubepods/cgroup.procs", "")
-            .with(&format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{SLICED}.slice/cgroup.events"), "populated 1\n");
+        let tree = Tree::v2().with("sys/fs/cgroup/kubepods/cgroup.procs", "").with(
+            &format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{SLICED}.slice/cgroup.events"),
+            "populated 1\n",
+        );
         assert_eq!(tree.state(), CgroupState::Populated);
     }
 
@@ -413,11 +470,19 @@ mod tests {
         let tree = Tree::v2()
             .with(&format!("sys/fs/cgroup/a/b/kubepods/pod{UID}/cgroup.events"), "populated 1\n")
             .with("sys/fs/cgroup/kubepods/cgroup.procs", "");
-        assert_eq!(PodCgroups::find(tree.0.path(), Some("/a/b")).state(UID), CgroupState::Populated);
+        assert_eq!(
+            PodCgroups::find(tree.0.path(), Some("/a/b")).state(UID),
+            CgroupState::Populated
+        );
         assert_eq!(PodCgroups::find(tree.0.path(), Some("/c")).state(UID), CgroupState::Unknown);
-        let path = format!("sys/fs/cgroup/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{SLICED}.slice/cgroup.events");
+        let path = format!(
+            "sys/fs/cgroup/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod{SLICED}.slice/cgroup.events"
+        );
         let tree = Tree::v2().with(&path, "populated 1\n");
-        assert_eq!(PodCgroups::find(tree.0.path(), Some("/a/b")).state(UID), CgroupState::Populated);
+        assert_eq!(
+            PodCgroups::find(tree.0.path(), Some("/a/b")).state(UID),
+            CgroupState::Populated
+        );
     }
 
     #[test]

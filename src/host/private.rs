@@ -101,7 +101,10 @@ fn tighten_one(file: &File) -> io::Result<bool> {
 /// Anyone with write access here may have replaced a file by a link, or by a FIFO that blocks its
 /// reader.
 fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path)
+    OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(path)
 }
 
 /// Removes the access of others from a folder. A link, or a missing folder, stays as it is. Returns
@@ -144,7 +147,8 @@ mod tests {
     fn only_own_files_get_stricter_modes() {
         let dir = tempfile::tempdir().unwrap();
         let at = |rel: &str| dir.path().join(rel);
-        let set = |rel: &str, mode| fs::set_permissions(at(rel), Permissions::from_mode(mode)).unwrap();
+        let set =
+            |rel: &str, mode| fs::set_permissions(at(rel), Permissions::from_mode(mode)).unwrap();
         fs::create_dir_all(at("state/db/blobs")).unwrap();
         for file in ["state/lock", "state/db/db", "state/db/blobs/1", "elsewhere"] {
             fs::write(at(file), "").unwrap();
@@ -157,7 +161,8 @@ mod tests {
         set("state/db/blobs", 0o700);
         let is_own = |name: &str| ["lock", "db"].contains(&name);
         assert_eq!(make_private(&at("state"), is_own).unwrap(), 5);
-        let modes = ["state", "state/lock", "state/db", "state/db/db", "state/db/blobs/1"].map(|rel| mode(&at(rel)));
+        let modes = ["state", "state/lock", "state/db", "state/db/db", "state/db/blobs/1"]
+            .map(|rel| mode(&at(rel)));
         assert_eq!(modes, [0o700, 0o600, 0o700, 0o600, 0o600]);
         assert_eq!(mode(&at("elsewhere")), 0o666, "no link is followed");
         assert_eq!(make_private(&at("state"), is_own).unwrap(), 0);
@@ -175,7 +180,10 @@ mod tests {
         make_private_folder(&private).unwrap();
         make_open_folder(&open).unwrap();
         make_open_folder(&open).unwrap();
-        assert_eq!([&private, &open, &dir.path().join("c")].map(|path| mode(path)), [0o700, 0o755, 0o755]);
+        assert_eq!(
+            [&private, &open, &dir.path().join("c")].map(|path| mode(path)),
+            [0o700, 0o755, 0o755]
+        );
         fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
         assert!(keep_others_from_writing(&open).unwrap() && mode(&open) == 0o755);
         fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();

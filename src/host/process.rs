@@ -37,9 +37,13 @@ fn raised(limit: Rlimit) -> Rlimit {
 #[must_use]
 pub fn waits_for_disk() -> bool {
     // The name of a thread is in brackets and may contain any character.
-    let is_waiting = |stat: &str| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'));
+    let is_waiting = |stat: &str| {
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
+    };
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).any(|stat| is_waiting(&stat))
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
+        .any(|stat| is_waiting(&stat))
 }
 
 /// The maximum length of a file of this process (`RLIMIT_FSIZE`, getrlimit(2)); `None` means
@@ -53,7 +57,15 @@ pub fn file_size_limit() -> Option<u64> {
 /// descriptors. The error is no evidence about the requested object, and the next call may succeed.
 #[must_use]
 pub fn is_shortage(error: &io::Error) -> bool {
-    let short = [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ETXTBSY, Errno::EINTR];
+    let short = [
+        Errno::EAGAIN,
+        Errno::ENOMEM,
+        Errno::EMFILE,
+        Errno::ENFILE,
+        Errno::ENOBUFS,
+        Errno::ETXTBSY,
+        Errno::EINTR,
+    ];
     error.raw_os_error().is_some_and(|code| short.contains(&Errno::from_raw(code)))
 }
 

@@ -53,7 +53,10 @@ pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`open_regular`].
 pub fn open_to_read(path: &Path) -> io::Result<File> {
-    let file = File::options().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits()).open(path)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())
+        .open(path)?;
     check(file.metadata()?.file_type())?;
     Ok(file)
 }
@@ -74,8 +77,15 @@ pub fn read_whole(from: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
-        let most = if bytes_max.is_multiple_of(1 << 20) { format!("{} MiB", bytes_max >> 20) } else { format!("{bytes_max} bytes") };
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most}")));
+        let most = if bytes_max.is_multiple_of(1 << 20) {
+            format!("{} MiB", bytes_max >> 20)
+        } else {
+            format!("{bytes_max} bytes")
+        };
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it has more than {most}"),
+        ));
     }
     Ok(bytes)
 }
@@ -111,11 +121,23 @@ mod tests {
         let _socket = UnixListener::bind(at("socket")).unwrap();
         assert_eq!(read_regular(&at("file")).unwrap(), b"text");
         assert_eq!(read_regular(&at("nothing")).unwrap_err().kind(), io::ErrorKind::NotFound);
-        let others = [("directory", "a directory"), ("fifo", "a FIFO"), ("link", "a symbolic link"), ("socket", "a socket")];
+        let others = [
+            ("directory", "a directory"),
+            ("fifo", "a FIFO"),
+            ("link", "a symbolic link"),
+            ("socket", "a socket"),
+        ];
         for (name, kind) in others {
-            for options in [File::options().read(true), File::options().create(true).truncate(false).read(true).write(true)] {
+            for options in [
+                File::options().read(true),
+                File::options().create(true).truncate(false).read(true).write(true),
+            ] {
                 let error = open_regular(&at(name), options).unwrap_err();
-                assert!(NotRegular::is(&error) && error.to_string() == format!("it is {kind}, not a regular file"), "{name}: {error}");
+                assert!(
+                    NotRegular::is(&error)
+                        && error.to_string() == format!("it is {kind}, not a regular file"),
+                    "{name}: {error}"
+                );
             }
         }
         let error = read_regular(Path::new("/dev/null")).unwrap_err();

@@ -17,10 +17,14 @@ pub enum ResetError {
     #[error("PCI function {0} no longer exists")]
     NotFound(PciAddress),
     /// The kernel has no reset method for it.
-    #[error("PCI function {0} cannot be reset: the kernel has no reset method for it (its sysfs folder has no file `reset`)")]
+    #[error(
+        "PCI function {0} cannot be reset: the kernel has no reset method for it (its sysfs folder has no file `reset`)"
+    )]
     NoWay(PciAddress),
     /// Other functions would be reset with it.
-    #[error("PCI function {address} is not reset, because its {vfs} virtual functions would be reset too")]
+    #[error(
+        "PCI function {address} is not reset, because its {vfs} virtual functions would be reset too"
+    )]
     HasVirtualFunctions {
         /// The function.
         address: PciAddress,
@@ -55,12 +59,16 @@ pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetE
     if !root.is_dir(&folder) {
         return Err(ResetError::NotFound(address));
     }
-    let vfs = root.read(&format!("{folder}/sriov_numvfs")).and_then(|count| count.parse().ok()).unwrap_or(0);
+    let vfs = root
+        .read(&format!("{folder}/sriov_numvfs"))
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(0);
     if vfs > 0 {
         return Err(ResetError::HasVirtualFunctions { address, vfs });
     }
     let file = root.path(&format!("{folder}/reset"));
-    let written = OpenOptions::new().write(true).open(file).and_then(|mut file| file.write_all(b"1"));
+    let written =
+        OpenOptions::new().write(true).open(file).and_then(|mut file| file.write_all(b"1"));
     written.map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => ResetError::NoWay(address),
         _ => ResetError::Failed { address, source },

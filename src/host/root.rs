@@ -173,7 +173,11 @@ impl HostRoot {
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = call(|| OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel)))?;
         let metadata = call(|| file.metadata())?;
-        if metadata.is_file() { Ok((file, metadata.len())) } else { Err(io::ErrorKind::InvalidInput.into()) }
+        if metadata.is_file() {
+            Ok((file, metadata.len()))
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
     }
 
     /// The literal target of a link, also if the target does not exist.
@@ -207,7 +211,9 @@ impl HostRoot {
     pub(super) fn try_entries(&self, rel: &str) -> Option<Vec<String>> {
         let list = || -> io::Result<Vec<String>> {
             let entries = call(|| self.path(rel).read_dir())?.map(|entry| call(|| entry));
-            let names = entries.map(|entry| Ok(entry?.file_name().into_string().ok())).collect::<io::Result<Vec<_>>>()?;
+            let names = entries
+                .map(|entry| Ok(entry?.file_name().into_string().ok()))
+                .collect::<io::Result<Vec<_>>>()?;
             let mut names: Vec<String> = names.into_iter().flatten().collect();
             names.sort_unstable();
             Ok(names)
@@ -269,7 +275,11 @@ impl HostRoot {
     /// The same, for many nodes in the same directory.
     #[must_use]
     pub fn node_exists_among(&self, listings: &mut Listings, host_path: &str) -> bool {
-        if self.root == Path::new("/") { self.node_exists(host_path) } else { self.node_among(listings, host_path).is_some() }
+        if self.root == Path::new("/") {
+            self.node_exists(host_path)
+        } else {
+            self.node_among(listings, host_path).is_some()
+        }
     }
 
     /// The node's real path without the root: `/dev/ttyUSB0` for `/dev/serial/by-id/x`.
@@ -287,8 +297,14 @@ impl HostRoot {
         self.is_node(&metadata).then(|| HostNode::of(path, &metadata))
     }
 
-    fn resolve_among(&self, listings: &mut Listings, host_path: &str) -> Option<(String, Metadata)> {
-        let Some((dir, name)) = host_path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | "..")) else {
+    fn resolve_among(
+        &self,
+        listings: &mut Listings,
+        host_path: &str,
+    ) -> Option<(String, Metadata)> {
+        let Some((dir, name)) =
+            host_path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | ".."))
+        else {
             return self.resolve(host_path);
         };
         if !listings.real.contains_key(dir) {
@@ -312,7 +328,8 @@ impl HostRoot {
 
     /// Whether it is a directory and not a link to one.
     pub(super) fn is_real_dir(&self, rel: &str) -> bool {
-        self.found(rel, call(|| self.path(rel).symlink_metadata())).is_some_and(|metadata| metadata.is_dir())
+        self.found(rel, call(|| self.path(rel).symlink_metadata()))
+            .is_some_and(|metadata| metadata.is_dir())
     }
 
     pub(super) fn is_node(&self, metadata: &Metadata) -> bool {
@@ -332,7 +349,8 @@ impl HostRoot {
                 "" | "." => continue,
                 ".." => {
                     real.truncate(real.rfind('/').unwrap_or(0));
-                    metadata = Some(self.found(&real, call(|| self.path(&real).symlink_metadata()))?);
+                    metadata =
+                        Some(self.found(&real, call(|| self.path(&real).symlink_metadata()))?);
                     continue;
                 }
                 _ => {}
@@ -365,7 +383,11 @@ fn number_of(metadata: &Metadata) -> Option<DeviceNumber> {
     let kind = metadata.file_type();
     let narrow = |number: u64| u32::try_from(number).ok();
     let (major, minor) = (narrow(major(metadata.rdev()))?, narrow(minor(metadata.rdev()))?);
-    (kind.is_char_device() || kind.is_block_device()).then(|| DeviceNumber { is_block: kind.is_block_device(), major, minor })
+    (kind.is_char_device() || kind.is_block_device()).then(|| DeviceNumber {
+        is_block: kind.is_block_device(),
+        major,
+        minor,
+    })
 }
 
 /// A path for messages: without the root, beginning with `/`.
@@ -448,7 +470,11 @@ mod tests {
         symlink("/../../dev/ttyUSB0", dir.path().join("dev/serial/by-id/climbing")).unwrap();
         symlink("loop", dir.path().join("dev/loop")).unwrap();
         for name in ["relative", "absolute", "climbing"] {
-            assert_eq!(root.canonical_node(&format!("/dev/serial/by-id/{name}")).as_deref(), Some("/dev/ttyUSB0"), "{name}");
+            assert_eq!(
+                root.canonical_node(&format!("/dev/serial/by-id/{name}")).as_deref(),
+                Some("/dev/ttyUSB0"),
+                "{name}"
+            );
         }
         assert!(!root.node_exists("/dev/loop"));
         assert!(!root.node_exists("/dev/serial"), "a directory is no node");
@@ -461,13 +487,34 @@ mod tests {
         fs::write(dir.path().join("dev/bus/001"), "").unwrap();
         let mut listings = Listings::default();
         let names = ["relative", "absolute", "climbing", "absent", "..", ".", "", "../../ttyUSB0"];
-        let folders = ["/dev/serial/by-id", "/dev/names", "/dev/loop", "/dev/nowhere", "/dev/ttyUSB0", "/none", "", "dev"];
-        let others = ["/dev/bus/001", "/dev/bus/../bus/001", "/dev/bus", "//dev//ttyUSB0", "dev/ttyUSB0", "ttyUSB0", "/", "/.."];
+        let folders = [
+            "/dev/serial/by-id",
+            "/dev/names",
+            "/dev/loop",
+            "/dev/nowhere",
+            "/dev/ttyUSB0",
+            "/none",
+            "",
+            "dev",
+        ];
+        let others = [
+            "/dev/bus/001",
+            "/dev/bus/../bus/001",
+            "/dev/bus",
+            "//dev//ttyUSB0",
+            "dev/ttyUSB0",
+            "ttyUSB0",
+            "/",
+            "/..",
+        ];
         let paths = folders.iter().flat_map(|folder| names.map(|name| format!("{folder}/{name}")));
         for path in paths.chain(others.map(str::to_owned)) {
             for _ in 0..2 {
                 let among = root.node_among(&mut listings, &path);
-                assert!(among.as_ref().is_none_or(|node| node.number.is_none()), "{path}: a plain file has none");
+                assert!(
+                    among.as_ref().is_none_or(|node| node.number.is_none()),
+                    "{path}: a plain file has none"
+                );
                 assert_eq!(root.node_exists_among(&mut listings, &path), among.is_some(), "{path}");
                 assert_eq!(among.map(|node| node.path), root.canonical_node(&path), "{path}");
             }
@@ -480,12 +527,32 @@ mod tests {
         assert!(root.is_live());
         assert!(root.node_exists("/dev/null"));
         // A link to a node counts, a directory or a missing path does not.
-        assert!(root.node_exists("/proc/self/root/dev/null") && !root.node_exists("/dev") && !root.node_exists("/dev/absent"));
-        let null = HostNode { path: "/dev/null".into(), number: Some(DeviceNumber { is_block: false, major: 1, minor: 3 }) };
+        assert!(
+            root.node_exists("/proc/self/root/dev/null")
+                && !root.node_exists("/dev")
+                && !root.node_exists("/dev/absent")
+        );
+        let null = HostNode {
+            path: "/dev/null".into(),
+            number: Some(DeviceNumber { is_block: false, major: 1, minor: 3 }),
+        };
         assert_eq!(root.node_among(&mut Listings::default(), "/dev/null"), Some(null));
         assert!(!root.node_exists("/proc/version"));
-        for path in ["/dev/null", "/proc/self/root/dev/null", "/dev", "/dev/absent", "/proc/version", "dev/null", "/dev/../dev/null", ""] {
-            assert_eq!(root.node_exists_among(&mut Listings::default(), path), root.node_exists(path), "{path}");
+        for path in [
+            "/dev/null",
+            "/proc/self/root/dev/null",
+            "/dev",
+            "/dev/absent",
+            "/proc/version",
+            "dev/null",
+            "/dev/../dev/null",
+            "",
+        ] {
+            assert_eq!(
+                root.node_exists_among(&mut Listings::default(), path),
+                root.node_exists(path),
+                "{path}"
+            );
         }
     }
 }

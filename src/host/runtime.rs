@@ -40,7 +40,11 @@ pub fn runtime() -> io::Result<Runtime> {
 /// # Errors
 /// As [`runtime`].
 pub fn runtime_of(builder: &mut Builder) -> io::Result<Runtime> {
-    let runtime = builder.enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
+    let runtime = builder
+        .enable_all()
+        .max_blocking_threads(BLOCKING_MAX)
+        .thread_keep_alive(Duration::MAX)
+        .build()?;
     // Without this check `spawn_blocking` would panic.
     check_task_limit(1)?;
     drop(runtime.spawn_blocking(|| ()));

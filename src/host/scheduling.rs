@@ -62,6 +62,9 @@ mod tests {
         })
         .join()
         .unwrap();
-        assert_eq!((after, inherited, nice()), ((before + 10).min(19), (before + 10).min(19), before));
+        assert_eq!(
+            (after, inherited, nice()),
+            ((before + 10).min(19), (before + 10).min(19), before)
+        );
     }
 }

@@ -40,7 +40,10 @@ impl SpecFolder {
         if read_bounded(&file, text.len() as u64).ok().as_deref() != Some(text.as_bytes()) {
             make_open_folder(&self.path)?;
             // Hidden, and without the suffix that readers expect.
-            let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;
+            let mut fresh = tempfile::Builder::new()
+                .prefix(&format!(".{}", self.prefix))
+                .suffix(".new")
+                .tempfile_in(&self.path)?;
             fresh.write_all(text.as_bytes())?;
             fresh.as_file().set_permissions(Permissions::from_mode(0o644))?;
             fresh.persist(&file).map_err(|error| error.error)?;
@@ -60,7 +63,9 @@ impl SpecFolder {
     pub fn own(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| name.strip_prefix('.').unwrap_or(name).starts_with(self.prefix)).collect()
+        names
+            .filter(|name| name.strip_prefix('.').unwrap_or(name).starts_with(self.prefix))
+            .collect()
     }
 
     /// Removes one of our files.
@@ -100,7 +105,10 @@ mod tests {
         std::fs::write(path.join("other.json"), "").unwrap();
         assert_eq!(folder.own(), ["own-a.json"], "nothing is left over from the writing");
         std::fs::write(path.join(".own-cut.new"), "").unwrap();
-        assert!(folder.own().contains(&".own-cut.new".to_owned()), "a file left by a killed process is ours");
+        assert!(
+            folder.own().contains(&".own-cut.new".to_owned()),
+            "a file left by a killed process is ours"
+        );
         folder.remove(".own-cut.new").unwrap();
         folder.remove("own-a.json").unwrap();
         folder.remove("own-a.json").unwrap();

@@ -5,7 +5,9 @@
 //! their absence proves nothing.
 
 use super::HostRoot;
-use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, UnixAddr};
+use nix::sys::socket::{
+    self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, UnixAddr,
+};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,7 +17,8 @@ use tokio::io::unix::AsyncFd;
 /// The fields that are kept: those about a device's health, and those that show that nothing
 /// happened to it. An event has at most 2 KiB of fields (`UEVENT_BUFFER_SIZE`), so none of them is
 /// long.
-const KEPT: [&str; 6] = ["DEVICE_ONLINE", "DRIVER", "ERROR_EVENT", "PCI_SLOT_NAME", "SYNTH_UUID", "WEDGED"];
+const KEPT: [&str; 6] =
+    ["DEVICE_ONLINE", "DRIVER", "ERROR_EVENT", "PCI_SLOT_NAME", "SYNTH_UUID", "WEDGED"];
 
 /// One kernel event of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -47,12 +50,15 @@ impl Uevent {
         if !known || !devpath.starts_with('/') {
             return None;
         }
-        let mut event = Uevent { action: action.into(), devpath: devpath.into(), ..Uevent::default() };
+        let mut event =
+            Uevent { action: action.into(), devpath: devpath.into(), ..Uevent::default() };
         for (key, value) in fields.filter_map(|field| field.split_once('=')) {
             match key {
                 "SUBSYSTEM" => event.subsystem = Some(value.to_owned()),
                 "SEQNUM" => event.sequence = value.parse().ok(),
-                _ => event.fields.extend(KEPT.iter().find(|kept| **kept == key).map(|kept| (*kept, value.to_owned()))),
+                _ => event.fields.extend(
+                    KEPT.iter().find(|kept| **kept == key).map(|kept| (*kept, value.to_owned())),
+                ),
             }
         }
         Some(event)
@@ -73,7 +79,8 @@ impl Uevent {
             return true;
         }
         let noise = ["bdi", "queues", "net", "workqueue", "memory", "cpu"];
-        let is_noise = self.action == "change" || self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
+        let is_noise = self.action == "change"
+            || self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
         let is_device = self.devpath.starts_with("/devices/");
         is_device && !(is_noise && self.devpath.starts_with("/devices/virtual/"))
     }
@@ -100,7 +107,12 @@ impl UeventSocket {
     pub fn open(root: &HostRoot) -> io::Result<Option<Self>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         if root.is_live() {
-            let fd = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkKObjectUEvent)?;
+            let fd = socket::socket(
+                AddressFamily::Netlink,
+                SockType::Raw,
+                flags,
+                SockProtocol::NetlinkKObjectUEvent,
+            )?;
             socket::bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 1))?;
             // Only the kernel has port 0; any process may send to the group's members.
             return Self::with(fd, Some(0)).map(Some);
@@ -115,7 +127,10 @@ impl UeventSocket {
     }
 
     fn with(fd: OwnedFd, sender: Option<u32>) -> io::Result<Self> {
-        #[expect(deprecated, reason = "its replacement is unsafe; its requirement, an owned descriptor, is met")]
+        #[expect(
+            deprecated,
+            reason = "its replacement is unsafe; its requirement, an owned descriptor, is met"
+        )]
         let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(UeventSocket { fd, sender })
     }
@@ -133,10 +148,18 @@ impl UeventSocket {
                 .fd
                 .async_io(Interest::READABLE, |fd| {
                     if self.sender.is_none() {
-                        return Ok((socket::recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?, None));
+                        return Ok((
+                            socket::recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?,
+                            None,
+                        ));
                     }
                     let mut parts = [io::IoSliceMut::new(&mut buffer)];
-                    let message = socket::recvmsg::<NetlinkAddr>(fd.as_raw_fd(), &mut parts, None, MsgFlags::empty())?;
+                    let message = socket::recvmsg::<NetlinkAddr>(
+                        fd.as_raw_fd(),
+                        &mut parts,
+                        None,
+                        MsgFlags::empty(),
+                    )?;
                     Ok((message.bytes, message.address.map(|from| from.pid())))
                 })
                 .await;
@@ -165,7 +188,11 @@ mod tests {
         let event = Uevent::parse(datagram).unwrap();
         assert_eq!((event.action.as_str(), event.subsystem.as_deref()), ("unbind", Some("pci")));
         assert_eq!(event.devpath, "/devices/pci0000:00/0000:00:04.0");
-        assert_eq!((event.sequence, event.fields.len()), (Some(7), 0), "unused fields are not kept");
+        assert_eq!(
+            (event.sequence, event.fields.len()),
+            (Some(7), 0),
+            "unused fields are not kept"
+        );
         assert!(event.may_matter());
         let of = |subsystem: &str, action: &str, devpath: &str| Uevent {
             action: action.into(),
@@ -176,7 +203,10 @@ mod tests {
         assert!(!of("net", "add", "/devices/virtual/net/veth1").may_matter());
         let disk = |action: &str, devpath: &str| of("block", action, devpath);
         let virtual_disk = "/devices/virtual/block/loop0";
-        assert_eq!(["add", "remove", "change"].map(|action| disk(action, virtual_disk).may_matter()), [true, true, false]);
+        assert_eq!(
+            ["add", "remove", "change"].map(|action| disk(action, virtual_disk).may_matter()),
+            [true, true, false]
+        );
         assert!(disk("change", "/devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1").may_matter());
         for other in [&b"libudev\0\xfe\xed\xca\xfe"[..], b"", b"@/x", b"add@x", b"\xff\xfe@/"] {
             assert_eq!(Uevent::parse(other), None);
@@ -186,12 +216,20 @@ mod tests {
     #[test]
     fn an_error_always_matters() {
         let parse = |fields: &str| {
-            let text = format!("change@/devices/virtual/drm/card0\0ACTION=change\0SUBSYSTEM=drm\0{fields}\0SEQNUM=many\0");
+            let text = format!(
+                "change@/devices/virtual/drm/card0\0ACTION=change\0SUBSYSTEM=drm\0{fields}\0SEQNUM=many\0"
+            );
             Uevent::parse(text.as_bytes()).unwrap()
         };
         assert!(!parse("HOTPLUG=1").may_matter());
         let event = parse("WEDGED=rebind,bus-reset\0PID=7");
-        assert!(event.may_matter() && parse("ERROR_EVENT=FAILED_RECOVERY\0DEVICE_ONLINE=0").may_matter());
-        assert_eq!((event.field("WEDGED"), event.field("PID"), event.sequence), (Some("rebind,bus-reset"), None, None));
+        assert!(
+            event.may_matter()
+                && parse("ERROR_EVENT=FAILED_RECOVERY\0DEVICE_ONLINE=0").may_matter()
+        );
+        assert_eq!(
+            (event.field("WEDGED"), event.field("PID"), event.sequence),
+            (Some("rebind,bus-reset"), None, None)
+        );
     }
 }

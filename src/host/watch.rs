@@ -45,7 +45,13 @@ impl DirWatch {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().collect(), watched: BTreeMap::new(), refused: BTreeSet::new() };
+        let mut this = DirWatch {
+            events,
+            watches,
+            wanted: dirs.into_iter().collect(),
+            watched: BTreeMap::new(),
+            refused: BTreeSet::new(),
+        };
         this.rearm();
         Ok(this)
     }
@@ -81,12 +87,17 @@ impl DirWatch {
     /// The directories that can be watched now: each wanted directory, or its nearest existing
     /// ancestor. For a relative path this may be the empty path, which means the current directory.
     fn targets(&self) -> BTreeSet<PathBuf> {
-        let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir() || path.as_os_str().is_empty()).map(Path::to_path_buf);
+        let nearest = |dir: &PathBuf| {
+            dir.ancestors()
+                .find(|path| path.is_dir() || path.as_os_str().is_empty())
+                .map(Path::to_path_buf)
+        };
         self.wanted.iter().filter_map(nearest).collect()
     }
 
     fn watch(&mut self, targets: &BTreeSet<PathBuf>) {
-        let stale: Vec<PathBuf> = self.watched.keys().filter(|path| !targets.contains(*path)).cloned().collect();
+        let stale: Vec<PathBuf> =
+            self.watched.keys().filter(|path| !targets.contains(*path)).cloned().collect();
         for path in stale {
             if let Some(watch) = self.watched.remove(&path) {
                 // An error means that the directory was removed, and the watch with it.
@@ -131,12 +142,20 @@ impl DirWatch {
                 Some(event) => event?,
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             };
-            if event.mask.intersects(EventMask::Q_OVERFLOW | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
+            if event
+                .mask
+                .intersects(EventMask::Q_OVERFLOW | EventMask::DELETE_SELF | EventMask::MOVE_SELF)
+            {
                 self.watched.retain(|_, watch| *watch != event.wd);
                 self.rearm();
                 return Ok(Change::Anything);
             }
-            let Some(dir) = self.watched.iter().find(|(_, watch)| **watch == event.wd).map(|(dir, _)| dir.clone()) else {
+            let Some(dir) = self
+                .watched
+                .iter()
+                .find(|(_, watch)| **watch == event.wd)
+                .map(|(dir, _)| dir.clone())
+            else {
                 continue;
             };
             let name = event.name.map(|name| name.to_string_lossy().into_owned());

@@ -12,7 +12,10 @@ use std::os::fd::AsFd;
 /// The errors of poll(2), except an interrupt by a signal.
 pub fn is_writable_within(to: &impl AsFd, patience_ms: u8) -> io::Result<bool> {
     loop {
-        match poll(&mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(patience_ms)) {
+        match poll(
+            &mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)],
+            PollTimeout::from(patience_ms),
+        ) {
             Err(Errno::EINTR) => {}
             ready => return Ok(ready? > 0),
         }

@@ -11,7 +11,10 @@ pub use reader::{CheckpointReader, CheckpointUnread};
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, CheckpointGrant, ContainerEdits, DeviceId, ResourceName, Timestamp};
+use crate::domain::{
+    AllocId, Checkpoint, CheckpointEntry, CheckpointGrant, ContainerEdits, DeviceId, ResourceName,
+    Timestamp,
+};
 use crate::host::{open_to_read, read_whole};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -180,7 +183,8 @@ impl Opened {
 }
 
 fn entries<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, CheckpointError> {
-    let document: Document<T> = serde_json::from_slice(bytes).map_err(CheckpointError::Malformed)?;
+    let document: Document<T> =
+        serde_json::from_slice(bytes).map_err(CheckpointError::Malformed)?;
     Ok(document.data.pod_device_entries.unwrap_or_default())
 }
 
@@ -200,7 +204,13 @@ impl From<PodDeviceEntry> for Any {
             resource,
             pod_uid: entry.pod_uid,
             container: entry.container_name,
-            device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().collect(),
+            device_ids: entry
+                .device_ids
+                .into_iter()
+                .flatten()
+                .filter_map(|(_, ids)| ids)
+                .flatten()
+                .collect(),
             alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
         }))
     }
@@ -237,14 +247,26 @@ fn of_other(entry: PodDeviceEntry) -> Option<CheckpointGrant> {
     Some(grant_with(entry, resource, alloc_id, api::v1beta1::edits(response)))
 }
 
-fn grant_with(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> CheckpointGrant {
+fn grant_with(
+    entry: PodDeviceEntry,
+    resource: ResourceName,
+    alloc_id: AllocId,
+    edits: ContainerEdits,
+) -> CheckpointGrant {
     let mut devices: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for (node, ids) in entry.device_ids.into_iter().flatten() {
         for id in ids.into_iter().flatten() {
             devices.entry(id).or_default().extend(node.parse::<u32>().ok());
         }
     }
-    CheckpointGrant { alloc_id, pod_uid: entry.pod_uid, container: entry.container_name, resource, devices, edits }
+    CheckpointGrant {
+        alloc_id,
+        pod_uid: entry.pod_uid,
+        container: entry.container_name,
+        resource,
+        devices,
+        edits,
+    }
 }
 
 /// Our annotation in a stored response.
@@ -291,10 +313,12 @@ mod tests {
     #[test]
     fn the_alloc_id_is_found_in_the_stored_response() {
         let annotations = BTreeMap::from([(AllocId::ANNOTATION.to_owned(), "alloc-7".to_owned())]);
-        let response = ContainerAllocateResponse { annotations, ..ContainerAllocateResponse::default() };
+        let response =
+            ContainerAllocateResponse { annotations, ..ContainerAllocateResponse::default() };
         let base64 = STANDARD.encode(response.encode_to_vec());
-        let json =
-            format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"]}},"AllocResp":"{base64}"}}]"#);
+        let json = format!(
+            r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"]}},"AllocResp":"{base64}"}}]"#
+        );
         assert_eq!(of(&json).unwrap().entries()[0].alloc_id, Some(AllocId::new("alloc-7")));
     }
 
@@ -303,7 +327,11 @@ mod tests {
         let edits = ContainerEdits {
             envs: BTreeMap::from([("GPU".to_owned(), "0".to_owned())]),
             mounts: vec![EditMount { host: "/a".into(), container: "/b".into(), read_only: true }],
-            devices: vec![EditDevice { host: "/dev/a".into(), container: "/dev/b".into(), permissions: "rw".into() }],
+            devices: vec![EditDevice {
+                host: "/dev/a".into(),
+                container: "/dev/b".into(),
+                permissions: "rw".into(),
+            }],
             annotations: BTreeMap::from([(AllocId::ANNOTATION.to_owned(), "alloc-7".to_owned())]),
             cdi_devices: vec!["vendor.com/gpu=0".into()],
         };
@@ -321,10 +349,17 @@ mod tests {
             pod_uid: "u".into(),
             container: "c".into(),
             resource: "a.b/c".parse().unwrap(),
-            devices: BTreeMap::from([(DeviceId::new("x"), vec![0, 1]), (DeviceId::new("y"), vec![])]),
+            devices: BTreeMap::from([
+                (DeviceId::new("x"), vec![0, 1]),
+                (DeviceId::new("y"), vec![]),
+            ]),
             edits,
         };
-        assert_eq!(read_kept(dir.path()).unwrap(), [grant], "and another plugin's answer is left alone");
+        assert_eq!(
+            read_kept(dir.path()).unwrap(),
+            [grant],
+            "and another plugin's answer is left alone"
+        );
     }
 
     #[test]
@@ -334,8 +369,7 @@ mod tests {
 
     #[test]
     fn an_id_near_two_numa_nodes_is_one_id() {
-        let json =
-            r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{"0":["x","y"],"1":["x"],"2":null},"AllocResp":""}]"#;
+        let json = r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{"0":["x","y"],"1":["x"],"2":null},"AllocResp":""}]"#;
         assert_eq!(of(json).unwrap().entries()[0].device_ids, ids(&["x", "y"]));
     }
 
@@ -351,16 +385,20 @@ mod tests {
     #[test]
     fn a_response_that_cannot_be_decoded_has_no_alloc_id() {
         for response in ["%%%", "/////w==", "CgsKBlJJR19k"] {
-            let json =
-                format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{}},"AllocResp":"{response}"}}]"#);
+            let json = format!(
+                r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{}},"AllocResp":"{response}"}}]"#
+            );
             assert_eq!(of(&json).unwrap().entries()[0].alloc_id, None, "{response}");
         }
     }
 
     #[test]
     fn what_is_not_a_checkpoint_is_an_error() {
-        let another = r#"{"Data":{"Entries":[{"PodUID":"u"}],"RegisteredDevices":{}},"Checksum":1}"#;
-        for text in ["", "{}", "null", "[]", r#"{"Data":7}"#, r#"{"Data":{}}"#, another, &REAL[..200]] {
+        let another =
+            r#"{"Data":{"Entries":[{"PodUID":"u"}],"RegisteredDevices":{}},"Checksum":1}"#;
+        for text in
+            ["", "{}", "null", "[]", r#"{"Data":7}"#, r#"{"Data":{}}"#, another, &REAL[..200]]
+        {
             assert!(parse(text.as_bytes(), Timestamp(0)).is_err(), "{text}");
         }
     }

@@ -67,7 +67,11 @@ impl Frames {
     /// bytes.
     fn read(&mut self, mut bytes: &[u8], mut seen: impl FnMut(u8, u8, u32)) {
         while !bytes.is_empty() {
-            let missing = if self.head.len() < HEAD_BYTES { HEAD_BYTES - self.head.len() } else { self.payload };
+            let missing = if self.head.len() < HEAD_BYTES {
+                HEAD_BYTES - self.head.len()
+            } else {
+                self.payload
+            };
             let (taken, rest) = bytes.split_at(missing.min(bytes.len()));
             bytes = rest;
             if self.head.len() < HEAD_BYTES {
@@ -105,7 +109,14 @@ pub(super) struct Calls {
 impl Default for Calls {
     fn default() -> Self {
         let (asked, answered) = (Frames::default(), Frames::default());
-        Calls { preface: PREFACE_BYTES, asked, answered, open: BTreeMap::new(), has_asked: false, has_listed: false }
+        Calls {
+            preface: PREFACE_BYTES,
+            asked,
+            answered,
+            open: BTreeMap::new(),
+            has_asked: false,
+            has_listed: false,
+        }
     }
 }
 
@@ -173,18 +184,27 @@ mod tests {
         let refuse = |stream| [0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, 7];
         assert_eq!(refuse_pending_calls(0), [&settings[..], &go_away(0)].concat());
         assert_eq!(refuse_pending_calls(1), [&settings[..], &go_away(1)].concat());
-        assert_eq!(refuse_pending_calls(5), [&settings[..], &go_away(5), &refuse(1), &refuse(3)].concat());
+        assert_eq!(
+            refuse_pending_calls(5),
+            [&settings[..], &go_away(5), &refuse(1), &refuse(3)].concat()
+        );
     }
 
     fn frame_of(kind: u8, flags: u8, stream: u8, payload: usize) -> Vec<u8> {
-        [&[0, 0, u8::try_from(payload).unwrap(), kind, flags, 0, 0, 0, stream][..], &vec![b'x'; payload]].concat()
+        [
+            &[0, 0, u8::try_from(payload).unwrap(), kind, flags, 0, 0, 0, stream][..],
+            &vec![b'x'; payload],
+        ]
+        .concat()
     }
 
     /// The bytes may arrive in any split.
     #[test]
     fn a_call_is_pending_from_its_last_byte_to_the_last_byte_of_its_answer() {
         let options = [frame_of(HEADERS, 4, 1, 30), frame_of(DATA, END_STREAM, 1, 5)].concat();
-        let asked = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame_of(SETTINGS, 0, 0, 12), &options].concat();
+        let asked =
+            [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame_of(SETTINGS, 0, 0, 12), &options]
+                .concat();
         for piece in [1, 7, 1000] {
             let mut calls = Calls::default();
             let (last, before) = asked.split_last().unwrap();
@@ -192,7 +212,12 @@ mod tests {
             assert_eq!((calls.is_pending(), calls.usage()), (false, Use::Idle));
             calls.received(&[*last]);
             assert_eq!((calls.is_pending(), calls.usage()), (true, Use::Request));
-            let answer = [frame_of(HEADERS, 4, 1, 9), frame_of(DATA, 0, 1, 5), frame_of(HEADERS, 4 | END_STREAM, 1, 9)].concat();
+            let answer = [
+                frame_of(HEADERS, 4, 1, 9),
+                frame_of(DATA, 0, 1, 5),
+                frame_of(HEADERS, 4 | END_STREAM, 1, 9),
+            ]
+            .concat();
             let (last, before) = answer.split_last().unwrap();
             before.chunks(piece).for_each(|bytes| calls.sent(bytes));
             assert_eq!(calls.usage(), Use::Lists, "a message without an end may be a list");
@@ -200,7 +225,14 @@ mod tests {
             assert_eq!((calls.is_pending(), calls.lists(), calls.usage()), (false, 0, Use::Idle));
             assert!(calls.lacks_lists());
 
-            calls.received(&[frame_of(HEADERS, 4, 3, 9), frame_of(DATA, END_STREAM, 3, 5), frame_of(HEADERS, 5, 5, 9)].concat());
+            calls.received(
+                &[
+                    frame_of(HEADERS, 4, 3, 9),
+                    frame_of(DATA, END_STREAM, 3, 5),
+                    frame_of(HEADERS, 5, 5, 9),
+                ]
+                .concat(),
+            );
             calls.sent(&[frame_of(HEADERS, 4, 3, 9), frame_of(DATA, 0, 3, 200)].concat());
             assert_eq!((calls.lists(), calls.is_pending(), calls.usage()), (3, true, Use::Lists));
             calls.received(&frame_of(RST_STREAM, 0, 5, 4));

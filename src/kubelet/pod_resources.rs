@@ -65,7 +65,8 @@ impl PodResources {
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         let channel = uds::connect_lazy(socket);
         PodResources {
-            client: PodResourcesListerClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            client: PodResourcesListerClient::new(channel.clone())
+                .max_decoding_message_size(RESPONSE_BYTES_MAX),
             fallback: ClientV1Alpha1::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX),
         }
     }
@@ -75,8 +76,12 @@ impl PodResources {
     pub async fn list(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
         let (mut client, mut fallback) = (self.client.clone(), self.fallback.clone());
         match in_time("List", client.list(with_deadline(api::ListPodResourcesRequest {}))).await {
-            Ok(response) => Ok(response.into_inner().pod_resources.into_iter().map(listed).collect()),
-            Err(PodResourcesError::Refused { status, .. }) if status.code() == Code::Unimplemented => {
+            Ok(response) => {
+                Ok(response.into_inner().pod_resources.into_iter().map(listed).collect())
+            }
+            Err(PodResourcesError::Refused { status, .. })
+                if status.code() == Code::Unimplemented =>
+            {
                 let request = with_deadline(api_v1alpha1::ListPodResourcesRequest {});
                 let response = in_time("List of v1alpha1", fallback.list(request)).await?;
                 Ok(response.into_inner().pod_resources.into_iter().map(listed_v1alpha1).collect())
@@ -104,22 +109,36 @@ impl PodResources {
     /// Every healthy id that the kubelet has, held ones included, by resource. Resources without an
     /// id are left out. Frees nothing. Kubelets before 1.23 do not have the call, or have it
     /// switched off: then it is refused.
-    pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
+    pub async fn allocatable(
+        &self,
+    ) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
         let mut client = self.client.clone();
-        let call = client.get_allocatable_resources(with_deadline(api::AllocatableResourcesRequest {}));
+        let call =
+            client.get_allocatable_resources(with_deadline(api::AllocatableResourcesRequest {}));
         let response = in_time("GetAllocatableResources", call).await?.into_inner();
-        Ok(by_resource(response.devices.into_iter().map(|found| (found.resource_name, found.device_ids))))
+        Ok(by_resource(
+            response.devices.into_iter().map(|found| (found.resource_name, found.device_ids)),
+        ))
     }
 
     /// One active pod; `None` if the kubelet has none with that name. v1alpha1 has no such call, so
     /// it is refused there.
-    pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<ListedPod>, PodResourcesError> {
+    pub async fn get(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<ListedPod>, PodResourcesError> {
         let mut client = self.client.clone();
-        let request = api::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
+        let request = api::GetPodResourcesRequest {
+            pod_name: name.to_owned(),
+            pod_namespace: namespace.to_owned(),
+        };
         match in_time("Get", client.get(with_deadline(request))).await {
             Ok(response) => Ok(response.into_inner().pod_resources.map(listed)),
             // The kubelet has no code of its own for a missing pod.
-            Err(PodResourcesError::Refused { status, .. }) if status.code() == Code::Unknown && status.message().ends_with("not found") => {
+            Err(PodResourcesError::Refused { status, .. })
+                if status.code() == Code::Unknown && status.message().ends_with("not found") =>
+            {
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -135,33 +154,52 @@ fn with_deadline<T>(message: T) -> Request<T> {
 
 /// Limits a call on our side. The request's own deadline reaches the kubelet; this one also holds
 /// when no process reads the connection.
-async fn in_time<T>(method: &'static str, call: impl Future<Output = Result<T, Status>>) -> Result<T, PodResourcesError> {
-    let answer = tokio::time::timeout(DEADLINE, call).await.map_err(|_elapsed| PodResourcesError::Late { method })?;
+async fn in_time<T>(
+    method: &'static str,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, PodResourcesError> {
+    let answer = tokio::time::timeout(DEADLINE, call)
+        .await
+        .map_err(|_elapsed| PodResourcesError::Late { method })?;
     answer.map_err(|status| PodResourcesError::Refused { method, status: Box::new(status) })
 }
 
 fn listed(pod: api::PodResources) -> ListedPod {
-    let devices = |found: Vec<api::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
+    let devices = |found: Vec<api::ContainerDevices>| {
+        found.into_iter().map(|found| (found.resource_name, found.device_ids))
+    };
     let container = |found: api::ContainerResources| {
         // The kubelet's CPU ids are never negative.
         let cpus = found.cpu_ids.into_iter().filter_map(|cpu| u32::try_from(cpu).ok()).collect();
         ListedContainer { name: found.name, devices: by_resource(devices(found.devices)), cpus }
     };
-    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
+    ListedPod {
+        namespace: pod.namespace,
+        name: pod.name,
+        containers: pod.containers.into_iter().map(container).collect(),
+    }
 }
 
 fn listed_v1alpha1(pod: api_v1alpha1::PodResources) -> ListedPod {
-    let devices = |found: Vec<api_v1alpha1::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
+    let devices = |found: Vec<api_v1alpha1::ContainerDevices>| {
+        found.into_iter().map(|found| (found.resource_name, found.device_ids))
+    };
     let container = |found: api_v1alpha1::ContainerResources| ListedContainer {
         name: found.name,
         devices: by_resource(devices(found.devices)),
         cpus: BTreeSet::new(),
     };
-    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
+    ListedPod {
+        namespace: pod.namespace,
+        name: pod.name,
+        containers: pod.containers.into_iter().map(container).collect(),
+    }
 }
 
 /// The kubelet sends one message for each id and NUMA node; this merges them by resource.
-fn by_resource(messages: impl Iterator<Item = (String, Vec<String>)>) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
+fn by_resource(
+    messages: impl Iterator<Item = (String, Vec<String>)>,
+) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
     let mut devices: BTreeMap<ResourceName, BTreeSet<DeviceId>> = BTreeMap::new();
     for (resource, ids) in messages {
         // A device plugin cannot register an invalid resource name, so this is not ours.

@@ -41,8 +41,12 @@ impl Registrar {
         match tokio::time::timeout(REGISTER_DEADLINE, uds::connect(kubelet_socket)).await {
             Ok(Ok(channel)) => Ok(Registrar(channel)),
             // The transport's own message has no details; its cause is the system's error.
-            Ok(Err(error)) => Err(RegisterError::Absent(error.source().map_or_else(|| error.to_string(), ToString::to_string))),
-            Err(_) => Err(RegisterError::Absent(format!("no connection within {REGISTER_DEADLINE:?}"))),
+            Ok(Err(error)) => Err(RegisterError::Absent(
+                error.source().map_or_else(|| error.to_string(), ToString::to_string),
+            )),
+            Err(_) => {
+                Err(RegisterError::Absent(format!("no connection within {REGISTER_DEADLINE:?}")))
+            }
         }
     }
 
@@ -50,9 +54,16 @@ impl Registrar {
     ///
     /// # Errors
     /// [`RegisterError::Refused`] with the kubelet's message, or when it does not answer in time.
-    pub async fn try_once(self, request: RegisterRequest, time: Duration) -> Result<(), RegisterError> {
+    pub async fn try_once(
+        self,
+        request: RegisterRequest,
+        time: Duration,
+    ) -> Result<(), RegisterError> {
         let package = request.version.package();
-        package.register(self.0, request, time).await.map_err(|status| RegisterError::Refused(Box::new(status)))
+        package
+            .register(self.0, request, time)
+            .await
+            .map_err(|status| RegisterError::Refused(Box::new(status)))
     }
 
     /// Registers `resource` with the socket `endpoint` (a path below the device-plugin directory),
@@ -74,16 +85,30 @@ impl Registrar {
         let mut negotiation = Negotiation::new(worked);
         let mut refusals = Vec::new();
         while let Some(version) = negotiation.next() {
-            let request = RegisterRequest { version, resource: resource.clone(), endpoint: endpoint.to_owned(), pre_start };
+            let request = RegisterRequest {
+                version,
+                resource: resource.clone(),
+                endpoint: endpoint.to_owned(),
+                pre_start,
+            };
             // The kubelet gives up at the same time as we do, so it does not register after we
             // stopped waiting.
             let within = until.saturating_duration_since(Instant::now());
-            match tokio::time::timeout_at(until, version.package().register(self.0.clone(), request, within)).await {
+            match tokio::time::timeout_at(
+                until,
+                version.package().register(self.0.clone(), request, within),
+            )
+            .await
+            {
                 Ok(Ok(())) => return Ok(version),
-                Ok(Err(_)) if Instant::now() >= until => return refused(Status::deadline_exceeded("no answer in time")),
+                Ok(Err(_)) if Instant::now() >= until => {
+                    return refused(Status::deadline_exceeded("no answer in time"));
+                }
                 // A status with a cause was made on our side: the connection broke without an
                 // answer.
-                Ok(Err(status)) if status.source().is_some() => return Err(RegisterError::Absent("it closed the connection".into())),
+                Ok(Err(status)) if status.source().is_some() => {
+                    return Err(RegisterError::Absent("it closed the connection".into()));
+                }
                 Ok(Err(status)) if negotiation.refused(version, &status) => {
                     refusals.push(format!("{}: {}", version.name(), status.message()));
                 }

@@ -62,7 +62,10 @@ impl codegen::Body for CountedBody {
     type Data = Bytes;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(Err(error)) = frame.data_ref().map(|data| self.bytes.add(data.len()))
@@ -116,12 +119,18 @@ impl Service<Request<Body>> for Services {
 
     fn call(&mut self, request: Request<Body>) -> Answer {
         // `/package.Service/Method`.
-        let (name, _) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
+        let (name, _) = request
+            .uri()
+            .path()
+            .strip_prefix('/')
+            .and_then(|path| path.split_once('/'))
+            .unwrap_or_default();
         match self.named(name) {
             Some(answers) => {
                 let bytes = Arc::new(RequestBytes::among(&IN_FLIGHT_BYTES));
                 let counted = Arc::clone(&bytes);
-                let answer = answers(request.map(|body| Body::new(CountedBody { body, bytes: counted })));
+                let answer =
+                    answers(request.map(|body| Body::new(CountedBody { body, bytes: counted })));
                 Box::pin(async move {
                     let answer = answer.await;
                     drop(bytes);
@@ -159,7 +168,8 @@ mod tests {
         }
 
         fn call(&mut self, _: Request<Body>) -> Answer {
-            let answer = Response::builder().header("is-alpha", ALPHA.to_string()).body(Body::empty());
+            let answer =
+                Response::builder().header("is-alpha", ALPHA.to_string()).body(Body::empty());
             Box::pin(std::future::ready(Ok(answer.unwrap())))
         }
     }
@@ -179,7 +189,10 @@ mod tests {
     #[tokio::test]
     async fn a_call_goes_to_the_service_in_its_path_and_an_unknown_one_is_unimplemented() {
         let services = Services::default().and(Named::<true>).and(Named::<false>);
-        assert_eq!(format!("{services:?}"), r#"["deviceplugin.DevicePlugin", "v1beta1.DevicePlugin"]"#);
+        assert_eq!(
+            format!("{services:?}"),
+            r#"["deviceplugin.DevicePlugin", "v1beta1.DevicePlugin"]"#
+        );
         for (path, header, expected_value) in [
             ("/v1beta1.DevicePlugin/Allocate", "is-alpha", Some("false")),
             ("/deviceplugin.DevicePlugin/Allocate", "is-alpha", Some("true")),
@@ -189,8 +202,16 @@ mod tests {
             ("/v1beta1.DevicePlugin", "grpc-status", Some("12")),
             ("/", "grpc-status", Some("12")),
         ] {
-            let answer = services.clone().call(Request::builder().uri(path).body(Body::empty()).unwrap()).await.unwrap();
-            assert_eq!(answer.headers().get(header).map(|value| value.to_str().unwrap()), expected_value, "{path}");
+            let answer = services
+                .clone()
+                .call(Request::builder().uri(path).body(Body::empty()).unwrap())
+                .await
+                .unwrap();
+            assert_eq!(
+                answer.headers().get(header).map(|value| value.to_str().unwrap()),
+                expected_value,
+                "{path}"
+            );
             assert_eq!(answer.status(), 200, "{path}");
         }
     }

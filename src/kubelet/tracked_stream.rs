@@ -89,9 +89,17 @@ pub struct TrackedStream {
 impl TrackedStream {
     /// Tracks a connection. `on_early_close` is called at most once, when the connection ends
     /// before ListAndWatch was requested. A drain waits on `changed`.
-    pub fn new(stream: UnixStream, changed: Arc<Notify>, on_early_close: Arc<dyn Fn() + Send + Sync>) -> Self {
+    pub fn new(
+        stream: UnixStream,
+        changed: Arc<Notify>,
+        on_early_close: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
         let fd = stream.as_fd().try_clone_to_owned().ok();
-        TrackedStream { stream, tracked: Arc::new(Tracked { fd, changed, state: Mutex::default() }), on_early_close }
+        TrackedStream {
+            stream,
+            tracked: Arc::new(Tracked { fd, changed, state: Mutex::default() }),
+            on_early_close,
+        }
     }
 
     /// Its shared state.
@@ -135,7 +143,10 @@ impl From<UnixStream> for TrackedStream {
 
 impl std::fmt::Debug for TrackedStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TrackedStream").field("stream", &self.stream).field("tracked", &self.tracked).finish_non_exhaustive()
+        f.debug_struct("TrackedStream")
+            .field("stream", &self.stream)
+            .field("tracked", &self.tracked)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,7 +169,11 @@ impl Connected for TrackedStream {
 }
 
 impl AsyncRead for TrackedStream {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.is_released() {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
@@ -174,11 +189,19 @@ impl AsyncRead for TrackedStream {
 }
 
 impl AsyncWrite for TrackedStream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.write(&[bytes], |stream| stream.poll_write(context, bytes))
     }
 
-    fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let slices: Vec<&[u8]> = bytes.iter().map(|slice| &**slice).collect();
         self.write(&slices, |stream| stream.poll_write_vectored(context, bytes))
     }

@@ -45,6 +45,8 @@ where
 }
 
 async fn open(path: &Path) -> io::Result<UnixStream> {
-    let with_path = |error: io::Error| io::Error::new(error.kind(), format!("cannot connect to `{}`: {error}", path.display()));
+    let with_path = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot connect to `{}`: {error}", path.display()))
+    };
     UnixStream::connect(path).await.map_err(with_path)
 }

@@ -20,7 +20,11 @@ pub(crate) fn daemon() -> io::Result<PathBuf> {
 
 fn daemon_of(program: &Path) -> PathBuf {
     let daemon = program.with_file_name("holdfast");
-    if program.file_name().is_some_and(|name| name == "holdfast-lab") && daemon.is_file() { daemon } else { program.to_path_buf() }
+    if program.file_name().is_some_and(|name| name == "holdfast-lab") && daemon.is_file() {
+        daemon
+    } else {
+        program.to_path_buf()
+    }
 }
 
 #[cfg(test)]

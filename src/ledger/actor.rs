@@ -100,7 +100,11 @@ impl LedgerActor {
     }
 
     /// Puts entries into the next commit.
-    pub(super) fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Written> {
+    pub(super) fn submit(
+        &mut self,
+        entries: Vec<Entry>,
+        context: &mut Context<Self>,
+    ) -> oneshot::Receiver<Written> {
         let (reply, answer) = oneshot::channel();
         self.schedule_commit(entries, Reply::Internal(reply), context);
         answer
@@ -138,8 +142,12 @@ impl LedgerActor {
         replies.into_iter().for_each(|reply| reply.send(outcome.result.clone()));
         match &outcome.result {
             // `note_kept` logs a journal that cannot be written, once.
-            Err(error) if outcome.kept.journal => tracing::error!(%error, "entries were not recorded"),
-            Err(error) => tracing::debug!(%error, entries = entries.len(), "entries were not recorded"),
+            Err(error) if outcome.kept.journal => {
+                tracing::error!(%error, "entries were not recorded")
+            }
+            Err(error) => {
+                tracing::debug!(%error, entries = entries.len(), "entries were not recorded")
+            }
             Ok(()) => {}
         }
         if outcome.appended.is_err() && !outcome.is_too_large() {
@@ -159,7 +167,9 @@ impl LedgerActor {
         let interval = PUBLISH_INTERVAL.max(PUBLISH_INTERVAL_PER_GRANT.saturating_mul(grants));
         match interval.checked_sub(self.published_at.elapsed()) {
             None => context.notify(Publish),
-            Some(wait) if !std::mem::replace(&mut self.publishes, true) => drop(context.notify_later(Publish, wait)),
+            Some(wait) if !std::mem::replace(&mut self.publishes, true) => {
+                drop(context.notify_later(Publish, wait))
+            }
             Some(_) => {}
         }
     }
@@ -218,7 +228,8 @@ impl Handler<WithReply<Record>> for LedgerActor {
         let unseen = unseen(&self.ledger, grant, &self.reconciler.observer);
         let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
-            let (listed, checkpoint) = tokio::join!(observer.listed(&unseen), observer.checkpoint());
+            let (listed, checkpoint) =
+                tokio::join!(observer.listed(&unseen), observer.checkpoint());
             // If the actor has failed in the meantime, the caller sends its message again.
             let _ = me.send(Decide { request, seen: Seen { listed, checkpoint } }).await;
         });
@@ -243,7 +254,9 @@ impl LedgerActor {
         }
         match self.refusal(&grant, exclusive, seen) {
             Some(refusal) => drop(reply.send(Err(RecordError::from(refusal)))),
-            None => self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context),
+            None => {
+                self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context)
+            }
         }
     }
 
@@ -270,7 +283,11 @@ impl Handler<Commit> for LedgerActor {
 impl Handler<AfterCommit> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, AfterCommit { entries, appended, kept, took }: AfterCommit, context: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        AfterCommit { entries, appended, kept, took }: AfterCommit,
+        context: &mut Self::Context,
+    ) {
         if appended.is_ok() {
             metrics::journal_synced(took);
         }

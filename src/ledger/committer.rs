@@ -76,7 +76,8 @@ impl Committer {
 
     /// The grants among the waiting entries.
     pub(super) fn grants(&self) -> impl Iterator<Item = &Grant> {
-        self.entries().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None })
+        self.entries()
+            .filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None })
     }
 
     /// Takes the batch; the next one begins empty.

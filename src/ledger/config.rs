@@ -1,7 +1,10 @@
 //! The dependencies of the ledger actor.
 
 use super::core::{Ledger, ReleaseHooks};
-use crate::domain::{DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, ResourceSpec};
+use crate::domain::{
+    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName,
+    ResourceSpec,
+};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
@@ -56,7 +59,11 @@ impl LedgerConfig {
     pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
         let (plan, inventory) = (self.plan.borrow().clone(), self.inventory.borrow().clone());
         let is_planned = |name: &ResourceName| plan.specs.iter().any(|spec| spec.name == *name);
-        let parting = inventory.resources.iter().filter(|(name, _)| !is_planned(name)).map(|(_, offering)| &offering.spec);
+        let parting = inventory
+            .resources
+            .iter()
+            .filter(|(name, _)| !is_planned(name))
+            .map(|(_, offering)| &offering.spec);
         Arc::new(release_hooks(plan.specs.iter().chain(parting)))
     }
 }
@@ -68,7 +75,9 @@ pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> 
 }
 
 impl From<Recovered> for Ledger {
-    fn from(Recovered { grants, names, listed, owed, verdicts, gone, report: _ }: Recovered) -> Self {
+    fn from(
+        Recovered { grants, names, listed, owed, verdicts, gone, report: _ }: Recovered,
+    ) -> Self {
         Ledger::from_recovered(grants, names, listed, owed, verdicts).with_gone(gone)
     }
 }

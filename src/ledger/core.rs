@@ -38,12 +38,15 @@ pub use self::forgetting::{FORGOTTEN_AFTER, forget};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::{rebuild, unheard_of};
-pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
+pub use self::reconcile::{
+    ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist,
+    reconcile,
+};
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
-    AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, PendingHooks, ResourceName,
-    Verdicts, note_gone, note_hook, note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed,
+    Objects, PendingHooks, ResourceName, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -98,7 +101,8 @@ impl Ledger {
         owed: PendingHooks,
         verdicts: Verdicts,
     ) -> Self {
-        let mut ledger = Ledger { names: Arc::new(names), listed, owed, verdicts, ..Ledger::default() };
+        let mut ledger =
+            Ledger { names: Arc::new(names), listed, owed, verdicts, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(Arc::new(grant)));
         ledger
     }
@@ -123,7 +127,9 @@ impl Ledger {
                 }
             },
             Entry::Moved { alloc_id, state } => {
-                let Some(grant) = self.grants.get_mut(alloc_id).filter(|grant| grant.state != *state) else {
+                let Some(grant) =
+                    self.grants.get_mut(alloc_id).filter(|grant| grant.state != *state)
+                else {
                     return Change::Nothing;
                 };
                 Arc::make_mut(grant).state = state.clone();
@@ -155,7 +161,8 @@ impl Ledger {
                 Change::Judged
             }
             Entry::Hook(hook) => {
-                let known = self.owed.get(&hook.resource).and_then(|devices| devices.get(&hook.device));
+                let known =
+                    self.owed.get(&hook.resource).and_then(|devices| devices.get(&hook.device));
                 if known.map_or(hook.state == HookState::Done, |known| known == &**hook) {
                     return Change::Nothing;
                 }
@@ -197,7 +204,11 @@ impl Ledger {
     }
 
     /// The live grants that hold an id of a resource, oldest first.
-    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl DoubleEndedIterator<Item = &Arc<Grant>> {
+    pub fn holders(
+        &self,
+        resource: &ResourceName,
+        id: &DeviceId,
+    ) -> impl DoubleEndedIterator<Item = &Arc<Grant>> {
         let ids = self.holders.get(resource).and_then(|devices| devices.get(id));
         ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
     }
@@ -247,7 +258,8 @@ impl Ledger {
         if inventory.resources.is_empty() {
             return Vec::new();
         }
-        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Arc::default())).collect();
+        let mut lists: Listed =
+            self.listed.keys().map(|resource| (resource.clone(), Arc::default())).collect();
         for (resource, offering) in &inventory.resources {
             let listed = offering.devices.iter().map(|(id, offered)| GrantedDevice {
                 id: id.clone(),
@@ -269,11 +281,17 @@ impl Ledger {
 
     /// A live grant that holds an object of a device of `wanted` by another id: both containers
     /// would have the object.
-    fn holder_by_another_id<'a>(&'a self, wanted: &'a Grant) -> Option<(&'a GrantedDevice, &'a Grant)> {
+    fn holder_by_another_id<'a>(
+        &'a self,
+        wanted: &'a Grant,
+    ) -> Option<(&'a GrantedDevice, &'a Grant)> {
         wanted.devices.iter().find_map(|device| {
             let is_beside = |holder: &AllocId| {
                 let holder = self.grants.get(holder);
-                holder.is_none_or(|holder| holder.alloc_id == wanted.alloc_id || holder.is_beside(&wanted.resource, &device.id))
+                holder.is_none_or(|holder| {
+                    holder.alloc_id == wanted.alloc_id
+                        || holder.is_beside(&wanted.resource, &device.id)
+                })
             };
             let holder = self.objects.conflict(&device.objects, is_beside)?;
             Some((device, &**self.grants.get(holder)?))

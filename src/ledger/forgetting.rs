@@ -16,7 +16,9 @@ const LOOKS_AFTER: Duration = Duration::from_secs(2);
 impl LedgerActor {
     /// Schedules the check for absent devices.
     pub(super) fn forget_later(&mut self, context: &mut Context<Self>) {
-        if self.upkeep.forgetting.found.is_some() && !std::mem::replace(&mut self.upkeep.forgetting.is_due, true) {
+        if self.upkeep.forgetting.found.is_some()
+            && !std::mem::replace(&mut self.upkeep.forgetting.is_due, true)
+        {
             context.run_later(LOOKS_AFTER, Self::forget_now);
         }
     }
@@ -44,7 +46,9 @@ impl LedgerActor {
                  or its kind was over its limit"
             );
         }
-        let forgotten = entries.iter().filter_map(|entry| if let Entry::Forgotten { devices } = entry { Some(devices) } else { None });
+        let forgotten = entries.iter().filter_map(|entry| {
+            if let Entry::Forgotten { devices } = entry { Some(devices) } else { None }
+        });
         let forgotten: Vec<_> = forgotten.flatten().cloned().collect();
         let (recorded, health) = (self.submit(entries, context), self.config.forget.clone());
         actix::spawn(async move {

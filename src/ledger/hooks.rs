@@ -4,11 +4,15 @@
 use super::actor::LedgerActor;
 use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
 use super::observe::KubeletObserver;
-use crate::domain::{AllocId, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName, StartBlocked};
+use crate::domain::{
+    AllocId, CgroupState, Checkpoint, DeviceId, Entry, KubeletGeneration, PodName, StartBlocked,
+};
 use crate::host;
 use crate::messages::{CheckStart, HookEnded};
 use crate::store::StoreError;
-use actix::{ActorFutureExt, Context, Handler, ResponseActFuture, ResponseFuture, StreamHandler, WrapFuture};
+use actix::{
+    ActorFutureExt, Context, Handler, ResponseActFuture, ResponseFuture, StreamHandler, WrapFuture,
+};
 use std::sync::Arc;
 
 impl LedgerActor {
@@ -51,7 +55,11 @@ impl LedgerActor {
 impl Handler<HookEnded> for LedgerActor {
     type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
 
-    fn handle(&mut self, HookEnded { hook, result }: HookEnded, context: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        HookEnded { hook, result }: HookEnded,
+        context: &mut Self::Context,
+    ) -> Self::Result {
         let Some(entry) = ended(&self.ledger, &hook, result, host::now().wall) else {
             return Box::pin(std::future::ready(Ok(())));
         };
@@ -99,8 +107,14 @@ impl LedgerActor {
             Passage::HandedOn(id, former, moves) => {
                 // Such an entry may already wait for the commit.
                 let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
-                if !self.committer.entries().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
-                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.committer.entries());
+                if !self
+                    .committer
+                    .entries()
+                    .filter_map(self::released)
+                    .any(|alloc_id| released.contains(&alloc_id))
+                {
+                    let mut entries =
+                        owing(&self.ledger, &self.hooks, &moves, self.committer.entries());
                     entries.extend(moves);
                     // The container waits for the hooks that become due by this commit.
                     drop(self.submit(entries, context));

@@ -51,8 +51,12 @@ impl LedgerActor {
             let lacking = match found.unwrap_or_else(|error| Err(error.into())) {
                 Ok(lacking) if lacking.is_empty() => return,
                 Ok(lacking) => Lacking::These(lacking),
-                Err(error) if matches!(error.downcast_ref(), Some(StoreError::Unopened { .. })) => Lacking::Unknown,
-                Err(error) => return tracing::warn!(%error, "could not compare the ledger with the kubelet's checkpoint"),
+                Err(error) if matches!(error.downcast_ref(), Some(StoreError::Unopened { .. })) => {
+                    Lacking::Unknown
+                }
+                Err(error) => {
+                    return tracing::warn!(%error, "could not compare the ledger with the kubelet's checkpoint");
+                }
             };
             // If the actor has failed in the meantime, its successor compares again.
             let _ = me.send(lacking).await;
@@ -64,7 +68,9 @@ impl LedgerActor {
 fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error + Send + Sync>> {
     let mut kept = match config.checkpoint.read_kept() {
         // No device was ever granted on this node.
-        Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            return Ok(Vec::new());
+        }
         read => read?,
     };
     let plan = Arc::clone(&config.plan.borrow());
@@ -100,7 +106,9 @@ impl Handler<Lacking> for LedgerActor {
              an older copy; they are back"
         );
         let root = self.host_root();
-        let resolved = grants.into_iter().map(|grant| grant.resolve(|node| hardware::objects_of_node(&root, node)));
+        let resolved = grants
+            .into_iter()
+            .map(|grant| grant.resolve(|node| hardware::objects_of_node(&root, node)));
         let entries = resolved.map(|grant| Entry::Grant(Arc::new(grant))).collect();
         // No caller waits for this answer. A failed write is logged, and the next actor finds the
         // same again.

@@ -43,7 +43,12 @@ impl LedgerActor {
     }
 
     /// Records the state of the store, and reports changes of it.
-    pub(super) fn note_kept(&mut self, kept: LedgerHealth, error: Option<&Arc<StoreError>>, context: &mut Context<Self>) {
+    pub(super) fn note_kept(
+        &mut self,
+        kept: LedgerHealth,
+        error: Option<&Arc<StoreError>>,
+        context: &mut Context<Self>,
+    ) {
         if self.upkeep.kept != kept {
             let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
             report::changed(self.upkeep.kept, kept, serves, error);
@@ -107,7 +112,9 @@ impl LedgerActor {
                 let mut store = lock(&this.config.store);
                 let kept = store.kept();
                 // The database is rebuilt from the journal, so the journal must be writable first.
-                let begun = (behind || !kept.database).then(|| if kept.journal { store.begin_checkpoint().map(drop) } else { Ok(()) });
+                let begun = (behind || !kept.database).then(|| {
+                    if kept.journal { store.begin_checkpoint().map(drop) } else { Ok(()) }
+                });
                 (begun, store.kept())
             };
             // Its result is logged where it ends.
@@ -128,7 +135,10 @@ impl LedgerActor {
         if found.is_empty() {
             return;
         }
-        tracing::warn!(entries = found.len(), "the journal lacked entries that the query database has; they are back");
+        tracing::warn!(
+            entries = found.len(),
+            "the journal lacked entries that the query database has; they are back"
+        );
         // A failed write is logged, and the next start finds the same again.
         drop(self.submit(found, context));
         // Checks the pods of these grants.
@@ -145,7 +155,10 @@ impl LedgerActor {
 
     fn sync_now(&mut self, context: &mut Context<Self>) {
         let pending = lock(&self.config.store).begin_sync();
-        let pending = pending.inspect_err(|error| tracing::error!(%error, "failed to sync the journal")).ok().flatten();
+        let pending = pending
+            .inspect_err(|error| tracing::error!(%error, "failed to sync the journal"))
+            .ok()
+            .flatten();
         let Some(pending) = pending else { return self.upkeep.syncing = false };
         let (store, me) = (Arc::clone(&self.config.store), context.address());
         actix::spawn(async move {

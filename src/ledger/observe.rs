@@ -3,7 +3,9 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName};
+use crate::domain::{
+    AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName,
+};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
@@ -147,8 +149,13 @@ impl KubeletObserver {
     async fn is_listed(&self, holder: &Grant) -> Option<bool> {
         let pod = holder.pod()?;
         let found = self.pod_resources.get(pod.namespace.as_deref()?, pod.name.as_deref()?).await;
-        let found = found.inspect_err(|error| tracing::debug!(%error, "the kubelet did not return the pod")).ok()??;
-        let container = found.containers.into_iter().find(|container| Some(container.name.as_str()) == holder.container())?;
+        let found = found
+            .inspect_err(|error| tracing::debug!(%error, "the kubelet did not return the pod"))
+            .ok()??;
+        let container = found
+            .containers
+            .into_iter()
+            .find(|container| Some(container.name.as_str()) == holder.container())?;
         let ids = container.devices.get(&holder.resource)?;
         Some(holder.devices.iter().all(|device| ids.contains(&device.id)))
     }
@@ -200,7 +207,15 @@ impl KubeletObserver {
         let uids = wants.agenda.pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
         let Wants { kubelet, kubelet_settled, .. } = *wants;
-        Observation { boot_id: self.boot_id.clone(), kubelet, kubelet_settled, checkpoint, pods: None, names, cgroups }
+        Observation {
+            boot_id: self.boot_id.clone(),
+            kubelet,
+            kubelet_settled,
+            checkpoint,
+            pods: None,
+            names,
+            cgroups,
+        }
     }
 }
 
@@ -216,7 +231,8 @@ mod tests {
 
     #[test]
     fn a_kubelet_settles_a_minute_after_its_start() {
-        let kubelet = |secs: i64| Some(KubeletGeneration { inode: 1, made_ns: secs * 1_000_000_000 });
+        let kubelet =
+            |secs: i64| Some(KubeletGeneration { inode: 1, made_ns: secs * 1_000_000_000 });
         let mut age = KubeletAge::default();
         assert!(!age.is_settled(None, at(100, 1_000)));
         assert!(!age.is_settled(kubelet(1_000), at(100, 1_000)));
@@ -231,7 +247,8 @@ mod tests {
 
     /// `/kubepods` stays, empty, when the kubelet changes to systemd's slices.
     #[tokio::test]
-    async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate() {
+    async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate()
+    {
         let agenda = Agenda { pods: BTreeSet::from(["u1".to_owned()]), ..Agenda::default() };
         let wants = Wants { agenda, kubelet: None, kubelet_settled: true };
         let look = |observer: &KubeletObserver| observer.read(&wants).cgroups["u1"];

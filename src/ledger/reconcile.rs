@@ -40,7 +40,9 @@ impl LedgerActor {
 
     /// The timer's pass: it does nothing while every grant is bound to a pod whose processes run.
     fn quick_check(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| self.reconciler.observer.lives(uid)) {
+        if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| {
+            self.reconciler.observer.lives(uid)
+        }) {
             self.schedule(false, context);
         } else {
             self.reconcile(context);
@@ -59,7 +61,11 @@ impl LedgerActor {
         let wait = self.reconciler.timer.wait(Instant::now(), usual);
         self.reconciler.timer.timer = Some(context.run_later(wait, |this, context| {
             this.reconciler.timer.timer = None;
-            if this.reconciler.timer.again { this.reconcile(context) } else { this.quick_check(context) }
+            if this.reconciler.timer.again {
+                this.reconcile(context)
+            } else {
+                this.quick_check(context)
+            }
         }));
     }
 
@@ -83,7 +89,8 @@ impl Handler<Observed> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
-        let mut entries = reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
+        let mut entries =
+            reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
         // The pending hooks come first, in one commit with the releases that cause them.
         entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
         report::reconciled(&observation, &entries);

@@ -41,7 +41,10 @@ impl ReconcileTimer {
     }
 
     pub(super) fn end(&mut self, now: Instant) {
-        let took = self.under_way.take().map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
+        let took = self
+            .under_way
+            .take()
+            .map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
         self.rest_until = now + took.saturating_mul(REST).min(REST_MAX);
     }
 
@@ -62,7 +65,12 @@ pub(super) struct Reconciler {
 impl Reconciler {
     pub(super) fn new(config: &LedgerConfig) -> Self {
         let (watchlist, observer) = (Watchlist::default(), KubeletObserver::new(config));
-        Reconciler { watchlist, observer, timer: ReconcileTimer::new(), kubelet_age: KubeletAge::default() }
+        Reconciler {
+            watchlist,
+            observer,
+            timer: ReconcileTimer::new(),
+            kubelet_age: KubeletAge::default(),
+        }
     }
 
     /// The questions for the next pass.
@@ -73,7 +81,14 @@ impl Reconciler {
     }
 
     /// Why an exclusive grant is refused, from the observations of the kubelet (I2).
-    pub(super) fn refusal(&mut self, ledger: &Ledger, config: &LedgerConfig, grant: &Grant, seen: &Seen, now: Moment) -> Option<Refusal> {
+    pub(super) fn refusal(
+        &mut self,
+        ledger: &Ledger,
+        config: &LedgerConfig,
+        grant: &Grant,
+        seen: &Seen,
+        now: Moment,
+    ) -> Option<Refusal> {
         let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
         let refuse = config.plan.borrow().ledger.refuse;
         refusal(ledger, &self.watchlist, grant, &self.observer, settled, seen, refuse)

@@ -25,9 +25,17 @@ impl Handler<Remember> for LedgerActor {
 impl Handler<RecordVerdicts> for LedgerActor {
     type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
 
-    fn handle(&mut self, RecordVerdicts(verdicts): RecordVerdicts, context: &mut Self::Context) -> Self::Result {
-        let news = verdicts.into_iter().filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
-        let entries: Vec<Entry> = news.map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) }).collect();
+    fn handle(
+        &mut self,
+        RecordVerdicts(verdicts): RecordVerdicts,
+        context: &mut Self::Context,
+    ) -> Self::Result {
+        let news = verdicts
+            .into_iter()
+            .filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
+        let entries: Vec<Entry> = news
+            .map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) })
+            .collect();
         if entries.is_empty() {
             return Box::pin(std::future::ready(Ok(())));
         }

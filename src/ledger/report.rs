@@ -1,7 +1,10 @@
 //! The log lines and metrics about grants.
 
 use super::core::{Change, Doubt, Proof};
-use crate::domain::{Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse, Unreadable, UnreadableReason};
+use crate::domain::{
+    Entry, Grant, GrantState, HookState, LedgerHealth, Observation, PendingHook, Refuse,
+    Unreadable, UnreadableReason,
+};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -13,9 +16,14 @@ pub(super) fn log_change(change: &Change, entry: &Entry) {
     }
     match entry {
         Entry::Grant(grant) => {
-            let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
+            let devices: Vec<&str> =
+                grant.devices.iter().map(|device| device.id.as_str()).collect();
             // A lost grant that the kubelet's checkpoint had is bound from the beginning.
-            let how = if grant.state == GrantState::Granted { "grant recorded" } else { "grant restored from the kubelet's checkpoint" };
+            let how = if grant.state == GrantState::Granted {
+                "grant recorded"
+            } else {
+                "grant restored from the kubelet's checkpoint"
+            };
             tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "{how}");
         }
         Entry::Moved { alloc_id, state } => match state {
@@ -34,9 +42,15 @@ pub(super) fn log_change(change: &Change, entry: &Entry) {
         Entry::Named { key, id } => tracing::debug!(key, %id, "device id assigned"),
         Entry::Judged { device, .. } => tracing::debug!(%device, "verdict recorded"),
         Entry::Hook(hook) => tell_hook(hook),
-        Entry::Gone { devices, since } => tracing::debug!(devices = devices.len(), ?since, "absence of devices recorded"),
-        Entry::Forgotten { devices } => tracing::debug!(devices = devices.len(), "devices forgotten"),
-        Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "device list recorded"),
+        Entry::Gone { devices, since } => {
+            tracing::debug!(devices = devices.len(), ?since, "absence of devices recorded")
+        }
+        Entry::Forgotten { devices } => {
+            tracing::debug!(devices = devices.len(), "devices forgotten")
+        }
+        Entry::Listed { resource, devices } => {
+            tracing::debug!(%resource, devices = devices.len(), "device list recorded")
+        }
     }
 }
 
@@ -66,20 +80,30 @@ pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
 
 /// Logs each time that the journal fails or recovers. A full disk refuses every Allocate, but is
 /// logged once.
-pub(super) fn changed(before: LedgerHealth, now: LedgerHealth, serves: bool, error: Option<&Arc<StoreError>>) {
+pub(super) fn changed(
+    before: LedgerHealth,
+    now: LedgerHealth,
+    serves: bool,
+    error: Option<&Arc<StoreError>>,
+) {
     match (before.journal, now.journal) {
         (true, false) => {
-            let error = error.map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
+            let error = error
+                .map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
             if serves {
                 tracing::error!(%error, "the ledger cannot be written; grants are served, but are lost if the daemon ends before they are written");
             } else {
                 tracing::error!(%error, "the ledger cannot be written; grants are refused until it can");
             }
         }
-        (false, true) => tracing::info!(late = before.not_durable, "the ledger can be written again"),
+        (false, true) => {
+            tracing::info!(late = before.not_durable, "the ledger can be written again")
+        }
         _ => {}
     }
-    if let (None, Some(Unreadable { since, because: UnreadableReason::Slow })) = (before.unreadable, now.unreadable) {
+    if let (None, Some(Unreadable { since, because: UnreadableReason::Slow })) =
+        (before.unreadable, now.unreadable)
+    {
         tracing::warn!(
             since = since.to_seconds(),
             "the history cannot be read yet: its database is slow to open; grants are recorded in the journal, and nothing is lost"
@@ -101,10 +125,14 @@ pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
 fn tell_hook(hook: &PendingHook) {
     let PendingHook { resource, device, alloc_id, state, .. } = hook;
     match state {
-        HookState::Due => tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due"),
+        HookState::Due => {
+            tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due")
+        }
         HookState::Failed { tries, why, .. } => {
             tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; no container starts with the device until the hook succeeds");
         }
-        HookState::Done => tracing::info!(%resource, %device, %alloc_id, "the hook after release is done"),
+        HookState::Done => {
+            tracing::info!(%resource, %device, %alloc_id, "the hook after release is done")
+        }
     }
 }

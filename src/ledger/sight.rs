@@ -39,7 +39,12 @@ pub(super) fn refusal(
     seen: &Seen,
     refuse: Refuse,
 ) -> Option<Refusal> {
-    let doubt = doubt(ledger, watchlist, grant, &Now { pods: Pods::new(ledger, grant, observer), settled, seen })?;
+    let doubt = doubt(
+        ledger,
+        watchlist,
+        grant,
+        &Now { pods: Pods::new(ledger, grant, observer), settled, seen },
+    )?;
     report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proof } = doubt;
     let resource = grant.resource.clone();
@@ -58,15 +63,33 @@ pub(super) fn is_held(ledger: &Ledger, grant: &Grant) -> bool {
 
 /// The holders of a grant's devices without a container that is seen to run. The kubelet is asked
 /// for the latest ones of each device.
-pub(super) fn unseen(ledger: &Ledger, grant: &Grant, observer: &KubeletObserver) -> Vec<Arc<Grant>> {
+pub(super) fn unseen(
+    ledger: &Ledger,
+    grant: &Grant,
+    observer: &KubeletObserver,
+) -> Vec<Arc<Grant>> {
     let pods = Pods::new(ledger, grant, observer);
     let is_unseen = |holder: &&Arc<Grant>| {
-        let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state else { return false };
+        let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state
+        else {
+            return false;
+        };
         pod.name.is_some() && pod.namespace.is_some() && pods.runs(&pod.uid) != Ok(true)
     };
-    let latest = |id| ledger.holders(&grant.resource, id).rev().take(HOLDERS_MAX).filter(is_unseen).take(ASKED_MAX);
-    let unseen: BTreeMap<&AllocId, &Arc<Grant>> =
-        grant.devices.iter().flat_map(|device| latest(&device.id)).map(|holder| (&holder.alloc_id, holder)).collect();
+    let latest = |id| {
+        ledger
+            .holders(&grant.resource, id)
+            .rev()
+            .take(HOLDERS_MAX)
+            .filter(is_unseen)
+            .take(ASKED_MAX)
+    };
+    let unseen: BTreeMap<&AllocId, &Arc<Grant>> = grant
+        .devices
+        .iter()
+        .flat_map(|device| latest(&device.id))
+        .map(|holder| (&holder.alloc_id, holder))
+        .collect();
     unseen.into_values().cloned().collect()
 }
 
@@ -80,8 +103,14 @@ struct Pods<'a> {
 
 impl<'a> Pods<'a> {
     fn new(ledger: &Ledger, grant: &Grant, observer: &'a KubeletObserver) -> Self {
-        let is_many = grant.devices.iter().any(|device| ledger.holders(&grant.resource, &device.id).nth(ONE_BY_ONE_MAX).is_some());
-        Pods { observer, present: if is_many { observer.present() } else { None }, seen: RefCell::default() }
+        let is_many = grant.devices.iter().any(|device| {
+            ledger.holders(&grant.resource, &device.id).nth(ONE_BY_ONE_MAX).is_some()
+        });
+        Pods {
+            observer,
+            present: if is_many { observer.present() } else { None },
+            seen: RefCell::default(),
+        }
     }
 
     /// Whether a container of the pod runs, or why that cannot be read.
@@ -94,8 +123,9 @@ impl<'a> Pods<'a> {
             return runs.clone();
         }
         let running = self.observer.populated_below(uid);
-        let runs =
-            running.map(|running| running >= RUNNING_BELOW).map_err(|error| format!("the cgroup of pod {uid} cannot be read: {error}"));
+        let runs = running
+            .map(|running| running >= RUNNING_BELOW)
+            .map_err(|error| format!("the cgroup of pod {uid} cannot be read: {error}"));
         seen.insert(uid.to_owned(), runs.clone());
         runs
     }
@@ -128,7 +158,9 @@ impl Sight for Now<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{ContainerEdits, DeviceId, GrantedDevice, KubeletGeneration, PodRef, Timestamp, Verdicts};
+    use crate::domain::{
+        ContainerEdits, DeviceId, GrantedDevice, KubeletGeneration, PodRef, Timestamp, Verdicts,
+    };
     use std::fs;
     use std::path::Path;
 
@@ -159,7 +191,8 @@ mod tests {
     }
 
     fn bound(n: u64, id: &str) -> Grant {
-        let pod = PodRef { uid: uid(n), namespace: Some("team".into()), name: Some(format!("pod-{n}")) };
+        let pod =
+            PodRef { uid: uid(n), namespace: Some("team".into()), name: Some(format!("pod-{n}")) };
         grant(n, id, GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(n) })
     }
 
@@ -173,7 +206,13 @@ mod tests {
     }
 
     fn ledger(grants: impl IntoIterator<Item = Grant>) -> Ledger {
-        Ledger::from_recovered(grants, BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), Verdicts::new())
+        Ledger::from_recovered(
+            grants,
+            BTreeMap::new(),
+            BTreeMap::new(),
+            BTreeMap::new(),
+            Verdicts::new(),
+        )
     }
 
     #[tokio::test]
@@ -183,24 +222,50 @@ mod tests {
         fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
         fs::write(dir.path().join("sys/fs/cgroup/cgroup.controllers"), "cpu").unwrap();
         let none = r#"{"Data":{"PodDeviceEntries":[],"RegisteredDevices":{}},"Checksum":1}"#;
-        fs::write(dir.path().join("kubelet/device-plugins/kubelet_internal_checkpoint"), none).unwrap();
+        fs::write(dir.path().join("kubelet/device-plugins/kubelet_internal_checkpoint"), none)
+            .unwrap();
         let observer = KubeletObserver::of(dir.path());
         let wanted = grant(9_999, "gpu0", GrantState::Granted);
         for holders in [3, 40, 2_000] {
             let ledger = ledger((1..=holders).map(|n| bound(n, "gpu0")));
             let asked = unseen(&ledger, &wanted, &observer);
-            assert!(asked.len() <= ASKED_MAX && asked.last().unwrap().alloc_id == bound(holders, "gpu0").alloc_id, "{holders}");
+            assert!(
+                asked.len() <= ASKED_MAX
+                    && asked.last().unwrap().alloc_id == bound(holders, "gpu0").alloc_id,
+                "{holders}"
+            );
             let pods = Pods::new(&ledger, &wanted, &observer);
             assert!((1..=holders).all(|n| pods.runs(&uid(n)) == Ok(false)));
-            assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is queried alone");
-            let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &observer, true, &Seen::default(), refuse);
+            assert!(
+                pods.seen.borrow().len() <= ONE_BY_ONE_MAX,
+                "{holders}: each pod is queried alone"
+            );
+            let found = |refuse| {
+                refusal(
+                    &ledger,
+                    &Watchlist::default(),
+                    &wanted,
+                    &observer,
+                    true,
+                    &Seen::default(),
+                    refuse,
+                )
+            };
             assert_eq!(found(Refuse::Proven), None, "{holders}: nothing of them runs");
             // The running one is found at any position.
-            for runs in [1, holders / 2 + 1, holders].into_iter().filter(|n| holders - n < HOLDERS_MAX as u64) {
+            for runs in [1, holders / 2 + 1, holders]
+                .into_iter()
+                .filter(|n| holders - n < HOLDERS_MAX as u64)
+            {
                 run(dir.path(), runs);
-                let Some(Refusal::InUse { pod, .. }) = found(Refuse::Proven) else { panic!("{holders}: {runs} runs") };
+                let Some(Refusal::InUse { pod, .. }) = found(Refuse::Proven) else {
+                    panic!("{holders}: {runs} runs")
+                };
                 assert_eq!(pod, format!("team/pod-{runs}"));
-                fs::remove_dir_all(dir.path().join(format!("sys/fs/cgroup/kubepods/burstable/pod{}", uid(runs)))).unwrap();
+                fs::remove_dir_all(
+                    dir.path().join(format!("sys/fs/cgroup/kubepods/burstable/pod{}", uid(runs))),
+                )
+                .unwrap();
             }
         }
         // Without visible cgroups no pod counts as removed: the kubelet is asked for the latest
@@ -213,7 +278,10 @@ mod tests {
     #[tokio::test]
     async fn every_device_of_a_grant_has_its_holders_asked_for_and_a_grant_once() {
         let dir = tempfile::tempdir().unwrap();
-        let several = |n, ids: &[&str]| Grant { devices: ids.iter().flat_map(|id| bound(n, id).devices).collect(), ..bound(n, ids[0]) };
+        let several = |n, ids: &[&str]| Grant {
+            devices: ids.iter().flat_map(|id| bound(n, id).devices).collect(),
+            ..bound(n, ids[0])
+        };
         let ledger = ledger([several(1, &["gpu0", "gpu1"]), several(2, &["gpu2"])]);
         let wanted = Grant { state: GrantState::Granted, ..several(3, &["gpu0", "gpu1", "gpu2"]) };
         let asked = unseen(&ledger, &wanted, &KubeletObserver::of(dir.path()));

@@ -18,7 +18,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The answers of other plugins for these resources in the kubelet's checkpoint.
-fn others(checkpoint: &CheckpointReader, resources: &[ResourceName]) -> Result<Vec<CheckpointGrant>, CheckpointError> {
+fn others(
+    checkpoint: &CheckpointReader,
+    resources: &[ResourceName],
+) -> Result<Vec<CheckpointGrant>, CheckpointError> {
     let mut kept = match checkpoint.read_others() {
         // No device was ever granted on this node.
         Err(error) if error.is_missing() => return Ok(Vec::new()),
@@ -39,16 +42,29 @@ impl Handler<TakeOver> for LedgerActor {
             // A released grant may stay in the checkpoint until its next write. If it comes back
             // here, it is released again.
             let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().collect();
-            let known = if ids.is_empty() { BTreeSet::new() } else { lock(&store).known_among(&ids).unwrap_or_else(|_| live()) };
+            let known = if ids.is_empty() {
+                BTreeSet::new()
+            } else {
+                lock(&store).known_among(&ids).unwrap_or_else(|_| live())
+            };
             Ok((kept, known))
         };
-        let read = async move { tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string())) };
-        let record = |read: Result<(Vec<CheckpointGrant>, BTreeSet<AllocId>), String>, this: &mut Self, context: &mut Self::Context| {
+        let read = async move {
+            tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
+        };
+        let record = |read: Result<(Vec<CheckpointGrant>, BTreeSet<AllocId>), String>,
+                      this: &mut Self,
+                      context: &mut Self::Context| {
             let entries: Result<Vec<Entry>, String> = read.map(|(kept, known)| {
                 let grants = rebuild(kept, &known, this.ledger.names(), host::now().wall);
                 grants
                     .into_iter()
-                    .map(|grant| Entry::Grant(Arc::new(grant.resolve(|node| hardware::objects_of_node(&this.host_root(), node)))))
+                    .map(|grant| {
+                        Entry::Grant(Arc::new(
+                            grant
+                                .resolve(|node| hardware::objects_of_node(&this.host_root(), node)),
+                        ))
+                    })
                     .collect()
             });
             let recorded = entries.map(|entries| {
@@ -64,15 +80,16 @@ impl Handler<TakeOver> for LedgerActor {
             }
             .into_actor(this)
         };
-        let publish = |recorded: Result<usize, String>, this: &mut Self, context: &mut Self::Context| {
-            if recorded.as_ref().is_ok_and(|count| *count > 0) {
-                // The next list must contain them.
-                this.publish();
-                // The checkpoint does not contain the pods' names.
-                context.notify(Reconcile);
-            }
-            recorded
-        };
+        let publish =
+            |recorded: Result<usize, String>, this: &mut Self, context: &mut Self::Context| {
+                if recorded.as_ref().is_ok_and(|count| *count > 0) {
+                    // The next list must contain them.
+                    this.publish();
+                    // The checkpoint does not contain the pods' names.
+                    context.notify(Reconcile);
+                }
+                recorded
+            };
         Box::pin(read.into_actor(self).then(record).map(publish))
     }
 }

@@ -35,6 +35,13 @@ impl Upkeep {
         let kept = lock(&config.store).kept();
         config.kept.send_replace(kept);
         // The segments that the start read are no longer needed after it.
-        Upkeep { kept, syncing: false, behind: true, checkpoint_timer: None, settle_timer: None, forgetting: Forgetting::default() }
+        Upkeep {
+            kept,
+            syncing: false,
+            behind: true,
+            checkpoint_timer: None,
+            settle_timer: None,
+            forgetting: Forgetting::default(),
+        }
     }
 }

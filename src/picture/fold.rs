@@ -82,7 +82,11 @@ fn shown(parts: &[Part], all: bool) -> Vec<Shown> {
         let alike = rest.iter().take_while(|other| is_like(part, other)).count();
         let (these, others) = rest.split_at(alike.max(1));
         rest = others;
-        let max = if part.device.as_ref().is_some_and(|leaf| leaf.is_vf) { FUNCTIONS_MAX } else { DEVICES_MAX };
+        let max = if part.device.as_ref().is_some_and(|leaf| leaf.is_vf) {
+            FUNCTIONS_MAX
+        } else {
+            DEVICES_MAX
+        };
         if all || these.len() <= max {
             drawn.extend(these.iter().map(|part| one(part, all)));
         } else {
@@ -94,7 +98,9 @@ fn shown(parts: &[Part], all: bool) -> Vec<Shown> {
 
 fn one(part: &Part, all: bool) -> Shown {
     match &part.device {
-        Some(leaf) => Shown::Device { leaf: Box::new(leaf.clone()), parts: shown(&part.parts, all) },
+        Some(leaf) => {
+            Shown::Device { leaf: Box::new(leaf.clone()), parts: shown(&part.parts, all) }
+        }
         None => {
             let (mut title, mut part) = (title(part), part);
             // A host bridge that contains only a switch is merged with it.
@@ -128,12 +134,20 @@ fn is_like(a: &Part, b: &Part) -> bool {
 }
 
 fn collapse(parts: &[Part], all: bool) -> Vec<Shown> {
-    let stands_out = |part: &&Part| part.device.as_ref().is_some_and(|leaf| leaf.is_unhealthy() || !leaf.holders.is_empty());
+    let stands_out = |part: &&Part| {
+        part.device.as_ref().is_some_and(|leaf| leaf.is_unhealthy() || !leaf.holders.is_empty())
+    };
     // Unhealthy devices come before held ones.
-    let (bad, used): (Vec<&Part>, Vec<&Part>) =
-        parts.iter().filter(stands_out).partition(|part| part.device.as_ref().is_some_and(Leaf::is_unhealthy));
+    let (bad, used): (Vec<&Part>, Vec<&Part>) = parts
+        .iter()
+        .filter(stands_out)
+        .partition(|part| part.device.as_ref().is_some_and(Leaf::is_unhealthy));
     let alone: Vec<&Part> = bad.into_iter().chain(used).take(ALONE_MAX).collect();
-    let rest: Vec<&Leaf> = parts.iter().filter(|part| !alone.contains(part)).filter_map(|part| part.device.as_ref()).collect();
+    let rest: Vec<&Leaf> = parts
+        .iter()
+        .filter(|part| !alone.contains(part))
+        .filter_map(|part| part.device.as_ref())
+        .collect();
     let mut drawn: Vec<Shown> = alone.iter().map(|part| one(part, all)).collect();
     if let (Some(first), Some(last)) = (rest.first(), rest.last()) {
         drawn.push(Shown::Alike(Alike {
@@ -167,7 +181,10 @@ mod tests {
         let picture = tree(machine(), &Cpus::new());
         let figure = fold(&picture, false);
         let rest = equal_devices_of(&figure.parts).unwrap();
-        assert_eq!((rest.count, rest.kind.as_str(), rest.held, rest.state()), (63, "rdma vf", 0, None));
+        assert_eq!(
+            (rest.count, rest.kind.as_str(), rest.held, rest.state()),
+            (63, "rdma vf", 0, None)
+        );
         assert_eq!(equal_devices_of(&fold(&picture, true).parts), None);
         let Shown::Group { parts, .. } = &figure.parts[0] else { unreachable!() };
         let Shown::Group { title, .. } = &parts[0] else { unreachable!() };

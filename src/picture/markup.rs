@@ -22,7 +22,9 @@ pub fn escape(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&#39;",
-            _ if is_unprintable(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
+            _ if is_unprintable(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => {
+                escaped.push('\u{fffd}')
+            }
             _ => escaped.push(c),
         }
     }
@@ -45,7 +47,9 @@ pub(crate) fn elements(xml: &str) -> usize {
     let (mut open, mut count, mut rest) = (Vec::new(), 0, xml);
     while let Some((text, after)) = rest.split_once('<') {
         assert!(!text.contains('>'), "a bare sign: {text}");
-        let entity = |part: &str| ["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| part.starts_with(known));
+        let entity = |part: &str| {
+            ["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| part.starts_with(known))
+        };
         assert!(text.split('&').skip(1).all(entity), "a bare sign: {text}");
         let (tag, after) = after.split_once('>').expect("a tag ends");
         rest = after;
@@ -67,8 +71,14 @@ mod tests {
 
     #[test]
     fn foreign_text_is_escaped() {
-        assert_eq!(escape(r#"<script>alert("1" & '2')</script>"#), "&lt;script&gt;alert(&quot;1&quot; &amp; &#39;2&#39;)&lt;/script&gt;");
-        assert_eq!(escape("a\u{0}\u{1b}[31m\n\u{202e}gpj\u{fffe}"), "a\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}gpj\u{fffd}");
+        assert_eq!(
+            escape(r#"<script>alert("1" & '2')</script>"#),
+            "&lt;script&gt;alert(&quot;1&quot; &amp; &#39;2&#39;)&lt;/script&gt;"
+        );
+        assert_eq!(
+            escape("a\u{0}\u{1b}[31m\n\u{202e}gpj\u{fffe}"),
+            "a\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}gpj\u{fffd}"
+        );
         assert_eq!(escape("Gerät ×64 ✓"), "Gerät ×64 ✓");
         let long = escape(&"<".repeat(10_000));
         assert_eq!((long.matches("&lt;").count(), long.ends_with('…')), (CHARS_MAX, true));
@@ -76,6 +86,9 @@ mod tests {
 
     #[test]
     fn a_text_is_cut_with_a_sign() {
-        assert_eq!([clip("train-0", 7), clip("train-0", 6), clip("train-0", 0)], ["train-0", "train…", "…"]);
+        assert_eq!(
+            [clip("train-0", 7), clip("train-0", 6), clip("train-0", 0)],
+            ["train-0", "train…", "…"]
+        );
     }
 }

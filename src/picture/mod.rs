@@ -123,7 +123,11 @@ impl Leaf {
     #[must_use]
     pub fn of(device: &Device) -> Leaf {
         let pci = device.pci.as_ref();
-        let named = pci.map(|pci| [&pci.rdma, &pci.nvme, &pci.net]).into_iter().flatten().find(|names| !names.is_empty());
+        let named = pci
+            .map(|pci| [&pci.rdma, &pci.nvme, &pci.net])
+            .into_iter()
+            .flatten()
+            .find(|names| !names.is_empty());
         let node = || device.nodes.first().map(|node| node.host.clone()).into_iter().collect();
         let function = || pci.and_then(|pci| pci.physfn).map(|pf| pf.to_string());
         Leaf {
@@ -134,7 +138,10 @@ impl Leaf {
             numa_node: device.numa_nodes.first().copied(),
             is_vf: pci.is_some_and(|pci| pci.is_vf()),
             part: device.attribute("part").map(str::to_owned),
-            model: device.attribute("model").or(device.attribute("mdev_type_name")).map(str::to_owned),
+            model: device
+                .attribute("model")
+                .or(device.attribute("mdev_type_name"))
+                .map(str::to_owned),
             driver: pci.and_then(|pci| pci.driver.clone()),
             names: named.cloned().unwrap_or_else(node),
             resources: Vec::new(),
@@ -184,7 +191,9 @@ impl Leaf {
     #[must_use]
     pub fn state(&self) -> Option<String> {
         match (&self.reason, &self.detail) {
-            (Some(reason), Some(detail)) if self.is_unhealthy() => Some(format!("{reason} ({detail})")),
+            (Some(reason), Some(detail)) if self.is_unhealthy() => {
+                Some(format!("{reason} ({detail})"))
+            }
             (Some(reason), None) if self.is_unhealthy() => Some(reason.clone()),
             _ => self.health.map(str::to_lowercase),
         }
@@ -303,7 +312,12 @@ pub(crate) mod testing {
     use crate::domain::{Attributes, DeviceId, DeviceNode, PciFunction};
 
     /// A device at an address, below these bridges, near a node.
-    pub(crate) fn leaf(address: &str, class: DeviceClass, bridges: &[&str], numa: Option<u32>) -> Leaf {
+    pub(crate) fn leaf(
+        address: &str,
+        class: DeviceClass,
+        bridges: &[&str],
+        numa: Option<u32>,
+    ) -> Leaf {
         let function = PciFunction {
             bridges: bridges.iter().map(|bridge| bridge.parse().unwrap()).collect(),
             ..PciFunction::at(address.parse().unwrap())
@@ -354,21 +368,43 @@ pub(crate) mod testing {
     /// Two sockets: a switch with two GPUs and an adapter with virtual functions, a GPU of its own,
     /// and a node of `/dev`.
     pub(crate) fn machine() -> Vec<Leaf> {
-        let offered = |leaf: Leaf| Leaf { resources: vec!["nvidia.com/gpu".into()], health: Some("Healthy"), ..leaf };
+        let offered = |leaf: Leaf| Leaf {
+            resources: vec!["nvidia.com/gpu".into()],
+            health: Some("Healthy"),
+            ..leaf
+        };
         let switch = ["0000:15:01.0", "0000:16:00.0"];
         let below = |port| [switch[0], switch[1], port];
-        let adapter = Leaf { names: vec!["mlx5_0".into()], ..leaf("0000:1a:00.0", DeviceClass::Rdma, &below("0000:17:02.0"), Some(0)) };
-        let first = offered(leaf("0000:18:00.0", DeviceClass::Gpu, &below("0000:17:00.0"), Some(0)));
-        let first = Leaf { holders: vec![holder("train-0")], model: Some("NVIDIA H100 80GB HBM3".into()), ..first };
-        let second = offered(leaf("0000:19:00.0", DeviceClass::Gpu, &below("0000:17:01.0"), Some(0)));
-        let second = Leaf { health: Some("Unhealthy"), reason: Some("xid".into()), detail: Some("Xid 79".into()), ..second };
+        let adapter = Leaf {
+            names: vec!["mlx5_0".into()],
+            ..leaf("0000:1a:00.0", DeviceClass::Rdma, &below("0000:17:02.0"), Some(0))
+        };
+        let first =
+            offered(leaf("0000:18:00.0", DeviceClass::Gpu, &below("0000:17:00.0"), Some(0)));
+        let first = Leaf {
+            holders: vec![holder("train-0")],
+            model: Some("NVIDIA H100 80GB HBM3".into()),
+            ..first
+        };
+        let second =
+            offered(leaf("0000:19:00.0", DeviceClass::Gpu, &below("0000:17:01.0"), Some(0)));
+        let second = Leaf {
+            health: Some("Unhealthy"),
+            reason: Some("xid".into()),
+            detail: Some("Xid 79".into()),
+            ..second
+        };
         let vfs = (1..=64).map(|n| vf(&adapter, &format!("0000:1a:{:02x}.{:x}", n / 8, n % 8)));
         let mut leaves: Vec<Leaf> = vfs.collect();
         let held = leaves.get_mut(40).unwrap();
         held.holders = vec![holder("net-0")];
         leaves.extend([first, second, adapter]);
         leaves.push(offered(leaf("0000:9a:00.0", DeviceClass::Gpu, &["0000:97:01.0"], Some(1))));
-        leaves.push(Leaf { resources: vec!["example.com/fuse".into()], health: Some("Healthy"), ..node("/dev/fuse") });
+        leaves.push(Leaf {
+            resources: vec!["example.com/fuse".into()],
+            health: Some("Healthy"),
+            ..node("/dev/fuse")
+        });
         leaves
     }
 }

@@ -82,8 +82,12 @@ pub fn draw(figure: &Figure, count: Count, boxes_max: usize) -> String {
     height += TITLE_HEIGHT;
     if pen.missing > 0 {
         height += TITLE_HEIGHT;
-        let _infallible =
-            write!(text, "<text x=\"0\" y=\"{}\" class=\"hf-head\">and {} more that are not drawn</text>", height - 8, pen.missing);
+        let _infallible = write!(
+            text,
+            "<text x=\"0\" y=\"{}\" class=\"hf-head\">and {} more that are not drawn</text>",
+            height - 8,
+            pen.missing
+        );
     }
     let (width, height) = (width.max(480) + 2 * GAP, height + 2 * GAP);
     format!(
@@ -106,7 +110,8 @@ impl Pen {
     fn tile(&mut self, part: &Shown, width: u32) -> Option<Tile> {
         match part {
             Shown::Group { title, parts } => {
-                let tiles: Vec<Tile> = parts.iter().filter_map(|part| self.tile(part, width - 2 * PAD)).collect();
+                let tiles: Vec<Tile> =
+                    parts.iter().filter_map(|part| self.tile(part, width - 2 * PAD)).collect();
                 Some(frame(title, &tiles, width))
             }
             Shown::Alike(alike) => self.reserve(alike.count).then(|| equal_devices(alike)),
@@ -117,7 +122,11 @@ impl Pen {
                 }
                 let mut tiles = vec![own];
                 tiles.extend(parts.iter().filter_map(|part| self.tile(part, width - 2 * PAD)));
-                Some(frame(&format!("{} {} and its parts", leaf.kind(), leaf.name()), &tiles, width))
+                Some(frame(
+                    &format!("{} {} and its parts", leaf.kind(), leaf.name()),
+                    &tiles,
+                    width,
+                ))
             }
         }
     }
@@ -172,13 +181,19 @@ fn device(leaf: &Leaf) -> Tile {
         None => Style::unjudged(&leaf.resources),
     };
     let state = leaf.state().unwrap_or_else(|| style.in_words().into());
-    let about =
-        [leaf.resources.join(", "), leaf.about().unwrap_or_default(), leaf.model.clone().unwrap_or_default(), leaf.names.join(", ")];
-    let mut facts = vec![format!("{} {}", leaf.kind(), leaf.name()), leaf.id.clone(), state.clone()];
+    let about = [
+        leaf.resources.join(", "),
+        leaf.about().unwrap_or_default(),
+        leaf.model.clone().unwrap_or_default(),
+        leaf.names.join(", "),
+    ];
+    let mut facts =
+        vec![format!("{} {}", leaf.kind(), leaf.name()), leaf.id.clone(), state.clone()];
     facts.extend(about.iter().filter(|text| !text.is_empty()).cloned());
     facts.extend(leaf.holders.iter().map(|holder| format!("held by {}", held(holder))));
     let about = about.iter().find(|text| !text.is_empty()).cloned().unwrap_or_default();
-    let mut tile = plain(style, &leaf.kind(), &short(&leaf.name()), &about, &state, &facts.join(" · "));
+    let mut tile =
+        plain(style, &leaf.kind(), &short(&leaf.name()), &about, &state, &facts.join(" · "));
     let names = leaf.holders.iter().take(HOLDERS_MAX).map(Holder::in_words);
     let more = leaf.holders.len().saturating_sub(HOLDERS_MAX);
     for name in names.chain((more > 0).then(|| format!("and {more} more"))) {
@@ -209,7 +224,8 @@ fn equal_devices(alike: &Alike) -> Tile {
     let about = alike.resources.join(", ");
     let (first, last) = &alike.range;
     let all = format!("{} × {}, {first} to {last}, {about} {state}", alike.count, alike.kind);
-    let about = if about.is_empty() { format!("{} to {}", short(first), short(last)) } else { about };
+    let about =
+        if about.is_empty() { format!("{} to {}", short(first), short(last)) } else { about };
     let mut tile = plain(style, &format!("× {}", alike.count), &alike.kind, &about, &state, &all);
     // A second sheet behind the first one.
     tile.svg.insert_str(
@@ -256,7 +272,11 @@ fn short(name: &str) -> String {
 }
 
 fn held(holder: &Holder) -> String {
-    let container = holder.container.as_ref().map(|container| format!(", container {container}")).unwrap_or_default();
+    let container = holder
+        .container
+        .as_ref()
+        .map(|container| format!(", container {container}"))
+        .unwrap_or_default();
     format!("{}{container} since {}", holder.in_words(), holder.since.to_seconds())
 }
 
@@ -277,9 +297,18 @@ mod tests {
     fn a_box_has_a_sign_a_word_and_a_colour_with_holders_below() {
         let svg = drawn(machine(), 100);
         elements(&svg);
-        for text in
-            ["xid (Xid 79)", CROSS, "#c5221f", "healthy", CHECK, "not offered", DASH, ">ml/train-0</text>", ">× 63</text>", "rdma vf"]
-        {
+        for text in [
+            "xid (Xid 79)",
+            CROSS,
+            "#c5221f",
+            "healthy",
+            CHECK,
+            "not offered",
+            DASH,
+            ">ml/train-0</text>",
+            ">× 63</text>",
+            "rdma vf",
+        ] {
             assert!(svg.contains(text), "{text} is not in {svg}");
         }
         assert!(!svg.contains("not drawn"));
@@ -288,12 +317,22 @@ mod tests {
     #[test]
     fn a_hostile_name_stays_a_text() {
         let evil = "\"/><script>alert(1)</script><text a='";
-        let evil_holder = Holder { pod: Some(evil.into()), namespace: Some("</title>".into()), ..holder("x") };
+        let evil_holder =
+            Holder { pod: Some(evil.into()), namespace: Some("</title>".into()), ..holder("x") };
         let gpu = leaf("0000:18:00.0", DeviceClass::Gpu, &[], None);
-        let gpu = Leaf { holders: vec![evil_holder], model: Some(evil.into()), detail: Some("\u{0}\u{1b}".into()), id: evil.into(), ..gpu };
+        let gpu = Leaf {
+            holders: vec![evil_holder],
+            model: Some(evil.into()),
+            detail: Some("\u{0}\u{1b}".into()),
+            id: evil.into(),
+            ..gpu
+        };
         let svg = drawn(vec![gpu], 100);
         elements(&svg);
-        assert!(!svg.contains("<script") && !svg.contains('\u{1b}') && !svg.contains('\u{0}'), "{svg}");
+        assert!(
+            !svg.contains("<script") && !svg.contains('\u{1b}') && !svg.contains('\u{0}'),
+            "{svg}"
+        );
     }
 
     #[test]
@@ -301,6 +340,9 @@ mod tests {
         let gpu = |n: u32| leaf(&format!("0000:{n:02x}:00.0"), DeviceClass::Gpu, &[], Some(n / 8));
         let svg = drawn((0..200).map(gpu).collect(), 50);
         elements(&svg);
-        assert!(svg.contains("and 150 more that are not drawn") && svg.matches("class=\"hf-name\"").count() == 50);
+        assert!(
+            svg.contains("and 150 more that are not drawn")
+                && svg.matches("class=\"hf-name\"").count() == 50
+        );
     }
 }

@@ -24,17 +24,26 @@ enum Place {
 /// `cpus` has the NUMA nodes of the machine, so that nodes without devices appear too.
 #[must_use]
 pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
-    let mut placed: Vec<(Vec<Place>, Part)> = nest(leaves.into_iter().collect()).into_iter().map(|part| (path(&part), part)).collect();
+    let mut placed: Vec<(Vec<Place>, Part)> =
+        nest(leaves.into_iter().collect()).into_iter().map(|part| (path(&part), part)).collect();
     put_bridges_on_nodes(&mut placed);
     let mut parts = group(placed, 0);
     for (node, cpus) in cpus.iter().filter(|(_, cpus)| !cpus.is_empty()) {
         let name = Some(node.to_string());
         match parts.iter_mut().find(|part| part.kind == Kind::NumaNode && part.name == name) {
             Some(part) => part.cpus = Some(cpus.clone()),
-            None => parts.push(Part { kind: Kind::NumaNode, name, cpus: Some(cpus.clone()), device: None, parts: Vec::new() }),
+            None => parts.push(Part {
+                kind: Kind::NumaNode,
+                name,
+                cpus: Some(cpus.clone()),
+                device: None,
+                parts: Vec::new(),
+            }),
         }
     }
-    let number = |part: &Part| part.name.as_ref().and_then(|name| name.parse::<u32>().ok()).unwrap_or(u32::MAX);
+    let number = |part: &Part| {
+        part.name.as_ref().and_then(|name| name.parse::<u32>().ok()).unwrap_or(u32::MAX)
+    };
     parts.sort_by_key(|part| (part.kind == Kind::OffBus, number(part)));
     Picture { schema: SCHEMA, parts }
 }
@@ -42,18 +51,28 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
 /// Puts virtual functions and other parts below their whole, where it exists.
 fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     let is_whole = |leaf: &&Leaf| leaf.part.is_none();
-    let by_address = leaves.iter().filter(is_whole).filter_map(|leaf| Some((leaf.pci_address?.to_string(), leaf.id.clone())));
-    let wholes: BTreeMap<String, String> = by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).collect();
+    let by_address = leaves
+        .iter()
+        .filter(is_whole)
+        .filter_map(|leaf| Some((leaf.pci_address?.to_string(), leaf.id.clone())));
+    let wholes: BTreeMap<String, String> =
+        by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).collect();
     let mut below: BTreeMap<String, Vec<Leaf>> = BTreeMap::new();
     let mut tops = Vec::new();
     for leaf in leaves {
-        match leaf.above.as_ref().and_then(|above| wholes.get(above)).filter(|whole| **whole != leaf.id) {
+        match leaf
+            .above
+            .as_ref()
+            .and_then(|above| wholes.get(above))
+            .filter(|whole| **whole != leaf.id)
+        {
             Some(whole) => below.entry(whole.clone()).or_default().push(leaf),
             None => tops.push(leaf),
         }
     }
     fn part(leaf: Leaf, below: &mut BTreeMap<String, Vec<Leaf>>) -> Part {
-        let mut parts: Vec<Part> = below.remove(&leaf.id).into_iter().flatten().map(|leaf| part(leaf, below)).collect();
+        let mut parts: Vec<Part> =
+            below.remove(&leaf.id).into_iter().flatten().map(|leaf| part(leaf, below)).collect();
         parts.sort_by_key(first);
         Part { kind: Kind::Device, name: Some(leaf.name()), cpus: None, device: Some(leaf), parts }
     }
@@ -66,8 +85,12 @@ fn path(part: &Part) -> Vec<Place> {
     // Behind a volume management device the path has another domain; the first bridge is the
     // host's.
     let root = leaf.bridges.first().unwrap_or(&address);
-    let bridges = leaf.bridges.iter().enumerate().map(|(depth, bridge)| Place::Bridge(depth, *bridge));
-    [Place::Numa(leaf.numa_node), Place::HostBridge(root.domain, root.bus)].into_iter().chain(bridges).collect()
+    let bridges =
+        leaf.bridges.iter().enumerate().map(|(depth, bridge)| Place::Bridge(depth, *bridge));
+    [Place::Numa(leaf.numa_node), Place::HostBridge(root.domain, root.bus)]
+        .into_iter()
+        .chain(bridges)
+        .collect()
 }
 
 /// A function that states no NUMA node is put on the lowest node that others below its host bridge
@@ -103,7 +126,9 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
         let (kind, name) = match place {
             Place::Numa(node) => (Kind::NumaNode, node.map(|node| node.to_string())),
             Place::OffBus => (Kind::OffBus, None),
-            Place::HostBridge(domain, bus) => (Kind::HostBridge, Some(format!("{domain:04x}:{bus:02x}"))),
+            Place::HostBridge(domain, bus) => {
+                (Kind::HostBridge, Some(format!("{domain:04x}:{bus:02x}")))
+            }
             Place::Bridge(..) if is_one_thing(&below) => {
                 parts.extend(below);
                 continue;
@@ -111,7 +136,10 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
             Place::Bridge(0, address) => (Kind::RootPort, Some(address.to_string())),
             // Below a root port each switch has two bridges: the port towards the processor, and
             // one towards each device.
-            Place::Bridge(above, address) => (if above % 2 == 1 { Kind::Switch } else { Kind::Bridge }, Some(address.to_string())),
+            Place::Bridge(above, address) => (
+                if above % 2 == 1 { Kind::Switch } else { Kind::Bridge },
+                Some(address.to_string()),
+            ),
         };
         parts.push(Part { kind, name, cpus: None, device: None, parts: below });
     }
@@ -121,7 +149,9 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
 
 /// Whether it is only one card, or one bridge: then the bridge above it adds no information.
 fn is_one_thing(parts: &[Part]) -> bool {
-    let slot = |part: &Part| part.device.as_ref()?.pci_address.map(|address| PciAddress { function: 0, ..address });
+    let slot = |part: &Part| {
+        part.device.as_ref()?.pci_address.map(|address| PciAddress { function: 0, ..address })
+    };
     let slots: BTreeSet<_> = parts.iter().map(slot).collect();
     parts.len() < 2 || slots.len() == 1 && !slots.contains(&None)
 }
@@ -147,7 +177,13 @@ mod tests {
             } else {
                 outline(&part.parts, depth + 1)
             };
-            format!("{:d$}{} {}\n{devices}", "", part.kind.in_words(), part.name.as_deref().unwrap_or("-"), d = depth * 2)
+            format!(
+                "{:d$}{} {}\n{devices}",
+                "",
+                part.kind.in_words(),
+                part.name.as_deref().unwrap_or("-"),
+                d = depth * 2
+            )
         };
         parts.iter().map(line).collect()
     }
@@ -169,7 +205,12 @@ NUMA node 2
 nodes of /dev -
   device /dev/fuse
 ";
-        let cpus = Cpus::from([(0, "0-3".into()), (1, "4-7".into()), (2, "8-11".into()), (8, String::new())]);
+        let cpus = Cpus::from([
+            (0, "0-3".into()),
+            (1, "4-7".into()),
+            (2, "8-11".into()),
+            (8, String::new()),
+        ]);
         let picture = tree(machine(), &cpus);
         assert_eq!(outline(&picture.parts, 0), wanted);
         assert_eq!(picture.parts[0].cpus.as_deref(), Some("0-3"));
@@ -205,7 +246,10 @@ NUMA node -
 
     #[test]
     fn the_document_has_the_documented_schema() {
-        let picture = tree([leaf("0000:18:00.0", DeviceClass::Gpu, &["0000:15:01.0"], Some(0))], &Cpus::new());
+        let picture = tree(
+            [leaf("0000:18:00.0", DeviceClass::Gpu, &["0000:15:01.0"], Some(0))],
+            &Cpus::new(),
+        );
         let wanted = concat!(
             r#"{"schema":1,"parts":[{"kind":"numa_node","name":"0","cpus":null,"device":null,"parts":["#,
             r#"{"kind":"host_bridge","name":"0000:15","cpus":null,"device":null,"parts":["#,

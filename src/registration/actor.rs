@@ -34,14 +34,25 @@ pub(super) struct Resource {
 impl Resource {
     /// A resource that has not been registered yet.
     pub(super) fn new(machine: Machine, now: Duration) -> Self {
-        Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, pre_start: false, logged: None, negotiated: None }
+        Resource {
+            machine,
+            under_way: None,
+            begun_at: now,
+            took: None,
+            retired: 0,
+            pre_start: false,
+            logged: None,
+            negotiated: None,
+        }
     }
 
     /// Whether the end of this registration's stream is expected: this kubelet closes the former
     /// connection at a newer Register.
     pub(super) fn has_superseded(&self, number: RegistrationNumber) -> bool {
         number < self.machine.latest()
-            && self.negotiated.is_some_and(|negotiated| negotiated.version.package().replaces_connection_on_register())
+            && self.negotiated.is_some_and(|negotiated| {
+                negotiated.version.package().replaces_connection_on_register()
+            })
     }
 }
 
@@ -62,7 +73,9 @@ pub struct Registration {
 
 impl std::fmt::Debug for Registration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registration").field("resources", &self.resources.keys()).finish_non_exhaustive()
+        f.debug_struct("Registration")
+            .field("resources", &self.resources.keys())
+            .finish_non_exhaustive()
     }
 }
 
@@ -91,7 +104,8 @@ impl Registration {
         }
         let now = host::now().boot;
         let Some(resource) = self.resources.get_mut(name) else { return };
-        let (was_registered, was_contested) = (resource.machine.is_registered(), resource.machine.is_contested());
+        let (was_registered, was_contested) =
+            (resource.machine.is_registered(), resource.machine.is_contested());
         let begin = resource.machine.on(event, now);
         if let Some(number) = begin {
             self.audit.registered(now, resource.machine.doubt_until());
@@ -99,9 +113,22 @@ impl Registration {
                 superseded.abort();
             }
             resource.begun_at = now;
-            resource.pre_start = self.config.inventory.borrow().resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
+            resource.pre_start = self
+                .config
+                .inventory
+                .borrow()
+                .resources
+                .get(name)
+                .is_some_and(|offering| offering.spec.needs_pre_start());
             let Resource { pre_start, negotiated, .. } = *resource;
-            let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, negotiated, context.address().recipient());
+            let attempt = attempt(
+                self.config.clone(),
+                name.clone(),
+                number,
+                pre_start,
+                negotiated,
+                context.address().recipient(),
+            );
             resource.under_way = Some(tokio::spawn(attempt));
         }
         let contested = resource.machine.is_contested();
@@ -137,10 +164,16 @@ impl Registration {
             problem: resource.logged.clone(),
             contested: resource.machine.is_contested(),
             disagreement: self.audit.disagreement(name).map(ToString::to_string),
-            last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
+            last_registration_us: resource
+                .took
+                .and_then(|took| u64::try_from(took.as_micros()).ok()),
             api_version: resource.negotiated.map(|negotiated| negotiated.version.name()),
         };
-        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(name, resource))).collect();
+        let all = self
+            .resources
+            .iter()
+            .map(|(name, resource)| (name.clone(), status(name, resource)))
+            .collect();
         self.config.status.send_if_modified(|published| {
             let changed = *published != all;
             *published = all;
@@ -153,7 +186,8 @@ impl Registration {
         if let Some(timer) = self.timer.take() {
             context.cancel_future(timer);
         }
-        let machines = self.resources.values().filter_map(|resource| resource.machine.next_deadline());
+        let machines =
+            self.resources.values().filter_map(|resource| resource.machine.next_deadline());
         let audit = self.registered().next().is_some().then(|| self.audit.next_deadline());
         if let Some(deadline) = machines.chain(audit).min() {
             let wait = deadline.saturating_sub(host::now().boot);
@@ -167,13 +201,18 @@ impl Registration {
 
     /// The resources that the kubelet has from us, as far as the streams show.
     fn registered(&self) -> impl Iterator<Item = &ResourceName> {
-        self.resources.iter().filter(|(_, resource)| resource.machine.is_registered()).map(|(name, _)| name)
+        self.resources
+            .iter()
+            .filter(|(_, resource)| resource.machine.is_registered())
+            .map(|(name, _)| name)
     }
 
     /// The lists that the kubelet should have.
     fn ours(&self) -> Healthy {
         let inventory = self.config.inventory.borrow();
-        let offered = self.registered().filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
+        let offered = self
+            .registered()
+            .filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
         offered.collect()
     }
 
@@ -224,7 +263,11 @@ impl Actor for Registration {
 impl Handler<Attempted> for Registration {
     type Result = ();
 
-    fn handle(&mut self, Attempted { resource, number, outcome }: Attempted, context: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        Attempted { resource, number, outcome }: Attempted,
+        context: &mut Self::Context,
+    ) {
         match outcome {
             Outcome::Registered(negotiated) => {
                 self.note_version(&resource, negotiated);

@@ -72,8 +72,13 @@ async fn register(
     let worked = negotiated.and_then(|negotiated| negotiated.with(kubelet));
     let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
     let bind = Bind { resource: resource.clone(), registration: number };
-    let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
+    let bound = config
+        .bind
+        .call(bind, REGISTER_DEADLINE)
+        .await
+        .map_err(|error| Outcome::Failed(error.to_string()))?;
     let endpoint = bound.map_err(Outcome::Failed)?;
-    let version = registrar.register(resource, &endpoint, pre_start, worked).await.map_err(failed)?;
+    let version =
+        registrar.register(resource, &endpoint, pre_start, worked).await.map_err(failed)?;
     Ok(NegotiatedVersion { version, kubelet })
 }

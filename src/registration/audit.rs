@@ -100,9 +100,14 @@ impl Disagreement {
 impl fmt::Display for Disagreement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Disagreement::List { missing: 0, unknown: 0 } => write!(f, "the kubelet briefly had another list than ours"),
+            Disagreement::List { missing: 0, unknown: 0 } => {
+                write!(f, "the kubelet briefly had another list than ours")
+            }
             Disagreement::List { missing, unknown: 0 } => {
-                write!(f, "the kubelet's list lacks {missing} of our healthy devices, although it has opened our stream")
+                write!(
+                    f,
+                    "the kubelet's list lacks {missing} of our healthy devices, although it has opened our stream"
+                )
             }
             Disagreement::List { missing, unknown } => write!(
                 f,
@@ -209,9 +214,12 @@ impl Audit {
         }
         if let Some(foreign) = seen.foreign {
             if let Some(known) = &self.known {
-                let new =
-                    foreign.difference(known).filter(|foreign| ours.contains_key(&foreign.resource) && keeps_alloc_id(&foreign.resource));
-                disagreements.extend(new.map(|foreign| (foreign.resource.clone(), Disagreement::Answer(foreign.clone()))));
+                let new = foreign.difference(known).filter(|foreign| {
+                    ours.contains_key(&foreign.resource) && keeps_alloc_id(&foreign.resource)
+                });
+                disagreements.extend(new.map(|foreign| {
+                    (foreign.resource.clone(), Disagreement::Answer(foreign.clone()))
+                }));
             }
             self.known = Some(foreign);
         }
@@ -219,20 +227,33 @@ impl Audit {
         disagreements
     }
 
-    fn compare_lists(&mut self, ours: &Healthy, theirs: &Healthy, now: Duration, counted: &mut BTreeMap<ResourceName, Disagreement>) {
+    fn compare_lists(
+        &mut self,
+        ours: &Healthy,
+        theirs: &Healthy,
+        now: Duration,
+        counted: &mut BTreeMap<ResourceName, Disagreement>,
+    ) {
         let none = BTreeSet::new();
         self.differing.retain(|resource, _| ours.contains_key(resource));
         for (resource, ours) in ours {
             let theirs = theirs.get(resource).unwrap_or(&none);
-            let hides =
-                |differing: &Differing| differing.times < TIMES_MAX && differing.was_empty && !ours.is_empty() && differing.ours != *ours;
+            let hides = |differing: &Differing| {
+                differing.times < TIMES_MAX
+                    && differing.was_empty
+                    && !ours.is_empty()
+                    && differing.ours != *ours
+            };
             if ours == theirs && !self.differing.get(resource).is_some_and(hides) {
                 self.differing.remove(resource);
-                self.found.retain(|found, what| found != resource || matches!(what, Disagreement::Answer(_)));
+                self.found.retain(|found, what| {
+                    found != resource || matches!(what, Disagreement::Answer(_))
+                });
                 continue;
             }
             let was_empty = theirs.is_empty();
-            let first = || Differing { ours: ours.clone(), was_empty, due: now + CONFIRM_AFTER, times: 0 };
+            let first =
+                || Differing { ours: ours.clone(), was_empty, due: now + CONFIRM_AFTER, times: 0 };
             let differing = self.differing.entry(resource.clone()).or_insert_with(first);
             if ours != theirs && differing.ours != *ours && !differing.was_empty {
                 // The list of a device that comes and goes is always in flight, so the wait starts
@@ -243,7 +264,10 @@ impl Audit {
                 differing.due = now + EVERY * 2_u32.saturating_pow(differing.times);
                 differing.times += 1;
                 let missing = ours.difference(theirs).count();
-                counted.insert(resource.clone(), Disagreement::List { missing, unknown: theirs.difference(ours).count() });
+                counted.insert(
+                    resource.clone(),
+                    Disagreement::List { missing, unknown: theirs.difference(ours).count() },
+                );
                 (differing.ours, differing.was_empty) = (ours.clone(), was_empty);
             }
             if differing.times < TIMES_MAX {
@@ -277,7 +301,11 @@ mod tests {
     }
 
     fn answered(uids: &[&str]) -> Seen {
-        let foreign = |uid: &&str| Foreign { resource: gpu(), pod_uid: (*uid).into(), container: "main".into() };
+        let foreign = |uid: &&str| Foreign {
+            resource: gpu(),
+            pod_uid: (*uid).into(),
+            container: "main".into(),
+        };
         Seen { healthy: None, foreign: Some(uids.iter().map(foreign).collect()) }
     }
 
@@ -290,10 +318,18 @@ mod tests {
     #[test]
     fn a_list_that_differs_twice_counts() {
         let mut audit = Audit::new(ms(0));
-        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_000)), None, "it may be in flight");
+        assert_eq!(
+            found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_000)),
+            None,
+            "it may be in flight"
+        );
         assert_eq!(audit.next_deadline(), ms(1_200));
         assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_200)), Some(LIST));
-        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_700)), None, "the Register that followed is under way");
+        assert_eq!(
+            found(&mut audit, &["a", "b"], lists(&["a"]), ms(1_700)),
+            None,
+            "the Register that followed is under way"
+        );
         assert_eq!(audit.next_deadline(), ms(2_200));
     }
 
@@ -310,10 +346,18 @@ mod tests {
     fn a_list_that_was_empty_and_agrees_only_with_another_one_of_ours_counts_too() {
         let mut audit = Audit::new(ms(0));
         assert_eq!(found(&mut audit, &["a", "b"], lists(&[]), ms(1_000)), None);
-        assert_eq!(found(&mut audit, &["a", "b"], lists(&["a", "b"]), ms(1_200)), None, "it was in flight");
+        assert_eq!(
+            found(&mut audit, &["a", "b"], lists(&["a", "b"]), ms(1_200)),
+            None,
+            "it was in flight"
+        );
         assert_eq!(found(&mut audit, &["a", "b"], lists(&[]), ms(1_400)), None);
         let counted = Disagreement::List { missing: 0, unknown: 0 };
-        assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(1_600)), Some(counted), "it came over a stream of a stopped endpoint");
+        assert_eq!(
+            found(&mut audit, &["a"], lists(&["a"]), ms(1_600)),
+            Some(counted),
+            "it came over a stream of a stopped endpoint"
+        );
         assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(1_800)), None);
         assert!(audit.differing.is_empty());
     }
@@ -322,7 +366,11 @@ mod tests {
     fn a_device_that_comes_and_goes_is_no_disagreement() {
         let mut audit = Audit::new(ms(0));
         for n in 0..100_u64 {
-            let (ours, theirs) = if n % 2 == 0 { (&["a", "b"][..], &["a"][..]) } else { (&["a"][..], &["a", "b"][..]) };
+            let (ours, theirs) = if n % 2 == 0 {
+                (&["a", "b"][..], &["a"][..])
+            } else {
+                (&["a"][..], &["a", "b"][..])
+            };
             assert_eq!(found(&mut audit, ours, lists(theirs), ms(1_000 + 250 * n)), None);
         }
     }
@@ -336,11 +384,15 @@ mod tests {
             counted.extend(found(&mut audit, &["a"], lists(&["b"]), now).map(|_| now));
             now = audit.next_deadline();
         }
-        let waits: Vec<u64> = counted.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+        let waits: Vec<u64> =
+            counted.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 16]);
         assert!(audit.disagreement(&gpu()).is_some(), "it is reported as long as it exists");
         assert_eq!(found(&mut audit, &["a"], lists(&["a"]), now), None);
-        assert!(audit.disagreement(&gpu()).is_none() && audit.differing.is_empty(), "the next difference is a new one");
+        assert!(
+            audit.disagreement(&gpu()).is_none() && audit.differing.is_empty(),
+            "the next difference is a new one"
+        );
     }
 
     #[test]
@@ -356,19 +408,34 @@ mod tests {
         let mut audit = Audit::new(ms(0));
         assert_eq!(found(&mut audit, &["a"], answered(&["old"]), ms(1_000)), None);
         let new = found(&mut audit, &["a"], answered(&["old", "new"]), ms(2_000));
-        assert!(matches!(&new, Some(Disagreement::Answer(foreign)) if foreign.pod_uid == "new"), "{new:?}");
+        assert!(
+            matches!(&new, Some(Disagreement::Answer(foreign)) if foreign.pod_uid == "new"),
+            "{new:?}"
+        );
         assert!(new.unwrap().to_string().contains("container `main` of the pod with UID new"));
         assert_eq!(found(&mut audit, &["a"], answered(&["old", "new"]), ms(3_000)), None);
-        assert_eq!(found(&mut audit, &["a"], Seen::default(), ms(4_000)), None, "an unreadable checkpoint changes nothing");
+        assert_eq!(
+            found(&mut audit, &["a"], Seen::default(), ms(4_000)),
+            None,
+            "an unreadable checkpoint changes nothing"
+        );
         assert_eq!(found(&mut audit, &["a"], answered(&["new"]), ms(5_000)), None);
     }
 
     #[test]
     fn an_answer_from_before_the_registration_does_not_count() {
         let mut audit = Audit::new(ms(0));
-        assert!(audit.compare(&Healthy::new(), answered(&["old"]), |_| false, ms(1_000)).is_empty(), "not registered yet");
+        assert!(
+            audit.compare(&Healthy::new(), answered(&["old"]), |_| false, ms(1_000)).is_empty(),
+            "not registered yet"
+        );
         assert_eq!(found(&mut audit, &["a"], answered(&["old"]), ms(2_000)), None);
-        assert!(audit.compare(&healthy(&["a"]), answered(&["old", "new"]), |_| false, ms(3_000)).is_empty(), "no alloc-ids here");
+        assert!(
+            audit
+                .compare(&healthy(&["a"]), answered(&["old", "new"]), |_| false, ms(3_000))
+                .is_empty(),
+            "no alloc-ids here"
+        );
     }
 
     #[test]
@@ -391,7 +458,11 @@ mod tests {
         (1..=1000).for_each(|n| audit.checkpoint_written(ms(65_000 + n)));
         assert_eq!(passes(&mut audit, ms(65_300)), 1, "not for every write");
         audit.registered(ms(70_000), None);
-        assert_eq!(passes(&mut audit, ms(79_000)), 1, "a Register may have failed without a signal");
+        assert_eq!(
+            passes(&mut audit, ms(79_000)),
+            1,
+            "a Register may have failed without a signal"
+        );
         audit.registered(ms(79_000), Some(ms(91_000)));
         assert_eq!(passes(&mut audit, ms(100_000)), 12);
         audit.registered(ms(100_000), Some(ms(112_000)));

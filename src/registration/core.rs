@@ -160,7 +160,8 @@ impl Machine {
 
     /// Whether the kubelet has the resource, as far as can be known: its stream is open.
     pub(crate) fn is_registered(&self) -> bool {
-        let settling = self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
+        let settling =
+            self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
         settling || matches!(self.state, State::Settling { .. } | State::Steady)
     }
 
@@ -247,7 +248,9 @@ impl Machine {
                 self.doubt_until = Some(now + DOUBT_FOR);
                 Some(self.register())
             }
-            Event::Changed if matches!(self.state, State::Settling { .. } | State::Steady) => Some(self.register()),
+            Event::Changed if matches!(self.state, State::Settling { .. } | State::Steady) => {
+                Some(self.register())
+            }
             Event::Registered(number) if self.is_under_way(number) => self.answered(now),
             Event::Refused(number) if self.is_under_way(number) => {
                 self.absent = false;
@@ -269,7 +272,11 @@ impl Machine {
             }
             Event::Tick => self.due(now),
             // An event of a superseded registration.
-            Event::ClosedEarly(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
+            Event::ClosedEarly(_)
+            | Event::SocketLost(_)
+            | Event::Registered(_)
+            | Event::Refused(_)
+            | Event::Absent(_) => None,
             // No registration could be lost, or a new one is in progress.
             Event::Mismatch | Event::Changed => None,
         }
@@ -318,13 +325,18 @@ impl Machine {
         match self.state {
             // The Register in progress may be affected too: it can still succeed, with its stream
             // lost. Its result, or its missing stream, leads to the next try.
-            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Contested { .. } => None,
+            State::Registering
+            | State::AwaitingKubelet { .. }
+            | State::BackingOff { .. }
+            | State::Contested { .. } => None,
             State::AwaitingStream { .. } | State::Settling { .. } | State::Steady => {
-                let lived = self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();
+                let lived =
+                    self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();
                 if lived >= PROVEN_AFTER {
                     self.tries = 0;
                 }
-                self.losses = if lived >= UNCONTESTED_AFTER { 1 } else { self.losses.saturating_add(1) };
+                self.losses =
+                    if lived >= UNCONTESTED_AFTER { 1 } else { self.losses.saturating_add(1) };
                 if self.is_contested() {
                     self.state = State::Contested { until: now + CONTESTED_RETRY };
                     return None;
@@ -344,8 +356,16 @@ impl Machine {
     fn due(&mut self, now: Duration) -> Option<u64> {
         match self.state {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
-            State::BackingOff { until } | State::Settling { until } | State::Contested { until } if until <= now => Some(self.register()),
-            State::AwaitingStream { until } if (until <= now || self.closed_early) && Safeguard::StreamDeadline.is_on() => {
+            State::BackingOff { until }
+            | State::Settling { until }
+            | State::Contested { until }
+                if until <= now =>
+            {
+                Some(self.register())
+            }
+            State::AwaitingStream { until }
+                if (until <= now || self.closed_early) && Safeguard::StreamDeadline.is_on() =>
+            {
                 // A kubelet of 1.24 or older dials after its answer. So this registration may still
                 // come, and replace its successors, on a socket that is no longer served.
                 self.doubt_until = Some(now + DOUBT_FOR);

@@ -15,7 +15,12 @@ impl Registration {
             return;
         }
         let inventory = self.config.inventory.borrow().clone();
-        let gone: Vec<ResourceName> = self.resources.keys().filter(|name| !inventory.resources.contains_key(*name)).cloned().collect();
+        let gone: Vec<ResourceName> = self
+            .resources
+            .keys()
+            .filter(|name| !inventory.resources.contains_key(*name))
+            .cloned()
+            .collect();
         for name in gone {
             self.end(&name);
         }

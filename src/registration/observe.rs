@@ -26,13 +26,19 @@ pub(super) struct Observed(pub(super) Seen);
 
 impl KubeletObserver {
     pub(super) fn new(config: &RegistrationConfig) -> Self {
-        KubeletObserver { checkpoint: config.checkpoint.clone(), pod_resources: config.pod_resources.clone(), known: Arc::default() }
+        KubeletObserver {
+            checkpoint: config.checkpoint.clone(),
+            pod_resources: config.pod_resources.clone(),
+            known: Arc::default(),
+        }
     }
 
     /// GetAllocatableResources frees no devices, unlike List, so it may run during an Allocate.
     pub(super) async fn observe(self) -> Seen {
         let healthy = self.pod_resources.allocatable().await;
-        let healthy = healthy.inspect_err(|error| tracing::debug!(%error, "cannot read the kubelet's list")).ok();
+        let healthy = healthy
+            .inspect_err(|error| tracing::debug!(%error, "cannot read the kubelet's list"))
+            .ok();
         Seen { healthy, foreign: self.foreign().await }
     }
 
@@ -40,7 +46,11 @@ impl KubeletObserver {
     async fn foreign(self) -> Option<BTreeSet<Foreign>> {
         let find = move || {
             let checkpoint = self.checkpoint.read()?;
-            let before = self.known.lock().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&checkpoint));
+            let before = self
+                .known
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .replace(Arc::clone(&checkpoint));
             (before.as_ref() != Some(&checkpoint)).then(|| Foreign::of(&checkpoint))
         };
         tokio::task::spawn_blocking(find).await.ok().flatten()

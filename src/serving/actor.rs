@@ -41,7 +41,8 @@ fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bou
     let serving = (closed.clone(), Arc::clone(&listener));
     let plugin = Arc::new(Plugin::new(resource.clone(), number, shared.clone()));
     let notified = Arc::clone(&plugin);
-    let on_early_close: Arc<dyn Fn() + Send + Sync> = Arc::new(move || notified.report_early_close());
+    let on_early_close: Arc<dyn Fn() + Send + Sync> =
+        Arc::new(move || notified.report_early_close());
     let plugin: Arc<dyn api::Plugin> = plugin;
     let (Shared { sockets, mut leaving, .. }, served) = (shared, resource.clone());
     // Later connections wait in the socket's queue, for another process.
@@ -51,7 +52,11 @@ fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bou
         }
     };
     let incoming = listener.incoming().take_until(last).map_ok(move |stream| {
-        let stream = TrackedStream::new(stream, Arc::clone(&sockets.connections.changed), Arc::clone(&on_early_close));
+        let stream = TrackedStream::new(
+            stream,
+            Arc::clone(&sockets.connections.changed),
+            Arc::clone(&on_early_close),
+        );
         sockets.connections.serve(&served, &stream);
         stream
     });
@@ -84,9 +89,15 @@ pub fn serve_passed(shared: &Shared, resource: &ResourceName, socket: OwnedFd) -
 impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
-    fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
+    fn handle(
+        &mut self,
+        Bind { resource, registration }: Bind,
+        _: &mut Self::Context,
+    ) -> Self::Result {
         let shared = self.shared.clone();
-        let problem = |error| format!("cannot create a socket in `{}`: {error}", shared.sockets.directory().display());
+        let problem = |error| {
+            format!("cannot create a socket in `{}`: {error}", shared.sockets.directory().display())
+        };
         let bound = shared.sockets.bind(&resource, registration).map_err(problem)?;
         let endpoint = bound.endpoint.clone();
         serve(shared, resource, registration, bound);

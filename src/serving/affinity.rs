@@ -31,7 +31,12 @@ pub(super) struct RecentGrants {
 
 impl RecentGrants {
     /// Records an answered Allocate.
-    pub(super) fn granted(&mut self, resource: &ResourceName, devices: Vec<Arc<Device>>, now: Duration) {
+    pub(super) fn granted(
+        &mut self,
+        resource: &ResourceName,
+        devices: Vec<Arc<Device>>,
+        now: Duration,
+    ) {
         if !self.is_of_one_container(resource, now) {
             self.granted.clear();
         }
@@ -46,7 +51,8 @@ impl RecentGrants {
     }
 
     fn is_of_one_container(&self, resource: &ResourceName, now: Duration) -> bool {
-        now.saturating_sub(self.at) <= WINDOW && self.granted.iter().all(|(granted, _)| granted != resource)
+        now.saturating_sub(self.at) <= WINDOW
+            && self.granted.iter().all(|(granted, _)| granted != resource)
     }
 }
 
@@ -64,7 +70,12 @@ mod tests {
     }
 
     fn neighbours(recent: &RecentGrants, resource: &str, ms: u64) -> String {
-        recent.neighbours(&name(resource), at(ms)).iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(" ")
+        recent
+            .neighbours(&name(resource), at(ms))
+            .iter()
+            .map(|device| device.id.as_str())
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     fn grant(recent: &mut RecentGrants, resource: &str, id: &str, ms: u64) {
@@ -76,9 +87,16 @@ mod tests {
         let mut recent = RecentGrants::default();
         assert_eq!(neighbours(&recent, "nic", 0), "", "no grant yet");
         grant(&mut recent, "gpu", "gpu0", 0);
-        assert_eq!((neighbours(&recent, "nic", 1), neighbours(&recent, "gpu", 1)), ("gpu0".into(), String::new()));
+        assert_eq!(
+            (neighbours(&recent, "nic", 1), neighbours(&recent, "gpu", 1)),
+            ("gpu0".into(), String::new())
+        );
         grant(&mut recent, "nic", "nic0", 150);
-        assert_eq!(neighbours(&recent, "disk", 300), "gpu0 nic0", "a third one, however long the three take together");
+        assert_eq!(
+            neighbours(&recent, "disk", 300),
+            "gpu0 nic0",
+            "a third one, however long the three take together"
+        );
     }
 
     #[test]
@@ -86,16 +104,25 @@ mod tests {
         let mut recent = RecentGrants::default();
         grant(&mut recent, "gpu", "gpu0", 0);
         grant(&mut recent, "nic", "nic0", 1);
-        assert_eq!((neighbours(&recent, "nic", 2), neighbours(&recent, "gpu", 2)), (String::new(), String::new()));
+        assert_eq!(
+            (neighbours(&recent, "nic", 2), neighbours(&recent, "gpu", 2)),
+            (String::new(), String::new())
+        );
         grant(&mut recent, "nic", "nic1", 3);
-        assert_eq!((neighbours(&recent, "gpu", 4), neighbours(&recent, "nic", 4)), ("nic1".into(), String::new()));
+        assert_eq!(
+            (neighbours(&recent, "gpu", 4), neighbours(&recent, "nic", 4)),
+            ("nic1".into(), String::new())
+        );
     }
 
     #[test]
     fn an_old_grant_is_of_another_container() {
         let mut recent = RecentGrants::default();
         grant(&mut recent, "gpu", "gpu0", 0);
-        assert_eq!((neighbours(&recent, "nic", 200), neighbours(&recent, "nic", 201)), ("gpu0".into(), String::new()));
+        assert_eq!(
+            (neighbours(&recent, "nic", 200), neighbours(&recent, "nic", 201)),
+            ("gpu0".into(), String::new())
+        );
         grant(&mut recent, "nic", "nic0", 201);
         assert_eq!(neighbours(&recent, "disk", 202), "nic0");
     }

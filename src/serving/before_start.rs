@@ -14,7 +14,10 @@
 
 use super::core::{Holders, holders};
 use super::plugin::Shared;
-use crate::domain::{Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal, ResourceName, StartBlocked};
+use crate::domain::{
+    Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal,
+    ResourceName, StartBlocked,
+};
 use crate::hook::Occasion;
 use crate::messages::{CheckStart, Mailbox};
 use futures_util::future::try_join_all;
@@ -50,7 +53,11 @@ pub(super) fn is_needed(inventory: &Inventory, resource: &ResourceName) -> bool 
 /// # Errors
 /// When the container may not start yet: the error names the device, its holder and the remedy.
 /// When a hook has failed: the error names the hook, the device and the reason.
-pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: Vec<DeviceId>) -> Result<(), Status> {
+pub(super) async fn before_start(
+    shared: &Shared,
+    resource: &ResourceName,
+    ids: Vec<DeviceId>,
+) -> Result<(), Status> {
     let inventory = shared.inventory.borrow().clone();
     let nothing = || Status::not_found(Refusal::NotOffered(resource.clone()).to_string());
     let offering = inventory.resources.get(resource).ok_or_else(nothing)?;
@@ -60,7 +67,10 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
     }
     let Some(hook) = &offering.spec.hooks.before_start else { return Ok(()) };
     let failed = |id: &DeviceId, why: &dyn std::fmt::Display| {
-        let error = format!("the hook {} of {resource} failed for device `{id}`: {why}", Phase::BeforeStart);
+        let error = format!(
+            "the hook {} of {resource} failed for device `{id}`: {why}",
+            Phase::BeforeStart
+        );
         tracing::warn!(%resource, device = %id, %why, "the hook before start failed; the container does not start yet");
         Status::failed_precondition(error)
     };
@@ -69,23 +79,40 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
         ran.map_err(|why| failed(&id, &why))
     });
     let ran = tokio::time::timeout_at(until, try_join_all(runs)).await;
-    let late = || failed(ids.first().unwrap_or(&DeviceId::new("")), &"the hooks of the container's devices took too long together");
+    let late = || {
+        failed(
+            ids.first().unwrap_or(&DeviceId::new("")),
+            &"the hooks of the container's devices took too long together",
+        )
+    };
     ran.unwrap_or_else(|_| Err(late())).map(drop)
 }
 
 /// Waits until the ledger lets the container start. A failed hook after release is retried by the
 /// hook runner, and is not waited for.
-async fn wait_for_gate(ledger: &Mailbox<CheckStart>, resource: &ResourceName, ids: &[DeviceId], until: Instant) -> Result<(), Status> {
+async fn wait_for_gate(
+    ledger: &Mailbox<CheckStart>,
+    resource: &ResourceName,
+    ids: &[DeviceId],
+    until: Instant,
+) -> Result<(), Status> {
     let mut logged = false;
     loop {
-        let answer = ledger.call(CheckStart { resource: resource.clone(), ids: ids.to_vec() }, ANSWER_WITHIN).await;
-        let Err((id, blocked)) = answer.map_err(|error| Status::unavailable(error.to_string()))? else { return Ok(()) };
+        let answer = ledger
+            .call(CheckStart { resource: resource.clone(), ids: ids.to_vec() }, ANSWER_WITHIN)
+            .await;
+        let Err((id, blocked)) = answer.map_err(|error| Status::unavailable(error.to_string()))?
+        else {
+            return Ok(());
+        };
         if !std::mem::replace(&mut logged, true) {
             tracing::info!(%resource, device = %id, why = %blocked, "a container has to wait before it starts");
         }
         if matches!(blocked, StartBlocked::Failed { .. }) || Instant::now() + CHECK_EVERY > until {
             tracing::warn!(%resource, device = %id, why = %blocked, "a container cannot start yet; the kubelet will retry");
-            return Err(Status::failed_precondition(format!("a container with device `{id}` of {resource} cannot start yet: {blocked}")));
+            return Err(Status::failed_precondition(format!(
+                "a container with device `{id}` of {resource} cannot start yet: {blocked}"
+            )));
         }
         tokio::time::sleep(CHECK_EVERY).await;
     }
@@ -96,31 +123,51 @@ fn devices(offering: &Offering, ids: &[DeviceId]) -> Result<Vec<(DeviceId, Arc<D
     let mut devices = BTreeMap::new();
     for id in ids {
         let resource = || offering.spec.name.clone();
-        let unknown = || Status::not_found(Refusal::Unknown { resource: resource(), id: id.clone() }.to_string());
+        let unknown = || {
+            Status::not_found(Refusal::Unknown { resource: resource(), id: id.clone() }.to_string())
+        };
         let offered = offering.devices.get(id).ok_or_else(unknown)?;
         if let Health::Unhealthy(reason @ Reason::DeviceGone) = offered.health {
-            return Err(Status::failed_precondition(Refusal::Unhealthy { resource: resource(), id: id.clone(), reason }.to_string()));
+            return Err(Status::failed_precondition(
+                Refusal::Unhealthy { resource: resource(), id: id.clone(), reason }.to_string(),
+            ));
         }
-        devices.entry(offered.device.id.clone()).or_insert((id.clone(), Arc::clone(&offered.device)));
+        devices
+            .entry(offered.device.id.clone())
+            .or_insert((id.clone(), Arc::clone(&offered.device)));
     }
     Ok(devices.into_values().collect())
 }
 
-async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceId, device: Arc<Device>) -> Result<(), String> {
+async fn one(
+    shared: &Shared,
+    resource: &ResourceName,
+    hook: &Hook,
+    id: &DeviceId,
+    device: Arc<Device>,
+) -> Result<(), String> {
     if *hook == Hook::Reset {
         let mut grants = shared.grants.clone();
-        let is_known = |grants: &Arc<Vec<Arc<Grant>>>| holders(grants.iter().map(AsRef::as_ref), &device) != Holders::Unknown;
+        let is_known = |grants: &Arc<Vec<Arc<Grant>>>| {
+            holders(grants.iter().map(AsRef::as_ref), &device) != Holders::Unknown
+        };
         let known = tokio::time::timeout(HOLDERS_WITHIN, grants.wait_for(is_known)).await;
         let known = matches!(known, Ok(Ok(_)));
         if !known {
             return Err("several containers have the device, and their pods are not known yet; the kubelet will retry".into());
         }
-        if let Holders::Several(pod) = holders(shared.grants.borrow().iter().map(AsRef::as_ref), &device) {
-            return Err(format!("another pod ({pod}) still has the device until its end is proven; the kubelet will retry"));
+        if let Holders::Several(pod) =
+            holders(shared.grants.borrow().iter().map(AsRef::as_ref), &device)
+        {
+            return Err(format!(
+                "another pod ({pod}) still has the device until its end is proven; the kubelet will retry"
+            ));
         }
     }
     let grants = shared.grants.borrow().clone();
-    let mut of_id = grants.iter().filter(|grant| grant.resource == *resource && grant.devices.iter().any(|held| held.id == *id));
+    let mut of_id = grants.iter().filter(|grant| {
+        grant.resource == *resource && grant.devices.iter().any(|held| held.id == *id)
+    });
     let holder = of_id.next().filter(|_| of_id.next().is_none());
     let whole = device.id.clone();
     let occasion = Occasion {
@@ -134,12 +181,23 @@ async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceI
     let until = Instant::now() + SHORTAGE_WITHIN;
     loop {
         match shared.performer.run(hook, &occasion).await {
-            Err(error) if error.is_no_result(Phase::BeforeStart) && Instant::now() + SHORTAGE_RETRY < until => {
+            Err(error)
+                if error.is_no_result(Phase::BeforeStart)
+                    && Instant::now() + SHORTAGE_RETRY < until =>
+            {
                 tokio::time::sleep(SHORTAGE_RETRY).await;
             }
-            Err(error) if error.is_no_result(Phase::BeforeStart) => return Err(format!("{error}; the kubelet will retry")),
-            Err(error) if shared.performer.outputs().of(&whole).is_empty() => return Err(error.to_string()),
-            Err(error) => return Err(format!("{error}; `holdfast device show {whole}` on the node shows its last output")),
+            Err(error) if error.is_no_result(Phase::BeforeStart) => {
+                return Err(format!("{error}; the kubelet will retry"));
+            }
+            Err(error) if shared.performer.outputs().of(&whole).is_empty() => {
+                return Err(error.to_string());
+            }
+            Err(error) => {
+                return Err(format!(
+                    "{error}; `holdfast device show {whole}` on the node shows its last output"
+                ));
+            }
             Ok(()) => return Ok(()),
         }
     }

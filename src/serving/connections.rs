@@ -51,7 +51,12 @@ impl Connections {
     /// Limits: `served_max` connections without lists, and `held_max` of earlier instances.
     #[must_use]
     pub(super) fn new(served_max: usize, held_max: usize) -> Self {
-        Connections { served: Mutex::new(ConnectionTable::new(served_max)), held: Mutex::default(), held_max, changed: Arc::default() }
+        Connections {
+            served: Mutex::new(ConnectionTable::new(served_max)),
+            held: Mutex::default(),
+            held_max,
+            changed: Arc::default(),
+        }
     }
 
     /// Adds a connection that this instance serves. If there are too many, an idle one is closed,
@@ -59,8 +64,11 @@ impl Connections {
     pub(super) fn serve(&self, resource: &ResourceName, stream: &TrackedStream) {
         let mut served = lock(&self.served);
         served.retain(|other| other.connection.strong_count() > 0);
-        served.set_use(|other| other.connection.upgrade().map_or(Use::Idle, |connection| connection.usage()));
-        let added = Served { resource: resource.clone(), connection: Arc::downgrade(stream.tracked()) };
+        served.set_use(|other| {
+            other.connection.upgrade().map_or(Use::Idle, |connection| connection.usage())
+        });
+        let added =
+            Served { resource: resource.clone(), connection: Arc::downgrade(stream.tracked()) };
         let (_, evicted) = served.add((), added);
         drop(served);
         let evicted = evicted.and_then(|evicted| evicted.connection.upgrade());
@@ -82,10 +90,16 @@ impl Connections {
                     held.connections.push((label.clone(), Arc::downgrade(&stream)));
                     held.tasks.spawn(async move {
                         let ended = hold(&stream, &label).await;
-                        tracing::debug!(?label, ?ended, "a connection of an earlier instance has ended");
+                        tracing::debug!(
+                            ?label,
+                            ?ended,
+                            "a connection of an earlier instance has ended"
+                        );
                     });
                 }
-                Err(error) => tracing::warn!(?label, %error, "cannot hold a connection of an earlier instance"),
+                Err(error) => {
+                    tracing::warn!(?label, %error, "cannot hold a connection of an earlier instance")
+                }
             }
         }
     }
@@ -126,7 +140,9 @@ impl Connections {
         let mut copy = |label: Label, fd: BorrowedFd<'_>| match fd.try_clone_to_owned() {
             Ok(copied) if !is_hung_up(fd) => copies.push((label, copied)),
             Ok(_) => {}
-            Err(error) => tracing::warn!(?label, %error, "cannot copy a connection for the next process"),
+            Err(error) => {
+                tracing::warn!(?label, %error, "cannot copy a connection for the next process")
+            }
         };
         for (label, stream) in &held.connections {
             if let Some(stream) = stream.upgrade() {
@@ -137,7 +153,10 @@ impl Connections {
             if let Some(connection) = connection.upgrade()
                 && let Some(fd) = connection.fd()
             {
-                copy(Label::Connection { resource: resource.clone(), lists: connection.lists() }, fd);
+                copy(
+                    Label::Connection { resource: resource.clone(), lists: connection.lists() },
+                    fd,
+                );
             }
         }
         copies
@@ -236,7 +255,8 @@ mod tests {
         list(&mut served, 3).await;
         assert_eq!(lists(&connections), [3]);
         let (former, mut theirs) = StdStream::pair().unwrap();
-        connections.hold(vec![(Label::Connection { resource: gpu(), lists: 5 }, OwnedFd::from(former))]);
+        connections
+            .hold(vec![(Label::Connection { resource: gpu(), lists: 5 }, OwnedFd::from(former))]);
         assert_eq!(lists(&connections), [5, 3]);
         tokio::task::spawn_blocking(move || {
             let mut frames = vec![0; h2::refuse_pending_calls(5).len()];
@@ -260,7 +280,10 @@ mod tests {
         let connections = Connections::new(100, 2);
         let hold = || {
             let (former, theirs) = StdStream::pair().unwrap();
-            connections.hold(vec![(Label::Connection { resource: gpu(), lists: 3 }, OwnedFd::from(former))]);
+            connections.hold(vec![(
+                Label::Connection { resource: gpu(), lists: 3 },
+                OwnedFd::from(former),
+            )]);
             theirs
         };
         let _kept = [hold(), hold()];
@@ -327,7 +350,11 @@ mod tests {
         served.shutdown().await.unwrap();
         drop(served);
         assert!(!is_hung_up(&kubelet));
-        assert_eq!(rustix::io::ioctl_fionread(&copies[0].1).unwrap(), 10, "the last call is left for the next process");
+        assert_eq!(
+            rustix::io::ioctl_fionread(&copies[0].1).unwrap(),
+            10,
+            "the last call is left for the next process"
+        );
         drop(copies);
         assert!(is_hung_up(&kubelet));
     }

@@ -1,8 +1,8 @@
 //! Decides which ids an Allocate may grant, and whether its answer can carry the result. Pure.
 
 use crate::domain::{
-    ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal,
-    ResourceSpec, overlap,
+    ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered,
+    Offering, PerContainer, Refusal, ResourceSpec, overlap,
 };
 
 /// Decides on one container's request. The answer has the devices in the order of the request.
@@ -13,7 +13,10 @@ use crate::domain::{
 /// # Errors
 /// When an id is unknown, unhealthy or requested twice, when the request is empty, or when it has
 /// more ids than a container may have. The error names the id.
-pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
+pub(crate) fn decide<'a>(
+    offering: &'a Offering,
+    ids: &[DeviceId],
+) -> Result<Vec<&'a Offered>, Refusal> {
     let resource = || offering.spec.name.clone();
     if ids.is_empty() {
         return Err(Refusal::Empty(resource()));
@@ -23,18 +26,29 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
         if ids[..index].contains(id) {
             return Err(Refusal::Duplicate { resource: resource(), id: id.clone() });
         }
-        let offered = offering.devices.get(id).ok_or_else(|| Refusal::Unknown { resource: resource(), id: id.clone() })?;
+        let offered = offering
+            .devices
+            .get(id)
+            .ok_or_else(|| Refusal::Unknown { resource: resource(), id: id.clone() })?;
         if let Health::Unhealthy(reason) = offered.health {
             return Err(Refusal::Unhealthy { resource: resource(), id: id.clone(), reason });
         }
         granted.push(offered);
     }
     match offering.spec.per_container {
-        PerContainer::One if ids.len() > 1 => return Err(Refusal::TooMany { resource: resource(), requested: ids.len() }),
+        PerContainer::One if ids.len() > 1 => {
+            return Err(Refusal::TooMany { resource: resource(), requested: ids.len() });
+        }
         PerContainer::Distinct => {
             let of = |index: usize| &granted[index].device.id;
-            if let Some((first, second)) = (1..ids.len()).find_map(|b| Some(((0..b).find(|a| of(*a) == of(b))?, b))) {
-                return Err(Refusal::SameDevice { resource: resource(), first: ids[first].clone(), second: ids[second].clone() });
+            if let Some((first, second)) =
+                (1..ids.len()).find_map(|b| Some(((0..b).find(|a| of(*a) == of(b))?, b)))
+            {
+                return Err(Refusal::SameDevice {
+                    resource: resource(),
+                    first: ids[first].clone(),
+                    second: ids[second].clone(),
+                });
             }
         }
         PerContainer::One | PerContainer::Any => {}
@@ -47,7 +61,11 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
 /// # Errors
 /// When it cannot carry CDI names, a hook before start or the start gate: the container would start
 /// without its devices, or too early.
-pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, capabilities: ApiCapabilities) -> Result<(), Refusal> {
+pub(super) fn fits(
+    spec: &ResourceSpec,
+    edits: &ContainerEdits,
+    capabilities: ApiCapabilities,
+) -> Result<(), Refusal> {
     let resource = || spec.name.clone();
     if !edits.cdi_devices.is_empty() && !capabilities.has_cdi {
         return Err(Refusal::CdiUnsupported { resource: resource(), api: capabilities.api });
@@ -75,11 +93,16 @@ pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Devi
     let function = device.pci.as_ref().map(|pci| pci.address.to_string());
     let objects = device.objects();
     let is_same = |held: &GrantedDevice| {
-        held.key == device.key || function.is_some() && held.function() == function.as_deref() || overlap(&held.objects, &objects)
+        held.key == device.key
+            || function.is_some() && held.function() == function.as_deref()
+            || overlap(&held.objects, &objects)
     };
-    let holders: Vec<&Grant> = grants.filter(|grant| grant.is_live() && grant.devices.iter().any(is_same)).collect();
+    let holders: Vec<&Grant> =
+        grants.filter(|grant| grant.is_live() && grant.devices.iter().any(is_same)).collect();
     let [others @ .., last] = &holders[..] else { return Holders::One };
-    let Some(pod) = last.pod() else { return if others.is_empty() { Holders::One } else { Holders::Unknown } };
+    let Some(pod) = last.pod() else {
+        return if others.is_empty() { Holders::One } else { Holders::Unknown };
+    };
     for other in others {
         match other.pod() {
             None => return Holders::Unknown,
@@ -93,7 +116,10 @@ pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Devi
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::domain::{AllocId, Attributes, DeviceClass, GrantState, Hook, Hooks, PciFunction, PodRef, Reason, Timestamp};
+    use crate::domain::{
+        AllocId, Attributes, DeviceClass, GrantState, Hook, Hooks, PciFunction, PodRef, Reason,
+        Timestamp,
+    };
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
@@ -112,7 +138,10 @@ pub(super) mod tests {
             }),
             health: Health::Healthy,
         };
-        let devices = ids.iter().map(|(id, device, numa)| (DeviceId::new(*id), offered(device, *numa))).collect();
+        let devices = ids
+            .iter()
+            .map(|(id, device, numa)| (DeviceId::new(*id), offered(device, *numa)))
+            .collect();
         Offering { spec: Arc::new(spec), devices }
     }
 
@@ -124,16 +153,23 @@ pub(super) mod tests {
     fn healthy_ids_are_granted_in_the_order_of_the_request() {
         let offering = offering(&[("a", "a", None), ("b", "b", None)]);
         let granted = decide(&offering, &ids(&["b", "a"])).unwrap();
-        assert_eq!(granted.iter().map(|offered| offered.device.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!(
+            granted.iter().map(|offered| offered.device.id.as_str()).collect::<Vec<_>>(),
+            ["b", "a"]
+        );
     }
 
     #[test]
     fn every_refusal_names_the_id() {
         let mut offering = offering(&[("a", "a", None), ("gpu-7", "gpu-7", None)]);
-        offering.devices.get_mut(&DeviceId::new("gpu-7")).unwrap().health = Health::Unhealthy(Reason::NodeMissing);
-        for (request, named) in
-            [(vec!["a", "no-such-id"], "no-such-id"), (vec!["a", "a"], "`a`"), (vec!["a", "gpu-7"], "gpu-7"), (vec![], "no device")]
-        {
+        offering.devices.get_mut(&DeviceId::new("gpu-7")).unwrap().health =
+            Health::Unhealthy(Reason::NodeMissing);
+        for (request, named) in [
+            (vec!["a", "no-such-id"], "no-such-id"),
+            (vec!["a", "a"], "`a`"),
+            (vec!["a", "gpu-7"], "gpu-7"),
+            (vec![], "no device"),
+        ] {
             let error = decide(&offering, &ids(&request)).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
@@ -145,36 +181,66 @@ pub(super) mod tests {
         for (per_container, request, refused) in [
             (PerContainer::Any, vec!["a::0", "a::1"], None),
             (PerContainer::One, vec!["a::1"], None),
-            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but requests 2")),
+            (
+                PerContainer::One,
+                vec!["a::0", "b::0"],
+                Some("may have 1 of example.com/device, but requests 2"),
+            ),
             (PerContainer::Distinct, vec!["a::1", "b::0"], None),
-            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are shares of the same device")),
+            (
+                PerContainer::Distinct,
+                vec!["a::0", "b::0", "a::1"],
+                Some("`a::0` and `a::1` are shares of the same device"),
+            ),
         ] {
             let mut offering = offering(&shares);
             offering.spec = Arc::new(ResourceSpec { per_container, ..(*offering.spec).clone() });
             let error = decide(&offering, &ids(&request)).err().map(|refusal| refusal.to_string());
-            let is_as_expected =
-                error.as_ref().zip(refused).is_some_and(|(error, refused)| error.contains(refused) && !error.contains("  "));
-            assert!(is_as_expected || error.is_none() && refused.is_none(), "{per_container:?} {request:?}: {error:?}");
+            let is_as_expected = error
+                .as_ref()
+                .zip(refused)
+                .is_some_and(|(error, refused)| error.contains(refused) && !error.contains("  "));
+            assert!(
+                is_as_expected || error.is_none() && refused.is_none(),
+                "{per_container:?} {request:?}: {error:?}"
+            );
         }
     }
 
     #[test]
     fn edits_that_the_api_version_cannot_carry_are_refused() {
         let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
-        let plain = ContainerEdits { envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]), ..ContainerEdits::default() };
-        let cdi = ContainerEdits { cdi_devices: vec!["example.com/device=0".to_owned()], ..plain.clone() };
+        let plain = ContainerEdits {
+            envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]),
+            ..ContainerEdits::default()
+        };
+        let cdi = ContainerEdits {
+            cdi_devices: vec!["example.com/device=0".to_owned()],
+            ..plain.clone()
+        };
         let [beta, alpha] = [
             ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true },
             ApiCapabilities { api: "v1alpha", has_cdi: false, has_pre_start: false },
         ];
-        assert_eq!((fits(&spec, &plain, alpha), fits(&spec, &plain, beta), fits(&spec, &cdi, beta)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(
+            (fits(&spec, &plain, alpha), fits(&spec, &plain, beta), fits(&spec, &cdi, beta)),
+            (Ok(()), Ok(()), Ok(()))
+        );
         let error = fits(&spec, &cdi, alpha).unwrap_err().to_string();
-        assert!(error.contains("CDI") && error.contains("v1alpha") && error.contains("example.com/device"), "{error}");
+        assert!(
+            error.contains("CDI")
+                && error.contains("v1alpha")
+                && error.contains("example.com/device"),
+            "{error}"
+        );
         let hooks = Hooks { before_start: Some(Hook::Reset), ..Hooks::default() };
         let hooked = ResourceSpec { hooks, ..spec };
         assert_eq!(fits(&hooked, &plain, beta), Ok(()));
         let error = fits(&hooked, &plain, alpha).unwrap_err().to_string();
-        assert!(error.contains("before a container starts") && error.contains("v1alpha"), "{error}");
+        assert!(
+            error.contains("before a container starts") && error.contains("v1alpha"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -191,7 +257,11 @@ pub(super) mod tests {
         };
         let grant = |uid: Option<&str>, key: &str| {
             let bound = |uid: &str| GrantState::Bound {
-                pod: PodRef { uid: uid.into(), namespace: Some("ml".into()), name: Some(format!("pod-{uid}")) },
+                pod: PodRef {
+                    uid: uid.into(),
+                    namespace: Some("ml".into()),
+                    name: Some(format!("pod-{uid}")),
+                },
                 container: "main".into(),
                 bound_at: Timestamp(1),
             };
@@ -217,14 +287,24 @@ pub(super) mod tests {
             let grants: Vec<Grant> = grants.iter().map(|(uid, key)| grant(*uid, key)).collect();
             holders(grants.iter(), &device)
         };
-        let (own, part, other) = ("pci:0000:18:00.0/10de:2330", "pci:0000:18:00.0/10de:2330/gi1-ci0", "pci:0000:19:00.0/10de:2330");
+        let (own, part, other) = (
+            "pci:0000:18:00.0/10de:2330",
+            "pci:0000:18:00.0/10de:2330/gi1-ci0",
+            "pci:0000:19:00.0/10de:2330",
+        );
         assert_eq!(ask(&[]), Holders::One);
         assert_eq!(ask(&[(None, own)]), Holders::One);
         assert_eq!(ask(&[(Some("u1"), own), (Some("u1"), own)]), Holders::One);
         assert_eq!(ask(&[(Some("u1"), own), (None, own)]), Holders::Unknown);
         assert_eq!(ask(&[(None, own), (Some("u1"), own)]), Holders::Unknown);
-        assert_eq!(ask(&[(Some("u1"), own), (Some("u2"), own)]), Holders::Several("ml/pod-u1".into()));
-        assert_eq!(ask(&[(Some("u1"), part), (Some("u2"), own)]), Holders::Several("ml/pod-u1".into()));
+        assert_eq!(
+            ask(&[(Some("u1"), own), (Some("u2"), own)]),
+            Holders::Several("ml/pod-u1".into())
+        );
+        assert_eq!(
+            ask(&[(Some("u1"), part), (Some("u2"), own)]),
+            Holders::Several("ml/pod-u1".into())
+        );
         assert_eq!(ask(&[(Some("u1"), other), (Some("u2"), own)]), Holders::One);
     }
 }

@@ -32,8 +32,12 @@ impl SpecFiles {
         devices: impl Iterator<Item = (&'a DeviceId, &'a Device)> + Clone,
         node_exists: &dyn Fn(&str) -> bool,
     ) -> Result<(), Refusal> {
-        let cdi = cdi::files(spec, devices.clone().map(|(_, device)| device), node_exists).into_iter().map(|file| (&self.cdi, file));
-        let infos = devices.filter_map(|(id, device)| device_info::file(spec, id, device)).map(|file| (&self.device_info, file));
+        let cdi = cdi::files(spec, devices.clone().map(|(_, device)| device), node_exists)
+            .into_iter()
+            .map(|file| (&self.cdi, file));
+        let infos = devices
+            .filter_map(|(id, device)| device_info::file(spec, id, device))
+            .map(|file| (&self.device_info, file));
         for (folder, file) in cdi.chain(infos) {
             folder.ensure(&file.name, &file.text).map_err(|error| Refusal::FileNotWritten {
                 resource: spec.name.clone(),

@@ -62,7 +62,12 @@ pub enum Unanswerable {
 ///
 /// # Errors
 /// When that many cannot be chosen.
-pub fn choose(offering: &Offering, available: &[DeviceId], must_include: &[DeviceId], size: usize) -> Result<Vec<DeviceId>, Unanswerable> {
+pub fn choose(
+    offering: &Offering,
+    available: &[DeviceId],
+    must_include: &[DeviceId],
+    size: usize,
+) -> Result<Vec<DeviceId>, Unanswerable> {
     choose_near(offering, &[], available, must_include, size)
 }
 
@@ -85,11 +90,14 @@ pub fn choose_near(
     if ids.len() < size {
         return Err(Unanswerable::TooFew { size, available: ids.len() });
     }
-    let neighbours: BTreeMap<&DeviceId, &Device> = neighbours.iter().map(|device| (&device.id, &**device)).collect();
+    let neighbours: BTreeMap<&DeviceId, &Device> =
+        neighbours.iter().map(|device| (&device.id, &**device)).collect();
     let tree = Tree::new(offering, &neighbours, &ids, &must);
-    let policy = Policy { placement: offering.spec.placement, neighbours_first: neighbours.len() >= size };
+    let policy =
+        Policy { placement: offering.spec.placement, neighbours_first: neighbours.len() >= size };
     let chosen = tree.choose(policy, size);
-    let (first, rest): (Vec<_>, Vec<_>) = chosen.into_iter().map(|index| ids[index]).partition(|id| must.binary_search(id).is_ok());
+    let (first, rest): (Vec<_>, Vec<_>) =
+        chosen.into_iter().map(|index| ids[index]).partition(|id| must.binary_search(id).is_ok());
     Ok(first.into_iter().chain(rest).cloned().collect())
 }
 
@@ -164,7 +172,10 @@ struct Choices {
 
 impl Choices {
     fn with_capacity(most: usize) -> Self {
-        Choices { costs: Vec::with_capacity(most + 1), ids: Vec::with_capacity(most * (most + 1) / 2) }
+        Choices {
+            costs: Vec::with_capacity(most + 1),
+            ids: Vec::with_capacity(most * (most + 1) / 2),
+        }
     }
 
     /// The largest size.
@@ -208,7 +219,10 @@ impl<'a> Both<'a> {
         let (Cost(one), Cost(other)) = (self.0.0, self.1.0);
         let (Cost(known_one), Cost(known_other)) = (known.0.0, known.1.0);
         for part in 0..Cost::PARTS {
-            let (cost, known) = (one[part].saturating_add(other[part]), known_one[part].saturating_add(known_other[part]));
+            let (cost, known) = (
+                one[part].saturating_add(other[part]),
+                known_one[part].saturating_add(known_other[part]),
+            );
             if cost != known {
                 return cost < known;
             }
@@ -257,10 +271,16 @@ impl Group {
             cost.add(Cost::SAME, count * (count - 1) / 2);
         }
         let neighbours_last = !policy.neighbours_first && policy.placement != Placement::Closest;
-        cost.attract(if neighbours_last { Cost::NEIGHBOURS_LAST } else { Cost::NEIGHBOURS }, self.pull);
+        cost.attract(
+            if neighbours_last { Cost::NEIGHBOURS_LAST } else { Cost::NEIGHBOURS },
+            self.pull,
+        );
         match policy.placement {
             Placement::Closest => {
-                cost.add(Cost::PLACEMENT, usize::from(was_whole && count < self.free && !is_device));
+                cost.add(
+                    Cost::PLACEMENT,
+                    usize::from(was_whole && count < self.free && !is_device),
+                );
                 cost.add(Cost::UNEVEN, if is_device { unevenness } else { 0 });
             }
             Placement::Packed => {
@@ -286,20 +306,30 @@ impl Group {
                 if let Some(alike) = Alike::of(groups).filter(|_| size > 1) {
                     break 'solved (alike.choices(policy, most, depth + 1), Vec::new());
                 }
-                let parts: Vec<Solved> = groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
+                let parts: Vec<Solved> =
+                    groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
                 let mut rest = parts.iter();
                 let first = rest.next().map(|part| part.choices.clone()).unwrap_or_default();
                 (rest.fold(first, |choices, part| join(&choices, &part.choices, size)), parts)
             }
         };
         for (count, cost) in choices.costs.iter_mut().enumerate() {
-            *cost = cost.filter(|_| count >= self.must).map(|cost| cost.plus(&self.cost(policy, count, depth)));
+            *cost = cost
+                .filter(|_| count >= self.must)
+                .map(|cost| cost.plus(&self.cost(policy, count, depth)));
         }
         Solved { choices, parts }
     }
 
     /// Finds the best choice in this group and in every one below it.
-    fn search<'a>(&self, solved: &'a Solved, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, &'a [usize])>) {
+    fn search<'a>(
+        &self,
+        solved: &'a Solved,
+        policy: Policy,
+        size: usize,
+        around: Around,
+        best: &mut Option<(Rank, &'a [usize])>,
+    ) {
         if self.free < size {
             return;
         }
@@ -307,7 +337,11 @@ impl Group {
         if let Some((own, ids)) = solved.choices.get(size) {
             let mut cost = own.plus(&cost);
             let same = std::mem::take(&mut cost.0[Cost::SAME]);
-            let neighbours = if policy.neighbours_first { std::mem::take(&mut cost.0[Cost::NEIGHBOURS]) } else { 0 };
+            let neighbours = if policy.neighbours_first {
+                std::mem::take(&mut cost.0[Cost::NEIGHBOURS])
+            } else {
+                0
+            };
             let rank = if policy.placement == Placement::Closest {
                 let uneven = std::mem::take(&mut cost.0[Cost::UNEVEN]);
                 // Shares of one device are not needed together by another request.
@@ -323,8 +357,14 @@ impl Group {
         }
         // Only `closest` compares how much smaller the group could be.
         if let (Parts::Groups(groups), Placement::Closest) = (&self.parts, policy.placement) {
-            let around = Around { depth: depth + 1, cost: cost.plus(&self.cost(policy, size, depth)), left: left + self.free - size };
-            for (part, solved) in groups.iter().zip(&solved.parts).filter(|(part, _)| part.must == self.must) {
+            let around = Around {
+                depth: depth + 1,
+                cost: cost.plus(&self.cost(policy, size, depth)),
+                left: left + self.free - size,
+            };
+            for (part, solved) in
+                groups.iter().zip(&solved.parts).filter(|(part, _)| part.must == self.must)
+            {
                 part.search(solved, policy, size, around, best);
             }
         }

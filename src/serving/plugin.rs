@@ -8,12 +8,16 @@ use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
 use crate::domain::limits::LISTS_MAX;
-use crate::domain::{AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName};
+use crate::domain::{
+    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering,
+    Refusal, ResourceName,
+};
 use crate::hook::HookExecutor;
 use crate::host;
 use crate::kubelet::api;
 use crate::messages::{
-    CheckStart, ClosedEarly, Mailbox, Record, RecordError, RegistrationNumber, ReportUnusable, StreamEnded, StreamOpened,
+    CheckStart, ClosedEarly, Mailbox, Record, RecordError, RegistrationNumber, ReportUnusable,
+    StreamEnded, StreamOpened,
 };
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
@@ -46,7 +50,11 @@ pub struct Affinity(Arc<Mutex<RecentGrants>>);
 impl Affinity {
     // Every change is a single step, so a panic elsewhere cannot leave it half done.
     fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(resource, devices, host::now().boot);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(
+            resource,
+            devices,
+            host::now().boot,
+        );
     }
 
     fn neighbours(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
@@ -104,11 +112,19 @@ pub(super) struct Plugin {
 #[tonic::async_trait]
 impl api::Plugin for Plugin {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
-        let lists = Lists { inventory: self.shared.inventory.clone(), sent: None, guard: StreamGuard::new(self.clone())? };
+        let lists = Lists {
+            inventory: self.shared.inventory.clone(),
+            sent: None,
+            guard: StreamGuard::new(self.clone())?,
+        };
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, capabilities: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate(
+        &self,
+        containers: Vec<Vec<DeviceId>>,
+        capabilities: ApiCapabilities,
+    ) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
         let answer = {
             let _gate = self.shared.gate.read().await;
@@ -118,7 +134,12 @@ impl api::Plugin for Plugin {
         answer
     }
 
-    fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status> {
+    fn preferred(
+        &self,
+        available: Vec<DeviceId>,
+        must_include: Vec<DeviceId>,
+        size: usize,
+    ) -> Result<Vec<DeviceId>, Status> {
         let inventory = self.shared.inventory.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
@@ -137,18 +158,29 @@ impl api::Plugin for Plugin {
 }
 
 impl Plugin {
-    pub(super) fn new(resource: ResourceName, registration: RegistrationNumber, shared: Shared) -> Self {
+    pub(super) fn new(
+        resource: ResourceName,
+        registration: RegistrationNumber,
+        shared: Shared,
+    ) -> Self {
         Plugin { resource, registration, shared, lists: Arc::default() }
     }
 
     /// Reports to registration that a connection ended before ListAndWatch was requested.
     pub(super) fn report_early_close(&self) {
         if !*self.shared.leaving.borrow() {
-            self.shared.closed_early.send(ClosedEarly { resource: self.resource.clone(), registration: self.registration });
+            self.shared.closed_early.send(ClosedEarly {
+                resource: self.resource.clone(),
+                registration: self.registration,
+            });
         }
     }
 
-    async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, capabilities: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status> {
+    async fn allocate_all(
+        &self,
+        containers: Vec<Vec<DeviceId>>,
+        capabilities: ApiCapabilities,
+    ) -> Result<Vec<ContainerEdits>, Status> {
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
@@ -199,7 +231,8 @@ impl Plugin {
         if let Refusal::Unhealthy { resource, id, reason } = refusal
             && !reason.is_of_hook()
         {
-            let news = ReportUnusable { resource: resource.clone(), id: id.clone(), reason: *reason };
+            let news =
+                ReportUnusable { resource: resource.clone(), id: id.clone(), reason: *reason };
             drop(self.shared.unusable.call(news, UNUSABLE_DEADLINE).await);
         }
     }
@@ -226,8 +259,12 @@ enum AllocateError {
 fn status(error: &AllocateError) -> Status {
     let text = error.to_string();
     match error {
-        AllocateError::Refused(Refusal::Unknown { .. } | Refusal::NotOffered(_)) => Status::not_found(text),
-        AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_) | Refusal::TooMany { .. }) => Status::invalid_argument(text),
+        AllocateError::Refused(Refusal::Unknown { .. } | Refusal::NotOffered(_)) => {
+            Status::not_found(text)
+        }
+        AllocateError::Refused(
+            Refusal::Duplicate { .. } | Refusal::Empty(_) | Refusal::TooMany { .. },
+        ) => Status::invalid_argument(text),
         AllocateError::Refused(
             Refusal::Unhealthy { .. }
             | Refusal::Unanswerable { .. }
@@ -237,9 +274,8 @@ fn status(error: &AllocateError) -> Status {
             | Refusal::CdiUnsupported { .. }
             | Refusal::HooksUnsupported { .. },
         ) => Status::failed_precondition(text),
-        AllocateError::Refused(Refusal::FileNotWritten { .. } | Refusal::Unreadable { .. }) | AllocateError::NotRecorded { .. } => {
-            Status::unavailable(text)
-        }
+        AllocateError::Refused(Refusal::FileNotWritten { .. } | Refusal::Unreadable { .. })
+        | AllocateError::NotRecorded { .. } => Status::unavailable(text),
     }
 }
 
@@ -253,10 +289,14 @@ impl StreamGuard {
         if lists.fetch_add(1, Ordering::Relaxed) >= LISTS_MAX {
             lists.fetch_sub(1, Ordering::Relaxed);
             metrics::request_refused("plugin", "lists");
-            return Err(Status::resource_exhausted(format!("this socket already has {LISTS_MAX} open ListAndWatch streams of {resource}")));
+            return Err(Status::resource_exhausted(format!(
+                "this socket already has {LISTS_MAX} open ListAndWatch streams of {resource}"
+            )));
         }
         shared.sockets.stream_opened(resource, *registration);
-        shared.opened.send(StreamOpened { resource: resource.clone(), registration: *registration });
+        shared
+            .opened
+            .send(StreamOpened { resource: resource.clone(), registration: *registration });
         Ok(StreamGuard(plugin))
     }
 }
@@ -267,7 +307,9 @@ impl Drop for StreamGuard {
         lists.fetch_sub(1, Ordering::Relaxed);
         shared.sockets.stream_ended(resource, *registration);
         if !*shared.leaving.borrow() {
-            shared.ended.send(StreamEnded { resource: resource.clone(), registration: *registration });
+            shared
+                .ended
+                .send(StreamEnded { resource: resource.clone(), registration: *registration });
         }
     }
 }
@@ -291,11 +333,15 @@ impl Lists {
                 return None;
             }
             // Only changes of the devices are sent: the kubelet does not see what a container gets.
-            let is_news = |offering: &&Arc<Offering>| self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices);
+            let is_news = |offering: &&Arc<Offering>| {
+                self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices)
+            };
             if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
                     let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
-                    let due = *at + LIST_INTERVAL * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);
+                    let due = *at
+                        + LIST_INTERVAL
+                            * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);
                     if Instant::now() < due {
                         tokio::time::sleep_until(due).await;
                         continue;

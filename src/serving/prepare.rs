@@ -6,8 +6,8 @@ use super::core;
 use super::files::SpecFiles;
 use crate::contract;
 use crate::domain::{
-    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration,
-    Reason, Refusal, ResourceName, Sharing,
+    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
+    GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, ResourceName, Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
@@ -65,7 +65,14 @@ impl Preparer {
         boot_id: String,
         kubelet: watch::Receiver<Option<KubeletGeneration>>,
     ) -> Self {
-        Preparer { inventory, host_root, files, boot_id, kubelet, directories: Mutex::new((Instant::now(), Listings::default())) }
+        Preparer {
+            inventory,
+            host_root,
+            files,
+            boot_id,
+            kubelet,
+            directories: Mutex::new((Instant::now(), Listings::default())),
+        }
     }
 
     /// Decides, and returns the container's edits and the message to the ledger. It changes no
@@ -76,7 +83,10 @@ impl Preparer {
     pub(super) fn prepare(&self, request: Request<'_>) -> Result<Prepared, Refusal> {
         let Request { alloc_id, resource, ids, capabilities } = request;
         let inventory = Arc::clone(&self.inventory.borrow());
-        let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
+        let offering = inventory
+            .resources
+            .get(resource)
+            .ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
         let root = self.host_root.recording();
         let nodes = Nodes::new(&root, &self.directories);
@@ -85,20 +95,36 @@ impl Preparer {
         for (id, offered) in ids.iter().zip(&offered) {
             let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
             // A held device stays in the list while a node that a container needs is missing.
-            if offered.device.nodes.iter().any(missing) || contract::missing(&offering.spec, &offered.device).is_some() {
+            if offered.device.nodes.iter().any(missing)
+                || contract::missing(&offering.spec, &offered.device).is_some()
+            {
                 no_failure(&root, resource, id)?;
-                return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
+                return Err(Refusal::Unhealthy {
+                    resource: resource.clone(),
+                    id: id.clone(),
+                    reason: Reason::NodeMissing,
+                });
             }
             // A held device stays in the list while NVML does not report its name.
             let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
             // A disk that was mounted after the list was made is not granted.
-            let used = hardware::used_for(&self.host_root, &offered.device).map_err(|failure| unreadable(resource, id, &failure))?;
+            let used = hardware::used_for(&self.host_root, &offered.device)
+                .map_err(|failure| unreadable(resource, id, &failure))?;
             if let Some(why) = unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
-                return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
+                return Err(Refusal::Unanswerable {
+                    resource: resource.clone(),
+                    id: id.clone(),
+                    why,
+                });
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
-        let request = contract::Request { spec: &offering.spec, devices: &devices, alloc_id: &alloc_id, node_exists: &node_exists };
+        let request = contract::Request {
+            spec: &offering.spec,
+            devices: &devices,
+            alloc_id: &alloc_id,
+            node_exists: &node_exists,
+        };
         let mut edits = contract::edits(&request);
         // A node whose existence could not be checked would be missing from the answer.
         no_failure(&root, resource, &ids[0])?;
@@ -111,7 +137,11 @@ impl Preparer {
             numa_nodes: device.numa_nodes.clone(),
             nodes: nodes_behind(device, &edits),
             // The answer contains the nodes of a whole pool already.
-            objects: if matches!(offering.spec.sharing, Sharing::Pool(_)) { Vec::new() } else { device.objects() },
+            objects: if matches!(offering.spec.sharing, Sharing::Pool(_)) {
+                Vec::new()
+            } else {
+                device.objects()
+            },
         };
         let grant = Arc::new(Grant {
             resource: resource.clone(),
@@ -174,7 +204,9 @@ fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Contract, DeviceClass, Health, IntelGpuOptions, Offered, Offering, ResourceSpec};
+    use crate::domain::{
+        Contract, DeviceClass, Health, IntelGpuOptions, Offered, Offering, ResourceSpec,
+    };
     use crate::host::faults::{ERRORS, with_faults};
     use std::collections::BTreeMap;
     use std::fs;
@@ -186,26 +218,46 @@ mod tests {
     }
 
     fn device(id: &str, class: DeviceClass, nodes: Vec<DeviceNode>) -> Arc<Device> {
-        let pci = (class == DeviceClass::Gpu).then(|| Box::new(crate::domain::PciFunction::at("0000:03:00.0".parse().unwrap())));
+        let pci = (class == DeviceClass::Gpu)
+            .then(|| Box::new(crate::domain::PciFunction::at("0000:03:00.0".parse().unwrap())));
         let attributes = [("disk", "sdx")].into_iter().filter(|_| id == "disk").collect();
-        Arc::new(Device { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), class, pci, numa_nodes: Vec::new(), nodes, attributes })
+        Arc::new(Device {
+            id: DeviceId::new(id),
+            key: format!("dev:/dev/{id}"),
+            class,
+            pci,
+            numa_nodes: Vec::new(),
+            nodes,
+            attributes,
+        })
     }
 
     /// A preparer below this root for one device with this contract.
     fn preparer(root: &Path, device: &Arc<Device>, contract: Contract) -> (Preparer, ResourceName) {
         let name: ResourceName = "a.com/x".parse().unwrap();
-        let spec = Arc::new(ResourceSpec { contract, ..ResourceSpec::new(name.clone(), device.class) });
+        let spec =
+            Arc::new(ResourceSpec { contract, ..ResourceSpec::new(name.clone(), device.class) });
         let offered = Offered { device: Arc::clone(device), health: Health::Healthy };
         let offering = Offering { spec, devices: BTreeMap::from([(device.id.clone(), offered)]) };
         let inventory = Inventory { resources: [(name.clone(), Arc::new(offering))].into() };
-        let (files, root) = (SpecFiles::new(&root.join("cdi"), &root.join("info")), HostRoot::new(root));
+        let (files, root) =
+            (SpecFiles::new(&root.join("cdi"), &root.join("info")), HostRoot::new(root));
         let (inventory, kubelet) = (watch::channel(Arc::new(inventory)).1, watch::channel(None).1);
         (Preparer::new(inventory, root, files, "boot".into(), kubelet), name)
     }
 
-    fn allocate(preparer: &Preparer, resource: &ResourceName, id: &DeviceId) -> Result<ContainerEdits, Refusal> {
+    fn allocate(
+        preparer: &Preparer,
+        resource: &ResourceName,
+        id: &DeviceId,
+    ) -> Result<ContainerEdits, Refusal> {
         let capabilities = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
-        let request = Request { alloc_id: AllocId::new("a"), resource, ids: std::slice::from_ref(id), capabilities };
+        let request = Request {
+            alloc_id: AllocId::new("a"),
+            resource,
+            ids: std::slice::from_ref(id),
+            capabilities,
+        };
         preparer.prepare(request).map(|prepared| prepared.edits)
     }
 
@@ -214,28 +266,49 @@ mod tests {
     #[test]
     fn a_failed_read_is_refused_and_is_no_absence() {
         let dir = tempfile::tempdir().unwrap();
-        for node in ["dev/sdx", "dev/dri/card0", "dev/dri/renderD128", "dev/dri/by-path/pci-0000:03:00.0-card"] {
+        for node in [
+            "dev/sdx",
+            "dev/dri/card0",
+            "dev/dri/renderD128",
+            "dev/dri/by-path/pci-0000:03:00.0-card",
+        ] {
             write(dir.path(), node, "");
         }
         write(dir.path(), "sys/class/block/sdx/dev", "8:0\n");
         write(dir.path(), "proc/swaps", "Filename\n");
         let mounts = |text: &str| write(dir.path(), "proc/1/mountinfo", text);
         mounts("36 35 254:0 / / rw - ext4 /dev/vda rw\n");
-        let gpu = vec![DeviceNode::at("/dev/dri/card0").optional(), DeviceNode::at("/dev/dri/renderD128")];
+        let gpu = vec![
+            DeviceNode::at("/dev/dri/card0").optional(),
+            DeviceNode::at("/dev/dri/renderD128"),
+        ];
         let gpu = device("gpu", DeviceClass::Gpu, gpu);
         let disk = device("disk", DeviceClass::Char, vec![DeviceNode::at("/dev/sdx")]);
-        for (device, contract) in [(&gpu, Contract::IntelGpu(IntelGpuOptions::default())), (&disk, Contract::Generic)] {
+        for (device, contract) in
+            [(&gpu, Contract::IntelGpu(IntelGpuOptions::default())), (&disk, Contract::Generic)]
+        {
             let (preparer, name) = preparer(dir.path(), device, contract);
             // The directories are cached for a short time.
-            let fresh = || *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
-            let (whole, calls) = with_faults(|_| None, || allocate(&preparer, &name, &device.id).unwrap());
+            let fresh =
+                || *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
+            let (whole, calls) =
+                with_faults(|_| None, || allocate(&preparer, &name, &device.id).unwrap());
             assert!(calls > 3 && !whole.devices.is_empty());
-            for (errno, failing) in ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call))) {
+            for (errno, failing) in
+                ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call)))
+            {
                 fresh();
-                let (answer, _) = with_faults(move |call| (call == failing).then_some(errno), || allocate(&preparer, &name, &device.id));
+                let (answer, _) = with_faults(
+                    move |call| (call == failing).then_some(errno),
+                    || allocate(&preparer, &name, &device.id),
+                );
                 match answer {
-                    Ok(answer) => assert_eq!(answer, whole, "{} errno {errno} at {failing}", device.id),
-                    Err(Refusal::Unreadable { why, .. }) => assert!(why.contains("cannot be read"), "{why}"),
+                    Ok(answer) => {
+                        assert_eq!(answer, whole, "{} errno {errno} at {failing}", device.id)
+                    }
+                    Err(Refusal::Unreadable { why, .. }) => {
+                        assert!(why.contains("cannot be read"), "{why}")
+                    }
                     Err(other) => panic!("{} errno {errno} at {failing}: {other}", device.id),
                 }
             }
@@ -244,10 +317,17 @@ mod tests {
         let (preparer, name) = preparer(dir.path(), &disk, Contract::Generic);
         mounts("36 35 8:0 / /data rw - ext4 /dev/sdx rw\n");
         let (refused, calls) = with_faults(|_| None, || allocate(&preparer, &name, &disk.id));
-        assert!(refused.is_err_and(|refusal| refusal.to_string().contains("the host uses it: mounted at /data")));
-        for (errno, failing) in ERRORS.iter().flat_map(|errno| (0..=calls).map(move |call| (*errno, call))) {
+        assert!(refused.is_err_and(|refusal| {
+            refusal.to_string().contains("the host uses it: mounted at /data")
+        }));
+        for (errno, failing) in
+            ERRORS.iter().flat_map(|errno| (0..=calls).map(move |call| (*errno, call)))
+        {
             let fault = move |call| (call == failing || failing == calls).then_some(errno);
-            assert!(with_faults(fault, || allocate(&preparer, &name, &disk.id)).0.is_err(), "errno {errno} at {failing}");
+            assert!(
+                with_faults(fault, || allocate(&preparer, &name, &disk.id)).0.is_err(),
+                "errno {errno} at {failing}"
+            );
         }
     }
 }

@@ -82,9 +82,14 @@ mod tests {
     #[test]
     fn many_refusals_make_one_line_every_few_seconds_with_the_number_of_suppressed_ones() {
         let (refusals, start) = (Refusals::default(), Instant::now());
-        let [gpu, nic] = ["nvidia.com/gpu", "example.com/nic"].map(|name| name.parse::<ResourceName>().unwrap());
-        let logged = |resource, seconds| refusals.refused(resource, start + Duration::from_secs(seconds));
-        assert_eq!([logged(&gpu, 0), logged(&gpu, 1), logged(&nic, 1), logged(&gpu, 4)], [Some(0), None, Some(0), None]);
+        let [gpu, nic] =
+            ["nvidia.com/gpu", "example.com/nic"].map(|name| name.parse::<ResourceName>().unwrap());
+        let logged =
+            |resource, seconds| refusals.refused(resource, start + Duration::from_secs(seconds));
+        assert_eq!(
+            [logged(&gpu, 0), logged(&gpu, 1), logged(&nic, 1), logged(&gpu, 4)],
+            [Some(0), None, Some(0), None]
+        );
         assert_eq!([logged(&gpu, 5), logged(&gpu, 20)], [Some(2), Some(0)]);
     }
 

@@ -99,7 +99,11 @@ impl Sockets {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn bind(&self, resource: &ResourceName, registration: RegistrationNumber) -> io::Result<Bound> {
+    pub(super) fn bind(
+        &self,
+        resource: &ResourceName,
+        registration: RegistrationNumber,
+    ) -> io::Result<Bound> {
         if let Some(kubelets) = self.directory.parent() {
             private::make_open_folder(kubelets)?;
         }
@@ -107,8 +111,10 @@ impl Sockets {
         let name = self.file_name(resource, registration);
         let path = self.directory.join(&name);
         if path.as_os_str().len() > SOCKET_PATH_MAX {
-            let problem =
-                format!("the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir", path.display());
+            let problem = format!(
+                "the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir",
+                path.display()
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
         let listener = TrustedListener::bind(&path, || metrics::refused("plugin"))?;
@@ -116,10 +122,16 @@ impl Sockets {
     }
 
     /// Adds the socket of an earlier instance.
-    pub(super) fn take(&self, resource: &ResourceName, socket: OwnedFd) -> io::Result<(RegistrationNumber, Bound)> {
+    pub(super) fn take(
+        &self,
+        resource: &ResourceName,
+        socket: OwnedFd,
+    ) -> io::Result<(RegistrationNumber, Bound)> {
         let listener = TrustedListener::adopt(socket, || metrics::refused("plugin"))?;
         let path = listener.path().filter(|path| path.parent() == Some(&*self.directory));
-        let path = path.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the socket is not in our directory"))?;
+        let path = path.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "the socket is not in our directory")
+        })?;
         let number = PASSED + self.table().len() as RegistrationNumber;
         Ok((number, self.insert((resource.clone(), number), listener, path)))
     }
@@ -128,7 +140,13 @@ impl Sockets {
         let listener = Arc::new(listener);
         let endpoint = format!("{DIRECTORY}/{}", path.file_name().unwrap_or_default().display());
         let (close, closed) = watch::channel(false);
-        let socket = Socket { path, listener: Arc::downgrade(&listener), streams: 0, superseded: false, close };
+        let socket = Socket {
+            path,
+            listener: Arc::downgrade(&listener),
+            streams: 0,
+            superseded: false,
+            close,
+        };
         self.table().insert(key, socket);
         Bound { listener, endpoint, close: closed }
     }
@@ -139,8 +157,16 @@ impl Sockets {
     fn file_name(&self, resource: &ResourceName, registration: RegistrationNumber) -> String {
         let hash = crc32fast::hash(resource.as_str().as_bytes());
         let unique = format!("{hash:08x}-{}-{registration:x}.sock", self.stamp);
-        let space = SOCKET_PATH_MAX.saturating_sub(self.directory.as_os_str().len() + "/-".len() + unique.len());
-        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(space.min(NAME_MAX)).collect();
+        let space = SOCKET_PATH_MAX
+            .saturating_sub(self.directory.as_os_str().len() + "/-".len() + unique.len());
+        let name: String = resource
+            .as_str()
+            .split('/')
+            .next_back()
+            .unwrap_or_default()
+            .chars()
+            .take(space.min(NAME_MAX))
+            .collect();
         if name.is_empty() { unique } else { format!("{name}-{unique}") }
     }
 
@@ -159,7 +185,10 @@ impl Sockets {
     /// Marks the sockets of earlier instances.
     pub(crate) fn supersede_passed(&self) {
         let mut table = self.table();
-        table.iter_mut().filter(|((_, number), _)| *number >= PASSED).for_each(|(_, socket)| socket.superseded = true);
+        table
+            .iter_mut()
+            .filter(|((_, number), _)| *number >= PASSED)
+            .for_each(|(_, socket)| socket.superseded = true);
         close_unused(&mut table);
     }
 
@@ -180,7 +209,11 @@ impl Sockets {
     /// Number of open streams of a resource on all of its sockets. After a second Register the
     /// kubelet reads two.
     pub(super) fn streams(&self, resource: &ResourceName) -> usize {
-        self.table().iter().filter(|((name, _), _)| name == resource).map(|(_, socket)| socket.streams).sum()
+        self.table()
+            .iter()
+            .filter(|((name, _), _)| name == resource)
+            .map(|(_, socket)| socket.streams)
+            .sum()
     }
 
     /// Copies of the kubelet's connections and of the sockets, for another process. This one
@@ -196,7 +229,9 @@ impl Sockets {
             if let Some(listener) = socket.listener.upgrade() {
                 match listener.as_fd().try_clone_to_owned() {
                     Ok(copy) => copies.push((Label::Socket(resource.clone()), copy)),
-                    Err(error) => tracing::warn!(%resource, %error, "cannot copy a socket for the next process"),
+                    Err(error) => {
+                        tracing::warn!(%resource, %error, "cannot copy a socket for the next process")
+                    }
                 }
             }
         }
@@ -206,7 +241,9 @@ impl Sockets {
     /// Registrations whose socket file was removed by another process.
     #[must_use]
     pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {
-        let gone = |socket: &Socket| !socket.superseded && std::fs::symlink_metadata(&socket.path).is_err();
+        let gone = |socket: &Socket| {
+            !socket.superseded && std::fs::symlink_metadata(&socket.path).is_err()
+        };
         self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
     }
 
@@ -239,11 +276,18 @@ impl Sockets {
         for entry in entries.flatten() {
             let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
             let path = entry.path();
-            let refused = || std::os::unix::net::UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+            let refused = || {
+                std::os::unix::net::UnixStream::connect(&path)
+                    .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+            };
             if is_socket && refused() {
                 match std::fs::remove_file(&path) {
-                    Ok(()) => tracing::debug!(path = %path.display(), "removed the socket of a process that has exited"),
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "cannot remove the socket of a process that has exited"),
+                    Ok(()) => {
+                        tracing::debug!(path = %path.display(), "removed the socket of a process that has exited")
+                    }
+                    Err(error) => {
+                        tracing::warn!(path = %path.display(), %error, "cannot remove the socket of a process that has exited")
+                    }
                 }
             }
         }
@@ -265,7 +309,8 @@ fn close_unused(table: &mut BTreeMap<Key, Socket>) {
 mod tests {
     use super::*;
 
-    const LIMITS: ConnectionLimits = ConnectionLimits { telemetry: 1, plugin: 1, control: 1, handover: 1, held: 1 };
+    const LIMITS: ConnectionLimits =
+        ConnectionLimits { telemetry: 1, plugin: 1, control: 1, handover: 1, held: 1 };
 
     #[tokio::test]
     async fn a_superseded_socket_stays_until_its_last_stream_has_ended() {
@@ -300,11 +345,21 @@ mod tests {
 
     #[test]
     fn the_longest_resource_name_fits_the_kubelets_directory_also_that_of_microk8s() {
-        let longest = format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
-        for (dir, newest) in [("/var/lib/kubelet", u64::MAX), ("/var/snap/microk8s/common/var/lib/kubelet", u64::from(u32::MAX))] {
+        let longest =
+            format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
+        for (dir, newest) in [
+            ("/var/lib/kubelet", u64::MAX),
+            ("/var/snap/microk8s/common/var/lib/kubelet", u64::from(u32::MAX)),
+        ] {
             let sockets = Sockets::new(&Path::new(dir).join("device-plugins"), LIMITS);
-            let path = |registration| sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), registration));
-            assert!(path(newest).as_os_str().len() <= SOCKET_PATH_MAX, "{}", path(newest).display());
+            let path = |registration| {
+                sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), registration))
+            };
+            assert!(
+                path(newest).as_os_str().len() <= SOCKET_PATH_MAX,
+                "{}",
+                path(newest).display()
+            );
             assert_ne!(path(newest), path(newest - 1));
         }
     }

@@ -57,7 +57,11 @@ fn the_directory_stays_small_however_many_grants_come_and_go() {
     assert!(most < 4 * 4 * MIB, "{most}");
     let left = past(&store);
     let bytes: usize = left.len() * 700;
-    assert!(bytes as u64 <= retention.records(0) && bytes as u64 > retention.records(0) / 2, "{} grants are remembered", left.len());
+    assert!(
+        bytes as u64 <= retention.records(0) && bytes as u64 > retention.records(0) / 2,
+        "{} grants are remembered",
+        left.len()
+    );
     assert_eq!(left[0], grant(7999).alloc_id, "the newest are");
     store.checkpoint().unwrap();
     let found = store.verifier().verify().unwrap();
@@ -101,7 +105,10 @@ fn who_reads_a_database_reads_on_and_it_is_written_anew_later() {
             if told == 50 {
                 store.checkpoint().unwrap();
                 store.index.settle();
-                assert!(host::size_below(&database_dir(dir.path())) >= before, "its files are where they were");
+                assert!(
+                    host::size_below(&database_dir(dir.path())) >= before,
+                    "its files are where they were"
+                );
             }
             told += 1;
             true
@@ -137,11 +144,18 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
         assert!(verify(dir.path()).unwrap().sound, "{ends}");
         for boot in [THIS, Some("next boot")] {
             let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
-            assert!(recovered.report.is_clean() && recovered.grants.len() == 1, "{ends}: {}", recovered.report);
+            assert!(
+                recovered.report.is_clean() && recovered.grants.len() == 1,
+                "{ends}: {}",
+                recovered.report
+            );
             assert_eq!(past(&store).len(), 50, "{ends}");
             assert!(store.load().report.is_clean(), "{ends}: {}", store.load().report);
         }
-        assert!(!fresh.exists() && quarantined(dir.path()).is_empty(), "{ends}: nothing is left behind");
+        assert!(
+            !fresh.exists() && quarantined(dir.path()).is_empty(),
+            "{ends}: nothing is left behind"
+        );
     }
 }
 
@@ -152,7 +166,10 @@ fn a_close_does_not_wait_until_the_database_is_written_anew() {
     store.index.hurry();
     store.checkpoint().unwrap();
     store.index.settle();
-    assert!(host::size_below(&database_dir(dir.path())) > 4 * MIB && !compact_dir(&database_dir(dir.path())).exists());
+    assert!(
+        host::size_below(&database_dir(dir.path())) > 4 * MIB
+            && !compact_dir(&database_dir(dir.path())).exists()
+    );
     store.close().unwrap();
     let mut store = open(dir.path(), Retention { grants: 100, ..Retention::of_bytes(64 * MIB) });
     store.checkpoint().unwrap();
@@ -167,7 +184,13 @@ fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history()
     let retention = Retention { grants: 60, ..Retention::default() };
     for life in 0..6 {
         let mut store = open(dir.path(), retention);
-        store.append(&(life * 20..life * 20 + 20).flat_map(|n| [made(n), released_at(n, now())]).collect::<Vec<_>>()).unwrap();
+        store
+            .append(
+                &(life * 20..life * 20 + 20)
+                    .flat_map(|n| [made(n), released_at(n, now())])
+                    .collect::<Vec<_>>(),
+            )
+            .unwrap();
         // sled writes what it has without a checkpoint, as a kill some time later finds it.
         store.index.settle();
         drop(store);
@@ -187,7 +210,9 @@ fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_
     let held = slow::hold(&database_dir(dir.path()));
     let mut store = open(dir.path(), retention);
     let mut most = 0;
-    come_and_go(&mut store, 10..14_000, || most = most.max(host::size_below(&journal_dir(dir.path()))));
+    come_and_go(&mut store, 10..14_000, || {
+        most = most.max(host::size_below(&journal_dir(dir.path())))
+    });
     assert!(most < 11 * MIB, "{most}");
     drop(held);
     while store.kept().unreadable.is_some() || !store.kept().database {
@@ -219,8 +244,10 @@ fn what_was_quarantined_is_bounded_and_the_newest_of_it_stays() {
         }
     };
     let left = || {
-        let mut left: Vec<u64> =
-            quarantined(dir.path()).iter().map(|path| path.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap()).collect();
+        let mut left: Vec<u64> = quarantined(dir.path())
+            .iter()
+            .map(|path| path.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap())
+            .collect();
         left.sort_unstable();
         left
     };

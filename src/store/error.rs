@@ -19,7 +19,9 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Another process has the same state directory open.
-    #[error("state directory `{path}` is in use by another process: stop the other Holdfast first, or give this one another `--state-dir`")]
+    #[error(
+        "state directory `{path}` is in use by another process: stop the other Holdfast first, or give this one another `--state-dir`"
+    )]
     InUse {
         /// The state directory.
         path: PathBuf,
@@ -43,7 +45,9 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Too many entries were accepted without a journal, or the journal can be written.
-    #[error("{entries} entries are waiting to be written; new grants are refused until the journal is writable")]
+    #[error(
+        "{entries} entries are waiting to be written; new grants are refused until the journal is writable"
+    )]
     TooManyUnwritten {
         /// How many wait.
         entries: usize,
@@ -63,7 +67,9 @@ pub enum StoreError {
         why: String,
     },
     /// The query database failed. The journal is not touched by that.
-    #[error("query database `{path}` failed: {why}: it is rebuilt from the journal at the next checkpoint")]
+    #[error(
+        "query database `{path}` failed: {why}: it is rebuilt from the journal at the next checkpoint"
+    )]
     Database {
         /// Its directory.
         path: PathBuf,
@@ -124,7 +130,9 @@ mod tests {
 
     #[test]
     fn an_error_names_the_path_the_reason_and_the_way_out() {
-        let error = StoreError::io("write", Path::new("/var/lib/holdfast/journal/1.log"))(io::ErrorKind::StorageFull.into());
+        let error = StoreError::io("write", Path::new("/var/lib/holdfast/journal/1.log"))(
+            io::ErrorKind::StorageFull.into(),
+        );
         let text = error.to_string();
         for part in ["`/var/lib/holdfast/journal/1.log`", "no storage space", "make room"] {
             assert!(text.contains(part), "`{part}` in `{text}`");

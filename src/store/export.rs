@@ -48,13 +48,25 @@ impl Export {
     ///
     /// # Errors
     /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
-    pub fn read(self, mut take: impl FnMut(ExportLine) -> bool) -> Result<Option<Timestamp>, StoreError> {
-        let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } = self;
-        let held = live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).map(|grant| ExportLine::Grant(Box::new(grant)));
-        if !std::iter::once(ExportLine::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
+    pub fn read(
+        self,
+        mut take: impl FnMut(ExportLine) -> bool,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } =
+            self;
+        let held = live
+            .values()
+            .filter_map(|(_, payload)| codec::decode_grant(payload))
+            .map(|grant| ExportLine::Grant(Box::new(grant)));
+        if !std::iter::once(ExportLine::Notes { names, listed, owed, verdicts })
+            .chain(held)
+            .all(&mut take)
+        {
             return Ok(None);
         }
-        let mut take = |grant: Grant| live.contains_key(&grant.alloc_id) || take(ExportLine::Grant(Box::new(grant)));
+        let mut take = |grant: Grant| {
+            live.contains_key(&grant.alloc_id) || take(ExportLine::Grant(Box::new(grant)))
+        };
         match reader.and_then(|reader| reader.wait()) {
             Ok(reader) => {
                 reader.history(take)?;
@@ -70,7 +82,10 @@ impl Export {
 
 /// What the journal tells of released grants, newest first. Each segment begins with everything that is live: so each tells by itself what
 /// was released in it, and one at a time is in memory.
-fn released_in_journal(state_dir: &Path, take: &mut impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+fn released_in_journal(
+    state_dir: &Path,
+    take: &mut impl FnMut(Grant) -> bool,
+) -> Result<(), StoreError> {
     for (first, path) in segments(&journal_dir(state_dir))?.into_iter().rev() {
         let mut replay = JournalReplay::of(state_dir);
         match replay.read_segment(first, &path) {
@@ -96,7 +111,10 @@ impl Past {
     ///
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
-    pub fn look_up(self, ids: &BTreeSet<AllocId>) -> Result<(BTreeSet<AllocId>, Option<Timestamp>), StoreError> {
+    pub fn look_up(
+        self,
+        ids: &BTreeSet<AllocId>,
+    ) -> Result<(BTreeSet<AllocId>, Option<Timestamp>), StoreError> {
         let reader = self.0.wait()?;
         Ok((reader.look_up(ids)?, reader.forgotten_until()?))
     }
@@ -115,7 +133,11 @@ impl Store {
     ///
     /// # Errors
     /// When the query database fails.
-    pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
+    pub fn history(
+        &self,
+        limit: usize,
+        mut keep: impl FnMut(&Grant) -> bool,
+    ) -> Result<Vec<Grant>, StoreError> {
         let mut found = Vec::new();
         self.index.reader()?.wait()?.history(|grant| {
             if found.len() < limit && keep(&grant) {
@@ -136,6 +158,11 @@ impl Store {
             Err(error @ StoreError::Database { .. }) => return Err(error),
             reader => reader,
         };
-        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader })
+        Ok(Export {
+            dir: self.dir.clone(),
+            notes: self.notes.clone(),
+            live: self.live.clone(),
+            reader,
+        })
     }
 }

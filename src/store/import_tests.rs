@@ -32,7 +32,11 @@ fn what_is_taken_over_is_in_both_copies_beside_what_was_there() {
     take_steps();
     store.import(&entries(100..5000)).unwrap();
     let steps: Vec<_> = take_steps().into_iter().take(4).collect();
-    assert_eq!(steps, ["write", "sync", "rename", "sync directory"], "it is durable before it has its name");
+    assert_eq!(
+        steps,
+        ["write", "sync", "rename", "sync directory"],
+        "it is durable before it has its name"
+    );
     store.append(&[made(2)]).unwrap();
     let known = store.load();
     assert_eq!((known.grants.len(), known.names.len(), known.listed.len()), (2450 + 2, 2, 1));
@@ -77,7 +81,8 @@ fn a_take_over_that_was_cut_short_has_never_been() {
     let whole = dir_of_journal.join(journal::file_name(first));
     fs::rename(&whole, whole.with_extension("draft")).unwrap();
     fs::remove_dir_all(database_dir(dir.path())).unwrap();
-    let known = |dir: &Path| (peek(dir).unwrap().grants.len(), peek_history(dir).unwrap().released.len());
+    let known =
+        |dir: &Path| (peek(dir).unwrap().grants.len(), peek_history(dir).unwrap().released.len());
     assert_eq!(known(dir.path()), (1, 0));
     fs::remove_file(dir.path().join("lock")).unwrap();
     let mut store = open(dir.path());

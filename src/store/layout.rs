@@ -68,7 +68,11 @@ pub(super) fn has_free_space(dir: &Path) -> bool {
 
 /// sled is not opened without free space.
 pub(super) fn require_free_space(dir: &Path) -> Result<(), StoreError> {
-    if has_free_space(dir) { Ok(()) } else { Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into())) }
+    if has_free_space(dir) {
+        Ok(())
+    } else {
+        Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into()))
+    }
 }
 
 /// Renames something damaged. Returns its new name.
@@ -88,9 +92,11 @@ pub(super) fn quarantine(path: &Path) -> Result<PathBuf, StoreError> {
 
 /// What was quarantined in a state directory.
 pub(super) fn quarantined(state_dir: &Path) -> Vec<PathBuf> {
-    let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let inside =
+        |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let all = inside(state_dir.to_owned()).chain(inside(journal_dir(state_dir)));
-    let mut found: Vec<PathBuf> = all.filter(|path| path.to_string_lossy().contains(".quarantine")).collect();
+    let mut found: Vec<PathBuf> =
+        all.filter(|path| path.to_string_lossy().contains(".quarantine")).collect();
     found.sort();
     found
 }
@@ -98,14 +104,26 @@ pub(super) fn quarantined(state_dir: &Path) -> Vec<PathBuf> {
 /// Deletes the oldest of what was quarantined when there is too much of it. The newest stays whatever its size.
 pub(super) fn delete_quarantined(state_dir: &Path, retention: Retention, now: Timestamp) {
     // Its name ends with the time.
-    let moved_at = |path: &Path| path.to_string_lossy().rsplit('-').next().and_then(|millis| millis.parse().ok()).unwrap_or(0_u64);
-    let mut aside: Vec<_> = quarantined(state_dir).into_iter().map(|path| (moved_at(&path), path)).collect();
+    let moved_at = |path: &Path| {
+        path.to_string_lossy()
+            .rsplit('-')
+            .next()
+            .and_then(|millis| millis.parse().ok())
+            .unwrap_or(0_u64)
+    };
+    let mut aside: Vec<_> =
+        quarantined(state_dir).into_iter().map(|path| (moved_at(&path), path)).collect();
     aside.sort_unstable_by(|one, other| other.cmp(one));
     let oldest = now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
     let mut kept = 0_u64;
     for (place, (at, path)) in aside.iter().enumerate() {
-        let bytes = if path.is_dir() { host::size_below(path) } else { path.metadata().map_or(0, |about| about.len()) };
-        let is_too_much = place > 0 && (place >= QUARANTINED_MAX || kept.saturating_add(bytes) > retention.bytes);
+        let bytes = if path.is_dir() {
+            host::size_below(path)
+        } else {
+            path.metadata().map_or(0, |about| about.len())
+        };
+        let is_too_much =
+            place > 0 && (place >= QUARANTINED_MAX || kept.saturating_add(bytes) > retention.bytes);
         if !is_too_much && *at >= oldest {
             kept += bytes;
             continue;
@@ -113,8 +131,12 @@ pub(super) fn delete_quarantined(state_dir: &Path, retention: Retention, now: Ti
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         let why = if is_too_much { "there is too much" } else { "it is too old" };
         match removed {
-            Ok(()) => tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection"),
-            Err(error) => tracing::debug!(path = %path.display(), %error, "failed to delete damaged files"),
+            Ok(()) => {
+                tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection")
+            }
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "failed to delete damaged files")
+            }
         }
     }
 }
@@ -139,7 +161,9 @@ pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
 /// Removes a directory, if it is there.
 pub(super) fn remove(dir: &Path) -> Result<(), StoreError> {
     match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", dir)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::io("delete", dir)(error))
+        }
         _ => Ok(()),
     }
 }

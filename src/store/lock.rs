@@ -32,16 +32,22 @@ fn closed(segment: u64) -> String {
 impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("lock");
-        let opened =
-            match host::open_regular(&path, File::options().mode(private::FILE).create(true).truncate(false).read(true).write(true)) {
-                // What is there can still be locked and read.
-                Err(error) if is_out_of_space(&error) => host::open_regular(&path, File::options().read(true)).map_err(|_| error),
-                opened => opened,
-            };
+        let opened = match host::open_regular(
+            &path,
+            File::options().mode(private::FILE).create(true).truncate(false).read(true).write(true),
+        ) {
+            // What is there can still be locked and read.
+            Err(error) if is_out_of_space(&error) => {
+                host::open_regular(&path, File::options().read(true)).map_err(|_| error)
+            }
+            opened => opened,
+        };
         let mut file = opened.map_err(StoreError::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path: state_dir.to_owned() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(StoreError::InUse { path: state_dir.to_owned() });
+            }
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
         // What cannot be read is no boot that this could be.
@@ -63,7 +69,9 @@ impl Lock {
 
     /// Whether the last writer closed its journal with this segment. Then no entry follows the last confirmed one, in any boot.
     pub(super) fn is_closed_with(&self, segment: Option<u64>) -> bool {
-        segment.is_some_and(|segment| self.text.get(CONFIRMED_BYTES..) == Some(closed(segment).as_str()))
+        segment.is_some_and(|segment| {
+            self.text.get(CONFIRMED_BYTES..) == Some(closed(segment).as_str())
+        })
     }
 
     /// Every entry up to this number has been confirmed, and perhaps later ones too.
@@ -97,7 +105,10 @@ impl Lock {
             return;
         }
         // In place: this needs no free space.
-        let written = self.file.write_all_at(text.as_bytes(), 0).and_then(|()| self.file.set_len(text.len() as u64));
+        let written = self
+            .file
+            .write_all_at(text.as_bytes(), 0)
+            .and_then(|()| self.file.set_len(text.len() as u64));
         if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "failed to write the last confirmed entry");
         }
@@ -114,7 +125,9 @@ impl Drop for Lock {
 
 /// The last confirmed entry, for a reader beside the writer; 0 where it is unknown.
 pub(super) fn read_confirmed(state_dir: &Path) -> u64 {
-    let read = host::read_regular(&state_dir.join("lock")).ok().and_then(|text| String::from_utf8(text).ok());
+    let read = host::read_regular(&state_dir.join("lock"))
+        .ok()
+        .and_then(|text| String::from_utf8(text).ok());
     read.and_then(|text| confirmed(&text)).unwrap_or(0)
 }
 

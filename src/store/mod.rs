@@ -62,13 +62,18 @@ pub use journal::PendingSync;
 pub use journal::codec::VERSION as RECORDS;
 pub use layout::keep_private;
 pub use peek::{History, journal_bytes, peek, peek_history};
-pub use recovery::{DatabaseCheck, JournalCheck, LiveCheck, RecoveryReport, Verification, Verifier, verify};
+pub use recovery::{
+    DatabaseCheck, JournalCheck, LiveCheck, RecoveryReport, Verification, Verifier, verify,
+};
 
 use self::index::{IndexWorker, Update};
 use self::journal::{Journal, JournalReplay, codec};
 use self::lock::Lock;
 use self::notes::{Notes, encode_all};
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Gone, Grant, LedgerHealth, Listed, PendingHooks, Retention, Verdicts};
+use crate::domain::{
+    AllocId, DeviceId, Durability, Entry, Gone, Grant, LedgerHealth, Listed, PendingHooks,
+    Retention, Verdicts,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -110,11 +115,16 @@ pub struct Recovered {
 impl Recovered {
     fn of(replay: JournalReplay, report: RecoveryReport) -> Self {
         let notes = Notes::of(&replay);
-        let grants = replay.grants.into_values().map(|(_, grant)| grant).filter(Grant::is_live).collect();
+        let grants =
+            replay.grants.into_values().map(|(_, grant)| grant).filter(Grant::is_live).collect();
         Recovered::with(grants, notes, report)
     }
 
-    fn with(grants: Vec<Grant>, Notes { names, listed, owed, verdicts, gone }: Notes, report: RecoveryReport) -> Self {
+    fn with(
+        grants: Vec<Grant>,
+        Notes { names, listed, owed, verdicts, gone }: Notes,
+        report: RecoveryReport,
+    ) -> Self {
         Recovered { grants, names, listed, owed, verdicts, gone, report }
     }
 }
@@ -167,7 +177,9 @@ impl Store {
             match self.rotate() {
                 Ok(()) => {}
                 Err(error) if self.has_failed() => return Err(error),
-                Err(error) => tracing::warn!(%error, "journal rotation failed; continuing in the current segment"),
+                Err(error) => {
+                    tracing::warn!(%error, "journal rotation failed; continuing in the current segment")
+                }
             }
         }
         self.write(&payloads)?;
@@ -219,7 +231,9 @@ impl Store {
         // The head has what is live. The history wants the rest, and a batch has to be synced in any case.
         let unwritten = std::mem::take(&mut self.unwritten);
         let payloads = encode_all(&unwritten);
-        payloads.and_then(|payloads| self.write(&payloads)).inspect_err(|_| self.unwritten = unwritten)?;
+        payloads
+            .and_then(|payloads| self.write(&payloads))
+            .inspect_err(|_| self.unwritten = unwritten)?;
         self.lock.write_confirmed();
         Ok(())
     }
@@ -250,7 +264,10 @@ impl Store {
     fn in_full(&self, entry: &Entry) -> Entry {
         let Entry::Moved { alloc_id, state } = entry else { return entry.clone() };
         let grant = self.live.get(alloc_id).and_then(|(_, payload)| codec::decode_grant(payload));
-        grant.map_or_else(|| entry.clone(), |grant| Entry::Grant(Arc::new(Grant { state: state.clone(), ..grant })))
+        grant.map_or_else(
+            || entry.clone(),
+            |grant| Entry::Grant(Arc::new(Grant { state: state.clone(), ..grant })),
+        )
     }
 
     /// Applies a confirmed entry to memory. Returns what it changes in the database.
@@ -258,7 +275,9 @@ impl Store {
         match entry {
             Entry::Grant(grant) => vec![self.apply_grant(grant, seq, payload)],
             Entry::Moved { alloc_id, state } => {
-                let Some(grant) = self.live.get(alloc_id).and_then(|(_, payload)| codec::decode_grant(payload)) else {
+                let Some(grant) =
+                    self.live.get(alloc_id).and_then(|(_, payload)| codec::decode_grant(payload))
+                else {
                     tracing::warn!(%alloc_id, "an entry moves a grant that is not live");
                     return Vec::new();
                 };
@@ -310,7 +329,8 @@ impl Store {
     /// # Errors
     /// When the query database fails: then nothing is known of released grants.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
-        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().collect();
+        let mut known: BTreeSet<AllocId> =
+            ids.iter().filter(|id| self.is_live(id)).cloned().collect();
         if known.len() < ids.len() {
             match self.past().and_then(|past| past.look_up(ids)) {
                 Ok((released, _)) => known.extend(released),
@@ -328,7 +348,11 @@ impl Store {
         let is_unknown = |entry: &Entry| match entry {
             Entry::Grant(grant) => !self.is_live(&grant.alloc_id),
             Entry::Named { key, .. } => !self.notes.names.contains_key(key),
-            Entry::Hook(hook) => self.notes.owed.get(&hook.resource).is_none_or(|owed| !owed.contains_key(&hook.device)),
+            Entry::Hook(hook) => self
+                .notes
+                .owed
+                .get(&hook.resource)
+                .is_none_or(|owed| !owed.contains_key(&hook.device)),
             _ => false,
         };
         self.index.take_found().into_iter().filter(is_unknown).collect()
@@ -339,7 +363,8 @@ impl Store {
     /// # Errors
     /// As [`Store::append`].
     pub fn adopt(&mut self, grants: &[Grant]) -> Result<(), StoreError> {
-        let entries: Vec<Entry> = grants.iter().map(|grant| Entry::Grant(Arc::new(grant.clone()))).collect();
+        let entries: Vec<Entry> =
+            grants.iter().map(|grant| Entry::Grant(Arc::new(grant.clone()))).collect();
         self.append(&entries)?;
         self.report.from_kubelet += grants.len();
         Ok(())
@@ -348,7 +373,8 @@ impl Store {
     /// The durable state now, for an actor that is rebuilt: from memory, without reading the disk.
     #[must_use]
     pub fn load(&self) -> Recovered {
-        let grants = self.live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).collect();
+        let grants =
+            self.live.values().filter_map(|(_, payload)| codec::decode_grant(payload)).collect();
         let mut report = self.report.clone();
         let late = self.index.late();
         report.findings.extend(late.findings.iter().cloned());
@@ -367,7 +393,12 @@ impl Store {
     #[must_use]
     pub fn kept(&self) -> LedgerHealth {
         let (journal, database) = self.is_sound();
-        LedgerHealth { journal, database, not_durable: self.unwritten.len(), unreadable: self.index.unreadable() }
+        LedgerHealth {
+            journal,
+            database,
+            not_durable: self.unwritten.len(),
+            unreadable: self.index.unreadable(),
+        }
     }
 
     fn has_failed(&self) -> bool {

@@ -21,7 +21,10 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let replay = read(state_dir)?;
     let mut report = RecoveryReport::of(&replay);
     if confirmed > replay.last {
-        report.findings.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", replay.last));
+        report.findings.push(format!(
+            "the journal ends with entry {}, and entries up to {confirmed} were confirmed",
+            replay.last
+        ));
     }
     Ok(Recovered::of(replay, report))
 }
@@ -51,18 +54,27 @@ pub struct History {
 /// As [`peek`].
 pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
     let replay = read(state_dir)?;
-    let copied = scratch().and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
+    let copied =
+        scratch().and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
     let ((stored, forgotten_until), problem) = match copied {
         Ok(read) => (read, None),
         Err(error) => (Default::default(), Some(error)),
     };
     let told = replay.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
-    let all: BTreeMap<AllocId, Grant> = stored.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
+    let all: BTreeMap<AllocId, Grant> =
+        stored.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
-    let released_at =
-        |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
+    let released_at = |grant: &Grant| {
+        if let GrantState::Released { released_at, .. } = grant.state {
+            released_at
+        } else {
+            grant.granted_at
+        }
+    };
     // As the database has them.
-    newest_first.sort_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
+    newest_first.sort_by(|one, other| {
+        (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id))
+    });
     Ok(History { released: newest_first, forgotten_until, problem })
 }
 
@@ -72,7 +84,10 @@ fn read(state_dir: &Path) -> Result<JournalReplay, StoreError> {
 }
 
 /// Released grants of the database in `dir`, and the latest that was forgotten, read from a copy in `scratch`.
-fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Timestamp>), StoreError> {
+fn history_of_copy(
+    dir: &Path,
+    scratch: &Path,
+) -> Result<(Vec<Grant>, Option<Timestamp>), StoreError> {
     let (database, _) = copy_database(dir, scratch)?;
     let mut grants = Vec::new();
     let reader = database.reader();
@@ -88,7 +103,10 @@ fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Tim
 
 /// The database in `dir`, as a copy in `scratch`: sled cannot open read-only, and must not be opened under a daemon that
 /// uses it. A copy that was taken while sled was writing may not open.
-pub(super) fn copy_database(dir: &Path, scratch: &Path) -> Result<(Database, DatabaseSnapshot), StoreError> {
+pub(super) fn copy_database(
+    dir: &Path,
+    scratch: &Path,
+) -> Result<(Database, DatabaseSnapshot), StoreError> {
     let copy = scratch.join("db");
     copy_directory(dir, &copy)?;
     open(&copy)

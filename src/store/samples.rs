@@ -1,8 +1,9 @@
 //! Grants for the tests of the store.
 
 use crate::domain::{
-    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, HookState,
-    Incident, KubeletGeneration, PciAddress, PendingHook, PodRef, Reason, Timestamp, Verdict, VerdictState,
+    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant,
+    GrantState, GrantedDevice, HookState, Incident, KubeletGeneration, PciAddress, PendingHook,
+    PodRef, Reason, Timestamp, Verdict, VerdictState,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +23,20 @@ pub(super) fn grant(n: u64) -> Grant {
         }],
         edits: ContainerEdits {
             envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), format!("GPU-{n}"))]),
-            mounts: vec![EditMount { host: "/etc/a".into(), container: "/etc/b".into(), read_only: true }],
-            devices: vec![EditDevice { host: "/dev/nvidia0".into(), container: "/dev/nvidia0".into(), permissions: "rw".into() }],
-            annotations: BTreeMap::from([(AllocId::ANNOTATION.into(), format!("01890a5d-ac96-774b-bcce-{n:012}"))]),
+            mounts: vec![EditMount {
+                host: "/etc/a".into(),
+                container: "/etc/b".into(),
+                read_only: true,
+            }],
+            devices: vec![EditDevice {
+                host: "/dev/nvidia0".into(),
+                container: "/dev/nvidia0".into(),
+                permissions: "rw".into(),
+            }],
+            annotations: BTreeMap::from([(
+                AllocId::ANNOTATION.into(),
+                format!("01890a5d-ac96-774b-bcce-{n:012}"),
+            )]),
             cdi_devices: vec![],
         },
         boot_id: "6f1d7d0c-8a54-4b2a-8a3f-0d1f6a4f2b11".into(),
@@ -36,7 +48,11 @@ pub(super) fn grant(n: u64) -> Grant {
 }
 
 pub(super) fn pod(n: u64) -> PodRef {
-    PodRef { uid: format!("uid-{n}"), namespace: Some("default".into()), name: Some(format!("pod-{n}")) }
+    PodRef {
+        uid: format!("uid-{n}"),
+        namespace: Some("default".into()),
+        name: Some(format!("pod-{n}")),
+    }
 }
 
 pub(super) fn made(n: u64) -> Entry {
@@ -45,12 +61,19 @@ pub(super) fn made(n: u64) -> Entry {
 
 pub(super) fn bound(n: u64) -> Entry {
     let bound_at = Timestamp(1_700_000_001_000 + n);
-    Entry::Moved { alloc_id: grant(n).alloc_id, state: GrantState::Bound { pod: pod(n), container: "main".into(), bound_at } }
+    Entry::Moved {
+        alloc_id: grant(n).alloc_id,
+        state: GrantState::Bound { pod: pod(n), container: "main".into(), bound_at },
+    }
 }
 
 pub(super) fn suspect(n: u64) -> Entry {
-    let (bound_at, suspect_at) = (Timestamp(1_700_000_001_000 + n), Timestamp(1_700_000_002_000 + n));
-    Entry::Moved { alloc_id: grant(n).alloc_id, state: GrantState::Suspect { pod: pod(n), container: "main".into(), bound_at, suspect_at } }
+    let (bound_at, suspect_at) =
+        (Timestamp(1_700_000_001_000 + n), Timestamp(1_700_000_002_000 + n));
+    Entry::Moved {
+        alloc_id: grant(n).alloc_id,
+        state: GrantState::Suspect { pod: pod(n), container: "main".into(), bound_at, suspect_at },
+    }
 }
 
 pub(super) fn released(n: u64) -> Entry {
@@ -69,12 +92,18 @@ pub(super) fn released_at(n: u64, millis: u64) -> Entry {
 }
 
 pub(super) fn named(n: u64) -> Entry {
-    Entry::Named { key: format!("pci:0000:{n:02x}:00.0/10de:2330"), id: DeviceId::new(format!("GPU-{n}")) }
+    Entry::Named {
+        key: format!("pci:0000:{n:02x}:00.0/10de:2330"),
+        id: DeviceId::new(format!("GPU-{n}")),
+    }
 }
 
 /// The list of one resource: the devices of these grants.
 pub(super) fn listed(of: &[u64]) -> Entry {
-    Entry::Listed { resource: grant(0).resource, devices: of.iter().flat_map(|n| grant(*n).devices).collect() }
+    Entry::Listed {
+        resource: grant(0).resource,
+        devices: of.iter().flat_map(|n| grant(*n).devices).collect(),
+    }
 }
 
 /// The verdict of a device that has failed and is held, with everything that a verdict may have.
@@ -143,6 +172,10 @@ pub(super) fn hook(n: u64, state: HookState) -> Entry {
 
 /// One after the other.
 pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
-    let failed = HookState::Failed { tries: 2, failed_at: Timestamp(1_700_000_004_000), why: "exit status: 1: no key".into() };
+    let failed = HookState::Failed {
+        tries: 2,
+        failed_at: Timestamp(1_700_000_004_000),
+        why: "exit status: 1: no key".into(),
+    };
     [HookState::Due, failed, HookState::Done].map(|state| hook(n, state)).into()
 }

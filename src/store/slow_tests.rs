@@ -30,7 +30,8 @@ fn released(n: u64) -> Entry {
 }
 
 fn numbers(grants: &[Grant]) -> Vec<u64> {
-    let mut numbers: Vec<u64> = grants.iter().map(|grant| grant.granted_at.0 - 1_700_000_000_000).collect();
+    let mut numbers: Vec<u64> =
+        grants.iter().map(|grant| grant.granted_at.0 - 1_700_000_000_000).collect();
     numbers.sort_unstable();
     numbers
 }
@@ -88,25 +89,47 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
         ledger(dir.path());
         let held = slow::hold(&database_dir(dir.path()));
         let (mut store, recovered) = open(dir.path(), boot);
-        assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{boot:?}: {}", recovered.report);
-        assert_eq!((recovered.names.len(), until_unreadable(&store)), (1, UnreadableReason::Slow), "{boot:?}");
+        assert!(
+            recovered.report.is_clean() && numbers(&recovered.grants) == [1],
+            "{boot:?}: {}",
+            recovered.report
+        );
+        assert_eq!(
+            (recovered.names.len(), until_unreadable(&store)),
+            (1, UnreadableReason::Slow),
+            "{boot:?}"
+        );
         // Grants are recorded and moved on meanwhile.
         store.append(&[made(4), made(5), released(4)]).unwrap();
         store.append(&[bound(5)]).unwrap();
         store.checkpoint().unwrap();
         let error = store.history(9, |_| true).unwrap_err();
-        assert!(error.to_string().contains("is not open yet: it has been opening since"), "{error}");
+        assert!(
+            error.to_string().contains("is not open yet: it has been opening since"),
+            "{error}"
+        );
         let (live, known, end) = told(&store);
         assert_eq!((live, known), (vec![1, 5], vec![4]), "what is known is told");
         assert!(end.unwrap_err().contains("is not open yet"), "and that something is missing");
-        assert!(!store.verifier().verify().unwrap().sound, "what cannot be looked at is not vouched for");
+        assert!(
+            !store.verifier().verify().unwrap().sound,
+            "what cannot be looked at is not vouched for"
+        );
         drop(held);
         until_open(&store);
         assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{boot:?}");
-        assert!(store.load().report.is_clean() && store.take_found().is_empty(), "{boot:?}: {}", store.load().report);
+        assert!(
+            store.load().report.is_clean() && store.take_found().is_empty(),
+            "{boot:?}: {}",
+            store.load().report
+        );
         store.checkpoint().unwrap();
         assert!(store.verifier().verify().unwrap().sound, "{boot:?}");
-        assert_eq!(journal::segments(&journal_dir(dir.path())).unwrap().len(), 1, "the journal is no longer than it has to be");
+        assert_eq!(
+            journal::segments(&journal_dir(dir.path())).unwrap().len(),
+            1,
+            "the journal is no longer than it has to be"
+        );
     }
 }
 
@@ -118,7 +141,9 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
     store.append(&[made(1), made(2), released(2)]).unwrap();
     let segment = journal::segments(&journal_dir(dir.path())).unwrap().pop().unwrap().1;
     let (kept, confirmed) = (fs::read(&segment).unwrap(), store.next_seq - 1);
-    store.append(&[made(3), made(4), named(3), hook(2, HookState::Due), made(5), released(5)]).unwrap();
+    store
+        .append(&[made(3), made(4), named(3), hook(2, HookState::Due), made(5), released(5)])
+        .unwrap();
     store.checkpoint().unwrap();
     drop(store);
     fs::write(&segment, kept).unwrap();
@@ -139,7 +164,10 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
     assert_eq!(found, [made(4), named(3), hook(2, HookState::Due)], "{}", store.load().report);
     store.append(&found).unwrap();
     let known = store.load();
-    assert_eq!((numbers(&known.grants), known.names.len(), known.owed.len()), (vec![1, 3, 4], 1, 1));
+    assert_eq!(
+        (numbers(&known.grants), known.names.len(), known.owed.len()),
+        (vec![1, 3, 4], 1, 1)
+    );
     assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 5], 0));
     assert!(known.report.is_clean() && known.report.from_database == 1, "{}", known.report);
     store.close().unwrap();
@@ -164,9 +192,17 @@ fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
     let held = slow::hold(&database_dir(dir.path()));
     let (mut store, recovered) = open(dir.path(), NEXT);
     assert_eq!(numbers(&recovered.grants), [1, 3]);
-    assert!(recovered.report.may_lack_grants() && recovered.report.missing == 1, "{}", recovered.report);
+    assert!(
+        recovered.report.may_lack_grants() && recovered.report.missing == 1,
+        "{}",
+        recovered.report
+    );
     let ids = [1, 2].map(|n| grant(n).alloc_id).into();
-    assert_eq!(store.known_among(&ids).unwrap().len(), 1, "what is not known is taken from the kubelet");
+    assert_eq!(
+        store.known_among(&ids).unwrap().len(),
+        1,
+        "what is not known is taken from the kubelet"
+    );
     drop(held);
     until_open(&store);
     let found = store.take_found();
@@ -175,7 +211,11 @@ fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
     assert_eq!(quarantined(dir.path()).len(), 1, "the segment is kept for a person");
     store.close().unwrap();
     let (_, recovered) = open(dir.path(), NEXT);
-    assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1, 2, 3], "{}", recovered.report);
+    assert!(
+        recovered.report.is_clean() && numbers(&recovered.grants) == [1, 2, 3],
+        "{}",
+        recovered.report
+    );
 }
 
 #[test]
@@ -186,14 +226,21 @@ fn a_slow_database_that_turns_out_to_be_damaged_is_moved_away_then() {
         fs::write(database_dir(dir.path()).join("db"), vec![0xa5; 700_000]).unwrap();
         let held = slow::hold(&database_dir(dir.path()));
         let (mut store, recovered) = open(dir.path(), boot);
-        assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{}", recovered.report);
+        assert!(
+            recovered.report.is_clean() && numbers(&recovered.grants) == [1],
+            "{}",
+            recovered.report
+        );
         until_unreadable(&store);
         store.append(&[made(4), released(4)]).unwrap();
         assert_eq!(quarantined(dir.path()).len(), 0, "slow is not damaged");
         drop(held);
         until_open(&store);
         let report = store.load().report;
-        assert!(report.findings[0].contains("its history stays in the copy that was moved away"), "{report}");
+        assert!(
+            report.findings[0].contains("its history stays in the copy that was moved away"),
+            "{report}"
+        );
         assert_eq!((quarantined(dir.path()).len(), report.quarantined.len()), (1, 1), "{report}");
         assert!(past(&store).ends_with(&[4]), "what the journal still has of it is in the new one");
         store.checkpoint().unwrap();
@@ -213,7 +260,11 @@ fn ends(run: impl FnOnce() + Send + 'static) {
         run();
         drop(done);
     });
-    assert_eq!(is_done.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected), "it waits for the database");
+    assert_eq!(
+        is_done.recv_timeout(Duration::from_secs(60)),
+        Err(RecvTimeoutError::Disconnected),
+        "it waits for the database"
+    );
     running.join().unwrap();
 }
 
@@ -229,7 +280,11 @@ fn a_daemon_that_is_stopped_while_its_database_opens_ends_and_the_next_one_has_e
         ends(move || if closes { store.close().unwrap() } else { drop(store) });
         // As a reboot in order, or as a handover: the former instance still has the files open.
         let (mut store, recovered) = open(dir.path(), if closes { NEXT } else { THIS });
-        assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1, 4], "{}", recovered.report);
+        assert!(
+            recovered.report.is_clean() && numbers(&recovered.grants) == [1, 4],
+            "{}",
+            recovered.report
+        );
         store.append(&[released(4)]).unwrap();
         drop(held);
         until_open(&store);
@@ -247,15 +302,26 @@ fn what_the_system_refuses_is_tried_again_and_no_file_is_moved() {
             ledger(dir.path());
             let held = slow::refuse(&database_dir(dir.path()), errno, u32::MAX);
             let (mut store, recovered) = open(dir.path(), boot);
-            assert!(recovered.report.is_clean() && numbers(&recovered.grants) == [1], "{errno}: {}", recovered.report);
+            assert!(
+                recovered.report.is_clean() && numbers(&recovered.grants) == [1],
+                "{errno}: {}",
+                recovered.report
+            );
             assert_eq!(until_unreadable(&store), UnreadableReason::Refused, "{errno}");
             store.append(&[made(4), released(4)]).unwrap();
             store.checkpoint().unwrap();
             let error = store.history(9, |_| true).unwrap_err().to_string();
-            assert!(error.contains(&std::io::Error::from_raw_os_error(errno).to_string()), "{errno}: {error}");
+            assert!(
+                error.contains(&std::io::Error::from_raw_os_error(errno).to_string()),
+                "{errno}: {error}"
+            );
             drop(held);
             until_open(&store);
-            assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{errno}");
+            assert_eq!(
+                (past(&store), quarantined(dir.path()).len()),
+                (vec![2, 3, 4], 0),
+                "{errno}"
+            );
         }
     }
 }
@@ -268,9 +334,17 @@ fn a_fifo_in_place_of_a_file_hangs_nothing_and_is_named() {
     make_fifo(&journal_dir(journal.path()).join(journal::file_name(1)));
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir_all(journal_dir(directory.path()).join(journal::file_name(1))).unwrap();
-    for (dir, name, what) in [(&lock, "lock", "a FIFO"), (&journal, "journal/", "a FIFO"), (&directory, "journal/", "a directory")] {
+    for (dir, name, what) in [
+        (&lock, "lock", "a FIFO"),
+        (&journal, "journal/", "a FIFO"),
+        (&directory, "journal/", "a directory"),
+    ] {
         let error = Store::open(dir.path(), Durability::PowerLoss, NEXT).unwrap_err().to_string();
-        assert!(error.contains(name) && error.contains(&format!("it is {what}, not a regular file: move it away")), "{error}");
+        assert!(
+            error.contains(name)
+                && error.contains(&format!("it is {what}, not a regular file: move it away")),
+            "{error}"
+        );
     }
     assert!(peek(journal.path()).is_err() && journal_bytes(journal.path()).is_err());
     for name in ["db", "snap.0000000000000001", "blobs"] {
@@ -281,7 +355,11 @@ fn a_fifo_in_place_of_a_file_hangs_nothing_and_is_named() {
             drop(fs::rename(&there, &aside));
             make_fifo(&there);
             let (store, recovered) = open(dir.path(), boot);
-            assert_eq!((numbers(&recovered.grants), until_unreadable(&store)), (vec![1], UnreadableReason::Refused), "{name}");
+            assert_eq!(
+                (numbers(&recovered.grants), until_unreadable(&store)),
+                (vec![1], UnreadableReason::Refused),
+                "{name}"
+            );
             let error = store.history(9, |_| true).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
             fs::remove_file(&there).unwrap();

@@ -90,7 +90,9 @@ pub(super) mod slow {
     }
 
     pub(in crate::store) fn pass(dir: &Path) -> Result<(), StoreError> {
-        let mut plans = CHANGED.wait_while(PLANS.lock().unwrap(), |plans| plans.get(dir) == Some(&Plan::Waits)).unwrap();
+        let mut plans = CHANGED
+            .wait_while(PLANS.lock().unwrap(), |plans| plans.get(dir) == Some(&Plan::Waits))
+            .unwrap();
         match plans.get_mut(dir) {
             Some(Plan::Fails { errno, times }) if *times > 0 => {
                 *times -= 1;

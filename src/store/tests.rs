@@ -4,7 +4,9 @@ use super::layout::{database_dir, journal_dir};
 use super::notes::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, GrantState, HookState, PendingHooks, Retention, Timestamp, UnreadableReason};
+use crate::domain::{
+    AllocId, GrantState, HookState, PendingHooks, Retention, Timestamp, UnreadableReason,
+};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -26,7 +28,8 @@ fn open_again(dir: &Path) -> (Store, Recovered) {
 }
 
 fn ids(recovered: &Recovered) -> Vec<u64> {
-    let number = |grant: &Grant| grant.devices[0].id.as_str().trim_start_matches("GPU-").parse().unwrap();
+    let number =
+        |grant: &Grant| grant.devices[0].id.as_str().trim_start_matches("GPU-").parse().unwrap();
     recovered.grants.iter().map(number).collect()
 }
 
@@ -53,7 +56,11 @@ fn try_to_copy(from: &Path, to: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let to = to.join(entry.file_name());
-        if entry.path().is_dir() { try_to_copy(&entry.path(), &to)? } else { fs::copy(entry.path(), to).map(drop)? }
+        if entry.path().is_dir() {
+            try_to_copy(&entry.path(), &to)?
+        } else {
+            fs::copy(entry.path(), to).map(drop)?
+        }
     }
     Ok(())
 }
@@ -85,8 +92,13 @@ fn written(path: &Path) -> Vec<u8> {
 }
 
 fn quarantined(dir: &Path) -> usize {
-    let count =
-        |dir: &Path| fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name().to_string_lossy().contains(".quarantine-")).count();
+    let count = |dir: &Path| {
+        fs::read_dir(dir)
+            .unwrap()
+            .flatten()
+            .filter(|e| e.file_name().to_string_lossy().contains(".quarantine-"))
+            .count()
+    };
     count(dir) + count(&journal_dir(dir))
 }
 
@@ -121,7 +133,11 @@ fn a_killed_process_loses_nothing_that_was_appended() {
     kill(store, dir.path(), Path::new("/nonexistent"));
     let (store, after) = open(dir.path());
     assert_eq!((&before.grants, &before.names), (&after.grants, &after.names));
-    assert_eq!(store.history(10, |_| true).unwrap().len(), 1, "the history too comes from the journal");
+    assert_eq!(
+        store.history(10, |_| true).unwrap().len(),
+        1,
+        "the history too comes from the journal"
+    );
 }
 
 #[test]
@@ -233,7 +249,9 @@ fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
 /// What attempts at a new segment can leave where nothing can be removed either: nothing, a part, all of a head.
 #[test]
 fn what_a_failed_rotation_left_behind_is_passed_over() {
-    for (left, attempts) in [0, 10, 47, 300, usize::MAX].into_iter().flat_map(|left| [(left, 1), (left, 3)]) {
+    for (left, attempts) in
+        [0, 10, 47, 300, usize::MAX].into_iter().flat_map(|left| [(left, 1), (left, 3)])
+    {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open(dir.path());
         store.append(&[made(1), made(2), named(1), named(2)]).unwrap();
@@ -241,7 +259,8 @@ fn what_a_failed_rotation_left_behind_is_passed_over() {
         assert!(store.append(&[made(3)]).is_err());
         let mut seq = store.next_seq;
         for _ in 0..attempts {
-            let (_, next) = open_segment(&journal_dir(dir.path()), seq, &store.live, &store.notes).unwrap();
+            let (_, next) =
+                open_segment(&journal_dir(dir.path()), seq, &store.live, &store.notes).unwrap();
             let path = journal_dir(dir.path()).join(journal::file_name(seq));
             let bytes = written(&path);
             fs::write(&path, &bytes[..left.min(bytes.len())]).unwrap();
@@ -256,7 +275,12 @@ fn what_a_failed_rotation_left_behind_is_passed_over() {
         kill(store, &path, Path::new("/nonexistent"));
         assert_eq!(ids(&peek(&path).unwrap()), [2, 3]);
         let (mut store, recovered) = open(&path);
-        assert_eq!((ids(&recovered), recovered.report.missing), (vec![2, 3], 0), "{left} left: {}", recovered.report);
+        assert_eq!(
+            (ids(&recovered), recovered.report.missing),
+            (vec![2, 3], 0),
+            "{left} left: {}",
+            recovered.report
+        );
         assert_eq!(quarantined(&path), 0);
         store.checkpoint().unwrap();
         assert_eq!(segments(&path).len(), 1, "what was left goes with the checkpoint");
@@ -291,7 +315,11 @@ fn a_database_that_fails_costs_no_grant_and_comes_back_with_the_checkpoint() {
     assert!(store.history(1, |_| true).is_err());
     store.checkpoint().unwrap();
     assert_eq!(store.is_sound(), (true, true));
-    assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "released while the database was closed");
+    assert_eq!(
+        store.history(9, |_| true).unwrap().len(),
+        1,
+        "released while the database was closed"
+    );
     drop(store);
     fs::remove_dir_all(journal_dir(dir.path())).unwrap();
     assert_eq!(ids(&open(dir.path()).1), [1, 3]);
@@ -338,7 +366,11 @@ fn a_database_that_rolled_back_does_not_bring_released_grants_back() {
     copy(&old.path().join("db"), &database_dir(dir.path()));
     let (_, recovered) = open(dir.path());
     assert_eq!(ids(&recovered), [2, 3]);
-    assert!(recovered.report.findings.iter().any(|f| f.contains("has lost what it had")), "{}", recovered.report);
+    assert!(
+        recovered.report.findings.iter().any(|f| f.contains("has lost what it had")),
+        "{}",
+        recovered.report
+    );
 }
 
 #[test]
@@ -378,7 +410,11 @@ fn an_entry_lost_in_the_middle_comes_from_the_database_or_is_said() {
             assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2, 3], 0));
         } else {
             assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 1));
-            assert!(recovered.report.to_string().starts_with("partial, 1 missing"), "{}", recovered.report);
+            assert!(
+                recovered.report.to_string().starts_with("partial, 1 missing"),
+                "{}",
+                recovered.report
+            );
         }
         assert_eq!(quarantined(dir.path()), 1);
         assert!(open(dir.path()).1.report.is_clean(), "the next start has nothing to complain of");
@@ -401,8 +437,18 @@ fn damage_in_the_head_of_a_journal_that_was_closed_is_said_and_costs_nothing() {
         fs::write(segment, bytes).unwrap();
 
         let (_store, recovered) = open_next(dir.path());
-        assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2, 3], 0), "{}", recovered.report);
-        assert_eq!((quarantined(dir.path()), recovered.report.is_clean()), (1, false), "{}", recovered.report);
+        assert_eq!(
+            (ids(&recovered), recovered.report.missing),
+            (vec![1, 2, 3], 0),
+            "{}",
+            recovered.report
+        );
+        assert_eq!(
+            (quarantined(dir.path()), recovered.report.is_clean()),
+            (1, false),
+            "{}",
+            recovered.report
+        );
     }
 }
 
@@ -432,7 +478,9 @@ fn a_database_of_a_later_version_stops_the_start_and_is_left_alone() {
             let (mut store, _) = open(dir.path());
             store.append(&[made(1)]).unwrap();
             store.checkpoint().unwrap();
-            store.index.meddle(move |database| database.as_ref().unwrap().write_newer_for_test(what));
+            store
+                .index
+                .meddle(move |database| database.as_ref().unwrap().write_newer_for_test(what));
             abandon_database(&store);
             drop(store);
             if !keeps_journal {
@@ -440,7 +488,9 @@ fn a_database_of_a_later_version_stops_the_start_and_is_left_alone() {
             }
             for _ in 0..2 {
                 match Store::open(dir.path(), Durability::PowerLoss, None) {
-                    Err(StoreError::Newer { version: found, .. }) => assert_eq!(found, version, "{what}"),
+                    Err(StoreError::Newer { version: found, .. }) => {
+                        assert_eq!(found, version, "{what}")
+                    }
                     other => panic!("{what}: {other:?}"),
                 }
             }
@@ -471,11 +521,16 @@ fn history_is_trimmed_by_age() {
     let (mut store, _) = open(dir.path());
     let now = Timestamp::from_system(SystemTime::now()).0;
     let day = 24 * 3600 * 1000;
-    store.append(&[made(1), made(2), released_at(1, now - 91 * day), released_at(2, now - 89 * day)]).unwrap();
+    store
+        .append(&[made(1), made(2), released_at(1, now - 91 * day), released_at(2, now - 89 * day)])
+        .unwrap();
     assert_eq!(store.history(9, |_| true).unwrap().len(), 2);
     store.checkpoint().unwrap();
     let left = store.history(9, |_| true).unwrap();
-    assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
+    assert_eq!(
+        left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(),
+        ["GPU-2"]
+    );
 }
 
 /// What is looked up is what the store was told up to then, and where nothing was made yet the search ends.
@@ -485,16 +540,31 @@ fn released_grants_are_found_by_their_ids_and_the_others_are_not() {
     let (mut store, _) = open(dir.path());
     let now = Timestamp::from_system(SystemTime::now()).0;
     let (hour, day) = (3600 * 1000, 24 * 3600 * 1000);
-    let made_at = |at: u64| AllocId::new(format!("{:08x}-{:04x}-774b-bcce-b302099a8057", at >> 16, at & 0xffff));
+    let made_at = |at: u64| {
+        AllocId::new(format!("{:08x}-{:04x}-774b-bcce-b302099a8057", at >> 16, at & 0xffff))
+    };
     let record = |id: &AllocId, at| {
-        let (Entry::Grant(grant), Entry::Moved { state, .. }) = (made(1), released_at(1, at)) else { panic!() };
+        let (Entry::Grant(grant), Entry::Moved { state, .. }) = (made(1), released_at(1, at))
+        else {
+            panic!()
+        };
         Entry::Grant(Arc::new(Grant { alloc_id: id.clone(), state, ..Grant::clone(&grant) }))
     };
-    let [early, late, before, unknown] = [now - 9 * day, now - 3 * day, now - 3 * day + 1, now - 4 * day].map(made_at);
+    let [early, late, before, unknown] =
+        [now - 9 * day, now - 3 * day, now - 3 * day + 1, now - 4 * day].map(made_at);
     let between = record(&made_at(now - 5 * day), now - 3 * day - hour / 2);
     // The clock was set back by an hour while one was held.
-    store.append(&[record(&early, now - 8 * day), record(&late, now - day), record(&before, now - 3 * day - hour), between]).unwrap();
-    let look_up = |store: &Store, ids: &[&AllocId]| store.past().unwrap().look_up(&ids.iter().copied().cloned().collect()).unwrap();
+    store
+        .append(&[
+            record(&early, now - 8 * day),
+            record(&late, now - day),
+            record(&before, now - 3 * day - hour),
+            between,
+        ])
+        .unwrap();
+    let look_up = |store: &Store, ids: &[&AllocId]| {
+        store.past().unwrap().look_up(&ids.iter().copied().cloned().collect()).unwrap()
+    };
     assert_eq!(look_up(&store, &[&late, &before]), ([late.clone(), before.clone()].into(), None));
     assert_eq!(look_up(&store, &[&unknown, &early]).0, [early.clone()].into());
     assert_eq!(look_up(&store, &[&unknown]).0, [].into());
@@ -515,16 +585,30 @@ fn history_is_told_newest_first_however_its_times_are_spread() {
 
     let dir = tempfile::tempdir().unwrap();
     let retention = Retention { age: Duration::MAX, ..Retention::of_bytes(u64::MAX) };
-    let (mut store, _) = Store::open_keeping(dir.path(), Durability::ProcessCrash, None, retention).unwrap();
+    let (mut store, _) =
+        Store::open_keeping(dir.path(), Durability::ProcessCrash, None, retention).unwrap();
     assert!(store.history(9, |_| true).unwrap().is_empty());
     let entries = times.iter().zip(1..).flat_map(|(at, n)| [made(n), released_at(n, *at)]);
     store.append(&entries.collect::<Vec<_>>()).unwrap();
 
-    let mut expected: Vec<_> = times.iter().zip(1..).map(|(at, n)| (*at, grant(n).alloc_id)).collect();
+    let mut expected: Vec<_> =
+        times.iter().zip(1..).map(|(at, n)| (*at, grant(n).alloc_id)).collect();
     expected.sort();
     let expected: Vec<_> = expected.into_iter().rev().map(|(_, id)| id).collect();
-    let told = |limit| store.history(limit, |_| true).unwrap().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>();
-    assert!(told(usize::MAX) == expected, "{} of {} are told", told(usize::MAX).len(), expected.len());
+    let told = |limit| {
+        store
+            .history(limit, |_| true)
+            .unwrap()
+            .into_iter()
+            .map(|grant| grant.alloc_id)
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        told(usize::MAX) == expected,
+        "{} of {} are told",
+        told(usize::MAX).len(),
+        expected.len()
+    );
     assert_eq!(told(3), expected[..3]);
 }
 
@@ -533,7 +617,8 @@ fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
     let dir = tempfile::tempdir().unwrap();
     let keep = |age, grants| {
         let retention = Retention { age: Duration::from_secs(age), grants, bytes: u64::MAX };
-        Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention).unwrap()
+        Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention)
+            .unwrap()
     };
     let (mut store, _) = keep(3600, 2);
     // The live ones are two years old, in every state, and more than the history may be long.
@@ -575,7 +660,8 @@ fn an_export_is_read_while_the_store_goes_on_and_tells_each_grant_once() {
     store.append(&[made(4), released(2)]).unwrap();
     store.checkpoint().unwrap();
     let first = told(export).unwrap();
-    let seen: Vec<_> = first.iter().map(|grant| (grant.devices[0].id.as_str(), grant.is_live())).collect();
+    let seen: Vec<_> =
+        first.iter().map(|grant| (grant.devices[0].id.as_str(), grant.is_live())).collect();
     assert_eq!(seen, [("GPU-2", true), ("GPU-3", true), ("GPU-1", false)]);
     abandon_database(&store);
     assert!(told(store.exporter().unwrap()).is_err());
@@ -639,9 +725,12 @@ fn what_is_recorded_is_noted_when_that_is_asked_for() {
 #[test]
 fn a_write_that_is_there_in_parts_is_no_damage_unless_it_was_confirmed() {
     // ExportLine by the lock, by a later write, by nobody; the lock tells nothing.
-    for (knows, later, found, missing) in
-        [(3, false, vec![1, 3], 1), (1, true, vec![1, 3, 4], 1), (1, false, vec![1], 0), (0, false, vec![1, 3], 1)]
-    {
+    for (knows, later, found, missing) in [
+        (3, false, vec![1, 3], 1),
+        (1, true, vec![1, 3, 4], 1),
+        (1, false, vec![1], 0),
+        (0, false, vec![1, 3], 1),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open(dir.path());
         store.append(&[made(1)]).unwrap();
@@ -661,7 +750,12 @@ fn a_write_that_is_there_in_parts_is_no_damage_unless_it_was_confirmed() {
             seq => tell_less(dir.path(), seq),
         }
         let (_, recovered) = open(dir.path());
-        assert_eq!((ids(&recovered), recovered.report.missing), (found, missing), "{knows}, {later}: {}", recovered.report);
+        assert_eq!(
+            (ids(&recovered), recovered.report.missing),
+            (found, missing),
+            "{knows}, {later}: {}",
+            recovered.report
+        );
         assert_eq!(quarantined(dir.path()), usize::from(missing > 0));
     }
 }
@@ -699,7 +793,12 @@ fn a_record_cut_out_of_the_middle_is_missed() {
     bytes.drain(from..to);
     fs::write(&path, bytes).unwrap();
     let (_, recovered) = open(dir.path());
-    assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 1), "{}", recovered.report);
+    assert_eq!(
+        (ids(&recovered), recovered.report.missing),
+        (vec![1, 3], 1),
+        "{}",
+        recovered.report
+    );
 }
 
 #[test]
@@ -717,7 +816,12 @@ fn a_grant_that_was_never_confirmed_does_not_come_back_from_an_older_segment() {
     store.append(&[made(3)]).unwrap();
     kill(store, dir.path(), Path::new("/nonexistent"));
     let (_, recovered) = open(dir.path());
-    assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 0), "{}", recovered.report);
+    assert_eq!(
+        (ids(&recovered), recovered.report.missing),
+        (vec![1, 3], 0),
+        "{}",
+        recovered.report
+    );
 }
 
 #[test]
@@ -750,7 +854,12 @@ fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is
     store.index.meddle(|database| database.as_ref().unwrap().damage_for_test(&grant(1).alloc_id));
     drop(store);
     let (_, recovered) = open(dir.path());
-    assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
+    assert_eq!(
+        (ids(&recovered), recovered.report.missing, quarantined(dir.path())),
+        (vec![1, 2], 0, 1),
+        "{}",
+        recovered.report
+    );
     assert!(open(dir.path()).1.report.is_clean());
 }
 
@@ -760,7 +869,11 @@ fn what_is_promised_is_synced_before_it_is_relied_on() {
     use super::testing::take_steps;
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
-    assert_eq!(take_steps(), ["write", "sync", "sync directory"], "a segment: its data, then its name");
+    assert_eq!(
+        take_steps(),
+        ["write", "sync", "sync directory"],
+        "a segment: its data, then its name"
+    );
     store.append(&[made(1), made(2)]).unwrap();
     assert_eq!(take_steps(), ["write", "sync"], "one write and one sync for any number of entries");
     store.rotate().unwrap();
@@ -789,7 +902,11 @@ fn beside_a_whole_journal_of_this_boot_nobody_waits_for_the_database() {
     assert!(recovered.report.is_clean() && ids(&recovered) == [1], "{}", recovered.report);
     store.append(&[made(3)]).unwrap();
     other.close();
-    assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "whoever asks the database waits for it");
+    assert_eq!(
+        store.history(9, |_| true).unwrap().len(),
+        1,
+        "whoever asks the database waits for it"
+    );
     store.checkpoint().unwrap();
     drop(store);
     fs::remove_dir_all(journal_dir(dir.path())).unwrap();
@@ -827,7 +944,9 @@ fn a_journal_that_was_closed_needs_no_database_in_another_boot_and_one_that_was_
 /// After a power cut the journal may end earlier than sled does. Within one boot something else is wrong, and nothing is lost either.
 #[test]
 fn what_only_the_database_has_of_later_entries_counts() {
-    for (boot, found) in [(Some("next boot"), vec![1, 2]), (None, vec![1, 2]), (Some("this boot"), vec![1])] {
+    for (boot, found) in
+        [(Some("next boot"), vec![1, 2]), (None, vec![1, 2]), (Some("this boot"), vec![1])]
+    {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open_again(dir.path());
         store.append(&[made(1)]).unwrap();
@@ -844,7 +963,11 @@ fn what_only_the_database_has_of_later_entries_counts() {
         assert_eq!(later.len(), 2 - found.len(), "{boot:?}");
         store.append(&later).unwrap();
         let known = store.load();
-        assert_eq!((ids(&known), known.report.from_database, quarantined(dir.path())), (vec![1, 2], 1, 0), "{boot:?}");
+        assert_eq!(
+            (ids(&known), known.report.from_database, quarantined(dir.path())),
+            (vec![1, 2], 1, 0),
+            "{boot:?}"
+        );
         store.close().unwrap();
         assert_eq!(ids(&open(dir.path()).1), [1, 2], "{boot:?}");
     }
@@ -858,9 +981,13 @@ fn tell_less(dir: &Path, seq: u64) {
 }
 
 #[test]
-fn a_journal_that_is_cut_between_two_entries_is_missed_in_any_boot_and_costs_nothing_while_the_database_has_them() {
+fn a_journal_that_is_cut_between_two_entries_is_missed_in_any_boot_and_costs_nothing_while_the_database_has_them()
+ {
     let boots = [None, Some("this boot"), Some("next boot")];
-    for (boot, with_database, closed) in boots.into_iter().flat_map(|boot| [(boot, true, false), (boot, true, true), (boot, false, true)]) {
+    for (boot, with_database, closed) in boots
+        .into_iter()
+        .flat_map(|boot| [(boot, true, false), (boot, true, true), (boot, false, true)])
+    {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open_again(dir.path());
         store.append(&[made(1), made(2)]).unwrap();
@@ -880,7 +1007,12 @@ fn a_journal_that_is_cut_between_two_entries_is_missed_in_any_boot_and_costs_not
         if with_database {
             assert_eq!(ids(&recovered), [2, 3], "{boot:?}: {}", recovered.report);
         } else {
-            assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2], 2), "{boot:?}: {}", recovered.report);
+            assert_eq!(
+                (ids(&recovered), recovered.report.missing),
+                (vec![1, 2], 2),
+                "{boot:?}: {}",
+                recovered.report
+            );
         }
         drop(store);
         assert!(open(dir.path()).1.report.is_clean(), "it is said once");
@@ -925,7 +1057,11 @@ fn a_lock_file_that_is_damaged_tells_nothing() {
         drop(store);
         fs::write(dir.path().join("lock"), text).unwrap();
         let (mut store, recovered) = open_again(dir.path());
-        assert!(recovered.report.is_clean() && ids(&recovered) == [1], "{text}: {}", recovered.report);
+        assert!(
+            recovered.report.is_clean() && ids(&recovered) == [1],
+            "{text}: {}",
+            recovered.report
+        );
         store.append(&[made(2)]).unwrap();
         drop(store);
         let lock = Lock::take(dir.path()).unwrap();
@@ -947,7 +1083,11 @@ fn a_database_that_opens_and_cannot_be_written_is_replaced_at_the_start() {
     let (mut store, _) = open(dir.path());
     assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "the new one has it");
     let report = store.load().report;
-    assert_eq!((store.is_sound(), quarantined(dir.path()), report.missing), ((true, true), 1, 0), "{report}");
+    assert_eq!(
+        (store.is_sound(), quarantined(dir.path()), report.missing),
+        ((true, true), 1, 0),
+        "{report}"
+    );
     assert!(report.findings[0].contains("its history stays"), "{report}");
     store.append(&[made(3)]).unwrap();
     store.checkpoint().unwrap();
@@ -961,10 +1101,20 @@ fn a_sound_value_under_a_wrong_key_of_the_database_is_no_grant() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
-    store.index.meddle(|database| database.as_ref().unwrap().misplace_for_test(&grant(2).alloc_id, "01890a5d-ac96-774b-bcce-9"));
+    store.index.meddle(|database| {
+        database
+            .as_ref()
+            .unwrap()
+            .misplace_for_test(&grant(2).alloc_id, "01890a5d-ac96-774b-bcce-9")
+    });
     drop(store);
     let (_, recovered) = open(dir.path());
-    assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
+    assert_eq!(
+        (ids(&recovered), recovered.report.missing, quarantined(dir.path())),
+        (vec![1, 2], 0, 1),
+        "{}",
+        recovered.report
+    );
 }
 
 #[test]
@@ -980,7 +1130,14 @@ fn a_history_that_has_lost_something_after_a_boot_is_said_once() {
         assert!(recovered.report.is_clean() && ids(&recovered) == [3], "{}", recovered.report);
         assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
         let findings = store.load().report.findings;
-        assert_eq!(findings, if lost { vec!["the query database has lost 1 of its released grants"] } else { vec![] });
+        assert_eq!(
+            findings,
+            if lost {
+                vec!["the query database has lost 1 of its released grants"]
+            } else {
+                vec![]
+            }
+        );
         store.close().unwrap();
     }
 }
@@ -994,10 +1151,27 @@ fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back(
     store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
     store.checkpoint().unwrap();
     store.append(&[released_at(2, now + year)]).unwrap();
-    store.index.meddle(move |database| database.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default(), 0).unwrap());
+    store.index.meddle(move |database| {
+        database
+            .as_mut()
+            .unwrap()
+            .checkpoint(1, Timestamp(now + year), Retention::default(), 0)
+            .unwrap()
+    });
     store.append(&[released_at(3, now - year)]).unwrap();
-    store.index.meddle(move |database| database.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default(), 0).unwrap());
-    let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
+    store.index.meddle(move |database| {
+        database
+            .as_mut()
+            .unwrap()
+            .checkpoint(1, Timestamp(now - year), Retention::default(), 0)
+            .unwrap()
+    });
+    let told: Vec<_> = store
+        .history(9, |_| true)
+        .unwrap()
+        .iter()
+        .map(|grant| grant.devices[0].id.to_string())
+        .collect();
     assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
     store.append(&[released(4)]).unwrap();
     drop(store);
@@ -1020,7 +1194,11 @@ fn damage_to_the_database_that_is_found_behind_the_start_is_told_and_mended() {
     assert_eq!(ids(&recovered), [1]);
     store.checkpoint().unwrap();
     let report = store.load().report;
-    assert!(report.findings[0].contains("its history stays in the copy") && report.quarantined.len() == 1, "{report}");
+    assert!(
+        report.findings[0].contains("its history stays in the copy")
+            && report.quarantined.len() == 1,
+        "{report}"
+    );
     assert_eq!((quarantined(dir.path()), store.is_sound()), (1, (true, true)));
     drop(store);
     assert!(open(dir.path()).1.report.is_clean());
@@ -1069,7 +1247,10 @@ fn beside_a_database_that_hangs_the_journal_goes_on_alone_and_the_next_start_has
     let _hangs = std::mem::ManuallyDrop::new(hang(&store));
     store.append(&[released(2)]).unwrap();
     store.index.set_patience(Duration::ZERO);
-    assert_eq!((store.is_sound(), store.kept().unreadable.unwrap().because), ((true, false), UnreadableReason::Failed));
+    assert_eq!(
+        (store.is_sound(), store.kept().unreadable.unwrap().because),
+        ((true, false), UnreadableReason::Failed)
+    );
     assert!(matches!(store.history(1, |_| true), Err(StoreError::Unopened { .. })));
     assert!(matches!(store.begin_checkpoint(), Err(StoreError::Unopened { .. })));
     store.append(&[made(4)]).unwrap();
@@ -1079,7 +1260,11 @@ fn beside_a_database_that_hangs_the_journal_goes_on_alone_and_the_next_start_has
     drop(store);
     let (store, recovered) = open(copied.path());
     assert!(recovered.report.is_clean() && ids(&recovered) == [3, 4], "{}", recovered.report);
-    assert_eq!(store.history(9, |_| true).unwrap().len(), 2, "what was released before it hung, and since");
+    assert_eq!(
+        store.history(9, |_| true).unwrap().len(),
+        2,
+        "what was released before it hung, and since"
+    );
 }
 
 /// It was only slow.
@@ -1137,7 +1322,9 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
     let (mut made, mut gone) = (BTreeSet::new(), BTreeSet::new());
     let mut written = |entry: &Entry| match entry {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
-        Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
+        Entry::Moved { alloc_id, state: GrantState::Released { .. } } => {
+            made.contains(alloc_id) && gone.insert(alloc_id.clone())
+        }
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
         _ => true,
     };
@@ -1182,8 +1369,12 @@ fn model_of_devices(entries: &[Entry]) -> (BTreeMap<String, DeviceId>, Gone) {
     for entry in entries {
         match entry {
             Entry::Named { key, id } => drop(names.insert(key.clone(), id.clone())),
-            Entry::Gone { devices, since: Some(since) } => gone.extend(devices.iter().map(|device| (device.clone(), *since))),
-            Entry::Gone { devices, since: None } => gone.retain(|device, _| !devices.contains(device)),
+            Entry::Gone { devices, since: Some(since) } => {
+                gone.extend(devices.iter().map(|device| (device.clone(), *since)))
+            }
+            Entry::Gone { devices, since: None } => {
+                gone.retain(|device, _| !devices.contains(device))
+            }
             Entry::Forgotten { devices } => {
                 names.retain(|_, id| !devices.contains(id));
                 gone.retain(|device, _| !devices.contains(device));
@@ -1199,7 +1390,9 @@ fn model_of_hooks(entries: &[Entry]) -> PendingHooks {
     let mut owed = PendingHooks::new();
     for entry in entries {
         if let Entry::Hook(hook) = entry {
-            owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), (**hook).clone());
+            owed.entry(hook.resource.clone())
+                .or_default()
+                .insert(hook.device.clone(), (**hook).clone());
         }
     }
     owed.values_mut().for_each(|devices| devices.retain(|_, hook| hook.state != HookState::Done));
@@ -1248,7 +1441,10 @@ fn a_hook_that_is_owed_is_in_both_copies() {
         fs::remove_dir_all(database_dir(dir.path())).unwrap();
         let (store, recovered) = open(dir.path());
         assert_eq!(recovered.owed, owed);
-        assert_eq!(store.index.reader().unwrap().wait().unwrap().snapshot().unwrap().hooks.len(), usize::from(is_owed));
+        assert_eq!(
+            store.index.reader().unwrap().wait().unwrap().snapshot().unwrap().hooks.len(),
+            usize::from(is_owed)
+        );
     }
 }
 
@@ -1349,7 +1545,8 @@ proptest! {
 fn a_journal_cut_at_any_byte_keeps_every_whole_entry_and_invents_none() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
-    let batches = [vec![made(1), named(1)], vec![bound(1), made(2)], vec![released(1)], vec![made(3)]];
+    let batches =
+        [vec![made(1), named(1)], vec![bound(1), made(2)], vec![released(1)], vec![made(3)]];
     let path = segments(dir.path())[0].clone();
     let header = written(&path).len();
     let mut confirmed = vec![(header, 0)];
@@ -1361,7 +1558,8 @@ fn a_journal_cut_at_any_byte_keeps_every_whole_entry_and_invents_none() {
     }
     let bytes = written(&path);
     drop(store);
-    let possible: BTreeSet<Vec<(AllocId, &str)>> = (0..=all.len()).map(|n| states(&model(&all[..n]))).collect();
+    let possible: BTreeSet<Vec<(AllocId, &str)>> =
+        (0..=all.len()).map(|n| states(&model(&all[..n]))).collect();
     for cut in header..=bytes.len() {
         let copy = tempfile::tempdir().unwrap();
         fs::create_dir_all(journal_dir(copy.path())).unwrap();
@@ -1372,7 +1570,10 @@ fn a_journal_cut_at_any_byte_keeps_every_whole_entry_and_invents_none() {
         let at_least = &model(&all[..confirmed]);
         assert!(possible.contains(&found), "cut at {cut}: {found:?}");
         for id in at_least.keys() {
-            assert!(found.iter().any(|(found, _)| found == id) || confirmed < 5 && cut < bytes.len(), "cut at {cut}: {id} is lost");
+            assert!(
+                found.iter().any(|(found, _)| found == id) || confirmed < 5 && cut < bytes.len(),
+                "cut at {cut}: {id} is lost"
+            );
         }
         // Reading is cheap and covers every byte; opening is the same fold, so every 97th does.
         if cut % 97 == 0 {
@@ -1389,7 +1590,10 @@ fn states(live: &BTreeMap<AllocId, Grant>) -> Vec<(AllocId, &'static str)> {
 #[test]
 #[ignore = "a measurement: cargo test --release -- --ignored --nocapture opening"]
 fn opening_with_1000_live_grants_is_fast() {
-    let dir = tempfile::tempdir_in(std::env::var("HOLDFAST_BENCH_DIR").unwrap_or_else(|_| "/var/tmp".into())).unwrap();
+    let dir = tempfile::tempdir_in(
+        std::env::var("HOLDFAST_BENCH_DIR").unwrap_or_else(|_| "/var/tmp".into()),
+    )
+    .unwrap();
     let (mut store, _) = open(dir.path());
     for n in 1..=1000 {
         store.append(&[made(n), named(n)]).unwrap();

@@ -25,7 +25,11 @@ impl Store {
     ///
     /// # Errors
     /// The sync's own; the next commit then starts a new segment with everything live.
-    pub fn end_sync(&mut self, sync: &PendingSync, result: Result<(), StoreError>) -> Result<(), StoreError> {
+    pub fn end_sync(
+        &mut self,
+        sync: &PendingSync,
+        result: Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         // A segment that was replaced since has everything live in its successor's head.
         if result.is_ok() {
             self.journal.end_sync(sync);
@@ -97,7 +101,8 @@ impl Store {
         let notes = encode_all(&self.notes.entries().collect::<Vec<_>>())?;
         let head = head(&self.live, &notes);
         let payloads = encode_all(entries)?;
-        let journal = Journal::create_whole(&journal_dir(&self.dir), self.next_seq, &head, &payloads)?;
+        let journal =
+            Journal::create_whole(&journal_dir(&self.dir), self.next_seq, &head, &payloads)?;
         let first = self.next_seq + head.len() as u64;
         (self.journal, self.failed, self.next_seq) = (journal, false, first + entries.len() as u64);
         self.lock.confirm(self.next_seq - 1);
@@ -144,7 +149,8 @@ impl Store {
     fn give_up_oldest(&self) -> Result<(), StoreError> {
         let (dir, newest) = (journal_dir(&self.dir), self.journal.first());
         let older = journal::sizes_before(&dir, newest)?;
-        let newest_bytes = fs::metadata(dir.join(journal::file_name(newest))).map_or(0, |about| about.len());
+        let newest_bytes =
+            fs::metadata(dir.join(journal::file_name(newest))).map_or(0, |about| about.len());
         // With thousands of live grants the heads are most of it.
         let most = self.retention.journal().max(JOURNAL_MIN).max(2 * newest_bytes);
         let mut bytes: u64 = older.iter().map(|(_, _, bytes)| bytes).sum();
@@ -157,7 +163,13 @@ impl Store {
             // What cannot be read is of no use for the database either.
             drop(replay.read_segment(first, &path));
             let released = replay.take_released();
-            let at = |state: &GrantState| if let GrantState::Released { released_at, .. } = state { Some(*released_at) } else { None };
+            let at = |state: &GrantState| {
+                if let GrantState::Released { released_at, .. } = state {
+                    Some(*released_at)
+                } else {
+                    None
+                }
+            };
             let until = released.iter().filter_map(|(_, grant)| at(&grant.state)).max();
             self.index.note_given_up(until);
             tracing::warn!(

@@ -33,7 +33,9 @@ impl From<IpAddr> for Peer {
             IpAddr::V6(Ipv6Addr::LOCALHOST) => Peer::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(address) if address.is_loopback() => Peer::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(address) => Peer::V4(address),
-            IpAddr::V6(address) => Peer::V6(u64::try_from(address.to_bits() >> 64).unwrap_or_default()),
+            IpAddr::V6(address) => {
+                Peer::V6(u64::try_from(address.to_bits() >> 64).unwrap_or_default())
+            }
         }
     }
 }
@@ -119,8 +121,11 @@ impl Connection {
     /// this peer.
     pub(super) fn page_slot(self: &Arc<Self>) -> Option<PageSlot> {
         let mut table = self.all.table();
-        let pages = |of: &mut dyn Iterator<Item = &State>| of.map(|state| state.pages).sum::<usize>();
-        if pages(&mut table.all()) >= PAGES_MAX || pages(&mut table.of_peer(&self.peer)) >= PAGES_OF_PEER_MAX {
+        let pages =
+            |of: &mut dyn Iterator<Item = &State>| of.map(|state| state.pages).sum::<usize>();
+        if pages(&mut table.all()) >= PAGES_MAX
+            || pages(&mut table.of_peer(&self.peer)) >= PAGES_OF_PEER_MAX
+        {
             return None;
         }
         table.data(self.id)?.pages += 1;
@@ -179,7 +184,10 @@ impl<B: HttpBody<Data = Bytes> + Unpin> HttpBody for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -218,8 +226,10 @@ mod tests {
     fn one_peer_gets_half_of_the_page_slots() {
         let connections = Arc::new(Connections::new("test", 100));
         let addresses = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3"];
-        let open: Vec<_> = addresses.iter().map(|address| Arc::new(connections.add(peer(address)))).collect();
-        let mut pages: Vec<_> = (0..PAGES_OF_PEER_MAX).map(|_| open[0].page_slot().unwrap()).collect();
+        let open: Vec<_> =
+            addresses.iter().map(|address| Arc::new(connections.add(peer(address)))).collect();
+        let mut pages: Vec<_> =
+            (0..PAGES_OF_PEER_MAX).map(|_| open[0].page_slot().unwrap()).collect();
         assert!(open[0].page_slot().is_none() && open[1].page_slot().is_none());
         pages.extend((0..PAGES_MAX - PAGES_OF_PEER_MAX).map(|_| open[2].page_slot().unwrap()));
         assert!(open[3].page_slot().is_none(), "all slots are taken");
@@ -241,7 +251,10 @@ mod tests {
         assert!(is_open(&first) && is_open(&fourth));
         drop(in_flight);
         let fifth = connections.add(peer("10.0.0.2"));
-        assert!(!is_open(&first) && is_open(&fourth) && is_open(&fifth), "it is idle now, and the oldest");
+        assert!(
+            !is_open(&first) && is_open(&fourth) && is_open(&fifth),
+            "it is idle now, and the oldest"
+        );
         assert_eq!(first.requests(), 1);
     }
 }

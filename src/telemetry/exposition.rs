@@ -27,11 +27,23 @@ impl Page {
     }
 
     /// One line. `bound` is the upper end of a histogram's bucket.
-    pub(super) fn line(&mut self, row: &Row, suffix: &str, labels: &[&str], bound: Option<&str>, value: impl std::fmt::Display) {
+    pub(super) fn line(
+        &mut self,
+        row: &Row,
+        suffix: &str,
+        labels: &[&str],
+        bound: Option<&str>,
+        value: impl std::fmt::Display,
+    ) {
         debug_assert_eq!(row.labels.len(), labels.len(), "the labels of {}", row.name);
         self.text.push_str(row.name);
         self.text.push_str(suffix);
-        let pairs = row.labels.iter().zip(labels).map(|(name, value)| (*name, *value)).chain(bound.map(|bound| ("le", bound)));
+        let pairs = row
+            .labels
+            .iter()
+            .zip(labels)
+            .map(|(name, value)| (*name, *value))
+            .chain(bound.map(|bound| ("le", bound)));
         let mut before = '{';
         for (name, value) in pairs {
             self.text.push(before);

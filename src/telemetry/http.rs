@@ -118,13 +118,22 @@ impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let later = [(RETRY_AFTER, RETRY_AFTER_SECONDS)];
         match self.0 {
-            Why::Busy => (StatusCode::SERVICE_UNAVAILABLE, later, "too many requests for pages; try again\n").into_response(),
-            Why::Denied(Denied::NoToken) => {
-                (StatusCode::SERVICE_UNAVAILABLE, later, "the token file cannot be read; see the log\n").into_response()
+            Why::Busy => {
+                (StatusCode::SERVICE_UNAVAILABLE, later, "too many requests for pages; try again\n")
+                    .into_response()
             }
-            Why::Denied(Denied::Unknown) => {
-                (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], "this page needs a token\n").into_response()
-            }
+            Why::Denied(Denied::NoToken) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                later,
+                "the token file cannot be read; see the log\n",
+            )
+                .into_response(),
+            Why::Denied(Denied::Unknown) => (
+                StatusCode::UNAUTHORIZED,
+                [(WWW_AUTHENTICATE, "Bearer")],
+                "this page needs a token\n",
+            )
+                .into_response(),
         }
     }
 }
@@ -137,14 +146,28 @@ pub fn routes(scrape: Scrape, ready: watch::Receiver<bool>, pages: Pages) -> Rou
         let page = pages.page(&connection, &headers, PageKey::Metrics, move || scrape()).await?;
         Ok::<_, Refused>(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page))
     };
-    let readyz =
-        move || async move { if *ready.borrow() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") } };
-    Router::new().route("/metrics", get(metrics)).route("/healthz", get(|| async { "ok\n" })).route("/readyz", get(readyz))
+    let readyz = move || async move {
+        if *ready.borrow() {
+            (StatusCode::OK, "ready\n")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+        }
+    };
+    Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
 }
 
 /// The limits of telemetry's address.
 fn limits(connections: usize) -> Limits {
-    Limits { socket: "telemetry", connections, head_within: HEAD_WITHIN, lifetime: LIFETIME, bodies: false }
+    Limits {
+        socket: "telemetry",
+        connections,
+        head_within: HEAD_WITHIN,
+        lifetime: LIFETIME,
+        bodies: false,
+    }
 }
 
 /// Listens, in the runtime of telemetry's thread.
@@ -177,7 +200,12 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// Serves `routes` on `address`, with at most `connections` connections at a time. If that fails,
 /// the daemon continues without it, reports the reason in the log and in `not_served`, and tries
 /// again. When the returned task has ended, the address is free.
-pub fn serve(address: SocketAddr, routes: Router, connections: usize, not_served: watch::Sender<Option<String>>) -> JoinHandle<()> {
+pub fn serve(
+    address: SocketAddr,
+    routes: Router,
+    connections: usize,
+    not_served: watch::Sender<Option<String>>,
+) -> JoinHandle<()> {
     let serving = Serving { address, routes, connections, not_served };
     match thread::handle() {
         Ok(thread) => {

@@ -25,7 +25,8 @@ const PREFIX: &str = "holdfast.dev/";
 /// The file's text.
 #[must_use]
 pub fn features(inventory: &Inventory) -> String {
-    let mut text = String::from("# Written by Holdfast when the node's devices change; do not edit.\n");
+    let mut text =
+        String::from("# Written by Holdfast when the node's devices change; do not edit.\n");
     for (resource, offering) in &inventory.resources {
         for (what, value) in of_resource(offering) {
             let line = format!("{PREFIX}{}={value}\n", name(resource.as_str(), what));
@@ -39,8 +40,11 @@ pub fn features(inventory: &Inventory) -> String {
 
 /// The number of devices, and the attributes that all of them share.
 fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
-    let devices: BTreeMap<&DeviceId, &Device> =
-        offering.devices.values().map(|offered| (&offered.device.id, offered.device.as_ref())).collect();
+    let devices: BTreeMap<&DeviceId, &Device> = offering
+        .devices
+        .values()
+        .map(|offered| (&offered.device.id, offered.device.as_ref()))
+        .collect();
     if devices.is_empty() {
         return Vec::new();
     }
@@ -51,7 +55,9 @@ fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
     };
     let mut labels = vec![("count", devices.len().to_string())];
     labels.extend(common(|device| device.attribute("model")).map(|model| ("model", model)));
-    labels.extend(common(|device| device.pci.as_ref()?.driver.as_deref()).map(|driver| ("driver", driver)));
+    labels.extend(
+        common(|device| device.pci.as_ref()?.driver.as_deref()).map(|driver| ("driver", driver)),
+    );
     labels
 }
 
@@ -71,7 +77,10 @@ fn name(resource: &str, what: &str) -> String {
 /// A text as a valid label value: `NVIDIA H100 80GB HBM3` is `NVIDIA-H100-80GB-HBM3`. `None` if no
 /// character is left.
 fn value(text: &str) -> Option<String> {
-    let plain: String = text.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.') { c } else { '-' }).collect();
+    let plain: String = text
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.') { c } else { '-' })
+        .collect();
     let words: Vec<&str> = plain.split('-').filter(|word| !word.is_empty()).collect();
     let mut value = words.join("-");
     value.truncate(LENGTH_MAX);
@@ -89,7 +98,10 @@ mod tests {
         let spec = Arc::new(ResourceSpec::new(resource.parse().unwrap(), DeviceClass::Gpu));
         let mut ids = BTreeMap::new();
         for (n, (id, model, driver)) in (0u8..).zip(devices) {
-            let pci = PciFunction { driver: driver.map(str::to_owned), ..PciFunction::at(format!("0000:{n:02x}:00.0").parse().unwrap()) };
+            let pci = PciFunction {
+                driver: driver.map(str::to_owned),
+                ..PciFunction::at(format!("0000:{n:02x}:00.0").parse().unwrap())
+            };
             let device = Arc::new(Device {
                 id: DeviceId::new(*id),
                 key: String::new(),
@@ -100,21 +112,36 @@ mod tests {
                 attributes: model.map(|model| ("model", model.to_owned())).into_iter().collect(),
             });
             // Two shares of each, one of them unhealthy: labels depend on neither.
-            ids.insert(device.id.share(0), Offered { device: Arc::clone(&device), health: Health::Healthy });
-            ids.insert(device.id.share(1), Offered { device, health: Health::Unhealthy(Reason::Xid) });
+            ids.insert(
+                device.id.share(0),
+                Offered { device: Arc::clone(&device), health: Health::Healthy },
+            );
+            ids.insert(
+                device.id.share(1),
+                Offered { device, health: Health::Unhealthy(Reason::Xid) },
+            );
         }
         Offering { spec, devices: ids }
     }
 
     fn inventory(offerings: Vec<Offering>) -> Inventory {
-        Inventory { resources: offerings.into_iter().map(|offering| (offering.spec.name.clone(), Arc::new(offering))).collect() }
+        Inventory {
+            resources: offerings
+                .into_iter()
+                .map(|offering| (offering.spec.name.clone(), Arc::new(offering)))
+                .collect(),
+        }
     }
 
     #[test]
     fn the_file_matches_the_golden_text() {
         let h100 = Some("NVIDIA H100 80GB HBM3");
-        let gpus = offering("nvidia.com/gpu", &[("a", h100, Some("nvidia")), ("b", h100, Some("nvidia"))]);
-        let mixed = offering("example.com/nic", &[("c", Some("one"), Some("mlx5_core")), ("d", Some("other"), Some("mlx5_core"))]);
+        let gpus =
+            offering("nvidia.com/gpu", &[("a", h100, Some("nvidia")), ("b", h100, Some("nvidia"))]);
+        let mixed = offering(
+            "example.com/nic",
+            &[("c", Some("one"), Some("mlx5_core")), ("d", Some("other"), Some("mlx5_core"))],
+        );
         let some = offering("example.com/part", &[("e", Some("one"), None), ("f", None, None)]);
         let none = offering("example.com/none", &[]);
         let wanted = "# Written by Holdfast when the node's devices change; do not edit.\n\
@@ -130,9 +157,14 @@ mod tests {
     /// The rule of Kubernetes for a label's name without its prefix, and for a value that is not
     /// empty.
     fn is_valid(text: &str) -> bool {
-        let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else { return false };
+        let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else {
+            return false;
+        };
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        text.len() <= LENGTH_MAX && first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric() && text.chars().all(is_plain)
+        text.len() <= LENGTH_MAX
+            && first.is_ascii_alphanumeric()
+            && last.is_ascii_alphanumeric()
+            && text.chars().all(is_plain)
     }
 
     #[test]
@@ -143,8 +175,14 @@ mod tests {
             assert!(is_valid(&name(resource, "driver")), "{resource}");
         }
         assert_ne!(name(&long, "count"), name(&longer, "count"), "both are cut at the same place");
-        for text in ["NVIDIA H100 80GB HBM3", "Ärger (Größe)", "..x..", &"m".repeat(100), &format!("{} x", "m".repeat(62)), "MI300X/OAM"]
-        {
+        for text in [
+            "NVIDIA H100 80GB HBM3",
+            "Ärger (Größe)",
+            "..x..",
+            &"m".repeat(100),
+            &format!("{} x", "m".repeat(62)),
+            "MI300X/OAM",
+        ] {
             assert!(value(text).is_some_and(|value| is_valid(&value)), "{text}: {:?}", value(text));
         }
         assert_eq!(value("™ -"), None);
@@ -152,7 +190,14 @@ mod tests {
 
     #[test]
     fn the_file_never_exceeds_the_size_that_nfd_reads() {
-        let many = (0..2000).map(|n| offering(&format!("example.com/resource-{n}"), &[("a", Some("model"), Some("driver"))])).collect();
+        let many = (0..2000)
+            .map(|n| {
+                offering(
+                    &format!("example.com/resource-{n}"),
+                    &[("a", Some("model"), Some("driver"))],
+                )
+            })
+            .collect();
         let text = features(&inventory(many));
         assert!(text.len() <= SIZE_MAX && text.len() > SIZE_MAX - 100 && text.ends_with('\n'));
     }

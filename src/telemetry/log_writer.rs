@@ -110,10 +110,15 @@ fn shown(format: LogFormat, line: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn notice(format: LogFormat, lines: u64) -> String {
-    let (now, message) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines were lost");
+    let (now, message) = (
+        humantime::format_rfc3339_micros(SystemTime::now()),
+        "the log was not read in time, and lines were lost",
+    );
     match format {
         LogFormat::Text => format!("{now}  WARN {message} lines={lines}\n"),
-        LogFormat::Json => format!("{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines}}}\n"),
+        LogFormat::Json => format!(
+            "{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"lines\":{lines}}}\n"
+        ),
     }
 }
 
@@ -143,22 +148,29 @@ mod tests {
 
     #[test]
     fn lines_lost_without_a_reader_are_counted_when_reading_resumes() {
-        for (format, wanted) in
-            [(LogFormat::Text, "  WARN the log was not read in time, and lines were lost lines=2\n"), (LogFormat::Json, ",\"lines\":2}\n")]
-        {
+        for (format, wanted) in [
+            (LogFormat::Text, "  WARN the log was not read in time, and lines were lost lines=2\n"),
+            (LogFormat::Json, ",\"lines\":2}\n"),
+        ] {
             let (mut reader, writer) = io::pipe().unwrap();
             let log = LogWriter::new(writer, format);
             let before = metrics::counted(Metric::LogLinesLost, &[]);
             let (bytes, lost) = fill(&log, "one line of many\n");
             assert!(bytes >= 4096 && lost == 2, "{bytes} {lost}");
-            assert!(metrics::counted(Metric::LogLinesLost, &[]) >= before + lost, "it is counted when it happens");
+            assert!(
+                metrics::counted(Metric::LogLinesLost, &[]) >= before + lost,
+                "it is counted when it happens"
+            );
             assert_eq!(read(&mut reader, bytes), "one line of many\n".repeat(bytes / 17));
             log.make_writer().write_all(b"and on\n").unwrap();
             drop(log);
             let mut rest = String::new();
             reader.read_to_string(&mut rest).unwrap();
             let (notice, line) = rest.split_at(rest.len() - "and on\n".len());
-            assert!(notice.ends_with(wanted) && notice.lines().count() == 1 && line == "and on\n", "{rest}");
+            assert!(
+                notice.ends_with(wanted) && notice.lines().count() == 1 && line == "and on\n",
+                "{rest}"
+            );
         }
     }
 
@@ -179,7 +191,12 @@ mod tests {
         reader.read_to_string(&mut rest).unwrap();
         let mut lines = rest.lines().rev();
         assert_eq!(lines.next(), Some("and on"));
-        assert!(lines.next().is_some_and(|notice| notice.ends_with(" lines=2") && !notice.contains('x')), "{rest}");
+        assert!(
+            lines
+                .next()
+                .is_some_and(|notice| notice.ends_with(" lines=2") && !notice.contains('x')),
+            "{rest}"
+        );
         assert!(lines.all(|line| line.bytes().all(|byte| byte == b'x')));
     }
 
@@ -188,6 +205,9 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let log = LogWriter::new(writer, LogFormat::Text);
-        assert_eq!(log.make_writer().write_all(b"a line\n").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(
+            log.make_writer().write_all(b"a line\n").unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
     }
 }

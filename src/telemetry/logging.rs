@@ -34,9 +34,11 @@ pub enum LogFormat {
 pub fn init(format: LogFormat, default_level: &str) {
     // `Targets`, not `EnvFilter`: the latter contains a regular-expression engine, a megabyte of
     // the daemon's memory.
-    let wanted = std::env::var("HOLDFAST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
+    let wanted =
+        std::env::var("HOLDFAST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
     let filter = wanted.or_else(|| default_level.parse().ok()).unwrap_or_default();
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colour = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let layer = fmt::layer()
         .with_writer(LogWriter::new(std::io::stderr(), format))
         .with_ansi(colour)
@@ -96,7 +98,12 @@ mod tests {
         let name = "a\u{1b}[2J\n2026-01-01T00:00:00Z ERROR forged\u{202e}";
         let text = logged(LogFormat::Text, false, name);
         let shown = "a\\u{1b}[2J\\n2026-01-01T00:00:00Z ERROR forged\\u{202e}";
-        assert!(text.ends_with(&format!(" WARN {shown} is absent device={shown} quoted=\"{shown}\" error={shown}\n")), "{text}");
+        assert!(
+            text.ends_with(&format!(
+                " WARN {shown} is absent device={shown} quoted=\"{shown}\" error={shown}\n"
+            )),
+            "{text}"
+        );
         let json = logged(LogFormat::Json, false, name);
         assert_eq!(json.lines().count(), 1, "{json}");
         let event: serde_json::Value = serde_json::from_str(&json).unwrap();

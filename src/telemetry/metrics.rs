@@ -9,7 +9,9 @@
 use super::exposition::Page;
 use super::table::{Kind, Metric, TABLE};
 use crate::domain::Timestamp;
-use metrics::{Counter, Gauge, HistogramFn, Key, KeyName, Label, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, Gauge, HistogramFn, Key, KeyName, Label, Metadata, Recorder, SharedString, Unit,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
@@ -66,8 +68,10 @@ impl HistogramFn for Histogram {
         let took = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         // A sample equal to a bound belongs below it; a sample a fraction larger does not.
         let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
-        self.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)].fetch_add(1, Ordering::Relaxed);
-        self.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)]
+            .fetch_add(1, Ordering::Relaxed);
+        self.sum_ns
+            .fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -85,11 +89,17 @@ impl MetricsRecorder {
         let metric = Metric::named(key.name()).filter(|metric| metric.row().kind == kind)?;
         let mut all = series(metric);
         let values = || key.labels().map(Label::value);
-        let at = match all.binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(values())) {
+        let at = match all
+            .binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(values()))
+        {
             Ok(at) => at,
             Err(_) if all.len() >= SERIES_MAX => return None,
             Err(at) => {
-                let value = if kind == Kind::Histogram { Value::Histogram(Arc::default()) } else { Value::Number(Arc::default()) };
+                let value = if kind == Kind::Histogram {
+                    Value::Histogram(Arc::default())
+                } else {
+                    Value::Number(Arc::default())
+                };
                 all.insert(at, Series { labels: values().map(Box::from).collect(), value });
                 at
             }
@@ -169,7 +179,16 @@ const FIXED_SECOND_LABELS: [(Metric, &str, &[&str]); 2] = [
     (
         Metric::RequestsRefused,
         "telemetry",
-        &["body", "busy", "head_late", "head_too_large", "no_token", "not_read", "not_understood", "unauthorized"],
+        &[
+            "body",
+            "busy",
+            "head_late",
+            "head_too_large",
+            "no_token",
+            "not_read",
+            "not_understood",
+            "unauthorized",
+        ],
     ),
     (Metric::RequestsRefused, "plugin", &["lists", "memory"]),
 ];
@@ -196,17 +215,32 @@ pub fn page(now: impl FnOnce(&mut Page)) -> String {
             match value {
                 Value::Number(number) if kind == Kind::Gauge => {
                     page.begin(metric);
-                    page.line(metric.row(), "", &labels, None, f64::from_bits(number.load(Ordering::Relaxed)));
+                    page.line(
+                        metric.row(),
+                        "",
+                        &labels,
+                        None,
+                        f64::from_bits(number.load(Ordering::Relaxed)),
+                    );
                 }
-                Value::Number(number) => page.sample(metric, &labels, number.load(Ordering::Relaxed)),
-                Value::Histogram(histogram) => write_histogram(&mut page, metric, &labels, histogram),
+                Value::Number(number) => {
+                    page.sample(metric, &labels, number.load(Ordering::Relaxed))
+                }
+                Value::Histogram(histogram) => {
+                    write_histogram(&mut page, metric, &labels, histogram)
+                }
             }
         }
     }
     page.into_text()
 }
 
-fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram { counts, sum_ns }: &Histogram) {
+fn write_histogram(
+    page: &mut Page,
+    metric: Metric,
+    labels: &[&str],
+    Histogram { counts, sum_ns }: &Histogram,
+) {
     page.begin(metric);
     let mut below = 0;
     let bounds = BUCKETS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
@@ -214,7 +248,13 @@ fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram {
         below += count.load(Ordering::Relaxed);
         page.line(metric.row(), "_bucket", labels, Some(bound), below);
     }
-    page.line(metric.row(), "_sum", labels, None, Duration::from_nanos(sum_ns.load(Ordering::Relaxed)).as_secs_f64());
+    page.line(
+        metric.row(),
+        "_sum",
+        labels,
+        None,
+        Duration::from_nanos(sum_ns.load(Ordering::Relaxed)).as_secs_f64(),
+    );
     page.line(metric.row(), "_count", labels, None, below);
 }
 
@@ -222,7 +262,9 @@ fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram {
 #[must_use]
 pub fn counted(metric: Metric, labels: &[&str]) -> u64 {
     let all = series(metric);
-    let found = all.iter().find(|series| series.labels.iter().map(AsRef::as_ref).eq(labels.iter().copied()));
+    let found = all
+        .iter()
+        .find(|series| series.labels.iter().map(AsRef::as_ref).eq(labels.iter().copied()));
     match found.map(|series| &series.value) {
         Some(Value::Number(number)) => number.load(Ordering::Relaxed),
         Some(Value::Histogram(_)) | None => 0,
@@ -322,7 +364,8 @@ pub fn registration_took(resource: &str, time: Duration) {
 /// An Allocate requested an exclusive device of a running pod. `proven` is whether that pod
 /// provably has it.
 pub fn doubted(resource: &str, proven: bool, refused: bool) {
-    let (proof, result) = (if proven { "yes" } else { "no" }, if refused { "refused" } else { "granted" });
+    let (proof, result) =
+        (if proven { "yes" } else { "no" }, if refused { "refused" } else { "granted" });
     count(Metric::Doubts, &[resource, proof, result]);
 }
 
@@ -379,7 +422,8 @@ mod tests {
         let page = page(|_| {});
         for (metric, words) in FIXED_LABELS {
             for word in words {
-                let begin = format!("{}{{{}=\"{word}\"}} ", metric.row().name, metric.row().labels[0]);
+                let begin =
+                    format!("{}{{{}=\"{word}\"}} ", metric.row().name, metric.row().labels[0]);
                 assert!(page.lines().any(|line| line.starts_with(&begin)), "{begin}\n{page}");
             }
         }
@@ -393,8 +437,17 @@ mod tests {
         registration_took("test.dev/histogram", Duration::from_nanos(2_000_000_001));
         let lines = lines("test.dev/histogram");
         let ends = |end: &str| lines.iter().any(|line| line.ends_with(end));
-        assert!(ends("le=\"0.00005\"} 1") && ends("le=\"0.0001\"} 2") && ends("le=\"1\"} 2") && ends("le=\"2\"} 3"), "{lines:#?}");
-        assert!(ends("le=\"+Inf\"} 4") && ends("_count{resource=\"test.dev/histogram\"} 4"), "{lines:#?}");
+        assert!(
+            ends("le=\"0.00005\"} 1")
+                && ends("le=\"0.0001\"} 2")
+                && ends("le=\"1\"} 2")
+                && ends("le=\"2\"} 3"),
+            "{lines:#?}"
+        );
+        assert!(
+            ends("le=\"+Inf\"} 4") && ends("_count{resource=\"test.dev/histogram\"} 4"),
+            "{lines:#?}"
+        );
         assert!(ends("_sum{resource=\"test.dev/histogram\"} 4.000101001"), "{lines:#?}");
         for (us, text) in BUCKETS {
             assert_eq!(Duration::from_secs_f64(text.parse().unwrap()), Duration::from_micros(us));
@@ -405,14 +458,18 @@ mod tests {
     fn a_metric_outside_the_table_is_not_counted() {
         offered("test.dev/known");
         metrics::counter!("holdfast_of_nobody_total").increment(1);
-        metrics::counter!(Metric::Scan.row().name, "resource" => "test.dev/of-another-kind").increment(1);
+        metrics::counter!(Metric::Scan.row().name, "resource" => "test.dev/of-another-kind")
+            .increment(1);
         assert!(lines("of_nobody").is_empty() && lines("of-another-kind").is_empty());
     }
 
     #[test]
     fn the_counters_of_a_new_resource_start_at_zero() {
         offered("test.dev/unused");
-        assert!(lines("test.dev/unused").iter().all(|line| line.ends_with(" 0")) && lines("test.dev/unused").len() == 11);
+        assert!(
+            lines("test.dev/unused").iter().all(|line| line.ends_with(" 0"))
+                && lines("test.dev/unused").len() == 11
+        );
         assert!(page(|_| {}).contains("\nholdfast_journal_sync_failures_total 0\n"));
     }
 
@@ -426,6 +483,10 @@ mod tests {
         let all = series(Metric::UnhealthyDevice);
         assert_eq!(all.len(), SERIES_MAX);
         let Value::Number(first) = &all[0].value else { panic!("a gauge") };
-        assert_eq!(f64::from_bits(first.load(Ordering::Relaxed)), 2.0, "those that are there are counted on");
+        assert_eq!(
+            f64::from_bits(first.load(Ordering::Relaxed)),
+            2.0,
+            "those that are there are counted on"
+        );
     }
 }

@@ -46,7 +46,8 @@ mod tests {
         let (limit, start) = (RateLimit::new(1000, 10), Instant::now());
         assert_eq!(limit.next(start), start);
         let later = start + Duration::from_secs(60);
-        let waits: Vec<Duration> = (0..20).map(|_| limit.next(later).saturating_duration_since(later)).collect();
+        let waits: Vec<Duration> =
+            (0..20).map(|_| limit.next(later).saturating_duration_since(later)).collect();
         assert_eq!(waits.iter().filter(|wait| wait.is_zero()).count(), 11);
         assert_eq!(waits[19], Duration::from_millis(9));
         let last = (0..1000).map(|_| limit.next(later)).last().unwrap();

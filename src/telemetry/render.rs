@@ -59,7 +59,11 @@ struct State {
 
 impl Renderer {
     /// A page whose rendering began after this call.
-    pub(super) async fn page(&self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) -> Result<Arc<String>, Busy> {
+    pub(super) async fn page(
+        &self,
+        key: PageKey,
+        render: impl FnOnce() -> String + Send + 'static,
+    ) -> Result<Arc<String>, Busy> {
         let requested = Instant::now();
         let page = async {
             let mut state = self.state.lock().await;
@@ -140,7 +144,11 @@ mod tests {
         assert!(waiting.iter().all(|page| page.as_ref().unwrap().as_str() == "1"), "{waiting:?}");
         let overview = renderer.page(PageKey::Overview(None), count(None)).await.unwrap();
         assert_eq!(overview.as_str(), "2", "another page");
-        assert_eq!(renderer.page(PageKey::Metrics, count(None)).await.unwrap().as_str(), "3", "a later request gets a newer page");
+        assert_eq!(
+            renderer.page(PageKey::Metrics, count(None)).await.unwrap().as_str(),
+            "3",
+            "a later request gets a newer page"
+        );
     }
 
     #[tokio::test]
@@ -153,12 +161,24 @@ mod tests {
         };
         assert_eq!(renderer.page(PageKey::Metrics, hangs).await, Err(Busy));
         for _ in 0..2 {
-            assert_eq!(renderer.page(PageKey::Metrics, || unreachable!("one at a time")).await, Err(Busy));
+            assert_eq!(
+                renderer.page(PageKey::Metrics, || unreachable!("one at a time")).await,
+                Err(Busy)
+            );
         }
         drop(release);
         renderer.within = Duration::from_secs(60);
-        assert_eq!(renderer.page(PageKey::Metrics, || "next".to_owned()).await.unwrap().as_str(), "next");
-        assert_eq!(renderer.page(PageKey::Metrics, || panic!("requested to crash")).await, Err(Busy));
-        assert_eq!(renderer.page(PageKey::Metrics, || "after".to_owned()).await.unwrap().as_str(), "after");
+        assert_eq!(
+            renderer.page(PageKey::Metrics, || "next".to_owned()).await.unwrap().as_str(),
+            "next"
+        );
+        assert_eq!(
+            renderer.page(PageKey::Metrics, || panic!("requested to crash")).await,
+            Err(Busy)
+        );
+        assert_eq!(
+            renderer.page(PageKey::Metrics, || "after".to_owned()).await.unwrap().as_str(),
+            "after"
+        );
     }
 }

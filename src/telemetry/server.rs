@@ -121,7 +121,9 @@ impl Listener {
                 let _ended = set_socket_linger(&stream, Some(Duration::ZERO));
                 Ok((Stream(Either::Left(stream)), Peer::from(address.ip())))
             }
-            Listener::Unix(listener) => Ok((Stream(Either::Right(listener.accept().await)), Peer::Root)),
+            Listener::Unix(listener) => {
+                Ok((Stream(Either::Right(listener.accept().await)), Peer::Root))
+            }
         }
     }
 }
@@ -137,8 +139,14 @@ pub async fn serve(listener: Listener, routes: Router, limits: Limits) {
             Ok((stream, peer)) => {
                 let connection = Arc::new(connections.add(peer));
                 let id = connection.id;
-                let service = Service { routes: routes.clone(), request_rate: Arc::clone(&request_rate), connection, limits };
-                connections.set_task(id, tokio::spawn(serve_connection(stream, service)).abort_handle());
+                let service = Service {
+                    routes: routes.clone(),
+                    request_rate: Arc::clone(&request_rate),
+                    connection,
+                    limits,
+                };
+                connections
+                    .set_task(id, tokio::spawn(serve_connection(stream, service)).abort_handle());
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
@@ -182,7 +190,9 @@ async fn serve_connection(stream: Stream, service: Service) {
     };
     match ended {
         // After an answer the connection was only kept open; another request is not required.
-        Err(error) if error.is_timeout() && connection.requests() == 0 => connection.refused("head_late"),
+        Err(error) if error.is_timeout() && connection.requests() == 0 => {
+            connection.refused("head_late")
+        }
         Err(error) if error.is_parse_too_large() => connection.refused("head_too_large"),
         Err(error) if error.is_parse() => connection.refused("not_understood"),
         _ => {}
@@ -222,24 +232,37 @@ impl Service {
 }
 
 fn has_body(headers: &HeaderMap) -> bool {
-    headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0")
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0")
 }
 
 /// A connection. A TCP connection is reset if it is dropped before it was shut down.
 struct Stream(Either<TcpStream, UnixStream>);
 
 impl AsyncRead for Stream {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(context, bytes)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write_vectored(context, bytes)
     }
 

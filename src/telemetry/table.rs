@@ -203,11 +203,18 @@ mod tests {
         assert!(TABLE.is_sorted_by(|one, next| one.name < next.name), "by name, once each");
         for row in TABLE {
             let Row { name, kind, labels, help } = row;
-            assert!(name.starts_with("holdfast_") && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{name}");
+            assert!(
+                name.starts_with("holdfast_")
+                    && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+                "{name}"
+            );
             assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
             assert!(*kind != Kind::Histogram || row.unit() == Some("seconds"), "{name}");
             assert!(["_count", "_sum", "_bucket"].iter().all(|end| !name.ends_with(end)), "{name}");
-            assert!(labels.iter().all(|label| !["le", "job", "instance", "quantile"].contains(label)), "{name}");
+            assert!(
+                labels.iter().all(|label| !["le", "job", "instance", "quantile"].contains(label)),
+                "{name}"
+            );
             assert!(help.ends_with('.') && !help.contains('\n'), "{name}");
         }
         assert_eq!(Metric::UnhealthyDevice.row().name, TABLE[TABLE.len() - 1].name);

@@ -45,7 +45,11 @@ impl Token {
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Denied> {
         let token = self.read()?;
         let given = headers.get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
-        if given.is_some_and(|given| same(given, token.trim_ascii())) { Ok(()) } else { Err(Denied::Unknown) }
+        if given.is_some_and(|given| same(given, token.trim_ascii())) {
+            Ok(())
+        } else {
+            Err(Denied::Unknown)
+        }
     }
 
     fn read(&self) -> Result<Vec<u8>, Denied> {
@@ -93,7 +97,10 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 
 /// Compares in a time that depends on the lengths only.
 fn same(given: &[u8], token: &[u8]) -> bool {
-    let differing = given.iter().zip(token).fold(0, |differing, (one, other)| black_box(differing | (one ^ other)));
+    let differing = given
+        .iter()
+        .zip(token)
+        .fold(0, |differing, (one, other)| black_box(differing | (one ^ other)));
     given.len() == token.len() && differing == 0
 }
 
@@ -118,12 +125,17 @@ mod tests {
         for header in ["Bearer s3cret", "bearer s3cret", "BEARER  s3cret "] {
             assert_eq!(check(&token, Some(header)), Ok(()), "{header}");
         }
-        for header in ["Bearer s3cre", "Bearer s3cret7", "Bearer ", "Bearer", "Basic s3cret", "s3cret", ""] {
+        for header in
+            ["Bearer s3cre", "Bearer s3cret7", "Bearer ", "Bearer", "Basic s3cret", "s3cret", ""]
+        {
             assert_eq!(check(&token, Some(header)), Err(Denied::Unknown), "{header}");
         }
         assert_eq!(check(&token, None), Err(Denied::Unknown));
         fs::write(&path, "another").unwrap();
-        assert_eq!((check(&token, Some("Bearer s3cret")), check(&token, Some("Bearer another"))), (Err(Denied::Unknown), Ok(())));
+        assert_eq!(
+            (check(&token, Some("Bearer s3cret")), check(&token, Some("Bearer another"))),
+            (Err(Denied::Unknown), Ok(()))
+        );
     }
 
     #[test]

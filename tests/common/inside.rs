@@ -24,7 +24,11 @@ pub(crate) fn command(command: &mut Command) {
 /// Whether the program (by name) or the file (by absolute path) exists.
 pub(crate) fn has_program(need: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if need.starts_with('/') { Path::new(need).exists() } else { std::env::split_paths(&path).any(|dir| dir.join(need).is_file()) }
+    if need.starts_with('/') {
+        Path::new(need).exists()
+    } else {
+        std::env::split_paths(&path).any(|dir| dir.join(need).is_file())
+    }
 }
 
 /// Runs `test` of this binary again with private mounts, and returns its directory there, which is
@@ -50,24 +54,39 @@ fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
         command(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&dir));
         return Some(dir);
     }
-    let missing: Vec<_> = needs.iter().chain(&["unshare"]).filter(|need| !has_program(need)).collect();
+    let missing: Vec<_> =
+        needs.iter().chain(&["unshare"]).filter(|need| !has_program(need)).collect();
     if !super::is_root() || !missing.is_empty() {
-        say(format_args!("SKIPPED: {test}: only root can have mounts and networks of its own, with {needs:?}; missing: {missing:?}"));
+        say(format_args!(
+            "SKIPPED: {test}: only root can have mounts and networks of its own, with {needs:?}; missing: {missing:?}"
+        ));
         return None;
     }
     let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
     let unshare = [&["--mount", "--propagation", "private"], also].concat();
     // The kernel may forbid an operation that root usually has.
-    let allowed = Command::new("unshare").args(&unshare).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output().unwrap();
+    let allowed = Command::new("unshare")
+        .args(&unshare)
+        .args(["mount", "-t", "tmpfs", "tmpfs"])
+        .arg(dir.path())
+        .output()
+        .unwrap();
     if !allowed.status.success() {
         say(format_args!("SKIPPED: {test}: {}", String::from_utf8_lossy(&allowed.stderr).trim()));
         return None;
     }
     let mut inner = Command::new("unshare");
-    inner.args(&unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
+    inner
+        .args(&unshare)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(INSIDE, dir.path());
     // sled panics on some damaged files, and each backtrace takes half a second.
     let status = inner.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).status().unwrap();
     assert!(status.success(), "the inner run failed; its output is above");
-    assert!(dir.path().join(RAN).exists(), "this binary has no test `{test}`: a name begins with its module");
+    assert!(
+        dir.path().join(RAN).exists(),
+        "this binary has no test `{test}`: a name begins with its module"
+    );
     None
 }

@@ -2,7 +2,10 @@
 
 use super::Random;
 use actix::Addr;
-use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration,
+    PodRef, Timestamp,
+};
 use holdfast::ledger::LedgerActor;
 use holdfast::messages::{Record, RecordError, WithReply};
 use holdfast::store::Recovered;
@@ -12,7 +15,10 @@ use std::time::SystemTime;
 use tokio::sync::oneshot;
 
 /// Sends a request as a mailbox does, with its reply sender.
-pub(crate) fn ask(ledger: &Addr<LedgerActor>, message: Record) -> oneshot::Receiver<Result<(), RecordError>> {
+pub(crate) fn ask(
+    ledger: &Addr<LedgerActor>,
+    message: Record,
+) -> oneshot::Receiver<Result<(), RecordError>> {
     let (reply, answer) = oneshot::channel();
     ledger.try_send(WithReply { message, reply }).unwrap();
     answer
@@ -29,13 +35,16 @@ pub(crate) struct Model {
 impl Model {
     /// The content of a ledger that was just opened, without its history.
     pub(crate) fn of(recovered: Recovered) -> Model {
-        let live = recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect();
+        let live =
+            recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect();
         Model { live, names: recovered.names, ..Model::default() }
     }
 
     pub(crate) fn apply(&mut self, entry: &Entry) {
         match entry {
-            Entry::Grant(grant) => drop(self.live.insert(grant.alloc_id.clone(), (**grant).clone())),
+            Entry::Grant(grant) => {
+                drop(self.live.insert(grant.alloc_id.clone(), (**grant).clone()))
+            }
             Entry::Moved { alloc_id, state } => {
                 let Some(grant) = self.live.get_mut(alloc_id) else { return };
                 grant.state = state.clone();
@@ -86,11 +95,16 @@ impl Load {
             Some(grant) if kind < 4 => self.bind(grant),
             _ if kind == 4 => {
                 self.made += 1;
-                Entry::Named { key: format!("pci:{}", self.made), id: DeviceId::new(format!("GPU-{}", self.made)) }
+                Entry::Named {
+                    key: format!("pci:{}", self.made),
+                    id: DeviceId::new(format!("GPU-{}", self.made)),
+                }
             }
             _ if kind == 5 && model.names.len() > 20 => {
                 let nth = self.random.index(model.names.len());
-                Entry::Forgotten { devices: model.names.values().nth(nth).into_iter().cloned().collect() }
+                Entry::Forgotten {
+                    devices: model.names.values().nth(nth).into_iter().cloned().collect(),
+                }
             }
             _ => self.grant(),
         }
@@ -111,7 +125,10 @@ impl Load {
                 nodes: Vec::new(),
                 objects: Vec::new(),
             }],
-            edits: ContainerEdits { envs: BTreeMap::from([("FILLER".into(), filler)]), ..ContainerEdits::default() },
+            edits: ContainerEdits {
+                envs: BTreeMap::from([("FILLER".into(), filler)]),
+                ..ContainerEdits::default()
+            },
             boot_id: "the boot before".into(),
             kubelet: Some(KubeletGeneration { inode: n, made_ns: 1 }),
             granted_at: Timestamp(self.now),
@@ -121,7 +138,11 @@ impl Load {
     }
 
     fn bind(&self, grant: &Grant) -> Entry {
-        let state = GrantState::Bound { pod: pod(grant), container: "main".into(), bound_at: Timestamp(self.now) };
+        let state = GrantState::Bound {
+            pod: pod(grant),
+            container: "main".into(),
+            bound_at: Timestamp(self.now),
+        };
         Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
     }
 

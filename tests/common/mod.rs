@@ -4,7 +4,12 @@
 //! Nothing here sleeps: a wait ends with its value, or fails with a message when the daemon hangs.
 
 #![allow(dead_code, reason = "each test file uses its part of this")]
-#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a helper of a test fails the test, and may say why")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a helper of a test fails the test, and may say why"
+)]
 
 pub(crate) mod inside;
 pub(crate) mod ledger;
@@ -186,7 +191,8 @@ impl Node {
     /// A kubelet that, by its socket, has run for an hour: its listings count as proof at once.
     pub(crate) async fn start_old_kubelet(&self, config: KubeletConfig) -> Kubelet {
         let kubelet = Kubelet::start(config).await.unwrap();
-        let made = TimeSpec::from_duration(UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(3600));
+        let made =
+            TimeSpec::from_duration(UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(3600));
         let socket = self.path("kubelet/device-plugins/kubelet.sock");
         utimensat(AT_FDCWD, &socket, &made, &made, UtimensatFlags::NoFollowSymlink).unwrap();
         kubelet
@@ -194,11 +200,21 @@ impl Node {
 
     /// A verb with this node's roots. `HOLDFAST_BIN` replaces the binary that was just built.
     pub(crate) fn command(&self, verb: &[&str]) -> Command {
-        let binary = std::env::var_os("HOLDFAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_holdfast").into());
+        let binary = std::env::var_os("HOLDFAST_BIN")
+            .unwrap_or_else(|| env!("CARGO_BIN_EXE_holdfast").into());
         let mut command = Command::new(binary);
-        command.args(verb).env_remove("NOTIFY_SOCKET").env_remove("HOLDFAST_LOG").stdin(Stdio::null());
+        command
+            .args(verb)
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("HOLDFAST_LOG")
+            .stdin(Stdio::null());
         let Roots { host, kubelet, state, run } = self.roots();
-        for (option, path) in [("host-root", &host), ("kubelet-dir", &kubelet), ("state-dir", &state), ("run-dir", &run)] {
+        for (option, path) in [
+            ("host-root", &host),
+            ("kubelet-dir", &kubelet),
+            ("state-dir", &state),
+            ("run-dir", &run),
+        ] {
             command.arg(format!("--{option}")).arg(path);
         }
         command.arg("--config").arg(self.config_file());
@@ -229,7 +245,9 @@ impl Node {
 
 /// The configuration of a resource that offers the nodes `/dev/<stem>*`.
 pub(crate) fn resource(stem: &str) -> String {
-    format!("[[resource]]\nname = \"example.com/{stem}\"\nclass = \"char\"\npaths = [\"/dev/{stem}*\"]\n")
+    format!(
+        "[[resource]]\nname = \"example.com/{stem}\"\nclass = \"char\"\npaths = [\"/dev/{stem}*\"]\n"
+    )
 }
 
 /// The daemon as a child process; it dies with this value.
@@ -270,14 +288,17 @@ impl Daemon {
         let mut lines = self.lines.clone();
         let find = |lines: &Vec<String>| lines.iter().find(|line| line.contains(text)).cloned();
         let found = soon(text, lines.wait_for(|lines| find(lines).is_some())).await;
-        let found = found.unwrap_or_else(|_| panic!("the daemon ended without saying `{text}`:\n{}", self.log().join("\n")));
+        let found = found.unwrap_or_else(|_| {
+            panic!("the daemon ended without saying `{text}`:\n{}", self.log().join("\n"))
+        });
         find(&found).unwrap()
     }
 
     /// Waits until `text` has been logged `times` times.
     pub(crate) async fn logged_often(&self, text: &str, times: usize) {
         let mut lines = self.lines.clone();
-        let often = |lines: &Vec<String>| lines.iter().filter(|line| line.contains(text)).count() >= times;
+        let often =
+            |lines: &Vec<String>| lines.iter().filter(|line| line.contains(text)).count() >= times;
         let _ = soon(text, lines.wait_for(often)).await.unwrap();
     }
 
@@ -315,7 +336,10 @@ impl Drop for Daemon {
         drop(self.child.wait());
         if std::thread::panicking() {
             let log = self.log();
-            eprintln!("the daemon's last words:\n{}", log[log.len().saturating_sub(40)..].join("\n"));
+            eprintln!(
+                "the daemon's last words:\n{}",
+                log[log.len().saturating_sub(40)..].join("\n")
+            );
         }
     }
 }
@@ -331,9 +355,17 @@ pub(crate) fn count(kubelet: &Kubelet, fits: impl Fn(&EventKind) -> bool) -> usi
 }
 
 /// The device-plugin API on the socket that the resource registered last.
-pub(crate) async fn dial(kubelet: &Kubelet, node: &Node, resource: &ResourceName) -> DevicePluginClient<Channel> {
+pub(crate) async fn dial(
+    kubelet: &Kubelet,
+    node: &Node,
+    resource: &ResourceName,
+) -> DevicePluginClient<Channel> {
     let endpoint = kubelet.view(|view| {
-        let event = view.last(|kind| matches!(kind, EventKind::Registered { .. }) && kind.resource() == Some(resource)).cloned();
+        let event = view
+            .last(|kind| {
+                matches!(kind, EventKind::Registered { .. }) && kind.resource() == Some(resource)
+            })
+            .cloned();
         match event.map(|event| event.kind) {
             Some(EventKind::Registered { endpoint, .. }) => endpoint,
             _ => panic!("{resource} is not registered"),
@@ -344,16 +376,24 @@ pub(crate) async fn dial(kubelet: &Kubelet, node: &Node, resource: &ResourceName
 }
 
 /// Allocates for one container and returns its alloc-id.
-pub(crate) async fn allocate(api: &mut DevicePluginClient<Channel>, ids: &[&str]) -> Result<AllocId, tonic::Status> {
-    let request = api::ContainerAllocateRequest { devices_ids: ids.iter().map(ToString::to_string).collect() };
+pub(crate) async fn allocate(
+    api: &mut DevicePluginClient<Channel>,
+    ids: &[&str],
+) -> Result<AllocId, tonic::Status> {
+    let request = api::ContainerAllocateRequest {
+        devices_ids: ids.iter().map(ToString::to_string).collect(),
+    };
     let response = api.allocate(api::AllocateRequest { container_requests: vec![request] }).await?;
-    Ok(AllocId::new(response.into_inner().container_responses[0].annotations[AllocId::ANNOTATION].clone()))
+    Ok(AllocId::new(
+        response.into_inner().container_responses[0].annotations[AllocId::ANNOTATION].clone(),
+    ))
 }
 
 /// Reads the daemon's notifications to systemd until the line `wanted`, or any value of a variable
 /// such as `MAINPID=`. Returns the line.
 pub(crate) async fn notified(socket: &UnixDatagram, wanted: &str) -> String {
-    let is_wanted = |line: &&str| *line == wanted || (wanted.ends_with('=') && line.starts_with(wanted));
+    let is_wanted =
+        |line: &&str| *line == wanted || (wanted.ends_with('=') && line.starts_with(wanted));
     let mut buffer = [0; 256];
     let told = async {
         loop {
@@ -400,7 +440,9 @@ pub(crate) fn percentiles(mut values: Vec<Duration>) -> String {
         return "none".into();
     }
     values.sort();
-    let at = |share: usize| values.get((values.len() * share / 100).min(values.len() - 1)).copied().unwrap_or_default();
+    let at = |share: usize| {
+        values.get((values.len() * share / 100).min(values.len() - 1)).copied().unwrap_or_default()
+    };
     format!("p50 {:?}, p99 {:?}, max {:?}", at(50), at(99), at(100))
 }
 
@@ -410,8 +452,11 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new() -> Random {
-        let fresh = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos() & u128::from(u64::MAX)).unwrap();
-        let seed = std::env::var("HOLDFAST_SEED").ok().map_or_else(fresh, |text| text.parse().unwrap());
+        let fresh = || {
+            u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos() & u128::from(u64::MAX)).unwrap()
+        };
+        let seed =
+            std::env::var("HOLDFAST_SEED").ok().map_or_else(fresh, |text| text.parse().unwrap());
         println!("seed {seed}; HOLDFAST_SEED={seed} repeats this run");
         Random(seed)
     }

@@ -64,13 +64,22 @@ impl Systemd {
         self.catch_up();
         let heard = self.heard.borrow();
         let files = heard.kept.iter().rev().map(|file| file.try_clone().unwrap());
-        let mappings: Vec<_> = files.zip(FIRST_FD..).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();
+        let mappings: Vec<_> = files
+            .zip(FIRST_FD..)
+            .map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd })
+            .collect();
         let mut started = Command::new("sh");
-        started.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+        started
+            .args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#])
+            .arg(command.get_program())
+            .args(command.get_args());
         for (name, value) in command.get_envs() {
             value.map(|value| started.env(name, value));
         }
-        started.env("NOTIFY_SOCKET", &self.path).env("LISTEN_FDS", mappings.len().to_string()).env_remove("HOLDFAST_LOG");
+        started
+            .env("NOTIFY_SOCKET", &self.path)
+            .env("LISTEN_FDS", mappings.len().to_string())
+            .env_remove("HOLDFAST_LOG");
         started.fd_mappings(mappings).unwrap();
         started
     }
@@ -97,7 +106,12 @@ fn receive(socket: &impl AsFd) -> io::Result<(String, Vec<OwnedFd>)> {
     let (mut buffer, mut files) = ([0; 1024], Vec::new());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut buffer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
             files.extend(sent);

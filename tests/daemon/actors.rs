@@ -1,7 +1,10 @@
 //! One actor's death is not the daemon's (I10): pods are admitted, streams stay open, nothing is
 //! lost or given twice.
 
-use crate::common::{HANG, Node, allocate, count, dial, hide_expected_panics, ids, name, offered, percentiles, run, soon};
+use crate::common::{
+    HANG, Node, allocate, count, dial, hide_expected_panics, ids, name, offered, percentiles, run,
+    soon,
+};
 use futures_util::future::{join, join_all};
 use holdfast::app::App;
 use holdfast::domain::{AllocId, DeviceId, GrantState};
@@ -55,7 +58,11 @@ fn containers(kubelet: &Kubelet, uid: &str) -> Vec<(AllocId, BTreeSet<DeviceId>)
     let pod = kubelet.view(|view| view.pod(uid).cloned()).unwrap();
     let edits = pod.containers.into_iter().map(|(name, container)| (name, container.edits));
     let held = |container: &str| kubelet.devices(uid, container).into_values().flatten().collect();
-    edits.map(|(container, edits)| (AllocId::new(edits.annotations[AllocId::ANNOTATION].clone()), held(&container))).collect()
+    edits
+        .map(|(container, edits)| {
+            (AllocId::new(edits.annotations[AllocId::ANNOTATION].clone()), held(&container))
+        })
+        .collect()
 }
 
 /// Admits pods until `done`, each with an init container that leaves its devices to the next one;
@@ -66,12 +73,17 @@ async fn admit(kubelet: &Kubelet, done: &Cell<bool>) -> BTreeMap<AllocId, BTreeS
     let mut alive: VecDeque<(String, BTreeSet<DeviceId>)> = VecDeque::new();
     let mut number = 0;
     while !done.get() || number < PODS_MIN {
-        let pod = PodSpec::new("default", format!("pod-{number}")).init("prepare", &gpu, 2).app("main", &gpu, 2);
+        let pod = PodSpec::new("default", format!("pod-{number}"))
+            .init("prepare", &gpu, 2)
+            .app("main", &gpu, 2);
         let outcome = soon("an admission", kubelet.add_pod(pod)).await;
         assert_eq!(outcome.phase, PodPhase::Running, "pod {number}");
         let containers = containers(kubelet, &outcome.uid);
         let held: BTreeSet<DeviceId> = containers.iter().flat_map(|(_, ids)| ids.clone()).collect();
-        assert!(alive.iter().all(|(_, others)| others.is_disjoint(&held)), "pod {number} shares {held:?}");
+        assert!(
+            alive.iter().all(|(_, others)| others.is_disjoint(&held)),
+            "pod {number} shares {held:?}"
+        );
         assert_eq!(containers.len(), 2);
         granted.extend(containers);
         alive.push_back((outcome.uid, held));
@@ -100,12 +112,16 @@ fn actors_that_die_repeatedly_fail_no_admission_under_load() {
             kill_all(&app, &took).await;
             done.set(true);
         };
-        let (granted, ()) = soon("admissions under deaths", join(admit(&kubelet, &done), kill)).await;
+        let (granted, ()) =
+            soon("admissions under deaths", join(admit(&kubelet, &done), kill)).await;
 
-        let ended = count(&kubelet, |kind| matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. }));
+        let ended = count(&kubelet, |kind| {
+            matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. })
+        });
         assert_eq!(ended, 0, "a stream of the kubelet ended");
         assert_eq!(kubelet.panicked(), None);
-        let ledger: BTreeMap<_, _> = node.grants().into_iter().map(|grant| (grant.alloc_id.clone(), ids(&grant))).collect();
+        let ledger: BTreeMap<_, _> =
+            node.grants().into_iter().map(|grant| (grant.alloc_id.clone(), ids(&grant))).collect();
         for (alloc_id, held) in &granted {
             assert_eq!(ledger.get(alloc_id), Some(held), "{alloc_id}");
         }
@@ -131,7 +147,12 @@ fn actors_that_die_repeatedly_fail_no_admission_under_load() {
                 let of_pod = |grant: &&std::sync::Arc<holdfast::domain::Grant>| matches!(&grant.state, GrantState::Bound { pod, .. } if pod.uid == *uid);
                 grants.iter().filter(of_pod).count() == 2
             };
-            drop(grants.wait_for(|grants| pods.iter().all(|uid| all_bound(uid, grants))).await.unwrap());
+            drop(
+                grants
+                    .wait_for(|grants| pods.iter().all(|uid| all_bound(uid, grants)))
+                    .await
+                    .unwrap(),
+            );
         });
         bound.await;
         app.shut_down().await;
@@ -161,7 +182,10 @@ fn an_actor_that_keeps_dying_ends_the_daemon() {
         // Until the process ends, no grant is given without a record.
         let refused = allocate(&mut api, &["dev:gpu1"]).await.unwrap_err();
         assert!(refused.message().contains("died too often"), "{refused}");
-        assert_eq!(node.grants().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>(), [before]);
+        assert_eq!(
+            node.grants().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>(),
+            [before]
+        );
         tokio::time::timeout(HANG, app.shut_down()).await.unwrap();
     });
 }

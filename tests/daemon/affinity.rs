@@ -23,7 +23,8 @@ select = { vf = true }
 /// The sockets of a container's devices; each of the two sockets has one switch.
 fn switches(node: &SimNode, ids: impl IntoIterator<Item = DeviceId>) -> BTreeSet<u8> {
     let address = |id: &DeviceId| {
-        let gpu = (0..holdfast::lab::sim::hardware::GPUS).find(|index| node.gpu_uuid(*index) == id.as_str());
+        let gpu = (0..holdfast::lab::sim::hardware::GPUS)
+            .find(|index| node.gpu_uuid(*index) == id.as_str());
         gpu.map_or_else(|| id.as_str().parse().unwrap(), |index| node.gpu_address(index))
     };
     ids.into_iter().map(|id| address(&id).bus / 0x80).collect()
@@ -42,7 +43,9 @@ fn a_gpu_and_an_adapter_of_one_container_are_under_one_switch() {
         offered(&kubelet, &hca, 8).await;
         // One adapter of the second socket stays taken: the next one would be taken next to it, and
         // the next GPU on the first.
-        let alone: Vec<PodSpec> = (0..5).map(|n| PodSpec::new("default", format!("alone-{n}")).app("main", &hca, 1)).collect();
+        let alone: Vec<PodSpec> = (0..5)
+            .map(|n| PodSpec::new("default", format!("alone-{n}")).app("main", &hca, 1))
+            .collect();
         for pod in &alone {
             soon("a pod", kubelet.add_pod(pod.clone())).await;
         }
@@ -61,7 +64,8 @@ fn a_gpu_and_an_adapter_of_one_container_are_under_one_switch() {
             soon("a pod", kubelet.add_pod(pod)).await;
             let devices = kubelet.devices(&uid, "main");
             assert_eq!(devices.len(), 2);
-            together += usize::from(switches(&hardware, devices.values().flatten().cloned()).len() == 1);
+            together +=
+                usize::from(switches(&hardware, devices.values().flatten().cloned()).len() == 1);
         }
         assert!(together > 0, "no GPU is under the switch of its adapter");
     });

@@ -1,7 +1,9 @@
 //! The daemon's answers: Allocate's errors, the lists that follow, and the replies to operators and
 //! monitoring.
 
-use crate::common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
+use crate::common::{
+    HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until,
+};
 use holdfast::domain::{Durability, Entry, Grant, GrantState, ResourceName};
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
@@ -18,7 +20,9 @@ fn gpu() -> ResourceName {
 
 /// Waits for a list with these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
-    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let newest = |kind: &EventKind| {
+        matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)
+    };
     let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
@@ -46,8 +50,16 @@ fn an_allocate_that_cannot_be_granted_names_the_id_and_writes_nothing() {
         let held = allocate(&mut api, &["dev:gpu0"]).await.unwrap();
         for (request, code, parts) in [
             (vec!["dev:gpu1", "dev:ghost"], Code::NotFound, vec!["`dev:ghost`", "example.com/gpu"]),
-            (vec!["dev:gpu1", "dev:gpu1"], Code::InvalidArgument, vec!["`dev:gpu1`", "example.com/gpu"]),
-            (vec!["dev:gpu1", "dev:gpu2"], Code::FailedPrecondition, vec!["`dev:gpu2`", "example.com/gpu"]),
+            (
+                vec!["dev:gpu1", "dev:gpu1"],
+                Code::InvalidArgument,
+                vec!["`dev:gpu1`", "example.com/gpu"],
+            ),
+            (
+                vec!["dev:gpu1", "dev:gpu2"],
+                Code::FailedPrecondition,
+                vec!["`dev:gpu2`", "example.com/gpu"],
+            ),
             (vec![], Code::InvalidArgument, vec!["example.com/gpu"]),
         ] {
             let error = allocate(&mut api, &request).await.unwrap_err();
@@ -69,7 +81,8 @@ fn every_container_of_a_pool_gets_all_its_devices() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 2).await;
-        let pods = ["first", "second"].map(|pod| PodSpec::new("default", pod).app("main", &gpu(), 1));
+        let pods =
+            ["first", "second"].map(|pod| PodSpec::new("default", pod).app("main", &gpu(), 1));
         let mut uids = Vec::new();
         for pod in pods {
             uids.push(admit(&kubelet, pod).await);
@@ -81,7 +94,8 @@ fn every_container_of_a_pool_gets_all_its_devices() {
         for uid in &uids {
             assert_eq!(nodes(uid), ["/dev/gpu0", "/dev/gpu1", "/dev/gpu2"]);
         }
-        let held: BTreeSet<_> = node.grants().iter().flat_map(ids).map(|id| id.to_string()).collect();
+        let held: BTreeSet<_> =
+            node.grants().iter().flat_map(ids).map(|id| id.to_string()).collect();
         assert_eq!(held.into_iter().collect::<Vec<_>>(), ["0", "1"]);
 
         // Held ids stay in the next process's list, also when the pool is absent.
@@ -89,11 +103,18 @@ fn every_container_of_a_pool_gets_all_its_devices() {
             node.remove_device("gpu", index);
         }
         listed(&kubelet, &gpu(), (0, 2)).await;
-        let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, unhealthy: 2, .. });
+        let is_list =
+            |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, unhealthy: 2, .. });
         let lists = count(&kubelet, is_list);
         daemon.kill();
         let _next = node.start_daemon();
-        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        kubelet
+            .wait_for(
+                |view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists,
+                HANG,
+            )
+            .await
+            .unwrap();
         // One of the devices is enough for all shares.
         node.create_device("gpu", 1);
         listed(&kubelet, &gpu(), (2, 0)).await;
@@ -106,7 +127,10 @@ fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
         let node = Node::with(&[("gpu", 2)]);
         let directory = node.path("run/cdi");
         let config = |directory: &std::path::Path| {
-            let cdi = format!("cdi = [\"cri\", \"annotations\"]\n[cdi]\ndirectory = \"{}\"\n", directory.display());
+            let cdi = format!(
+                "cdi = [\"cri\", \"annotations\"]\n[cdi]\ndirectory = \"{}\"\n",
+                directory.display()
+            );
             node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{cdi}", resource("gpu")));
         };
         config(&directory);
@@ -117,14 +141,29 @@ fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
         let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
         assert_eq!(
             (edits.devices.len(), &*edits.cdi_devices),
-            (0, ["holdfast.dev/char=dev:gpu0", "holdfast.dev/char=dev:gpu1"].map(String::from).as_slice())
+            (
+                0,
+                ["holdfast.dev/char=dev:gpu0", "holdfast.dev/char=dev:gpu1"]
+                    .map(String::from)
+                    .as_slice()
+            )
         );
-        assert!(edits.annotations.values().any(|names| *names == edits.cdi_devices.join(",")), "{edits:?}");
+        assert!(
+            edits.annotations.values().any(|names| *names == edits.cdi_devices.join(",")),
+            "{edits:?}"
+        );
         let nodes = || {
             let read = |(path, bytes): (std::path::PathBuf, Vec<u8>)| {
-                assert!(path.file_name().unwrap().to_str().unwrap().starts_with("holdfast-"), "{}", path.display());
+                assert!(
+                    path.file_name().unwrap().to_str().unwrap().starts_with("holdfast-"),
+                    "{}",
+                    path.display()
+                );
                 let spec: Value = serde_json::from_slice(&bytes).unwrap();
-                spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"].as_str().unwrap().to_owned()
+                spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned()
             };
             files_below(&directory).into_iter().map(read).collect::<BTreeSet<_>>()
         };
@@ -146,7 +185,11 @@ fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
         daemon.logged("registered with the kubelet").await;
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let error = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
-        assert!(error.code() == Code::Unavailable && error.message().contains("but it cannot be written"), "{error}");
+        assert!(
+            error.code() == Code::Unavailable
+                && error.message().contains("but it cannot be written"),
+            "{error}"
+        );
     });
 }
 
@@ -154,17 +197,26 @@ fn cdi_specs_are_written_before_the_answer_and_again_after_a_reboot() {
 fn a_request_for_more_shares_than_allowed_is_refused_with_the_reason() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}replicas = 2\nper_container = \"distinct\"\n", resource("gpu")));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n{}replicas = 2\nper_container = \"distinct\"\n",
+            resource("gpu")
+        ));
         let kubelet = node.start_kubelet().await;
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 4).await;
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let error = allocate(&mut api, &["dev:gpu0::0", "dev:gpu0::1"]).await.unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition);
-        assert!(error.message().contains("`dev:gpu0::0` and `dev:gpu0::1` are shares of the same device"), "{error}");
+        assert!(
+            error
+                .message()
+                .contains("`dev:gpu0::0` and `dev:gpu0::1` are shares of the same device"),
+            "{error}"
+        );
         // The kubelet is led to different devices, as long as there are any.
         let uid = admit(&kubelet, PodSpec::new("default", "both").app("main", &gpu(), 2)).await;
-        let devices = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.devices.len());
+        let devices =
+            kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.devices.len());
         assert_eq!(devices, 2);
     });
 }
@@ -187,10 +239,19 @@ fn a_device_that_vanishes_before_its_allocate_is_refused_and_unhealthy_at_once()
 
         let began = Instant::now();
         let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
-        assert!(error.code() == Code::FailedPrecondition && error.message().contains("`dev:hidden-node`"), "{error}");
+        assert!(
+            error.code() == Code::FailedPrecondition
+                && error.message().contains("`dev:hidden-node`"),
+            "{error}"
+        );
         // Before the next regular scan, which comes after half a minute.
-        tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1))).await.expect("the list follows at once");
-        println!("from the Allocate to the list that has the device unhealthy: {:?}", began.elapsed());
+        tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1)))
+            .await
+            .expect("the list follows at once");
+        println!(
+            "from the Allocate to the list that has the device unhealthy: {:?}",
+            began.elapsed()
+        );
         assert!(node.grants().is_empty());
 
         // The same for a pod: it is rejected, and the next pod gets the remaining devices.
@@ -216,7 +277,13 @@ fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() 
         let lists = count(&kubelet, is_list);
         daemon.kill();
         let daemon = node.start_daemon();
-        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        kubelet
+            .wait_for(
+                |view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists,
+                HANG,
+            )
+            .await
+            .unwrap();
         listed(&kubelet, &gpu(), (0, 3)).await;
         assert_eq!(kubelet.capacity(&gpu()).capacity, 3);
         assert_eq!(kubelet.devices(&uid, "main")[&gpu()].len(), 3);
@@ -239,7 +306,11 @@ fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;
-        let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(|list| list.len()));
+        let remembered = || {
+            store::peek(&node.state())
+                .ok()
+                .and_then(|seen| seen.listed.get(&gpu()).map(|list| list.len()))
+        };
         until("the list on disk", remembered, |listed| *listed == Some(3)).await;
         daemon.kill();
         node.remove_device("gpu", 1);
@@ -264,8 +335,18 @@ fn rows(document: &Value) -> Vec<Value> {
     rows
 }
 
-const SCHEMA_1: [&str; 10] =
-    ["alloc_id", "resource", "devices", "state", "pod", "container", "granted_at", "bound_at", "released_at", "released_by"];
+const SCHEMA_1: [&str; 10] = [
+    "alloc_id",
+    "resource",
+    "devices",
+    "state",
+    "pod",
+    "container",
+    "granted_at",
+    "bound_at",
+    "released_at",
+    "released_by",
+];
 
 /// Both copies are lost, including the releases: the kubelet's records come back with alloc-id and
 /// pod, and the ones of deleted pods are released again.
@@ -276,10 +357,16 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 4).await;
-        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        admit(
+            &kubelet,
+            PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2),
+        )
+        .await;
         admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
         daemon.logged_often(" pod=\"", 3).await;
-        let key = |row: &Value| ["alloc_id", "resource", "devices", "pod", "container"].map(|field| row[field].clone());
+        let key = |row: &Value| {
+            ["alloc_id", "resource", "devices", "pod", "container"].map(|field| row[field].clone())
+        };
         let before: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         daemon.kill();
 
@@ -303,7 +390,11 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
         let recovery = node.json(&["status"])["recovery"].as_str().unwrap().to_owned();
-        assert!(recovery.contains("3 grants from the kubelet's checkpoint") && recovery.contains("moved to"), "{recovery}");
+        assert!(
+            recovery.contains("3 grants from the kubelet's checkpoint")
+                && recovery.contains("moved to"),
+            "{recovery}"
+        );
     });
 }
 
@@ -328,7 +419,8 @@ fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint(
         offered(&kubelet, &name("example.com/nic"), 1).await;
         admit(&kubelet, PodSpec::new("shop", "web-1").app("main", &gpu(), 2)).await;
         admit(&kubelet, PodSpec::new("ops", "gone").app("main", &gpu(), 1)).await;
-        admit(&kubelet, PodSpec::new("ops", "other").app("main", &name("example.com/nic"), 1)).await;
+        admit(&kubelet, PodSpec::new("ops", "other").app("main", &name("example.com/nic"), 1))
+            .await;
         daemon.logged_often(" pod=\"", 3).await;
         let before = node.grants();
         daemon.kill();
@@ -338,7 +430,13 @@ fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint(
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, bytes).unwrap();
         }
-        let of = |pod: &str| before.iter().find(|grant| grant.pod().unwrap().name.as_deref() == Some(pod)).unwrap().clone();
+        let of = |pod: &str| {
+            before
+                .iter()
+                .find(|grant| grant.pod().unwrap().name.as_deref() == Some(pod))
+                .unwrap()
+                .clone()
+        };
         let state = GrantState::Released {
             pod: None,
             container: None,
@@ -356,10 +454,21 @@ fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint(
         let daemon = node.start_daemon();
         let back = daemon.logged("they are back").await;
         assert!(back.contains("grants=1"), "{back}");
-        let bound = || node.grants().into_iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count();
+        let bound = || {
+            node.grants()
+                .into_iter()
+                .filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))
+                .count()
+        };
         until("the pods' names", bound, |bound| *bound == 2).await;
-        let held: Vec<_> = node.grants().iter().map(|grant| (grant.alloc_id.clone(), ids(grant), grant.pod().cloned())).collect();
-        let [web_0, web_1] = ["web-0", "web-1"].map(of).map(|grant| (grant.alloc_id.clone(), ids(&grant), grant.pod().cloned()));
+        let held: Vec<_> = node
+            .grants()
+            .iter()
+            .map(|grant| (grant.alloc_id.clone(), ids(grant), grant.pod().cloned()))
+            .collect();
+        let [web_0, web_1] = ["web-0", "web-1"]
+            .map(of)
+            .map(|grant| (grant.alloc_id.clone(), ids(&grant), grant.pod().cloned()));
         assert_eq!(held, [web_0, web_1]);
         drop(daemon);
     });
@@ -375,7 +484,11 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 4).await;
-        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        admit(
+            &kubelet,
+            PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2),
+        )
+        .await;
         let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
         daemon.logged_often(" pod=\"", 3).await;
         let held = kubelet.devices(&probe, "main").remove(&gpu()).unwrap();
@@ -397,19 +510,32 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
         kubelet.start_again().await.unwrap();
         let daemon = node.start_daemon();
         let first = |view: &holdfast::lab::sim::kubelet::View<'_>| {
-            let mut of_gpus = view.events().iter().filter(|event| event.kind.resource() == Some(&gpu()));
+            let mut of_gpus =
+                view.events().iter().filter(|event| event.kind.resource() == Some(&gpu()));
             let mut listed = of_gpus.by_ref().filter_map(|event| match &event.kind {
                 EventKind::Listed { healthy, unhealthy, .. } => Some((*healthy, *unhealthy)),
                 _ => None,
             });
             listed.nth(lists)
         };
-        assert_eq!(kubelet.wait_for_some(first, HANG).await.unwrap(), (3, 1), "the held one is gone from the host, and listed");
+        assert_eq!(
+            kubelet.wait_for_some(first, HANG).await.unwrap(),
+            (3, 1),
+            "the held one is gone from the host, and listed"
+        );
 
         let names = || -> BTreeSet<String> {
             let who = rows(&node.json(&["who"]));
             who.iter()
-                .map(|row| format!("{}/{} {} {}", row["pod"]["namespace"], row["pod"]["name"], row["container"], row["devices"]))
+                .map(|row| {
+                    format!(
+                        "{}/{} {} {}",
+                        row["pod"]["namespace"],
+                        row["pod"]["name"],
+                        row["container"],
+                        row["devices"]
+                    )
+                })
                 .collect()
         };
         let named = |names: &BTreeSet<String>| names.iter().all(|name| !name.contains("null/"));
@@ -434,7 +560,11 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let nic = name("example.com/nic");
         offered(&kubelet, &gpu(), 4).await;
         offered(&kubelet, &nic, 2).await;
-        let web = admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        let web = admit(
+            &kubelet,
+            PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2),
+        )
+        .await;
         let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &nic, 1)).await;
         daemon.logged_often(" pod=\"", 3).await;
 
@@ -446,11 +576,28 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
             ("ops", "probe", &probe, "main", "example.com/nic"),
         ]) {
             assert_eq!(row["pod"], json!({ "namespace": namespace, "name": pod, "uid": uid }));
-            assert_eq!((&row["container"], &row["resource"], &row["state"]), (&json!(container), &json!(resource), &json!("bound")));
-            let held = kubelet.devices(uid, container).into_values().flatten().map(|id| id.to_string()).collect::<BTreeSet<_>>();
-            let told = row["devices"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect::<BTreeSet<_>>();
+            assert_eq!(
+                (&row["container"], &row["resource"], &row["state"]),
+                (&json!(container), &json!(resource), &json!("bound"))
+            );
+            let held = kubelet
+                .devices(uid, container)
+                .into_values()
+                .flatten()
+                .map(|id| id.to_string())
+                .collect::<BTreeSet<_>>();
+            let told = row["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|id| id.as_str().unwrap().to_owned())
+                .collect::<BTreeSet<_>>();
             assert_eq!(told, held);
-            assert!(row["bound_at"].is_string() && row["released_at"].is_null() && row["released_by"].is_null());
+            assert!(
+                row["bound_at"].is_string()
+                    && row["released_at"].is_null()
+                    && row["released_by"].is_null()
+            );
         }
         assert_eq!(rows(&node.json(&["ledger", "export"])), who);
         let table = String::from_utf8(node.output(&["who"]).stdout).unwrap();
@@ -459,9 +606,16 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let status = node.json(&["status"]);
         assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
         assert!(status["recovery"].is_null());
-        assert!(status["kubelet"]["inode"].is_u64() && status["version"].is_string() && status["uptime_seconds"].is_u64());
-        for (row, (resource, devices, held)) in
-            status["resources"].as_array().unwrap().iter().zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
+        assert!(
+            status["kubelet"]["inode"].is_u64()
+                && status["version"].is_string()
+                && status["uptime_seconds"].is_u64()
+        );
+        for (row, (resource, devices, held)) in status["resources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
         {
             let mut row = row.clone();
             assert!(row["last_registration_ms"].take().is_f64(), "{row}");
@@ -477,7 +631,10 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let output = node.output(&["who", "-o", "json"]);
         assert_eq!(rows(&serde_json::from_slice(&output.stdout).unwrap()), who);
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains("no holdfast daemon answers") && said.contains("journal"), "where it is from is said: {said}");
+        assert!(
+            said.contains("no holdfast daemon answers") && said.contains("journal"),
+            "where it is from is said: {said}"
+        );
         assert_eq!(node.output(&["status"]).status.code(), Some(1));
     });
 }

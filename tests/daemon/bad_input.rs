@@ -1,7 +1,9 @@
 //! An operator's mistakes end in one sentence on standard error and a documented exit code, and
 //! lose no data.
 
-use crate::common::{Node, allocate, count, dial, files_below, is_root, name, offered, resource, run, until};
+use crate::common::{
+    Node, allocate, count, dial, files_below, is_root, name, offered, resource, run, until,
+};
 use holdfast::console::exit;
 use holdfast::lab::sim::kubelet::EventKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -26,7 +28,10 @@ fn refuses_to_run(node: &Node, code: u8, parts: &[&str]) {
     for part in parts {
         assert!(said.contains(part), "`{part}` is not in: {said}");
     }
-    assert!(files_below(&node.path("")) == before, "files were changed by a start that failed: {said}");
+    assert!(
+        files_below(&node.path("")) == before,
+        "files were changed by a start that failed: {said}"
+    );
 }
 
 /// A node with a grant of an earlier daemon.
@@ -48,14 +53,29 @@ fn a_configuration_error_is_reported_with_its_line_and_the_valid_values() {
     let node = node_with_a_grant();
     let replaced = |from: &str, to: &str| resource("gpu").replace(from, to);
     for (text, parts) in [
-        (replaced("class", "clas"), vec!["config.toml", "line 3", "`clas`", "did you mean `class`?"]),
-        (format!("{}replica = 2\n", resource("gpu")), vec!["line 5", "`replica`", "did you mean `replicas`?"]),
-        (replaced("example.com/gpu", "gpu"), vec!["`…` is not a resource name", "`example.com/device`"]),
+        (
+            replaced("class", "clas"),
+            vec!["config.toml", "line 3", "`clas`", "did you mean `class`?"],
+        ),
+        (
+            format!("{}replica = 2\n", resource("gpu")),
+            vec!["line 5", "`replica`", "did you mean `replicas`?"],
+        ),
+        (
+            replaced("example.com/gpu", "gpu"),
+            vec!["`…` is not a resource name", "`example.com/device`"],
+        ),
         (replaced("example.com/gpu", "Example.com/gpu"), vec!["resource `…`", "lower-case"]),
-        (resource("gpu").repeat(2), vec!["two resources are named `example.com/gpu`", "give each resource its own name"]),
+        (
+            resource("gpu").repeat(2),
+            vec!["two resources are named `example.com/gpu`", "give each resource its own name"],
+        ),
         (replaced("char", "gppu"), vec!["unknown value `…`", "did you mean `gpu`?"]),
         (replaced("/dev/gpu*", "gpu*"), vec!["`example.com/gpu`", "must begin with `/dev/`"]),
-        ("[telemetry]\nlisten = \"everywhere\"\n".to_owned(), vec!["`telemetry.listen` is `…`", "such as"]),
+        (
+            "[telemetry]\nlisten = \"everywhere\"\n".to_owned(),
+            vec!["`telemetry.listen` is `…`", "such as"],
+        ),
         ("[ledger\n".to_owned(), vec!["config.toml", "line 1"]),
     ] {
         node.write_config(&text);
@@ -63,7 +83,10 @@ fn a_configuration_error_is_reported_with_its_line_and_the_valid_values() {
         // the editor of the file.
         refuses_to_run(&node, exit::CONFIG, &parts);
         let checked = String::from_utf8(node.output(&["config", "check"]).stdout).unwrap();
-        for value in ["Example.com/gpu", "gppu", "everywhere"].into_iter().filter(|value| text.contains(value)) {
+        for value in ["Example.com/gpu", "gppu", "everywhere"]
+            .into_iter()
+            .filter(|value| text.contains(value))
+        {
             assert!(checked.contains(&format!("`{value}`")), "{checked}");
         }
     }
@@ -84,12 +107,20 @@ fn an_unusable_kubelet_directory_is_named() {
     let kubelet = node.path("kubelet");
     std::fs::remove_dir_all(&kubelet).unwrap();
     std::fs::write(&kubelet, "").unwrap();
-    refuses_to_run(&node, exit::KUBELET_DIR, &[kubelet.to_str().unwrap(), "not a directory", "--kubelet-dir"]);
+    refuses_to_run(
+        &node,
+        exit::KUBELET_DIR,
+        &[kubelet.to_str().unwrap(), "not a directory", "--kubelet-dir"],
+    );
 
     // A link to itself cannot be read, even by root.
     std::fs::remove_file(&kubelet).unwrap();
     symlink("kubelet", &kubelet).unwrap();
-    refuses_to_run(&node, exit::KUBELET_DIR, &[kubelet.to_str().unwrap(), "symbolic links", "--kubelet-dir"]);
+    refuses_to_run(
+        &node,
+        exit::KUBELET_DIR,
+        &[kubelet.to_str().unwrap(), "symbolic links", "--kubelet-dir"],
+    );
 
     std::fs::remove_file(&kubelet).unwrap();
     std::fs::create_dir_all(kubelet.join("device-plugins/kubelet.sock")).unwrap();
@@ -112,10 +143,16 @@ fn a_missing_permission_is_named() {
         return;
     }
     let node = node_with_a_grant();
-    let forbid = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    let forbid = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()
+    };
     let kubelet = node.path("kubelet");
     forbid(&kubelet, 0o000);
-    refuses_to_run(&node, exit::KUBELET_DIR, &[kubelet.to_str().unwrap(), "ermission denied", "--kubelet-dir"]);
+    refuses_to_run(
+        &node,
+        exit::KUBELET_DIR,
+        &[kubelet.to_str().unwrap(), "ermission denied", "--kubelet-dir"],
+    );
     forbid(&kubelet, 0o755);
     for dir in ["state", "state/journal"] {
         forbid(&node.path(dir), 0o555);
@@ -172,7 +209,12 @@ fn an_invalid_command_line_is_answered_with_one_sentence() {
 fn verbs_without_a_daemon_or_a_ledger_name_the_missing_part() {
     let node = Node::with(&[]);
     let said = sentence(&mut node.command(&["status"]), exit::FAILURE);
-    assert!(said.contains("no holdfast daemon answers on") && said.contains("control.sock") && said.contains("--run-dir"), "{said}");
+    assert!(
+        said.contains("no holdfast daemon answers on")
+            && said.contains("control.sock")
+            && said.contains("--run-dir"),
+        "{said}"
+    );
     for verb in [vec!["who"], vec!["ledger", "export"]] {
         let said = sentence(&mut node.command(&verb), exit::STATE);
         assert!(said.contains("no journal") && said.contains("--state-dir"), "{said}");
@@ -205,13 +247,24 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     node.write_config(&resource("gpu"));
     let said = |arguments: &[&str], code: u8| {
         let output = node.command(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(code.into()), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(code.into()),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
     let file = node.config_file();
     let file = file.to_str().unwrap();
-    assert!(said(&["config", "check"], exit::SUCCESS).starts_with(&format!("valid: {file}\noffers: example.com/gpu\n")));
-    assert!(said(&["config", "show"], exit::SUCCESS).contains(&format!("name = \"example.com/gpu\"  # {file}:2\n")));
+    assert!(
+        said(&["config", "check"], exit::SUCCESS)
+            .starts_with(&format!("valid: {file}\noffers: example.com/gpu\n"))
+    );
+    assert!(
+        said(&["config", "show"], exit::SUCCESS)
+            .contains(&format!("name = \"example.com/gpu\"  # {file}:2\n"))
+    );
     let other = node.path("other.toml");
     std::fs::write(&other, format!("{}replicas = 2\n", resource("gpu"))).unwrap();
     let other = other.to_str().unwrap();
@@ -232,13 +285,21 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
         r#"{"resourceList": [{"resourceName": "a", "selectors": {"drivers": ["vfio-pci"]}, "excludeTopology": true}]}"#,
     )
     .unwrap();
-    let output = node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: `resourceList[0].excludeTopology` (line 1) is left out"));
+    let output =
+        node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("warning: `resourceList[0].excludeTopology` (line 1) is left out")
+    );
     node.write_config(&String::from_utf8(output.stdout).unwrap());
     assert!(said(&["config", "check"], exit::SUCCESS).contains("offers: intel.com/a\n"));
     std::fs::write(&source, "{}").unwrap();
     assert!(
-        sentence(&mut node.command(&["config", "import", "sriov", source.to_str().unwrap()]), exit::FAILURE).contains("`resourceList`")
+        sentence(
+            &mut node.command(&["config", "import", "sriov", source.to_str().unwrap()]),
+            exit::FAILURE
+        )
+        .contains("`resourceList`")
     );
 }
 
@@ -246,17 +307,34 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
 fn a_wrong_value_in_another_plugins_file_drops_only_its_own_resource() {
     let node = Node::with(&[("gpu", 1)]);
     let source = node.path("sriov.json");
-    let import = || node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
+    let import =
+        || node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
     let pool = |name: &str, vendors: &str| {
-        format!(r#"{{"resourceName": "{name}", "selectors": {{"drivers": ["vfio-pci"], "vendors": {vendors}}}}}"#)
+        format!(
+            r#"{{"resourceName": "{name}", "selectors": {{"drivers": ["vfio-pci"], "vendors": {vendors}}}}}"#
+        )
     };
-    let write = |pools: &[String]| std::fs::write(&source, format!("{{\"resourceList\": [\n{}\n]}}", pools.join(",\n"))).unwrap();
+    let write = |pools: &[String]| {
+        std::fs::write(&source, format!("{{\"resourceList\": [\n{}\n]}}", pools.join(",\n")))
+            .unwrap()
+    };
 
-    write(&[pool("a", "[8086]"), pool("b", r#"["8086"]"#), pool("c", r#"["xyz"]"#), pool("b", "[]")]);
+    write(&[
+        pool("a", "[8086]"),
+        pool("b", r#"["8086"]"#),
+        pool("c", r#"["xyz"]"#),
+        pool("b", "[]"),
+    ]);
     let output = import();
-    let (toml, told) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let (toml, told) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(exit::INCOMPLETE.into()), "{told}");
-    assert!(toml.contains("\"intel.com/b\"") && !toml.contains("intel.com/a") && !toml.contains("intel.com/c"), "{toml}");
+    assert!(
+        toml.contains("\"intel.com/b\"")
+            && !toml.contains("intel.com/a")
+            && !toml.contains("intel.com/c"),
+        "{toml}"
+    );
     for expected in [
         "`resourceList[0]` (line 2, intel.com/a) is left out: line 2: `resourceList[0].selectors.vendors[0]` is `8086`",
         "intel.com/c is left out: `resourceList[2].selectors.vendors` (line 4): the vendor id `xyz` must be",
@@ -273,7 +351,9 @@ fn a_wrong_value_in_another_plugins_file_drops_only_its_own_resource() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(exit::FAILURE.into()), "{told}");
     assert!(
-        output.stdout.is_empty() && told.contains("(line 2, intel.com/a) is left out") && told.contains("no resource can be imported"),
+        output.stdout.is_empty()
+            && told.contains("(line 2, intel.com/a) is left out")
+            && told.contains("no resource can be imported"),
         "{told}"
     );
 }

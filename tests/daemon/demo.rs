@@ -26,7 +26,8 @@ fn demo(arguments: &[&str]) -> Output {
     // A short path, since sockets are below it.
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let output = command(arguments, temp.path()).output().unwrap();
-    let left: Vec<_> = std::fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
     output
 }
@@ -34,7 +35,12 @@ fn demo(arguments: &[&str]) -> Output {
 fn command(arguments: &[&str], temp: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     // The demo is a race with the kubelet. The other tests of this machine must not make it lose.
-    command.args(["demo", "--admit-after", "1000"]).args(arguments).env("TMPDIR", temp).env_remove("HOLDFAST_LOG").stdin(Stdio::null());
+    command
+        .args(["demo", "--admit-after", "1000"])
+        .args(arguments)
+        .env("TMPDIR", temp)
+        .env_remove("HOLDFAST_LOG")
+        .stdin(Stdio::null());
     command
 }
 
@@ -54,12 +60,16 @@ fn the_demo_passes() {
         assert!(out.contains(claim), "{step}: {claim}\n{out}");
     }
     for number in 1..=STEPS.len() {
-        assert!(out.lines().any(|line| line.starts_with(&format!("{number}  "))), "step {number}\n{out}");
+        assert!(
+            out.lines().any(|line| line.starts_with(&format!("{number}  "))),
+            "step {number}\n{out}"
+        );
     }
     assert!(out.contains("train-0/stage-data, train-0/trainer"), "{out}");
     assert!(out.contains("all of them hold"), "{out}");
     assert!(!out.contains("FAILED") && !out.contains('\x1b'), "{out}");
-    let long: Vec<_> = out.lines().filter(|line| line.chars().count() > 100 || line.ends_with(' ')).collect();
+    let long: Vec<_> =
+        out.lines().filter(|line| line.chars().count() > 100 || line.ends_with(' ')).collect();
     assert!(long.is_empty(), "{long:#?}");
 }
 
@@ -68,7 +78,12 @@ fn on_an_80_column_terminal_lines_break_between_words() {
     let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
     let terminal = openpty(Some(&size), None).unwrap();
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
-    let mut child = command(&[], temp.path()).env("NO_COLOR", "1").stdout(terminal.slave).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = command(&[], temp.path())
+        .env("NO_COLOR", "1")
+        .stdout(terminal.slave)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut out = Vec::new();
     // A terminal without a writer is an error to its reader.
     drop(File::from(terminal.master).read_to_end(&mut out));
@@ -76,13 +91,18 @@ fn on_an_80_column_terminal_lines_break_between_words() {
     assert!(child.wait().unwrap().success(), "{out}");
     let long: Vec<_> = out.lines().filter(|line| line.trim_end().chars().count() > 80).collect();
     assert!(long.is_empty() && out.contains("all of them hold"), "{long:#?}\n{out}");
-    assert!(out.contains("\nGPU-5ca1ab1e-0000-4000-8000-000000000007  late-0/train"), "which GPU somebody holds is to be read: {out}");
+    assert!(
+        out.contains("\nGPU-5ca1ab1e-0000-4000-8000-000000000007  late-0/train"),
+        "which GPU somebody holds is to be read: {out}"
+    );
 }
 
 #[test]
 fn a_long_temporary_directory_works() {
     let temp = tempfile::tempdir().unwrap();
-    let long = temp.path().join("a-directory-whose-name-leaves-no-room-for-the-path-of-a-socket".repeat(2));
+    let long = temp
+        .path()
+        .join("a-directory-whose-name-leaves-no-room-for-the-path-of-a-socket".repeat(2));
     std::fs::create_dir(&long).unwrap();
     let output = command(&[], &long).output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
@@ -92,7 +112,12 @@ fn a_long_temporary_directory_works() {
 fn a_closed_standard_error_does_not_end_the_demo() {
     let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
     let mut command = command(&[], temp.path());
-    let mut child = command.env("HOLDFAST_LOG", "debug").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .env("HOLDFAST_LOG", "debug")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stderr.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stdout));

@@ -5,7 +5,10 @@ use crate::common::{Node, allocate, dial, is_root, name, offered, resource, run,
 use holdfast::config::Roots;
 use holdfast::console::exit;
 use holdfast::doctor::{CHECKS, CODES, Facts, Level, Report, Target, examine, gather};
-use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Timestamp};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice,
+    Timestamp,
+};
 use holdfast::host::{Medium, medium};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::store::Store;
@@ -32,7 +35,12 @@ fn place(node: &Node) -> Target {
         write(&own.join("uid_map"), "0 0 4294967295\n");
         write(&own.join("mountinfo"), MOUNTS);
     }
-    let roots = Roots { host: node.path("host"), kubelet: node.path("kubelet"), state: node.state(), run: node.path("run") };
+    let roots = Roots {
+        host: node.path("host"),
+        kubelet: node.path("kubelet"),
+        state: node.state(),
+        run: node.path("run"),
+    };
     Target { roots, config: Some(node.config_file()), own }
 }
 
@@ -45,9 +53,17 @@ fn look(place: Target) -> (Facts, Report) {
 /// The codes of the findings, without those of the test machine itself: no root, or a disk in
 /// layers or in memory.
 fn codes(report: &Report, place: &Target) -> BTreeSet<&'static str> {
-    let on_disk = medium(place.roots.state.ancestors().find(|dir| dir.is_dir()).unwrap()) == Some(Medium::Disk);
-    let own = |code: &str| code == "not-root" && !is_root() || code.starts_with("state-") && !on_disk;
-    report.findings.iter().filter(|finding| finding.level != Level::Ok).map(|finding| finding.code).filter(|code| !own(code)).collect()
+    let on_disk = medium(place.roots.state.ancestors().find(|dir| dir.is_dir()).unwrap())
+        == Some(Medium::Disk);
+    let own =
+        |code: &str| code == "not-root" && !is_root() || code.starts_with("state-") && !on_disk;
+    report
+        .findings
+        .iter()
+        .filter(|finding| finding.level != Level::Ok)
+        .map(|finding| finding.code)
+        .filter(|code| !own(code))
+        .collect()
 }
 
 /// Fails unless exactly these are found.
@@ -102,11 +118,23 @@ fn a_healthy_node_has_no_findings_and_each_injected_fault_has_one() {
 
         let own = |file: &str, text: &str| write(&node.path("own").join(file), text);
         let sockets = node.path("kubelet/device-plugins").canonicalize().unwrap();
-        own("mountinfo", &format!("{MOUNTS}30 21 0:5 / {}/kubelet.sock rw - tmpfs tmpfs rw\n", sockets.display()));
+        own(
+            "mountinfo",
+            &format!(
+                "{MOUNTS}30 21 0:5 / {}/kubelet.sock rw - tmpfs tmpfs rw\n",
+                sockets.display()
+            ),
+        );
         finds_of_living(&node, &["kubelet-socket-mounted"]).await;
         own("mountinfo", "21 1 0:40 / / rw - overlay overlay rw\n");
         finds_of_living(&node, &["kubelet-dir-not-mounted"]).await;
-        own("mountinfo", &format!("21 1 0:40 / / rw - overlay overlay rw\n30 21 253:0 / {} rw - ext4 /dev/vda rw\n", sockets.display()));
+        own(
+            "mountinfo",
+            &format!(
+                "21 1 0:40 / / rw - overlay overlay rw\n30 21 253:0 / {} rw - ext4 /dev/vda rw\n",
+                sockets.display()
+            ),
+        );
         finds_of_living(&node, &[]).await;
         own("uid_map", "         0     100000      65536\n");
         finds_of_living(&node, &["user-namespace"]).await;
@@ -148,7 +176,10 @@ fn a_wrong_kubelet_directory_is_distinguished_from_a_stopped_kubelet() {
     let (_, report) = look(place(&node));
     let there = node.path("host/var/lib/k0s/kubelet");
     let todo = &report.findings[0];
-    assert!(todo.todo.contains("--kubelet-dir") && todo.todo.contains(there.to_str().unwrap()), "{todo:?}");
+    assert!(
+        todo.todo.contains("--kubelet-dir") && todo.todo.contains(there.to_str().unwrap()),
+        "{todo:?}"
+    );
     fs::create_dir_all(node.path("kubelet/device-plugins")).unwrap();
     finds(&node, &["kubelet-dir-other", absent]);
     fs::remove_dir_all(node.path("host/var")).unwrap();
@@ -181,7 +212,12 @@ fn a_stale_kubelet_socket_is_not_treated_as_a_kubelet() {
         drop(listen(&node.path("kubelet/device-plugins/kubelet.sock")));
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
-        until("the socket was tried", || node.json(&["status"]), |status| status["socket_left_behind"] == true).await;
+        until(
+            "the socket was tried",
+            || node.json(&["status"]),
+            |status| status["socket_left_behind"] == true,
+        )
+        .await;
         let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(text.contains("; kubelet absent (socket left behind)"), "{text}");
         finds(&node, &["kubelet-absent"]);
@@ -189,7 +225,12 @@ fn a_stale_kubelet_socket_is_not_treated_as_a_kubelet() {
         fs::remove_file(node.path("kubelet/device-plugins/kubelet.sock")).unwrap();
         let kubelet = node.start_kubelet().await;
         offered(&kubelet, &name("example.com/gpu"), 1).await;
-        until("the kubelet is there", || node.json(&["status"]), |status| status["socket_left_behind"] == false).await;
+        until(
+            "the kubelet is there",
+            || node.json(&["status"]),
+            |status| status["socket_left_behind"] == false,
+        )
+        .await;
     });
 }
 
@@ -223,14 +264,20 @@ fn a_resource_without_devices_is_explained() {
     let quiet = Quiet::new();
     quiet.node.remove_device("gpu", 0);
     quiet.finds(&["resource-selects-nothing"]);
-    quiet.node.write_config("[[resource]]\nname = \"a.b/gpu\"\nclass = \"gpu\"\nselect = { driver = [\"vfio-pci\"] }\n");
+    quiet.node.write_config(
+        "[[resource]]\nname = \"a.b/gpu\"\nclass = \"gpu\"\nselect = { driver = [\"vfio-pci\"] }\n",
+    );
     fs::remove_dir_all(quiet.node.path("host")).unwrap();
     let node = SimNode::create(quiet.node.path("host")).unwrap();
     fs::create_dir_all(quiet.node.path("host/sys/kernel/iommu_groups")).unwrap();
     quiet.finds(&["resource-selects-nothing", "iommu-off"]);
     let (_, report) = look(place(&quiet.node));
-    let finding = report.findings.iter().find(|finding| finding.code == "resource-selects-nothing").unwrap();
-    assert!(finding.found.contains("if not for `driver`: wanted vfio-pci, found nvidia"), "{finding:?}");
+    let finding =
+        report.findings.iter().find(|finding| finding.code == "resource-selects-nothing").unwrap();
+    assert!(
+        finding.found.contains("if not for `driver`: wanted vfio-pci, found nvidia"),
+        "{finding:?}"
+    );
     fs::create_dir_all(quiet.node.path("host/sys/kernel/iommu_groups/7")).unwrap();
     quiet.finds(&["resource-selects-nothing"]);
     quiet.host("sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n");
@@ -254,10 +301,16 @@ fn a_runtime_without_cdi_is_found_where_cdi_is_used() {
     quiet.finds(&[]);
     quiet.node.write_config(&format!("{cdi}{}cdi = [\"cri\"]\n", resource("gpu")));
     quiet.finds(&["cdi-off", "cdi-directory-unread"]);
-    let cri = format!("[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\ncdi_spec_dirs = [\"{}\"]\n", directory.display());
+    let cri = format!(
+        "[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\ncdi_spec_dirs = [\"{}\"]\n",
+        directory.display()
+    );
     quiet.host("etc/containerd/config.toml", &format!("version = 2\n{cri}"));
     quiet.finds(&[]);
-    quiet.host("etc/containerd/config.toml", "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\ncdi_spec_dirs = [\"/etc/cdi\"]\n");
+    quiet.host(
+        "etc/containerd/config.toml",
+        "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\ncdi_spec_dirs = [\"/etc/cdi\"]\n",
+    );
     quiet.finds(&["cdi-directory-unread"]);
     fs::remove_file(quiet.node.path("host/etc/containerd/config.toml")).unwrap();
     quiet.host("etc/crio/crio.conf", "[crio.runtime]\ncdi_spec_dirs = [\"/etc/cdi\"]\n");
@@ -284,9 +337,18 @@ fn a_daemon_that_should_run_or_does_not_answer_is_found() {
 fn a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing() {
     let quiet = Quiet::new();
     let dir = quiet.node.path("kubelet/device-plugins");
-    let label = |text: &str| rustix::fs::setxattr(&dir, "security.selinux", text.as_bytes(), rustix::fs::XattrFlags::empty());
+    let label = |text: &str| {
+        rustix::fs::setxattr(
+            &dir,
+            "security.selinux",
+            text.as_bytes(),
+            rustix::fs::XattrFlags::empty(),
+        )
+    };
     if let Err(error) = label("system_u:object_r:var_lib_t:s0\0") {
-        println!("SKIPPED: a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing: no label can be set here: {error}");
+        println!(
+            "SKIPPED: a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing: no label can be set here: {error}"
+        );
         return;
     }
     quiet.host("sys/fs/selinux/enforce", "0\n");
@@ -310,7 +372,10 @@ fn grant(number: u64, at: u64) -> Entry {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{number:012}")),
         resource: name("example.com/gpu"),
         devices: vec![device],
-        edits: ContainerEdits { envs: BTreeMap::from([("TOKEN".into(), OLD_SECRET.into())]), ..ContainerEdits::default() },
+        edits: ContainerEdits {
+            envs: BTreeMap::from([("TOKEN".into(), OLD_SECRET.into())]),
+            ..ContainerEdits::default()
+        },
         boot_id: "this-boot".into(),
         kubelet: None,
         granted_at: Timestamp(at),
@@ -351,7 +416,11 @@ fn records_of_another_time_and_a_damaged_journal_are_found() {
     fs::create_dir(quiet.node.state().join("db.quarantine-1")).unwrap();
     quiet.finds(&["ledger-moved-aside"]);
     fs::remove_dir(quiet.node.state().join("db.quarantine-1")).unwrap();
-    let newest = fs::read_dir(quiet.node.state().join("journal")).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    let newest = fs::read_dir(quiet.node.state().join("journal"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .max()
+        .unwrap();
     let mut bytes = fs::read(&newest).unwrap();
     bytes[40] ^= 0xff;
     fs::write(&newest, bytes).unwrap();
@@ -379,15 +448,31 @@ fn the_verb_prints_problems_first_counts_the_rest_and_ends_with_its_own_code() {
     let output = node.output(&["doctor"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(exit::FINDINGS.into()), "{text}");
-    assert!(text.starts_with("error    kubelet-dir-missing: ") && text.contains(" passed") && !text.contains("\nok "), "{text}");
+    assert!(
+        text.starts_with("error    kubelet-dir-missing: ")
+            && text.contains(" passed")
+            && !text.contains("\nok "),
+        "{text}"
+    );
     let all = String::from_utf8(node.output(&["doctor", "--all"]).stdout).unwrap();
     assert!(all.contains("\nok       config\n") && all.contains("not run"), "{all}");
     let output = node.output(&["doctor", "-o", "json"]);
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((document["schema"].as_u64(), output.status.code()), (Some(1), Some(exit::FINDINGS.into())));
+    assert_eq!(
+        (document["schema"].as_u64(), output.status.code()),
+        (Some(1), Some(exit::FINDINGS.into()))
+    );
     let first = &document["findings"][0];
-    assert_eq!((first["level"].as_str(), first["code"].as_str()), (Some("error"), Some("kubelet-dir-missing")));
-    assert!(["on", "found", "why", "todo"].iter().all(|key| first[key].as_str().is_some_and(|text| !text.is_empty())), "{first}");
+    assert_eq!(
+        (first["level"].as_str(), first["code"].as_str()),
+        (Some("error"), Some("kubelet-dir-missing"))
+    );
+    assert!(
+        ["on", "found", "why", "todo"]
+            .iter()
+            .all(|key| first[key].as_str().is_some_and(|text| !text.is_empty())),
+        "{first}"
+    );
 }
 
 const SECRET: &str = "planted-in-the-environment";
@@ -418,7 +503,12 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     );
     node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{more}", resource("gpu")));
     let log = node.path("host/var/log/pods/kube-system_holdfast-x_uid/holdfast/0.log");
-    write(&log, &format!("ready\nhook told {SECRET}, {OLD_SECRET} and {ARGUMENT}\nAuthorization: Bearer {NAMED}\nend\n"));
+    write(
+        &log,
+        &format!(
+            "ready\nhook told {SECRET}, {OLD_SECRET} and {ARGUMENT}\nAuthorization: Bearer {NAMED}\nend\n"
+        ),
+    );
     record(&node, &[grant(1, now())]);
     let grant_more = async {
         let kubelet = node.start_kubelet().await;
@@ -429,11 +519,14 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
         app.shut_down().await;
     };
     run(grant_more);
-    let response = base64::engine::general_purpose::STANDARD.encode(format!("\n\x05TOKEN\x12{SECRET}"));
+    let response =
+        base64::engine::general_purpose::STANDARD.encode(format!("\n\x05TOKEN\x12{SECRET}"));
     let entry = format!(
         r#"{{"PodUID":"u1","ContainerName":"main","ResourceName":"example.com/gpu","DeviceIDs":{{"-1":["dev:gpu1"]}},"AllocResp":"{response}"}}"#
     );
-    let checkpoint = format!(r#"{{"Data":{{"PodDeviceEntries":[{entry}],"RegisteredDevices":{{}}}},"Checksum":1}}"#);
+    let checkpoint = format!(
+        r#"{{"Data":{{"PodDeviceEntries":[{entry}],"RegisteredDevices":{{}}}},"Checksum":1}}"#
+    );
     write(&node.path("kubelet/device-plugins/kubelet_internal_checkpoint"), &checkpoint);
 
     let path = node.path("bundle.tar");
@@ -444,7 +537,10 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let raw = fs::read(&path).unwrap();
     for secret in [SECRET, OLD_SECRET, ARGUMENT, NAMED, COMMENT, &response] {
-        assert!(!raw.windows(secret.len()).any(|window| window == secret.as_bytes()), "{secret} is in the archive");
+        assert!(
+            !raw.windows(secret.len()).any(|window| window == secret.as_bytes()),
+            "{secret} is in the archive"
+        );
     }
     let files = unpacked(&path);
     for (file, part) in [
@@ -458,35 +554,56 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
         ("kubelet-checkpoint.json", "dev:gpu1"),
         ("mountinfo.txt", " / "),
     ] {
-        assert!(files.get(file).is_some_and(|text| text.contains(part)), "{file} without {part}: {:?}", files.get(file));
+        assert!(
+            files.get(file).is_some_and(|text| text.contains(part)),
+            "{file} without {part}: {:?}",
+            files.get(file)
+        );
     }
     let log = &files["log.txt"];
     assert!(!log.contains("planted"), "{log}");
 
     let before = fs::read(&path).unwrap();
-    assert_eq!(bundle(&path).status.code(), Some(exit::FAILURE.into()), "what is there is not written over");
+    assert_eq!(
+        bundle(&path).status.code(),
+        Some(exit::FAILURE.into()),
+        "what is there is not written over"
+    );
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(bundle(&node.path("bundle.tar.gz")).status.code(), Some(exit::USAGE.into()));
     let output = bundle(Path::new("-"));
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     fs::write(node.path("streamed.tar"), output.stdout).unwrap();
-    assert!(unpacked(&node.path("streamed.tar")).keys().eq(files.keys()), "standard output has the archive and nothing else");
+    assert!(
+        unpacked(&node.path("streamed.tar")).keys().eq(files.keys()),
+        "standard output has the archive and nothing else"
+    );
     let dir = node.path("bundles");
     fs::create_dir(&dir).unwrap();
     let named = PathBuf::from(String::from_utf8(bundle(&dir).stdout).unwrap().trim_end());
-    assert!(named.starts_with(&dir) && unpacked(&named).len() == files.len(), "{}", named.display());
+    assert!(
+        named.starts_with(&dir) && unpacked(&named).len() == files.len(),
+        "{}",
+        named.display()
+    );
 }
 
 #[test]
 fn the_page_has_a_section_for_each_code_and_a_line_for_each_check() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md")).unwrap();
-    let sections: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+    let page =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/doctor.md")).unwrap();
+    let sections: BTreeSet<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     let codes: BTreeSet<&str> = CODES.iter().map(|code| code.name).collect();
     assert_eq!(sections, codes);
     for code in CODES {
         let section = page.split(&format!("### {}\n", code.name)).nth(1).unwrap();
         let level = code.level.as_str();
-        assert!(section.trim_start().starts_with(&format!("*{level}*")), "{} is of the level {level}", code.name);
+        assert!(
+            section.trim_start().starts_with(&format!("*{level}*")),
+            "{} is of the level {level}",
+            code.name
+        );
     }
     for check in CHECKS {
         assert!(page.contains(&format!("| `{}` |", check.name)), "{} is in no line", check.name);

@@ -10,7 +10,8 @@ use crate::common::{Node, allocate, dial, name, offered, resource, run, soon};
 use actix::{Actor, Arbiter};
 use futures_util::future::BoxFuture;
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Moment, Timestamp, Unread,
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState,
+    GrantedDevice, Moment, Timestamp, Unread,
 };
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
@@ -48,7 +49,13 @@ fn asked(variable: &str, usual: u64) -> u64 {
 /// The bytes of all files below a directory, which others write meanwhile.
 fn size(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.metadata().map_or(0, |about| if about.is_dir() { size(&entry.path()) } else { about.len() })).sum()
+    entries
+        .map(|entry| {
+            entry
+                .metadata()
+                .map_or(0, |about| if about.is_dir() { size(&entry.path()) } else { about.len() })
+        })
+        .sum()
 }
 
 /// Reads the size of a directory all the time.
@@ -102,7 +109,9 @@ fn the_state_directory_stays_below_four_times_the_history() {
         let history = asked("HOLDFAST_HISTORY_MIB", 4);
         let node = Node::with(&[("gpu", DEVICES), ("probe", 1)]);
         let resources = resource("gpu") + &resource("probe");
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_size = \"{history}MiB\"\n{resources}"));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_size = \"{history}MiB\"\n{resources}"
+        ));
         let [gpu, probe] = ["example.com/gpu", "example.com/probe"].map(name);
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let mut daemon = node.start_daemon();
@@ -122,7 +131,12 @@ fn the_state_directory_stays_below_four_times_the_history() {
                 assert!(kubelet.delete_pod(&pods.pop_front().unwrap()).unwrap());
             }
             if n % 10_000 == 9_999 {
-                println!("{} grants, {:?}, {} KiB", n + 1, began.elapsed(), size(&node.state()) / 1024);
+                println!(
+                    "{} grants, {:?}, {} KiB",
+                    n + 1,
+                    began.elapsed(),
+                    size(&node.state()) / 1024
+                );
             }
         }
         let took = began.elapsed();
@@ -144,14 +158,24 @@ fn the_state_directory_stays_below_four_times_the_history() {
         assert!(most <= most_allowed, "{} KiB, of at most {}", most / 1024, most_allowed / 1024);
         if is_judged {
             let last = p99(&mut api, "dev:probe0").await;
-            println!("Allocate p99 of {COMPARED}, the best of {ROUNDS} rounds, before them: {first:?}, after them: {last:?}");
+            println!(
+                "Allocate p99 of {COMPARED}, the best of {ROUNDS} rounds, before them: {first:?}, after them: {last:?}"
+            );
             assert!(last.as_secs_f64() <= 1.2 * first.as_secs_f64(), "{last:?} against {first:?}");
         }
         let told = node.json(&["history"]);
-        let released = told["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] == "released").count();
+        let released = told["grants"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|grant| grant["state"] == "released")
+            .count();
         // A grant of one device takes less than 1 KiB there.
         let remembered = (history * MIB / 3 / 1024) as usize;
-        assert!(released >= (grants - PODS).min(remembered), "{released} released grants are remembered");
+        assert!(
+            released >= (grants - PODS).min(remembered),
+            "{released} released grants are remembered"
+        );
         assert!(told["problem"].is_null(), "{}", told["problem"]);
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
@@ -188,10 +212,19 @@ fn nothing_found(unread: Unread) -> Found {
 fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
     run(async {
         let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
-        let (mut store, _) = Store::open(&dir.path().join("state"), Durability::PowerLoss, None).unwrap();
-        let key = |n: usize| (format!("dev:/dev/sensor-{n:04}"), DeviceId::new(format!("dev:sensor-{n:04}")));
+        let (mut store, _) =
+            Store::open(&dir.path().join("state"), Durability::PowerLoss, None).unwrap();
+        let key = |n: usize| {
+            (format!("dev:/dev/sensor-{n:04}"), DeviceId::new(format!("dev:sensor-{n:04}")))
+        };
         // The first one would leave first.
-        let device = GrantedDevice { id: key(0).1, key: key(0).0, numa_nodes: Vec::new(), nodes: Vec::new(), objects: Vec::new() };
+        let device = GrantedDevice {
+            id: key(0).1,
+            key: key(0).0,
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
         let held = Grant {
             alloc_id: AllocId::new("a"),
             resource: name("example.com/sensor"),
@@ -224,9 +257,13 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
             kubelet: watch::channel(None).1,
             gate: Arc::default(),
         };
-        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        let ledger =
+            LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
         ledger.send(Remember((0..400).map(key).collect())).await.unwrap().unwrap();
-        let unread = Unread { resources: [(name("example.com/sensor"), "EIO".into())].into(), ..Unread::default() };
+        let unread = Unread {
+            resources: [(name("example.com/sensor"), "EIO".into())].into(),
+            ..Unread::default()
+        };
         ledger.send(nothing_found(unread)).await.unwrap();
         // A device that is no node, and that this scan could search for: once it is removed, the
         // check is done.
@@ -240,7 +277,8 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
         soon("a look", gone).await;
         assert_eq!(named.borrow_and_update().len(), 401, "what could not be read has not gone");
         ledger.send(nothing_found(Unread::default())).await.unwrap();
-        let left = soon("the look", named.wait_for(|names| names.len() < 401)).await.unwrap().clone();
+        let left =
+            soon("the look", named.wait_for(|names| names.len() < 401)).await.unwrap().clone();
         let devices = soon("health learns of it", forgotten.recv()).await.unwrap();
         // 256 have gone and are remembered, one of them the GPU; one is held.
         assert_eq!((left.len(), devices.len()), (257, 144));

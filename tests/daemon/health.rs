@@ -9,16 +9,19 @@ use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
-    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals,
-    Symptom, Timestamp, Verdict, VerdictState, Verdicts,
+    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry,
+    Evidence, Grant, GrantState, GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration,
+    PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, Symptom, Timestamp,
+    Verdict, VerdictState, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
 use holdfast::host::{self, HostRoot, KernelRecord, Uevent};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
-use holdfast::messages::{CallError, Deliver, DeviceEventSeen, Discovered, Mailbox, RecordVerdicts, Rescan};
+use holdfast::messages::{
+    CallError, Deliver, DeviceEventSeen, Discovered, Mailbox, RecordVerdicts, Rescan,
+};
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -35,12 +38,17 @@ fn gpu() -> ResourceName {
 
 /// Waits until the newest list has these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
-    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let newest = |kind: &EventKind| {
+        matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)
+    };
     let seen = |view: &View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
     };
-    kubelet.wait_for(seen, HANG).await.unwrap_or_else(|error| panic!("{resource} {wanted:?}: {error}"));
+    kubelet
+        .wait_for(seen, HANG)
+        .await
+        .unwrap_or_else(|error| panic!("{resource} {wanted:?}: {error}"));
 }
 
 /// The output of `device show` for one device.
@@ -52,7 +60,9 @@ fn shown(node: &Node, device: &str) -> serde_json::Value {
 fn remember(node: &Node, device: &DeviceId, state: VerdictState) {
     let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
     let verdict = Verdict { boot_id: "unknown".into(), state, ..Verdict::default() };
-    store.append(&[Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict)) }]).unwrap();
+    store
+        .append(&[Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict)) }])
+        .unwrap();
     store.close().unwrap();
 }
 
@@ -60,7 +70,9 @@ fn remember(node: &Node, device: &DeviceId, state: VerdictState) {
 fn machine(resources: &str, health: &str) -> (Node, SimNode) {
     let node = Node::new();
     let host = SimNode::create(node.path("host")).unwrap();
-    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[health]\npoll = \"1s\"\n{health}\n{resources}"));
+    node.write_config(&format!(
+        "[telemetry]\nlisten = \"off\"\n[health]\npoll = \"1s\"\n{health}\n{resources}"
+    ));
     (node, host)
 }
 
@@ -90,7 +102,10 @@ fn a_removed_node_is_unhealthy_until_it_returns_and_flapping_makes_few_lists() {
         }
         listed(&kubelet, &gpu(), (2, 0)).await;
         let (registers, lists) = kubelet.view(|view| view.busiest_second(&gpu()));
-        assert!(registers == before && lists <= LISTS_A_SECOND, "{registers} registrations, {lists} lists in a second");
+        assert!(
+            registers == before && lists <= LISTS_A_SECOND,
+            "{registers} registrations, {lists} lists in a second"
+        );
     });
 }
 
@@ -103,7 +118,12 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         let found = discover(&root, &[], &BTreeMap::new()).devices;
         let of = |function: u8| {
             let address = PciAddress { function, ..host.adapter_address(0) };
-            found.iter().find(|device| device.pci.as_ref().unwrap().address == address).unwrap().id.clone()
+            found
+                .iter()
+                .find(|device| device.pci.as_ref().unwrap().address == address)
+                .unwrap()
+                .id
+                .clone()
         };
         let port = |function: u8| {
             let address = PciAddress { function, ..host.adapter_address(0) };
@@ -112,8 +132,20 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
             adapter.join("ports/1/state")
         };
         // One has been down for its whole patience; another has been up again for its whole hold.
-        remember(&node, &of(1), VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
-        remember(&node, &of(2), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(
+            &node,
+            &of(1),
+            VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO },
+        );
+        remember(
+            &node,
+            &of(2),
+            VerdictState::Recovering {
+                reason: Reason::PortDown,
+                since: Duration::ZERO,
+                hold: Duration::from_secs(1),
+            },
+        );
         for function in [1, 3] {
             std::fs::write(port(function), "1: DOWN\n").unwrap();
         }
@@ -121,12 +153,30 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
         // Until the first probe the second device is the unhealthy one.
-        until("the first look", || shown(&node, of(1).as_str())["health"].clone(), |health| health == "Unhealthy").await;
-        until("the first look", || shown(&node, of(2).as_str())["health"].clone(), |health| health == "Healthy").await;
+        until(
+            "the first look",
+            || shown(&node, of(1).as_str())["health"].clone(),
+            |health| health == "Unhealthy",
+        )
+        .await;
+        until(
+            "the first look",
+            || shown(&node, of(2).as_str())["health"].clone(),
+            |health| health == "Healthy",
+        )
+        .await;
         let down = shown(&node, of(1).as_str());
-        assert_eq!((&down["health"], &down["reason"], &down["state"]), (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into()));
+        assert_eq!(
+            (&down["health"], &down["reason"], &down["state"]),
+            (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into())
+        );
         assert_eq!(down["detail"], "port 1 is 1: DOWN, 5: LinkUp");
-        until("the patience with the third", || shown(&node, of(3).as_str())["state"].clone(), |state| state == "suspect").await;
+        until(
+            "the patience with the third",
+            || shown(&node, of(3).as_str())["state"].clone(),
+            |state| state == "suspect",
+        )
+        .await;
         assert_eq!(shown(&node, of(2).as_str())["state"], "healthy");
         let status = node.json(&["status"]);
         assert_eq!(status["ailing"][0]["reason"], "port_down", "{status}");
@@ -134,10 +184,23 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         // A recovered device is held back, and the next process continues that hold.
         std::fs::write(port(1), "4: ACTIVE\n").unwrap();
         std::fs::write(port(3), "4: ACTIVE\n").unwrap();
-        until("its recovery", || shown(&node, of(1).as_str())["state"].clone(), |state| state == "recovering").await;
+        until(
+            "its recovery",
+            || shown(&node, of(1).as_str())["state"].clone(),
+            |state| state == "recovering",
+        )
+        .await;
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
-        remember(&node, &of(1), VerdictState::Recovering { reason: Reason::PortDown, since: Duration::ZERO, hold: Duration::from_secs(1) });
+        remember(
+            &node,
+            &of(1),
+            VerdictState::Recovering {
+                reason: Reason::PortDown,
+                since: Duration::ZERO,
+                hold: Duration::from_secs(1),
+            },
+        );
         let _daemon = node.start_daemon();
         listed(&kubelet, &rdma, (8, 0)).await;
     });
@@ -153,18 +216,27 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (8, 0)).await;
-        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &rdma, 1))).await;
+        let pod = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "train").app("main", &rdma, 1)),
+        )
+        .await;
         assert_eq!(pod.phase, PodPhase::Running);
         let held = node.grants()[0].devices[0].id.clone();
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
         let root = HostRoot::new(host.root());
         let found = discover(&root, &[], &BTreeMap::new()).devices;
-        let address = found.iter().find(|device| device.id == held).unwrap().pci.as_ref().unwrap().address;
+        let address =
+            found.iter().find(|device| device.id == held).unwrap().pci.as_ref().unwrap().address;
         let folder = host.root().join(format!("sys/bus/pci/devices/{address}/infiniband"));
         let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
         std::fs::write(adapter.join("ports/1/state"), "1: DOWN\n").unwrap();
-        remember(&node, &held, VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO });
+        remember(
+            &node,
+            &held,
+            VerdictState::Suspect { reason: Reason::PortDown, since: Duration::ZERO },
+        );
 
         let mut daemon = node.start_daemon();
         until(
@@ -187,13 +259,34 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
         listed(&kubelet, &rdma, (7, 1)).await;
         // Every view has the reason, and the history has the holder.
         assert_eq!(node.json(&["who"])["grants"][0]["unhealthy"][held.as_str()], "port_down");
-        assert_eq!(node.json(&["who", held.as_str()])["grants"][0]["unhealthy"][held.as_str()], "port_down");
+        assert_eq!(
+            node.json(&["who", held.as_str()])["grants"][0]["unhealthy"][held.as_str()],
+            "port_down"
+        );
         let failure = node.json(&["history", "--device", held.as_str()])["failures"][0].clone();
-        assert_eq!((&failure["reason"], &failure["held_by"][0]), (&"port_down".into(), &node.grants()[0].alloc_id.to_string().into()));
-        let text = String::from_utf8(node.output(&["history", "--device", held.as_str()]).stdout).unwrap();
-        assert!(text.contains("port_down (port 1 is 1: DOWN, 5: LinkUp)  default/train, container main"), "{text}");
-        let found = node.json(&["discover"])["devices"].as_array().unwrap().iter().find(|row| row["id"] == held.as_str()).cloned().unwrap();
-        assert_eq!((&found["reason"], &found["detail"]), (&"port_down".into(), &"port 1 is 1: DOWN, 5: LinkUp".into()));
+        assert_eq!(
+            (&failure["reason"], &failure["held_by"][0]),
+            (&"port_down".into(), &node.grants()[0].alloc_id.to_string().into())
+        );
+        let text =
+            String::from_utf8(node.output(&["history", "--device", held.as_str()]).stdout).unwrap();
+        assert!(
+            text.contains(
+                "port_down (port 1 is 1: DOWN, 5: LinkUp)  default/train, container main"
+            ),
+            "{text}"
+        );
+        let found = node.json(&["discover"])["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["id"] == held.as_str())
+            .cloned()
+            .unwrap();
+        assert_eq!(
+            (&found["reason"], &found["detail"]),
+            (&"port_down".into(), &"port 1 is 1: DOWN, 5: LinkUp".into())
+        );
     });
 }
 
@@ -218,7 +311,10 @@ fn a_cordon_survives_a_restart_and_a_kill() {
             daemon.logged("registered with the kubelet").await;
             listed(&kubelet, &gpu(), (1, 1)).await;
             let told = shown(&node, "dev:gpu0");
-            assert_eq!((&told["reason"], &told["cordoned"]), (&"cordoned".into(), &"its fan rattles".into()));
+            assert_eq!(
+                (&told["reason"], &told["cordoned"]),
+                (&"cordoned".into(), &"its fan rattles".into())
+            );
         }
         let unknown = node.output(&["device", "cordon", "dev:gpu7", "--reason", "none"]);
         assert!(!unknown.status.success());
@@ -248,12 +344,26 @@ fn a_failing_check_makes_a_device_unhealthy_until_it_passes_again() {
         let mut daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (1, 1)).await;
         let told = shown(&node, "dev:gpu1");
-        assert!(told["reason"] == "check_failed" && told["detail"] == "exit status: 4" && told["said"][0]["said"] == "it coughs", "{told}");
+        assert!(
+            told["reason"] == "check_failed"
+                && told["detail"] == "exit status: 4"
+                && told["said"][0]["said"] == "it coughs",
+            "{told}"
+        );
         std::fs::remove_file(&sick).unwrap();
-        until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering").await;
+        until(
+            "its recovery",
+            || shown(&node, "dev:gpu1")["state"].clone(),
+            |state| state == "recovering",
+        )
+        .await;
         daemon.kill();
         let hold = Duration::from_secs(1);
-        remember(&node, &DeviceId::new("dev:gpu1"), VerdictState::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold });
+        remember(
+            &node,
+            &DeviceId::new("dev:gpu1"),
+            VerdictState::Recovering { reason: Reason::CheckFailed, since: Duration::ZERO, hold },
+        );
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (2, 0)).await;
     });
@@ -261,7 +371,8 @@ fn a_failing_check_makes_a_device_unhealthy_until_it_passes_again() {
 
 /// Sends health the kernel's message, as the readers of its log and of its uevents do.
 fn send_kernel_message(app: &App, record: Option<&[u8]>, uevent: Option<&[u8]>) -> bool {
-    let of_log = record.and_then(KernelRecord::parse).and_then(|record| hardware::xid(&record.text));
+    let of_log =
+        record.and_then(KernelRecord::parse).and_then(|record| hardware::xid(&record.text));
     let event = of_log.or_else(|| hardware::event(&Uevent::parse(uevent?)?));
     let Some(event) = event else { return false };
     app.actors.health.mailbox::<DeviceEventSeen>().send(DeviceEventSeen { event, at: host::now() });
@@ -279,13 +390,20 @@ fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
         let app = node.start_app().await;
         offered(&kubelet, &gpu(), GPUS).await;
         let slot = host.gpu_address(2).to_string();
-        let line = format!("NVRM: Xid (PCI:{}): 79, pid=1, GPU has fallen off the bus.", slot.strip_suffix(".0").unwrap());
+        let line = format!(
+            "NVRM: Xid (PCI:{}): 79, pid=1, GPU has fallen off the bus.",
+            slot.strip_suffix(".0").unwrap()
+        );
         // Messages of other processes: any process may write to the log, and udev can repeat its
         // events.
         assert!(!send_kernel_message(&app, Some(format!("12,1,1000,-;{line}").as_bytes()), None));
         let path = host.root().join(format!("sys/bus/pci/devices/{slot}")).canonicalize().unwrap();
         let path = path.to_str().unwrap().split_once("/sys/").unwrap().1.to_owned();
-        let began = |more: &str| format!("change@/{path}\0ACTION=change\0SUBSYSTEM=pci\0ERROR_EVENT=BEGIN_RECOVERY\0SEQNUM=7\0{more}");
+        let began = |more: &str| {
+            format!(
+                "change@/{path}\0ACTION=change\0SUBSYSTEM=pci\0ERROR_EVENT=BEGIN_RECOVERY\0SEQNUM=7\0{more}"
+            )
+        };
         assert!(!send_kernel_message(&app, None, Some(began("SYNTH_UUID=0\0").as_bytes())));
         // The kernel's own message.
         assert!(send_kernel_message(&app, Some(format!("4,2,1000,-;{line}").as_bytes()), None));
@@ -295,27 +413,44 @@ fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
         let app = node.start_app().await;
         listed(&kubelet, &gpu(), (GPUS - 1, 1)).await;
         let verdicts = app.views.judgement.borrow().verdicts.clone();
-        assert_eq!(verdicts.values().next().unwrap().detail(Reason::Xid), "Xid 79", "the next process knows it");
+        assert_eq!(
+            verdicts.values().next().unwrap().detail(Reason::Xid),
+            "Xid 79",
+            "the next process knows it"
+        );
         let mut judgement = app.views.judgement.clone();
         let gone = format!("remove@/{path}\0ACTION=remove\0SUBSYSTEM=pci\0SEQNUM=8\0");
         let back = format!("bind@/{path}\0ACTION=bind\0SUBSYSTEM=pci\0DRIVER=nvidia\0SEQNUM=9\0");
-        assert!(send_kernel_message(&app, None, Some(gone.as_bytes())) && send_kernel_message(&app, None, Some(back.as_bytes())));
+        assert!(
+            send_kernel_message(&app, None, Some(gone.as_bytes()))
+                && send_kernel_message(&app, None, Some(back.as_bytes()))
+        );
         let recovers = |verdicts: &BTreeMap<DeviceId, Verdict>| {
-            verdicts.values().any(|verdict| matches!(verdict.state, VerdictState::Recovering { .. }))
+            verdicts
+                .values()
+                .any(|verdict| matches!(verdict.state, VerdictState::Recovering { .. }))
         };
-        let _ = soon("its recovery", judgement.wait_for(|judgement| recovers(&judgement.verdicts))).await.unwrap();
+        let _ = soon("its recovery", judgement.wait_for(|judgement| recovers(&judgement.verdicts)))
+            .await
+            .unwrap();
         // And again, in two ways at once.
         assert!(send_kernel_message(&app, None, Some(began("").as_bytes())));
         assert!(send_kernel_message(&app, Some(format!("4,3,2000,-;{line}").as_bytes()), None));
-        let _ = soon("its faults", judgement.wait_for(|judgement| judgement.verdicts.values().any(|verdict| verdict.faults.len() == 2)))
-            .await
-            .unwrap();
+        let _ = soon(
+            "its faults",
+            judgement.wait_for(|judgement| {
+                judgement.verdicts.values().any(|verdict| verdict.faults.len() == 2)
+            }),
+        )
+        .await
+        .unwrap();
         app.shut_down().await;
 
         std::fs::write(&boot_id, "second\n").unwrap();
         let app = node.start_app().await;
         listed(&kubelet, &gpu(), (GPUS, 0)).await;
-        let incidents = app.views.judgement.borrow().verdicts.values().next().unwrap().incidents.clone();
+        let incidents =
+            app.views.judgement.borrow().verdicts.values().next().unwrap().incidents.clone();
         assert!(incidents.len() == 1 && incidents[0].at > Timestamp(0), "{incidents:?}");
         app.shut_down().await;
     });
@@ -333,7 +468,11 @@ impl Deliver<Rescan> for NoReceiver {
 }
 
 impl Deliver<RecordVerdicts> for NoReceiver {
-    fn call(&self, _: RecordVerdicts, _: Duration) -> BoxFuture<'static, Result<<RecordVerdicts as Message>::Result, CallError>> {
+    fn call(
+        &self,
+        _: RecordVerdicts,
+        _: Duration,
+    ) -> BoxFuture<'static, Result<<RecordVerdicts as Message>::Result, CallError>> {
         Box::pin(std::future::pending())
     }
 
@@ -351,7 +490,11 @@ struct StandaloneHealth {
 }
 
 impl StandaloneHealth {
-    fn start(probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> StandaloneHealth {
+    fn start(
+        probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static,
+        remembered: Verdicts,
+        held: &[&str],
+    ) -> StandaloneHealth {
         let device = |id: &str, address: &str| Device {
             id: DeviceId::new(id),
             key: id.into(),
@@ -363,8 +506,13 @@ impl StandaloneHealth {
         };
         let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Rdma));
         let grants = held.iter().map(|id| {
-            let device =
-                GrantedDevice { id: DeviceId::new(*id), key: (*id).into(), numa_nodes: Vec::new(), nodes: Vec::new(), objects: Vec::new() };
+            let device = GrantedDevice {
+                id: DeviceId::new(*id),
+                key: (*id).into(),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                objects: Vec::new(),
+            };
             Arc::new(Grant {
                 alloc_id: AllocId::new("a-1"),
                 resource: gpu(),
@@ -378,12 +526,14 @@ impl StandaloneHealth {
             })
         });
         let (inventory, inventory_view) = watch::channel(Arc::default());
-        let (judgement, judgement_view) = watch::channel(Judgement { verdicts: Arc::new(remembered), ..Judgement::default() });
+        let (judgement, judgement_view) =
+            watch::channel(Judgement { verdicts: Arc::new(remembered), ..Judgement::default() });
         let (kubelet, kubelet_view) = watch::channel(None);
         let (grants, grants_view) = watch::channel(Arc::new(grants.collect::<Vec<_>>()));
         let (due, due_view) = watch::channel(Arc::default());
         let health = HealthPolicy { poll: Duration::from_secs(1), ..HealthPolicy::default() };
-        let plan = Arc::new(Plan { specs: Arc::from([Arc::clone(&spec)]), health, ..Plan::default() });
+        let plan =
+            Arc::new(Plan { specs: Arc::from([Arc::clone(&spec)]), health, ..Plan::default() });
         let config = HealthConfig {
             plan: watch::channel(Arc::clone(&plan)).1,
             boot_id: "boot".into(),
@@ -399,7 +549,8 @@ impl StandaloneHealth {
             ledger: Mailbox::new(NoReceiver),
         };
         let actor = HealthActor::new(config, ()).start();
-        let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")].map(|device| (device.id.clone(), Arc::new(device)));
+        let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")]
+            .map(|device| (device.id.clone(), Arc::new(device)));
         let selected = devices.iter().map(|(id, _)| id.clone()).collect();
         let evidence = Evidence {
             began: host::now(),
@@ -411,16 +562,25 @@ impl StandaloneHealth {
         };
         let scan = Box::new(move || {
             let evidence = Evidence { began: host::now(), ..evidence.clone() };
-            actor.try_send(Discovered { evidence: Arc::new(evidence), plan: Arc::clone(&plan) }).unwrap();
+            actor
+                .try_send(Discovered { evidence: Arc::new(evidence), plan: Arc::clone(&plan) })
+                .unwrap();
         });
         scan();
-        StandaloneHealth { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }
+        StandaloneHealth {
+            inventory: inventory_view,
+            judgement: judgement_view,
+            kubelet,
+            scan,
+            _others: Box::new((grants, due)),
+        }
     }
 
     /// Waits until both devices have these states: the reason, or none.
     async fn shows(&mut self, wanted: [Option<Reason>; 2]) {
         let seen = |inventory: &Arc<Inventory>| {
-            let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
+            let listed =
+                inventory.resources.values().flat_map(|offering| offering.devices.values());
             listed.map(|offered| Health::reason(offered.health)).eq(wanted)
         };
         let _ = soon("the list", self.inventory.wait_for(seen)).await.unwrap();
@@ -442,7 +602,11 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
         let probe_device = move |device: &Device| {
             if device.id.as_str() == "a" {
                 let text = std::fs::read_to_string(&read).unwrap();
-                return if text == "live\n" { Signals::default() } else { symptom(Reason::NvmeDead) };
+                return if text == "live\n" {
+                    Signals::default()
+                } else {
+                    symptom(Reason::NvmeDead)
+                };
             }
             symptom(Reason::OffTheBus)
         };
@@ -452,7 +616,8 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
             state: VerdictState::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
             ..Verdict::default()
         };
-        let mut health = StandaloneHealth::start(probe_device, [(DeviceId::new("a"), stuck)].into(), &[]);
+        let mut health =
+            StandaloneHealth::start(probe_device, [(DeviceId::new("a"), stuck)].into(), &[]);
         health.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
         // The probe that hangs ends, and the next one finds the file in its place.
         let mut pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
@@ -468,7 +633,10 @@ fn a_stuck_probe_affects_only_its_own_device_until_it_returns() {
             // The result counts when a scan and a probe are newer than the one that hung.
             while !recovers(&health.judgement.borrow_and_update()) {
                 (health.scan)();
-                drop(tokio::time::timeout(Duration::from_millis(100), health.judgement.changed()).await);
+                drop(
+                    tokio::time::timeout(Duration::from_millis(100), health.judgement.changed())
+                        .await,
+                );
             }
         };
         soon("its recovery", has_recovered).await;
@@ -484,10 +652,14 @@ fn a_kubelet_gets_soft_failures_of_held_devices_after_running_for_a_minute() {
             state: VerdictState::Suspect { reason: Reason::PortDown, since },
             ..Verdict::default()
         };
-        let remembered: Verdicts = ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
+        let remembered: Verdicts =
+            ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
         let started = |age: Duration| {
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
-            Some(KubeletGeneration { inode: 1, made_ns: now - i64::try_from(age.as_nanos()).unwrap() })
+            Some(KubeletGeneration {
+                inode: 1,
+                made_ns: now - i64::try_from(age.as_nanos()).unwrap(),
+            })
         };
         let mut health = StandaloneHealth::start(|_| symptom(Reason::PortDown), remembered, &["a"]);
         health.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;

@@ -3,7 +3,8 @@
 
 use crate::common::{HANG, Node, name, offered, run, soon};
 use holdfast::lab::sim::kubelet::{
-    EventKind, Hook, HookTable, Interleaving, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile, Verdict, View,
+    EventKind, Hook, HookTable, Interleaving, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile,
+    Verdict, View,
 };
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use std::time::Duration;
 async fn start(node: &Node, profile: Profile) -> (Kubelet, HookTable) {
     let hooks = HookTable::default();
     let first_batch_after = Duration::from_millis(500);
-    let config = KubeletConfig { profile, hooks: hooks.clone(), first_batch_after, ..node.kubelet_config() };
+    let config =
+        KubeletConfig { profile, hooks: hooks.clone(), first_batch_after, ..node.kubelet_config() };
     (Kubelet::start(config).await.unwrap(), hooks)
 }
 
@@ -45,13 +47,21 @@ fn every_kubelet_gets_the_devices_again_after_a_restart() {
             // Including the settling Register.
             kubelet.wait_for(|view| registered(view) == 2, HANG).await.unwrap();
             let spec = PodSpec::new("default", "train").init("warm", &gpu, 1).app("main", &gpu, 2);
-            assert_eq!(soon("an admission", kubelet.add_pod(spec)).await.phase, PodPhase::Running, "{profile:?}");
+            assert_eq!(
+                soon("an admission", kubelet.add_pod(spec)).await.phase,
+                PodPhase::Running,
+                "{profile:?}"
+            );
             kubelet.restart().await.unwrap();
             kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
             served(&kubelet, profile).await;
             assert_eq!(kubelet.view(|view| view.rejections()), 0, "{profile:?}");
-            let failed =
-                kubelet.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::RegisterFailed { .. })).count());
+            let failed = kubelet.view(|view| {
+                view.events()
+                    .iter()
+                    .filter(|event| matches!(event.kind, EventKind::RegisterFailed { .. }))
+                    .count()
+            });
             assert_eq!(failed, 0, "{profile:?}");
         }
     });
@@ -67,17 +77,31 @@ fn a_stopped_endpoint_with_an_open_stream_is_repaired_without_a_kubelet_signal()
         offered(&kubelet, &gpu, 4).await;
         kubelet.wait_for(|view| registered(view) == 2 && view.is_settled(), HANG).await.unwrap();
 
-        let (mut list, mut stop) = (hooks.gate(Hook::OnList), hooks.gate(Hook::BeforePluginDisconnected));
+        let (mut list, mut stop) =
+            (hooks.gate(Hook::OnList), hooks.gate(Hook::BeforePluginDisconnected));
         node.create_device("gpu", 4);
         soon("the list with another device", list.reached()).await;
         list.open(Verdict::Fail);
         soon("the cut", stop.reached()).await;
-        kubelet.wait_for(|view| registered(view) == 3 && view.lists(&gpu) >= 3, HANG).await.unwrap();
+        kubelet
+            .wait_for(|view| registered(view) == 3 && view.lists(&gpu) >= 3, HANG)
+            .await
+            .unwrap();
         stop.open(Verdict::Pass);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::StoppedWhileStreaming), HANG).await.unwrap();
+        kubelet
+            .wait_for(
+                |view| view.interleavings().contains_key(&Interleaving::StoppedWhileStreaming),
+                HANG,
+            )
+            .await
+            .unwrap();
 
         served(&kubelet, Profile::K125).await;
-        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu, 1))).await;
+        let outcome = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu, 1)),
+        )
+        .await;
         assert_eq!(outcome.phase, PodPhase::Running);
     });
 }
@@ -95,7 +119,13 @@ fn a_register_without_a_stream_is_repeated() {
         offered(&kubelet, &gpu, 4).await;
         assert!(kubelet.view(registered) >= 2);
         gate.open(Verdict::Fail);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate), HANG).await.unwrap();
+        kubelet
+            .wait_for(
+                |view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate),
+                HANG,
+            )
+            .await
+            .unwrap();
         served(&kubelet, Profile::K125).await;
     });
 }

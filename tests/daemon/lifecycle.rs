@@ -2,7 +2,8 @@
 //! cleanly.
 
 use crate::common::{
-    Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles, resource, run, soon, telemetry,
+    Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles,
+    resource, run, soon, telemetry,
 };
 use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -22,10 +23,15 @@ use tokio::net::UnixDatagram;
 fn an_absent_kubelet_is_logged_once_and_does_not_prevent_readiness() {
     run(async {
         let node = Node::with(&[("gpu", 4), ("nic", 2)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{}", resource("gpu"), resource("nic")));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{}",
+            resource("gpu"),
+            resource("nic")
+        ));
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
         let began = Instant::now();
-        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        let mut daemon =
+            Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
         notified(&systemd, "READY=1").await;
         println!("ready without a kubelet after {:?}", began.elapsed());
         let address = telemetry(&daemon).await;
@@ -36,7 +42,11 @@ fn an_absent_kubelet_is_logged_once_and_does_not_prevent_readiness() {
         let kubelet = node.start_kubelet().await;
         offered(&kubelet, &name("example.com/gpu"), 4).await;
         offered(&kubelet, &name("example.com/nic"), 2).await;
-        let waiting = daemon.log().into_iter().filter(|line| line.contains("waiting for the kubelet")).collect::<Vec<_>>();
+        let waiting = daemon
+            .log()
+            .into_iter()
+            .filter(|line| line.contains("waiting for the kubelet"))
+            .collect::<Vec<_>>();
         assert_eq!(waiting.len(), 1, "{waiting:#?}");
 
         daemon.signal(Signal::SIGTERM);
@@ -58,7 +68,10 @@ fn an_address_in_use_is_reported_and_bound_when_it_is_free() {
         daemon.logged("are not served").await;
         daemon.logged("INFO ready").await;
         let said = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-        assert!(said.contains(&format!("/metrics, /healthz and /readyz are not served on {address}: ")), "{said}");
+        assert!(
+            said.contains(&format!("/metrics, /healthz and /readyz are not served on {address}: ")),
+            "{said}"
+        );
         drop(other);
         assert_eq!(telemetry(&daemon).await, address);
         assert_eq!(http_get(address, "/healthz").0, 200);
@@ -73,7 +86,9 @@ fn systemd_gets_watchdog_pings_and_sighup_does_not_stop_the_daemon() {
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
         let mut command = node.command(&["run"]);
         // No $WATCHDOG_PID: the variable is valid for any process that has it.
-        let mut daemon = Daemon::spawn(command.env("NOTIFY_SOCKET", node.path("notify")).env("WATCHDOG_USEC", "30000"));
+        let mut daemon = Daemon::spawn(
+            command.env("NOTIFY_SOCKET", node.path("notify")).env("WATCHDOG_USEC", "30000"),
+        );
         notified(&systemd, "READY=1").await;
         daemon.signal(Signal::SIGHUP);
         // A heartbeat that is not read blocks its sender: the socket has space for ten.
@@ -106,12 +121,16 @@ fn an_unread_log_pipe_blocks_nothing() {
         let gpu = name("example.com/gpu");
         offered(&kubelet, &gpu, 2).await;
         for device in ["dev:gpu0", "dev:gpu1"] {
-            soon("an answer", async { allocate(&mut dial(&kubelet, &node, &gpu).await, &[device]).await.unwrap() }).await;
+            soon("an answer", async {
+                allocate(&mut dial(&kubelet, &node, &gpu).await, &[device]).await.unwrap()
+            })
+            .await;
         }
         assert_eq!(node.grants().len(), 2);
         // The pipe is read again: from here on it has space for every line.
         reader.read_exact(&mut vec![0; usize::try_from(room).unwrap()]).unwrap();
-        nix::sys::signal::kill(Pid::from_raw(daemon.id().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
+        nix::sys::signal::kill(Pid::from_raw(daemon.id().unwrap().cast_signed()), Signal::SIGTERM)
+            .unwrap();
         assert_eq!(soon("the end of the daemon", daemon.wait()).await.unwrap().code(), Some(0));
         let mut log = String::new();
         reader.read_to_string(&mut log).unwrap();
@@ -124,9 +143,14 @@ fn an_unread_log_pipe_blocks_nothing() {
 fn first_list(kubelet: &Kubelet, resource: &ResourceName) -> Option<(usize, usize)> {
     kubelet.view(|view| {
         let events: Vec<_> = view.events().iter().collect();
-        let start = events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
+        let start =
+            events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
         events[start..].iter().find_map(|event| match &event.kind {
-            EventKind::Listed { resource: listed, healthy, unhealthy, .. } if listed == resource => Some((*healthy, *unhealthy)),
+            EventKind::Listed { resource: listed, healthy, unhealthy, .. }
+                if listed == resource =>
+            {
+                Some((*healthy, *unhealthy))
+            }
             _ => None,
         })
     })
@@ -137,7 +161,10 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
     run(async {
         let node = Node::with(&[("gpu", 8), ("nic", 3)]);
         // A real one takes 64 ms or more; a busy machine that runs tests is given more.
-        let config = KubeletConfig { first_batch_after: Duration::from_millis(500), ..node.kubelet_config() };
+        let config = KubeletConfig {
+            first_batch_after: Duration::from_millis(500),
+            ..node.kubelet_config()
+        };
         let kubelet = Kubelet::start(config).await.unwrap();
         let daemon = node.start_daemon();
         let resources = [(name("example.com/gpu"), 8), (name("example.com/nic"), 3)];
@@ -147,7 +174,10 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
         let [(gpu, _), (nic, _)] = &resources;
         for pod in [
             PodSpec::new("default", "init").init("prepare", gpu, 2).app("main", gpu, 2),
-            PodSpec::new("default", "sidecar").init("prepare", nic, 1).sidecar("proxy", nic, 1).app("main", gpu, 1),
+            PodSpec::new("default", "sidecar")
+                .init("prepare", nic, 1)
+                .sidecar("proxy", nic, 1)
+                .app("main", gpu, 1),
             PodSpec::new("default", "crashing").app("main", gpu, 1),
         ] {
             let outcome = soon("an admission", kubelet.add_pod(pod)).await;
@@ -166,7 +196,8 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
                 }
                 // Away long enough to be missed.
                 2 => {
-                    let ends = daemon.log().iter().filter(|line| line.contains("stream ended")).count();
+                    let ends =
+                        daemon.log().iter().filter(|line| line.contains("stream ended")).count();
                     kubelet.stop();
                     daemon.logged_often("stream ended", ends + resources.len()).await;
                     kubelet.start_again().await.unwrap();
@@ -182,20 +213,33 @@ fn after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted() {
             kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
             for (resource, devices) in &resources {
                 kubelet.wait_for(|view| view.first_list(resource).is_some(), HANG).await.unwrap();
-                assert_eq!(first_list(&kubelet, resource), Some((*devices, 0)), "{resource} in round {round}");
+                assert_eq!(
+                    first_list(&kubelet, resource),
+                    Some((*devices, 0)),
+                    "{resource} in round {round}"
+                );
                 took.extend(kubelet.view(|view| view.first_list(resource)));
             }
-            let failed: Vec<_> = kubelet.pods().into_iter().filter(|pod| pod.phase != PodPhase::Running).collect();
+            let failed: Vec<_> =
+                kubelet.pods().into_iter().filter(|pod| pod.phase != PodPhase::Running).collect();
             assert!(failed.is_empty(), "round {round}: {failed:#?}");
         }
         assert_eq!(kubelet.view(|view| view.rejections()), 0);
         assert_eq!(kubelet.panicked(), None);
-        println!("from the kubelet's socket to the first list, 2 resources, 20 restarts: {}", percentiles(took));
+        println!(
+            "from the kubelet's socket to the first list, 2 resources, 20 restarts: {}",
+            percentiles(took)
+        );
     });
 }
 
 fn socket_files(node: &Node) -> BTreeSet<PathBuf> {
-    std::fs::read_dir(node.sockets()).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    std::fs::read_dir(node.sockets())
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 #[test]
@@ -206,17 +250,21 @@ fn a_removed_socket_file_is_replaced() {
         let _daemon = node.start_daemon();
         let gpu = name("example.com/gpu");
         offered(&kubelet, &gpu, 2).await;
-        let registered: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Registered { .. });
+        let registered: fn(&EventKind) -> bool =
+            |kind| matches!(kind, EventKind::Registered { .. });
         let listed: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Listed { .. });
         for whole_directory in [false, true] {
-            let (registrations, lists, files) = (count(&kubelet, registered), count(&kubelet, listed), socket_files(&node));
+            let (registrations, lists, files) =
+                (count(&kubelet, registered), count(&kubelet, listed), socket_files(&node));
             if whole_directory {
                 std::fs::remove_dir_all(node.sockets()).unwrap();
             } else {
                 files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
             }
             let again = |view: &View<'_>| {
-                let more = |fits: fn(&EventKind) -> bool, before| view.events().iter().filter(|event| fits(&event.kind)).count() > before;
+                let more = |fits: fn(&EventKind) -> bool, before| {
+                    view.events().iter().filter(|event| fits(&event.kind)).count() > before
+                };
                 more(registered, registrations) && more(listed, lists)
             };
             kubelet.wait_for(again, HANG).await.unwrap();
@@ -267,10 +315,16 @@ fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
             soon("the end of the stream", ended).await;
             // A process that starts now does not wait for the rest of this one.
             let lock = File::open(node.state().join("lock")).unwrap();
-            assert!(lock.try_lock().is_ok(), "round {round}: the kubelet is without devices, and the ledger is still held");
+            assert!(
+                lock.try_lock().is_ok(),
+                "round {round}: the kubelet is without devices, and the ledger is still held"
+            );
             drop(lock);
             let noted = std::fs::read_to_string(node.state().join("lock")).unwrap();
-            assert!(noted.contains("closed "), "round {round}: the first start after a reboot would need the database: {noted}");
+            assert!(
+                noted.contains("closed "),
+                "round {round}: the first start after a reboot would need the database: {noted}"
+            );
             assert_eq!(daemon.ended().await.code(), Some(0));
             assert_eq!(socket_files(&node), BTreeSet::new());
             assert!(!node.path("run/control.sock").exists());
@@ -280,7 +334,16 @@ fn a_stopping_daemon_answers_pending_calls_and_ends_its_streams_last() {
         }
         let ledger: BTreeSet<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
         assert!(answered.is_subset(&ledger));
-        let empty = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, .. } | EventKind::Listed { unhealthy: 1.., .. });
-        assert_eq!(count(&kubelet, empty), 0, "the end of the daemon is not the end of the devices");
+        let empty = |kind: &EventKind| {
+            matches!(
+                kind,
+                EventKind::Listed { healthy: 0, .. } | EventKind::Listed { unhealthy: 1.., .. }
+            )
+        };
+        assert_eq!(
+            count(&kubelet, empty),
+            0,
+            "the end of the daemon is not the end of the devices"
+        );
     });
 }

@@ -1,6 +1,10 @@
 //! The daemon with a simulated kubelet, subject by subject, and the output of its verbs.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a helper of a test fails the test, and prints its figures"
+)]
 
 mod actors;
 mod affinity;

@@ -13,7 +13,10 @@ use std::process::Command;
 /// A verb under another umask.
 fn under(umask: &str, command: &Command) -> Command {
     let mut shell = Command::new("/bin/sh");
-    shell.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]).arg(command.get_program()).args(command.get_args());
+    shell
+        .args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
     shell
 }
 
@@ -22,7 +25,9 @@ fn modes(path: &Path) -> BTreeMap<PathBuf, u32> {
     let about = fs::symlink_metadata(path).unwrap();
     let mut modes = BTreeMap::from([(path.to_owned(), about.mode() & 0o7777)]);
     if about.is_dir() {
-        modes.extend(fs::read_dir(path).unwrap().flat_map(|entry| self::modes(&entry.unwrap().path())));
+        modes.extend(
+            fs::read_dir(path).unwrap().flat_map(|entry| self::modes(&entry.unwrap().path())),
+        );
     }
     modes
 }
@@ -37,8 +42,10 @@ fn is_private(path: &Path) {
 fn node() -> Node {
     let node = Node::with(&[("sensor", 2)]);
     let (cdi, info) = (node.path("out/cdi"), node.path("out/dp"));
-    let folders =
-        format!("[cdi]\ndirectory = {cdi:?}\n[device_info]\ndirectory = {info:?}\n[labels]\nfeatures_d = {:?}\n", node.path("out/nfd"));
+    let folders = format!(
+        "[cdi]\ndirectory = {cdi:?}\n[device_info]\ndirectory = {info:?}\n[labels]\nfeatures_d = {:?}\n",
+        node.path("out/nfd")
+    );
     node.write_config(&format!(
         "[telemetry]\nlisten = \"off\"\n{folders}{}env = {{ TOKEN = \"s3cret\" }}\ncdi = [\"cri\"]\n",
         resource("sensor")
@@ -63,25 +70,44 @@ fn under_any_umask_the_ledger_is_private_and_public_files_are_readable() {
             fs::create_dir_all(node.path("kubelet/device-plugins")).unwrap();
             let mut daemon = Daemon::spawn(&mut under(umask, &node.command(&["run"])));
             granted(&node, &mut daemon).await;
-            [node.state(), node.path("run"), node.sockets()].iter().for_each(|path| is_private(path));
-            assert!(modes(&node.state()).len() > 4 && modes(&node.path("run")).len() == 3 && modes(&node.sockets()).len() > 1);
+            [node.state(), node.path("run"), node.sockets()]
+                .iter()
+                .for_each(|path| is_private(path));
+            assert!(
+                modes(&node.state()).len() > 4
+                    && modes(&node.path("run")).len() == 3
+                    && modes(&node.sockets()).len() > 1
+            );
             let open = modes(&node.path("out"));
             assert!(open.keys().filter(|path| path.is_file()).count() >= 2, "{open:?}");
             for (path, mode) in open {
-                assert_eq!(mode, if path.is_dir() { 0o755 } else { 0o644 }, "{} has the mode {mode:o}", path.display());
+                assert_eq!(
+                    mode,
+                    if path.is_dir() { 0o755 } else { 0o644 },
+                    "{} has the mode {mode:o}",
+                    path.display()
+                );
             }
             daemon.signal(nix::sys::signal::Signal::SIGTERM);
             assert!(daemon.ended().await.success());
             // By now sled has written too.
             is_private(&node.state());
             let bundle = node.path("bundle.tar");
-            let made = under(umask, &node.command(&["doctor", "--bundle", bundle.to_str().unwrap()])).output().unwrap();
+            let made =
+                under(umask, &node.command(&["doctor", "--bundle", bundle.to_str().unwrap()]))
+                    .output()
+                    .unwrap();
             assert!(bundle.is_file(), "{}", String::from_utf8_lossy(&made.stderr));
             is_private(&bundle);
             let export = node.output(&["ledger", "export"]).stdout;
             fs::write(node.path("export"), export).unwrap();
             fs::remove_dir_all(node.state()).unwrap();
-            let imported = under(umask, &node.command(&["ledger", "import", node.path("export").to_str().unwrap()])).output().unwrap();
+            let imported = under(
+                umask,
+                &node.command(&["ledger", "import", node.path("export").to_str().unwrap()]),
+            )
+            .output()
+            .unwrap();
             assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
             is_private(&node.state());
         });
@@ -99,21 +125,38 @@ fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
         fs::create_dir_all(node.state().join("db.quarantine-1/blobs")).unwrap();
         let open = |path: &Path| {
             for (path, _) in modes(path) {
-                fs::set_permissions(&path, Permissions::from_mode(if path.is_dir() { 0o777 } else { 0o666 })).unwrap();
+                fs::set_permissions(
+                    &path,
+                    Permissions::from_mode(if path.is_dir() { 0o777 } else { 0o666 }),
+                )
+                .unwrap();
             }
         };
-        [node.path("run"), node.sockets()].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        [node.path("run"), node.sockets()]
+            .iter()
+            .for_each(|path| fs::create_dir_all(path).unwrap());
         [node.state(), node.path("run"), node.sockets()].iter().for_each(|path| open(path));
         let daemon = node.start_daemon();
         daemon.logged("the state directory was accessible to other users; its access is now restricted to root").await;
-        daemon.logged("the run directory was writable by other users; their write access is now removed").await;
+        daemon
+            .logged(
+                "the run directory was writable by other users; their write access is now removed",
+            )
+            .await;
         daemon.logged("ready").await;
         [node.state(), node.sockets()].iter().for_each(|path| is_private(path));
-        assert_eq!(fs::metadata(node.path("run")).unwrap().mode() & 0o7777, 0o755, "nobody else exchanges the sockets in it");
+        assert_eq!(
+            fs::metadata(node.path("run")).unwrap().mode() & 0o7777,
+            0o755,
+            "nobody else exchanges the sockets in it"
+        );
         drop(daemon);
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
-        assert!(!daemon.log().iter().any(|line| line.contains("accessible to other users")), "it is said once");
+        assert!(
+            !daemon.log().iter().any(|line| line.contains("accessible to other users")),
+            "it is said once"
+        );
     });
 }
 
@@ -135,14 +178,37 @@ fn other_users_cannot_read_the_files() {
         fs::set_permissions(node.path(""), Permissions::from_mode(0o755)).unwrap();
         let program = node.path("holdfast");
         fs::copy(node.command(&[]).get_program(), &program).unwrap();
-        for verb in [&["who"][..], &["who", "dev:sensor0"], &["history"], &["ledger", "export"], &["ledger", "verify"]] {
-            let refused = Command::new(&program).args(node.command(verb).get_args()).uid(65534).gid(65534).output().unwrap();
+        for verb in [
+            &["who"][..],
+            &["who", "dev:sensor0"],
+            &["history"],
+            &["ledger", "export"],
+            &["ledger", "verify"],
+        ] {
+            let refused = Command::new(&program)
+                .args(node.command(verb).get_args())
+                .uid(65534)
+                .gid(65534)
+                .output()
+                .unwrap();
             let said = String::from_utf8(refused.stderr).unwrap();
             assert!(!refused.status.success() && refused.stdout.is_empty(), "{verb:?}: {said}");
-            assert!(said.contains("root") && !said.contains("no Holdfast has run"), "{verb:?}: {said}");
+            assert!(
+                said.contains("root") && !said.contains("no Holdfast has run"),
+                "{verb:?}: {said}"
+            );
         }
-        let shown = Command::new(&program).args(node.command(&["discover"]).get_args()).uid(65534).gid(65534).output().unwrap();
-        assert!(String::from_utf8(shown.stderr).unwrap().contains("the ids and holders of the ledger are not shown"));
+        let shown = Command::new(&program)
+            .args(node.command(&["discover"]).get_args())
+            .uid(65534)
+            .gid(65534)
+            .output()
+            .unwrap();
+        assert!(
+            String::from_utf8(shown.stderr)
+                .unwrap()
+                .contains("the ids and holders of the ledger are not shown")
+        );
     });
 }
 
@@ -169,6 +235,10 @@ fn no_copy_of_the_history_is_left() {
         drop(history(&scratch));
         assert_eq!(left(), 0);
         let nowhere = history(&node.path("nowhere"));
-        assert!(String::from_utf8(nowhere.stderr).unwrap().contains("some released grants are missing here"));
+        assert!(
+            String::from_utf8(nowhere.stderr)
+                .unwrap()
+                .contains("some released grants are missing here")
+        );
     });
 }

@@ -9,7 +9,9 @@ use std::fs;
 
 /// Waits for a list with these numbers of healthy and of other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
-    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let newest = |kind: &EventKind| {
+        matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)
+    };
     let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
@@ -19,9 +21,14 @@ async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usiz
 
 /// The nodes that a pod with one device of a resource gets.
 async fn nodes_of_a_pod(kubelet: &Kubelet, pod: &str, resource: &ResourceName) -> Vec<String> {
-    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", pod).app("main", resource, 1))).await;
+    let outcome = soon(
+        "an admission",
+        kubelet.add_pod(PodSpec::new("default", pod).app("main", resource, 1)),
+    )
+    .await;
     assert_eq!(outcome.phase, PodPhase::Running);
-    let edits = kubelet.view(|view| view.pod(&outcome.uid).unwrap().containers["main"].edits.clone());
+    let edits =
+        kubelet.view(|view| view.pod(&outcome.uid).unwrap().containers["main"].edits.clone());
     edits.devices.iter().map(|node| node.container.clone()).collect()
 }
 
@@ -47,9 +54,15 @@ fn a_folder_of_nodes_is_one_device_for_as_many_containers_as_it_is_shared_by() {
         assert_eq!(nodes_of_a_pod(&kubelet, "first", &audio).await, ["/dev/snd/controlC0"]);
         // A later node is in the next answer, and the device is the same.
         make(&node, "snd/by-path/pcm");
-        let had = |status: &serde_json::Value| status["devices"].to_string().contains("/dev/snd/by-path/pcm");
-        crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had).await;
-        assert_eq!(nodes_of_a_pod(&kubelet, "second", &audio).await, ["/dev/snd/by-path/pcm", "/dev/snd/controlC0"]);
+        let had = |status: &serde_json::Value| {
+            status["devices"].to_string().contains("/dev/snd/by-path/pcm")
+        };
+        crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had)
+            .await;
+        assert_eq!(
+            nodes_of_a_pod(&kubelet, "second", &audio).await,
+            ["/dev/snd/by-path/pcm", "/dev/snd/controlC0"]
+        );
         assert_eq!(node.grants().len(), 2);
         // Without a node the device is absent, but its held shares stay in the list.
         fs::remove_dir_all(node.path("host/dev/snd")).unwrap();
@@ -106,9 +119,15 @@ fn each_new_node_is_a_resource_and_a_held_one_outlives_its_node() {
         assert_eq!(nodes_of_a_pod(&kubelet, "bus", &second).await, ["/dev/i2c-13"]);
         let resources = |document: &serde_json::Value| -> Vec<String> {
             let devices = document["devices"].as_array().unwrap();
-            devices.iter().filter_map(|device| device["resource"].as_str().map(str::to_owned)).collect()
+            devices
+                .iter()
+                .filter_map(|device| device["resource"].as_str().map(str::to_owned))
+                .collect()
         };
-        assert_eq!(resources(&node.json(&["discover"])), ["board/i2c-1", "board/i2c-13", "board/snd"]);
+        assert_eq!(
+            resources(&node.json(&["discover"])),
+            ["board/i2c-1", "board/i2c-13", "board/snd"]
+        );
 
         // Its resource has no node any longer, and is removed when it is free.
         fs::remove_file(node.path("host/dev/i2c-13")).unwrap();

@@ -108,7 +108,9 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned of, unsigned *status
 /// and returns false.
 fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str]) -> bool {
     if !has_program("cc") {
-        say(format_args!("SKIPPED: {test}: there is no `cc` to compile a library in the place of NVML with"));
+        say(format_args!(
+            "SKIPPED: {test}: there is no `cc` to compile a library in the place of NVML with"
+        ));
         return false;
     }
     fs::create_dir_all(library.parent().unwrap()).unwrap();
@@ -116,7 +118,9 @@ fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str])
     fs::write(&source, text).unwrap();
     let script = format!("-DSCRIPT=\"{}\"", script.display());
     let mut cc = Command::new("cc");
-    crate::common::inside::command(cc.args(["-shared", "-fPIC", &script, "-o"]).arg(library).args(also).arg(&source));
+    crate::common::inside::command(
+        cc.args(["-shared", "-fPIC", &script, "-o"]).arg(library).args(also).arg(&source),
+    );
     true
 }
 
@@ -137,7 +141,11 @@ fn write(node: &Node, rel: &str, text: &str) {
 fn cut(node: &Node, gi: u32) {
     let mig = format!("proc/driver/nvidia/capabilities/gpu{CUT}/mig/gi{gi}");
     for (path, minor) in [("access", 10 * gi), ("ci0/access", 10 * gi + 1)] {
-        write(node, &format!("{mig}/{path}"), &format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\n"));
+        write(
+            node,
+            &format!("{mig}/{path}"),
+            &format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\n"),
+        );
         write(node, &format!("dev/nvidia-caps/nvidia-cap{minor}"), "");
     }
 }
@@ -148,13 +156,21 @@ fn node(config: &str) -> (Node, SimNode, PathBuf) {
     let hardware = SimNode::create(node.path("host")).unwrap();
     cut(&node, 1);
     let address = hardware.gpu_address(UNUSED);
-    let information = format!("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t {UNUSED}\n");
+    let information = format!(
+        "GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t {UNUSED}\n"
+    );
     write(&node, &format!("proc/driver/nvidia/gpus/{address}/information"), &information);
     node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{config}"));
     let script = node.path("script");
     let (cut, uuid) = (hardware.gpu_address(CUT), hardware.gpu_uuid(CUT));
     let unused = hardware.gpu_uuid(UNUSED);
-    fs::write(&script, format!("{cut} {uuid}\nMIG-{uuid}/1/0 {FIRST}\nMIG-{uuid}/2/0 {SECOND}\n{address} {unused}\n")).unwrap();
+    fs::write(
+        &script,
+        format!(
+            "{cut} {uuid}\nMIG-{uuid}/1/0 {FIRST}\nMIG-{uuid}/2/0 {SECOND}\n{address} {unused}\n"
+        ),
+    )
+    .unwrap();
     (node, hardware, script)
 }
 
@@ -219,7 +235,12 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
         let before = count(&kubelet, registered);
         let daemon = node.start_daemon();
         kubelet
-            .wait_for(|view| view.events().iter().filter(|event| registered(&event.kind)).count() > before, crate::common::HANG)
+            .wait_for(
+                |view| {
+                    view.events().iter().filter(|event| registered(&event.kind)).count() > before
+                },
+                crate::common::HANG,
+            )
             .await
             .unwrap();
         offered(&kubelet, &gpu, GPUS + 1).await;
@@ -243,7 +264,10 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
         if !compile("cdi", LIBRARY, &library, &script, &[]) {
             return;
         }
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[nvidia]\nnvml = \"{}\"\n{resource}", library.display()));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n[nvidia]\nnvml = \"{}\"\n{resource}",
+            library.display()
+        ));
         let kubelet = node.start_kubelet().await;
         let gpu = name("nvidia.com/gpu");
         let _daemon = node.start_daemon();
@@ -258,9 +282,10 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
 fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
     run(async {
         let gpu = name("nvidia.com/gpu");
-        for (config, why) in
-            [("", "was not found in the usual driver folders"), ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration")]
-        {
+        for (config, why) in [
+            ("", "was not found in the usual driver folders"),
+            ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration"),
+        ] {
             let (node, ..) = node(config);
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
@@ -293,7 +318,8 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
 /// The answer to one query.
 fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuery) -> NvmlAnswer {
     let (tell, told) = mpsc::channel();
-    query_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
+    query_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap())
+        .unwrap();
     told.recv_timeout(crate::common::HANG).unwrap()
 }
 
@@ -326,9 +352,15 @@ fn an_unusable_library_is_reported_with_the_reason() {
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
     let other: PciAddress = "0000:19:00.0".parse().unwrap();
-    let question = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0), (7, 0)])), (other, NvmlGpuQuery::names([]))]);
+    let question = NvmlQuery::from([
+        (gpu, NvmlGpuQuery::names([(1, 0), (7, 0)])),
+        (other, NvmlGpuQuery::names([])),
+    ]);
     let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
-    assert_eq!((partial.facts.uuid(gpu), partial.facts.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
+    assert_eq!(
+        (partial.facts.uuid(gpu), partial.facts.instance(gpu, (1, 0))),
+        (Some("GPU-1"), Some(FIRST))
+    );
     assert_eq!((partial.facts.instance(gpu, (7, 0)), partial.facts.uuid(other)), (None, None));
     assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
 }
@@ -341,19 +373,27 @@ fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<Stri
     if !compile("links", LIBRARY, &library, &path, &[]) {
         return None;
     }
-    let named: Vec<(PciAddress, String)> =
-        (1..=gpus).map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}"))).collect();
+    let named: Vec<(PciAddress, String)> = (1..=gpus)
+        .map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}")))
+        .collect();
     let known: String = named.iter().map(|(address, uuid)| format!("{address} {uuid}\n")).collect();
     fs::write(&path, format!("{known}{script}")).unwrap();
-    let asked = |address: &PciAddress| NvmlGpuQuery { links: *address != named.last().unwrap().0, ..NvmlGpuQuery::default() };
+    let asked = |address: &PciAddress| NvmlGpuQuery {
+        links: *address != named.last().unwrap().0,
+        ..NvmlGpuQuery::default()
+    };
     let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
-    let NvmlAnswer { facts: mut told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let NvmlAnswer { facts: mut told, failed, incomplete } =
+        answer(dir.path(), &NvmlLibrary::At(library), question);
     assert_eq!(failed, None, "no name was asked for");
     Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), incomplete))
 }
 
 fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
-    let peers = peers.iter().map(|(gpu, links)| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), *links)).collect();
+    let peers = peers
+        .iter()
+        .map(|(gpu, links)| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), *links))
+        .collect();
     Some(NvLinks { peers, down })
 }
 
@@ -364,7 +404,10 @@ fn bridges_are_counted_by_their_active_links_to_gpus() {
                   link GPU-3/5 1/00000006:00:00.0\nlink GPU-5/0 1/00000000:03:00.0\n\
                   p2p GPU-1/GPU-2\np2p GPU-2/GPU-1\np2p GPU-3/GPU-6\np2p GPU-4/GPU-1\n";
     let Some((links, failed)) = links_of(script, 6) else { return };
-    assert_eq!(links, [to(&[(2, 2)], 1), to(&[(1, 2)], 0), to(&[], 0), to(&[], 0), to(&[], 0), None]);
+    assert_eq!(
+        links,
+        [to(&[(2, 2)], 1), to(&[(1, 2)], 0), to(&[], 0), to(&[], 0), to(&[], 0), None]
+    );
     assert_eq!(failed, None, "a GPU without links is no failure");
 }
 
@@ -372,15 +415,34 @@ fn bridges_are_counted_by_their_active_links_to_gpus() {
 fn gpus_behind_a_switch_are_equal_and_a_lost_gpu_affects_no_other() {
     // The switch has an address, or none that is visible; each GPU has another number of links to
     // it.
-    let links: String =
-        (1..=4).flat_map(|gpu| (0..gpu).map(move |link| format!("link GPU-{gpu}/{link} 1/00000000:c{link}:00.0\n"))).collect();
-    let pairs: String = (1..=4).flat_map(|one| (1..=4).map(move |other| format!("p2p GPU-{one}/GPU-{other}\n"))).collect();
+    let links: String = (1..=4)
+        .flat_map(|gpu| {
+            (0..gpu).map(move |link| format!("link GPU-{gpu}/{link} 1/00000000:c{link}:00.0\n"))
+        })
+        .collect();
+    let pairs: String = (1..=4)
+        .flat_map(|one| (1..=4).map(move |other| format!("p2p GPU-{one}/GPU-{other}\n")))
+        .collect();
     let Some((told, failed)) = links_of(&format!("{links}{pairs}"), 4) else { return };
-    assert_eq!((told, failed), (vec![to(&[(2, 1), (3, 1)], 0), to(&[(1, 1), (3, 1)], 0), to(&[(1, 1), (2, 1)], 0), None], None));
+    assert_eq!(
+        (told, failed),
+        (
+            vec![
+                to(&[(2, 1), (3, 1)], 0),
+                to(&[(1, 1), (3, 1)], 0),
+                to(&[(1, 1), (2, 1)], 0),
+                None
+            ],
+            None
+        )
+    );
 
     let Some((told, failed)) = links_of(&format!("lost GPU-2\n{links}{pairs}"), 4) else { return };
     assert_eq!(told, [to(&[(3, 1)], 1), None, to(&[(1, 1)], 1), None], "and is looked for again");
-    assert!(failed.as_ref().is_some_and(|why| why.starts_with("the links of the GPU 0000:02:00.0")), "{failed:?}");
+    assert!(
+        failed.as_ref().is_some_and(|why| why.starts_with("the links of the GPU 0000:02:00.0")),
+        "{failed:?}"
+    );
 }
 
 #[test]
@@ -390,14 +452,31 @@ fn the_present_mig_mode_is_reported_and_not_the_pending_one() {
     if !compile("modes", LIBRARY, &library, &script, &[]) {
         return;
     }
-    let gpus: Vec<PciAddress> = (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
+    let gpus: Vec<PciAddress> =
+        (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
     let known: String = gpus.iter().map(|gpu| format!("{gpu} GPU-{gpu}\n")).collect();
-    fs::write(&script, format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3])).unwrap();
-    let question = gpus.iter().map(|gpu| (*gpu, NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() })).collect();
-    let NvmlAnswer { facts: told, failed, incomplete } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    fs::write(
+        &script,
+        format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3]),
+    )
+    .unwrap();
+    let question = gpus
+        .iter()
+        .map(|gpu| (*gpu, NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() }))
+        .collect();
+    let NvmlAnswer { facts: told, failed, incomplete } =
+        answer(dir.path(), &NvmlLibrary::At(library), question);
     let modes: Vec<Option<bool>> = gpus.iter().map(|gpu| told.gpus.get(gpu)?.mig_mode).collect();
-    assert_eq!(modes, [Some(true), Some(false), Some(false), None], "the third knows of no such mode, the fourth is lost");
-    assert!(failed.is_none() && incomplete.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
+    assert_eq!(
+        modes,
+        [Some(true), Some(false), Some(false), None],
+        "the third knows of no such mode, the fourth is lost"
+    );
+    assert!(
+        failed.is_none()
+            && incomplete
+                .is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0"))
+    );
 }
 
 #[test]
@@ -411,8 +490,12 @@ fn a_gpu_in_mig_mode_is_offered_by_its_instances_only_also_while_it_has_none() {
             return;
         }
         let (address, uuid) = (hardware.gpu_address(CUT), hardware.gpu_uuid(CUT));
-        fs::write(&script, format!("{address} {uuid}\nmig {uuid} 1\nMIG-{uuid}/1/0 {FIRST}\n")).unwrap();
-        fs::create_dir_all(node.path(&format!("host/proc/driver/nvidia/capabilities/gpu{CUT}/mig"))).unwrap();
+        fs::write(&script, format!("{address} {uuid}\nmig {uuid} 1\nMIG-{uuid}/1/0 {FIRST}\n"))
+            .unwrap();
+        fs::create_dir_all(
+            node.path(&format!("host/proc/driver/nvidia/capabilities/gpu{CUT}/mig")),
+        )
+        .unwrap();
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
         offered(&kubelet, &gpu, GPUS - 1).await;
@@ -441,7 +524,9 @@ fn bridged_gpus_are_preferred_under_their_ids_once_nvml_has_reported_them() {
         }
         // A bridge from socket to socket; while the library hangs, it is unknown.
         let [one, other] = [1, 6];
-        let known: String = (0..GPUS).map(|index| format!("{} {}\n", hardware.gpu_address(index), hardware.gpu_uuid(index))).collect();
+        let known: String = (0..GPUS)
+            .map(|index| format!("{} {}\n", hardware.gpu_address(index), hardware.gpu_uuid(index)))
+            .collect();
         let half = |one: usize, other: usize| {
             let [from, to] = [one, other].map(|index| hardware.gpu_uuid(index));
             format!("link {from}/0 1/0000{}\np2p {from}/{to}\n", hardware.gpu_address(other))
@@ -463,27 +548,42 @@ fn bridged_gpus_are_preferred_under_their_ids_once_nvml_has_reported_them() {
                 && kind.resource() == Some(&gpu)
         };
         assert_eq!(count(&kubelet, dropped), 0, "no device was lost for it");
-        assert_eq!(preferred(&mut api, &all, i32::try_from(GPUS).unwrap()).await.len(), GPUS, "all by the ids that they had");
+        assert_eq!(
+            preferred(&mut api, &all, i32::try_from(GPUS).unwrap()).await.len(),
+            GPUS,
+            "all by the ids that they had"
+        );
         assert_eq!(nvml_is_off(&node), None);
 
         let found = node.json(&["discover"]);
-        let hives = found["devices"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|device| Some((device["id"].as_str()?, device["attributes"]["hive"].as_str()?)));
+        let hives = found["devices"].as_array().unwrap().iter().filter_map(|device| {
+            Some((device["id"].as_str()?, device["attributes"]["hive"].as_str()?))
+        });
         let hive = format!("nvlink:{}", hardware.gpu_address(one));
-        assert_eq!(hives.collect::<Vec<_>>(), [(bridged[0].as_str(), hive.as_str()), (bridged[1].as_str(), hive.as_str())]);
+        assert_eq!(
+            hives.collect::<Vec<_>>(),
+            [(bridged[0].as_str(), hive.as_str()), (bridged[1].as_str(), hive.as_str())]
+        );
     });
 }
 
 /// The preferred ones of these ids.
-async fn preferred(api: &mut DevicePluginClient<Channel>, available: &[String], size: i32) -> Vec<String> {
+async fn preferred(
+    api: &mut DevicePluginClient<Channel>,
+    available: &[String],
+    size: i32,
+) -> Vec<String> {
     let request = api::ContainerPreferredAllocationRequest {
         available_device_i_ds: available.to_vec(),
         must_include_device_i_ds: Vec::new(),
         allocation_size: size,
     };
     let request = api::PreferredAllocationRequest { container_requests: vec![request] };
-    api.get_preferred_allocation(request).await.unwrap().into_inner().container_responses.remove(0).device_i_ds
+    api.get_preferred_allocation(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .container_responses
+        .remove(0)
+        .device_i_ds
 }

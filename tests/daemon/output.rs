@@ -11,17 +11,20 @@ use std::process::{Output, Stdio};
 use tokio::process::Command;
 
 /// Characters that act on a terminal, one of each kind.
-const HOSTILE: &str =
-    "\u{1b}[2J\u{1b}]0;own\u{7}\r\n2026-01-01T00:00:00Z ERROR forged\u{85}\u{9b}31m\u{2028}\u{202e}\u{2066}\u{feff}\u{7f}";
+const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;own\u{7}\r\n2026-01-01T00:00:00Z ERROR forged\u{85}\u{9b}31m\u{2028}\u{202e}\u{2066}\u{feff}\u{7f}";
 
 /// Runs a verb while the kubelet of this thread runs. All of its output must be printable.
 async fn printable(node: &Node, verb: &[&str]) -> (String, String) {
     // `doctor --bundle` creates a file with the given name.
-    let Output { stdout, stderr, .. } = Command::from(node.command(verb)).current_dir(node.path("")).output().await.unwrap();
+    let Output { stdout, stderr, .. } =
+        Command::from(node.command(verb)).current_dir(node.path("")).output().await.unwrap();
     let said = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     for text in [&said.0, &said.1] {
         let found = text.chars().find(|c| is_unprintable(*c) && *c != '\n');
-        assert!(found.is_none() && !text.lines().any(|line| line.starts_with("2026-01-01")), "{verb:?} prints {found:?}: {text:?}");
+        assert!(
+            found.is_none() && !text.lines().any(|line| line.starts_with("2026-01-01")),
+            "{verb:?} prints {found:?}: {text:?}"
+        );
     }
     said
 }
@@ -35,7 +38,9 @@ async fn json_document(node: &Node, verb: &[&str]) -> serde_json::Value {
 /// A node with a device of a hostile name, one whose name is not valid text, and a usual one.
 fn node() -> Node {
     let node = Node::with(&[("sensor", 1)]);
-    node.write_config(&std::fs::read_to_string(node.config_file()).unwrap().replace("\"off\"", "\"127.0.0.1:0\""));
+    node.write_config(
+        &std::fs::read_to_string(node.config_file()).unwrap().replace("\"off\"", "\"127.0.0.1:0\""),
+    );
     std::fs::write(node.path(&format!("host/dev/sensor{HOSTILE}")), "").unwrap();
     let no_text = OsString::from_vec(b"sensor\x1b[2J\xff\xfe".to_vec());
     std::fs::write(node.path("host/dev").join(no_text), "").unwrap();
@@ -80,7 +85,8 @@ fn verbs<'a>(id: &'a str, unknown: &'a str, config: &'a str) -> Vec<Vec<&'a str>
 #[test]
 fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
     run(async {
-        let (node, id, sensor) = (node(), format!("dev:sensor{HOSTILE}"), name("example.com/sensor"));
+        let (node, id, sensor) =
+            (node(), format!("dev:sensor{HOSTILE}"), name("example.com/sensor"));
         let kubelet = node.start_kubelet().await;
         let daemon = Daemon::spawn(node.command(&["run"]).args(["--log-format", "json"]));
         offered(&kubelet, &sensor, 2).await;
@@ -90,29 +96,55 @@ fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
             let refused = allocate(&mut api, &[&unknown]).await.unwrap_err();
             assert!(!refused.message().contains(is_unprintable), "{refused:?}");
         }
-        printable(&node, &["device", "cordon", "dev:sensor0", "--reason", &format!("fan{HOSTILE}")]).await;
+        printable(
+            &node,
+            &["device", "cordon", "dev:sensor0", "--reason", &format!("fan{HOSTILE}")],
+        )
+        .await;
         let unknown = format!("dev:sensor0{HOSTILE}");
         let config = node.path("etc/evil.toml");
         let quoted = serde_json::to_string(HOSTILE).unwrap();
-        std::fs::write(&config, format!("[[resource]]\nname = {quoted}\nclass = {quoted}\n{quoted} = {quoted}\n")).unwrap();
+        std::fs::write(
+            &config,
+            format!("[[resource]]\nname = {quoted}\nclass = {quoted}\n{quoted} = {quoted}\n"),
+        )
+        .unwrap();
         let config = config.to_str().unwrap();
         for verb in verbs(&id, &unknown, config) {
             printable(&node, &verb).await;
         }
         let devices = json_document(&node, &["device", "show"]).await;
-        let of = |id: &str| devices["devices"].as_array().unwrap().iter().find(|device| device["id"] == id).unwrap().clone();
+        let of = |id: &str| {
+            devices["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|device| device["id"] == id)
+                .unwrap()
+                .clone()
+        };
         assert_eq!(of("dev:sensor0")["cordoned"], format!("fan{HOSTILE}"));
         assert_eq!(of(&id)["id"], id);
-        for verb in [&["status"][..], &["who"], &["history"], &["discover", "--all"], &["topology"], &["doctor"], &["config", "show"]] {
+        for verb in [
+            &["status"][..],
+            &["who"],
+            &["history"],
+            &["discover", "--all"],
+            &["topology"],
+            &["doctor"],
+            &["config", "show"],
+        ] {
             json_document(&node, verb).await;
         }
         let (export, _) = printable(&node, &["ledger", "export"]).await;
         let export: serde_json::Value = serde_json::from_str(&export).unwrap();
         assert_eq!(export["grants"][0]["devices"][0], id);
-        let serving: serde_json::Value = serde_json::from_str(&daemon.logged("serving /metrics").await).unwrap();
+        let serving: serde_json::Value =
+            serde_json::from_str(&daemon.logged("serving /metrics").await).unwrap();
         let address = serving["address"].as_str().unwrap().parse().unwrap();
         for path in ["/metrics", "/"] {
-            let body = tokio::task::spawn_blocking(move || http_get(address, path).1).await.unwrap();
+            let body =
+                tokio::task::spawn_blocking(move || http_get(address, path).1).await.unwrap();
             assert!(!body.contains(|c| is_unprintable(c) && c != '\n'), "{path}: {body:?}");
         }
         std::fs::remove_file(node.path(&format!("host/dev/sensor{HOSTILE}"))).unwrap();
@@ -125,14 +157,27 @@ fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
         }
         drop(daemon);
         // The content of the files, without a daemon; and a log in text format.
-        for verb in [&["who"][..], &["history"], &["ledger", "verify"], &["discover"], &["topology"], &["who", &unknown]] {
+        for verb in [
+            &["who"][..],
+            &["history"],
+            &["ledger", "verify"],
+            &["discover"],
+            &["topology"],
+            &["who", &unknown],
+        ] {
             printable(&node, verb).await;
         }
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
         offered(&kubelet, &sensor, 0).await;
         let lines = daemon.log();
-        assert!(lines.iter().all(|line| !line.contains(is_unprintable) && !line.starts_with("2026-01-01T00:00:00Z")), "{lines:#?}");
+        assert!(
+            lines
+                .iter()
+                .all(|line| !line.contains(is_unprintable)
+                    && !line.starts_with("2026-01-01T00:00:00Z")),
+            "{lines:#?}"
+        );
     });
 }
 
@@ -177,11 +222,17 @@ fn failed_output_is_an_error_of_every_verb() {
             let (reader, writer) = std::io::pipe().unwrap();
             drop(reader);
             let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-            for (out, wanted) in [(Stdio::from(writer), "standard output was closed"), (Stdio::from(full), "cannot print: ")] {
+            for (out, wanted) in [
+                (Stdio::from(writer), "standard output was closed"),
+                (Stdio::from(full), "cannot print: "),
+            ] {
                 let printed = node.command(verb).stdout(out).output().unwrap();
                 let said = String::from_utf8(printed.stderr).unwrap();
                 assert_eq!(printed.status.code(), Some(1), "{verb:?}: {said}");
-                assert!(said.lines().any(|line| line.starts_with(&format!("holdfast: {wanted}"))), "{verb:?}: {said}");
+                assert!(
+                    said.lines().any(|line| line.starts_with(&format!("holdfast: {wanted}"))),
+                    "{verb:?}: {said}"
+                );
             }
         }
     });

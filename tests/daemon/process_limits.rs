@@ -3,7 +3,8 @@
 //! device or pod.
 
 use crate::common::{
-    Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry, until, until_blocking,
+    Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry,
+    until, until_blocking,
 };
 use holdfast::console::exit;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -18,7 +19,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// A verb after a shell command.
 fn behind(words: &str, command: &Command) -> Command {
     let mut shell = Command::new("/bin/sh");
-    shell.args(["-c", &format!("{words} && exec \"$@\""), "sh"]).arg(command.get_program()).args(command.get_args());
+    shell
+        .args(["-c", &format!("{words} && exec \"$@\""), "sh"])
+        .arg(command.get_program())
+        .args(command.get_args());
     shell
 }
 
@@ -41,14 +45,23 @@ fn fifo(path: &Path) {
 fn a_limit_that_is_too_low_is_named_with_what_raises_it() {
     let node = Node::with(&[("sensor", 1)]);
     for files in [8, 20, 32, 47] {
-        let said = refused(&mut behind(&format!("ulimit -n {files}"), &node.command(&["run"])), exit::LIMITS);
-        assert!(said.contains(&format!("RLIMIT_NOFILE is {files}")) && said.contains("LimitNOFILE"), "{said}");
+        let said = refused(
+            &mut behind(&format!("ulimit -n {files}"), &node.command(&["run"])),
+            exit::LIMITS,
+        );
+        assert!(
+            said.contains(&format!("RLIMIT_NOFILE is {files}")) && said.contains("LimitNOFILE"),
+            "{said}"
+        );
     }
     let said = refused(&mut behind("ulimit -f 100", &node.command(&["run"])), exit::LIMITS);
     assert!(said.contains("RLIMIT_FSIZE is ") && said.contains("LimitFSIZE"), "{said}");
     assert!(!node.state().exists(), "nothing is begun");
     let help = String::from_utf8(node.output(&["--help"]).stdout).unwrap();
-    assert!(help.split_whitespace().collect::<Vec<_>>().join(" ").contains("11 limits of the process"), "{help}");
+    assert!(
+        help.split_whitespace().collect::<Vec<_>>().join(" ").contains("11 limits of the process"),
+        "{help}"
+    );
 }
 
 #[test]
@@ -71,17 +84,26 @@ fn a_pipe_in_place_of_a_file_blocks_no_reader() {
     let text = fs::read_to_string(&config).unwrap();
     let drop_in = node.path("etc/config.d/a.toml");
     fifo(&drop_in);
-    assert!(refused(&mut node.command(&["run"]), exit::CONFIG).contains("it is a FIFO, not a regular file"));
+    assert!(
+        refused(&mut node.command(&["run"]), exit::CONFIG)
+            .contains("it is a FIFO, not a regular file")
+    );
     fs::remove_file(&drop_in).unwrap();
     fs::create_dir(&drop_in).unwrap();
     assert!(refused(&mut node.command(&["run"]), exit::CONFIG).contains("irectory"));
     fs::remove_dir(&drop_in).unwrap();
     fs::remove_file(&config).unwrap();
     fifo(&config);
-    assert!(refused(&mut node.command(&["run"]), exit::CONFIG).contains("it is a FIFO, not a regular file"));
+    assert!(
+        refused(&mut node.command(&["run"]), exit::CONFIG)
+            .contains("it is a FIFO, not a regular file")
+    );
     fs::remove_file(&config).unwrap();
     std::os::unix::fs::symlink("/dev/zero", &config).unwrap();
-    assert!(refused(&mut node.command(&["run"]), exit::CONFIG).contains("it is a device, not a regular file"));
+    assert!(
+        refused(&mut node.command(&["run"]), exit::CONFIG)
+            .contains("it is a device, not a regular file")
+    );
     fs::remove_file(&config).unwrap();
 
     // Files of others: the kubelet's checkpoint, files for the container runtime, descriptors kept
@@ -97,7 +119,8 @@ fn a_pipe_in_place_of_a_file_blocks_no_reader() {
         daemon.logged("ready").await;
         offered(&kubelet, &name("example.com/sensor"), 1).await;
         let mut api = dial(&kubelet, &node, &name("example.com/sensor")).await;
-        let files: Vec<PathBuf> = fs::read_dir(&cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let files: Vec<PathBuf> =
+            fs::read_dir(&cdi).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(!files.is_empty());
         for file in files {
             fs::remove_file(&file).unwrap();
@@ -147,14 +170,17 @@ struct Tasks(PathBuf);
 impl Tasks {
     fn new() -> Option<Tasks> {
         static MADE: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("holdfast-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("holdfast-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let of = |controller: &str| {
             let own = fs::read_to_string("/proc/self/cgroup").ok()?;
             let line = own.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
             Some(line.rsplit(':').next()?.trim_start_matches('/').to_owned())
         };
-        let places =
-            [of("pids").map(|own| Path::new("/sys/fs/cgroup/pids").join(own)), of("").map(|own| Path::new("/sys/fs/cgroup").join(own))];
+        let places = [
+            of("pids").map(|own| Path::new("/sys/fs/cgroup/pids").join(own)),
+            of("").map(|own| Path::new("/sys/fs/cgroup").join(own)),
+        ];
         places.into_iter().flatten().find_map(|place| {
             place.join("cgroup.procs").exists().then_some(())?;
             let tasks = Tasks(place.join(&name));
@@ -179,7 +205,11 @@ impl Tasks {
 impl Drop for Tasks {
     fn drop(&mut self) {
         // A process leaves the cgroup slightly later than its parent sees its exit.
-        until_blocking("the end of the cgroup", || fs::remove_dir(&self.0).is_ok() || !self.0.exists(), |gone| *gone);
+        until_blocking(
+            "the end of the cgroup",
+            || fs::remove_dir(&self.0).is_ok() || !self.0.exists(),
+            |gone| *gone,
+        );
     }
 }
 
@@ -205,20 +235,29 @@ fn a_start_with_too_few_threads_is_reported() {
     for verb in [&["status"][..], &["discover"], &["doctor"], &["who"], &["topology"]] {
         let output = tasks.run(&node.command(verb)).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code().is_some_and(|code| code != 101) && !said.contains("panic"), "{verb:?}: {said}");
+        assert!(
+            output.status.code().is_some_and(|code| code != 101) && !said.contains("panic"),
+            "{verb:?}: {said}"
+        );
     }
 }
 
 /// The number of the daemon's threads whose name begins with `name`.
 fn threads(daemon: &Daemon, name: &str) -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
-    tasks.filter(|task| fs::read_to_string(task.as_ref().unwrap().path().join("comm")).is_ok_and(|comm| comm.starts_with(name))).count()
+    tasks
+        .filter(|task| {
+            fs::read_to_string(task.as_ref().unwrap().path().join("comm"))
+                .is_ok_and(|comm| comm.starts_with(name))
+        })
+        .count()
 }
 
 /// The number of checks that could not be run.
 fn not_run(address: std::net::SocketAddr) -> u64 {
     let (_, metrics) = http_get(address, "/metrics");
-    let wanted = "holdfast_hooks_total{resource=\"example.com/lamp\",phase=\"check\",result=\"not_run\"} ";
+    let wanted =
+        "holdfast_hooks_total{resource=\"example.com/lamp\",phase=\"check\",result=\"not_run\"} ";
     metrics.lines().find_map(|line| line.strip_prefix(wanted)?.parse().ok()).unwrap_or(0)
 }
 
@@ -233,7 +272,11 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         // A thread that runs it, one that waits for its end, the shell; and the shell's own child.
         let check = "check = { command = [\"/bin/sh\", \"-c\", \"/bin/true; /bin/true\"], timeout = \"5s\", every = \"5s\" }\n";
         let hook = "before_start = { command = [\"/bin/true\"], timeout = \"5s\" }\n";
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{hook}{}{check}", resource("sensor"), resource("lamp")));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{hook}{}{check}",
+            resource("sensor"),
+            resource("lamp")
+        ));
         let (kubelet, sensor) = (node.start_kubelet().await, name("example.com/sensor"));
         let mut daemon = Daemon::spawn(&mut tasks.run(&node.command(&["run"])));
         let address = telemetry(&daemon).await;
@@ -242,26 +285,37 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         allocate(&mut api, &["dev:sensor0"]).await.unwrap();
         // sled's threads start after the daemon's start.
         until("sled", || threads(&daemon, "sled-io"), |threads| *threads == 7).await;
-        let status = || serde_json::from_slice::<serde_json::Value>(&node.output(&["status", "-o", "json"]).stdout).unwrap();
+        let status = || {
+            serde_json::from_slice::<serde_json::Value>(
+                &node.output(&["status", "-o", "json"]).stdout,
+            )
+            .unwrap()
+        };
         tasks.limit("1");
         daemon.logged("hook cannot be run; it is retried").await;
         let short = status();
         assert_eq!(short["not_run"][0]["phase"], "check", "{short}");
         assert!(short["ailing"].as_array().unwrap().is_empty(), "{short}");
         // The same with threads for the check itself, but none for the shell's child.
-        let count = || async move { tokio::task::spawn_blocking(move || not_run(address)).await.unwrap() };
+        let count =
+            || async move { tokio::task::spawn_blocking(move || not_run(address)).await.unwrap() };
         let before = count().await;
         tasks.limit(&(tasks.count() + 3).to_string());
         soon("a round of checks", async { while count().await < before + 2 {} }).await;
         tasks.limit("1");
         for path in ["/metrics", "/", "/healthz"] {
-            let (code, _) = tokio::task::spawn_blocking(move || http_get(address, path)).await.unwrap();
+            let (code, _) =
+                tokio::task::spawn_blocking(move || http_get(address, path)).await.unwrap();
             assert_eq!(code, 200, "{path}");
         }
         allocate(&mut api, &["dev:sensor1"]).await.unwrap();
         let request = api::PreStartContainerRequest { devices_ids: vec!["dev:sensor0".into()] };
         let waits = soon("an answer", api.pre_start_container(request.clone())).await.unwrap_err();
-        assert!(waits.message().contains("it cannot be run: ") && waits.message().contains("the kubelet will retry"), "{waits}");
+        assert!(
+            waits.message().contains("it cannot be run: ")
+                && waits.message().contains("the kubelet will retry"),
+            "{waits}"
+        );
         daemon.signal(Signal::SIGHUP);
         daemon.logged("configuration reloaded").await;
         node.remove_device("sensor", 2);
@@ -271,8 +325,20 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         tasks.limit("max");
         daemon.logged("hooks can run again").await;
         soon("an answer", api.pre_start_container(request)).await.unwrap();
-        until("all of it", || status()["not_run"].as_array().unwrap().len(), |waiting| *waiting == 0).await;
-        assert!(!daemon.log().iter().any(|line| line.contains("panic") || line.contains("check_failed")), "{}", daemon.log().join("\n"));
+        until(
+            "all of it",
+            || status()["not_run"].as_array().unwrap().len(),
+            |waiting| *waiting == 0,
+        )
+        .await;
+        assert!(
+            !daemon
+                .log()
+                .iter()
+                .any(|line| line.contains("panic") || line.contains("check_failed")),
+            "{}",
+            daemon.log().join("\n")
+        );
         daemon.signal(Signal::SIGTERM);
         assert!(daemon.ended().await.success());
     });

@@ -3,7 +3,8 @@
 
 use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, run};
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
+    AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState,
+    GrantedDevice, PodRef, Timestamp,
 };
 use holdfast::lab::sim::hardware::SimNode;
 use holdfast::store::Store;
@@ -23,7 +24,11 @@ fn now() -> u64 {
 
 /// A grant of one device, made `hours` hours ago.
 fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
-    let node = EditDevice { host: format!("/dev/node{n}"), container: "/dev/node".into(), permissions: "rw".into() };
+    let node = EditDevice {
+        host: format!("/dev/node{n}"),
+        container: "/dev/node".into(),
+        permissions: "rw".into(),
+    };
     Grant {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
         resource: name(resource),
@@ -34,7 +39,11 @@ fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
             nodes: Vec::new(),
             objects: Vec::new(),
         }],
-        edits: ContainerEdits { envs: BTreeMap::from([("N".into(), n.to_string())]), devices: vec![node], ..ContainerEdits::default() },
+        edits: ContainerEdits {
+            envs: BTreeMap::from([("N".into(), n.to_string())]),
+            devices: vec![node],
+            ..ContainerEdits::default()
+        },
         boot_id: "a boot".into(),
         kubelet: None,
         granted_at: Timestamp(now() - hours * HOUR),
@@ -48,7 +57,8 @@ fn pod(name: &str) -> PodRef {
 }
 
 fn bound(grant: &Grant, name: &str) -> Entry {
-    let state = GrantState::Bound { pod: pod(name), container: "main".into(), bound_at: grant.granted_at };
+    let state =
+        GrantState::Bound { pod: pod(name), container: "main".into(), bound_at: grant.granted_at };
     Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
 }
 
@@ -90,9 +100,19 @@ fn node_with(more: &[Entry]) -> Node {
         bound_at: shared.granted_at,
         suspect_at: Timestamp(now() - HOUR / 2),
     };
-    let mut entries: Vec<Entry> = [A, B, C].iter().map(|(key, id)| Entry::Named { key: (*key).into(), id: DeviceId::new(*id) }).collect();
-    entries.extend([&old, &train, &failed, &web, &shared].map(|grant| Entry::Grant(Arc::new(grant.clone()))));
-    entries.extend([bound(&train, "train"), released(&old, Some("old"), 20), released(&failed, None, 9), released(&web, Some("web"), 2)]);
+    let mut entries: Vec<Entry> = [A, B, C]
+        .iter()
+        .map(|(key, id)| Entry::Named { key: (*key).into(), id: DeviceId::new(*id) })
+        .collect();
+    entries.extend(
+        [&old, &train, &failed, &web, &shared].map(|grant| Entry::Grant(Arc::new(grant.clone()))),
+    );
+    entries.extend([
+        bound(&train, "train"),
+        released(&old, Some("old"), 20),
+        released(&failed, None, 9),
+        released(&web, Some("web"), 2),
+    ]);
     entries.push(Entry::Moved { alloc_id: shared.alloc_id, state: suspect });
     let (mut store, _) = Store::open(&node.state(), Durability::ProcessCrash, None).unwrap();
     entries.extend_from_slice(more);
@@ -119,7 +139,9 @@ fn ask(node: &Node, verb: &[&str]) -> (i32, String, String) {
 
 /// The number of each grant in a document.
 fn numbers(document: &Value) -> Vec<u64> {
-    let id = |grant: &Value| grant["alloc_id"].as_str().unwrap().rsplit('-').next().unwrap().parse().unwrap();
+    let id = |grant: &Value| {
+        grant["alloc_id"].as_str().unwrap().rsplit('-').next().unwrap().parse().unwrap()
+    };
     document["grants"].as_array().unwrap().iter().map(id).collect()
 }
 
@@ -145,19 +167,27 @@ fn with_and_without_a_daemon(check: impl Fn(&Node)) {
 #[test]
 fn a_device_is_found_by_any_of_its_names() {
     with_and_without_a_daemon(|node| {
-        for device in ["GPU-5a7c1f00", "gpu-5A7C1F00", "5a7", "0000:18:00.0", "18:00.0", "00000000:18:00.0"] {
+        for device in
+            ["GPU-5a7c1f00", "gpu-5A7C1F00", "5a7", "0000:18:00.0", "18:00.0", "00000000:18:00.0"]
+        {
             let answer = document(node, &["who", device], 0);
             // Of both resources that have it.
             assert_eq!(numbers(&answer), [2, 5], "{device}");
             assert!(answer["last"].is_null());
         }
         assert_eq!(numbers(&document(node, &["who", "/dev/node2"], 0)), [2]);
-        assert_eq!(numbers(&document(node, &["who", "GPU-5a7c1f00", "--resource", "nvidia.com/gpu"], 0)), [2]);
+        assert_eq!(
+            numbers(&document(node, &["who", "GPU-5a7c1f00", "--resource", "nvidia.com/gpu"], 0)),
+            [2]
+        );
         assert_eq!(numbers(&document(node, &["who", "--pod", "train"], 0)), [2]);
         assert_eq!(numbers(&document(node, &["who", "--pod", "ml/train"], 0)), [2]);
         assert_eq!(numbers(&document(node, &["who", "--resource", "example.com/gpu"], 0)), [5]);
         let (_, table, _) = ask(node, &["who", "GPU-5a7c"]);
-        assert!(table.starts_with("NAMESPACE") && table.contains("train") && table.lines().count() == 3, "{table}");
+        assert!(
+            table.starts_with("NAMESPACE") && table.contains("train") && table.lines().count() == 3,
+            "{table}"
+        );
     });
 }
 
@@ -181,12 +211,21 @@ fn a_gpu_that_was_answered_by_its_name_is_found_by_its_node() {
             }
             let holder = |path: &str| -> Vec<String> {
                 let found = document(&node, &["who", path], 0);
-                found["grants"].as_array().unwrap().iter().map(|grant| grant["devices"][0].as_str().unwrap().to_owned()).collect()
+                found["grants"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|grant| grant["devices"][0].as_str().unwrap().to_owned())
+                    .collect()
             };
             assert_eq!(holder("/dev/nvidia3"), [hardware.gpu_uuid(3)], "{strategy}");
             assert_eq!(holder("/dev/nvidiactl").len(), 2, "the driver's own node comes with each");
             daemon.kill();
-            assert_eq!(holder("/dev/nvidia5"), [hardware.gpu_uuid(5)], "{strategy}, from the files");
+            assert_eq!(
+                holder("/dev/nvidia5"),
+                [hardware.gpu_uuid(5)],
+                "{strategy}, from the files"
+            );
         }
     });
 }
@@ -203,10 +242,16 @@ fn for_a_free_device_the_last_holder_is_shown_with_its_proof() {
             ),
             "{stdout}"
         );
-        assert!(stdout.contains("\n  proof         pod_gone: the kubelet no longer listed the pod"), "{stdout}");
+        assert!(
+            stdout.contains("\n  proof         pod_gone: the kubelet no longer listed the pod"),
+            "{stdout}"
+        );
         let answer = document(node, &["who", "3b:00.0"], 8);
         assert_eq!(answer["grants"].as_array().unwrap().len(), 0);
-        assert_eq!((answer["last"]["pod"]["name"].as_str(), answer["last"]["released_by"].as_str()), (Some("web"), Some("pod_gone")));
+        assert_eq!(
+            (answer["last"]["pod"]["name"].as_str(), answer["last"]["released_by"].as_str()),
+            (Some("web"), Some("pod_gone"))
+        );
 
         let (code, stdout, _) = ask(node, &["who", "86:00.0"]);
         let never = "no container holds GPU-c0000000\n  nor did any before, as far as the history \
@@ -214,7 +259,12 @@ fn for_a_free_device_the_last_holder_is_shown_with_its_proof() {
         assert_eq!((code, stdout.as_str()), (8, never));
         let (code, stdout, _) = ask(node, &["who", "--pod", "ml/old"]);
         assert_eq!(code, 8);
-        assert!(stdout.starts_with("no pod ml/old holds a device\n  last held by  ml/old, container main\n"), "{stdout}");
+        assert!(
+            stdout.starts_with(
+                "no pod ml/old holds a device\n  last held by  ml/old, container main\n"
+            ),
+            "{stdout}"
+        );
         assert_eq!(ask(node, &["who", "--pod", "other/train"]).0, 8);
     });
 }
@@ -228,16 +278,32 @@ fn an_unknown_or_ambiguous_device_is_an_error() {
         for verb in ["who", "history"] {
             let (code, stdout, stderr) = ask(node, &[verb, "--resource", "nvidia.com/gpus"]);
             assert_eq!((code, stdout.as_str()), (1, ""));
-            assert!(stderr.contains("knows the resource `nvidia.com/gpus`; did you mean `nvidia.com/gpu`? "), "{stderr}");
+            assert!(
+                stderr.contains(
+                    "knows the resource `nvidia.com/gpus`; did you mean `nvidia.com/gpu`? "
+                ),
+                "{stderr}"
+            );
             assert_eq!(ask(node, &[verb, "--pod", " "]).0, 2);
         }
         let (code, _, stderr) = ask(node, &["who", "train"]);
         assert_eq!(code, 1);
-        assert!(stderr.contains("there is a pod of this name, see `holdfast who --pod ml/train`"), "{stderr}");
-        assert_eq!(ask(node, &["device", "cordon", "GPU-5a7c1f00", "--reason", " "]).0, 2, "an operator's word is one");
+        assert!(
+            stderr.contains("there is a pod of this name, see `holdfast who --pod ml/train`"),
+            "{stderr}"
+        );
+        assert_eq!(
+            ask(node, &["device", "cordon", "GPU-5a7c1f00", "--reason", " "]).0,
+            2,
+            "an operator's word is one"
+        );
         let (code, stdout, stderr) = ask(node, &[]);
         assert_eq!(
-            (code, stdout.as_str(), stderr.contains("Usage: holdfast") && stderr.contains("  topology ")),
+            (
+                code,
+                stdout.as_str(),
+                stderr.contains("Usage: holdfast") && stderr.contains("  topology ")
+            ),
             (2, "", true),
             "{stderr}"
         );
@@ -245,7 +311,11 @@ fn an_unknown_or_ambiguous_device_is_an_error() {
         assert_eq!(code, 1);
         assert!(stderr.contains("`GPU-5a` matches `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");
         let (code, _, stderr) = ask(node, &["history", "--at", "lunchtime"]);
-        assert_eq!((code, stderr.contains("`lunchtime` is not a time; use 2026")), (2, true), "{stderr}");
+        assert_eq!(
+            (code, stderr.contains("`lunchtime` is not a time; use 2026")),
+            (2, true),
+            "{stderr}"
+        );
         assert_eq!(ask(node, &["history", "--at", "1h", "--since", "2h"]).0, 2);
     });
 }
@@ -253,7 +323,8 @@ fn an_unknown_or_ambiguous_device_is_an_error() {
 #[test]
 fn the_history_shows_the_holders_at_any_time() {
     with_and_without_a_daemon(|node| {
-        let history = |options: &[&str]| numbers(&document(node, &[&["history"], options].concat(), 0));
+        let history =
+            |options: &[&str]| numbers(&document(node, &[&["history"], options].concat(), 0));
         assert_eq!(history(&[]), [1, 2, 3, 4, 5], "the newest last");
         assert_eq!(history(&["--device", "GPU-5a7c1f00"]), [1, 2, 5]);
         assert_eq!(history(&["--device", "18:00.0", "--at", "30h"]), [1]);
@@ -270,13 +341,27 @@ fn the_history_shows_the_holders_at_any_time() {
 
         let (_, table, remarks) = ask(node, &["history"]);
         let last = table.lines().last().unwrap();
-        assert!(table.starts_with("FROM ") && last.contains(" suspect ") && last.ends_with("GPU-5a7c1f00"), "{table}");
-        assert!(remarks.contains("is suspect: the kubelet has not listed the pod since"), "{remarks}");
+        assert!(
+            table.starts_with("FROM ")
+                && last.contains(" suspect ")
+                && last.ends_with("GPU-5a7c1f00"),
+            "{table}"
+        );
+        assert!(
+            remarks.contains("is suspect: the kubelet has not listed the pod since"),
+            "{remarks}"
+        );
         let (_, stdout, remarks) = ask(node, &["history", "--at", "40 days"]);
-        assert!(stdout.starts_with("no container is known to have held a device at 20"), "{stdout}");
+        assert!(
+            stdout.starts_with("no container is known to have held a device at 20"),
+            "{stdout}"
+        );
         assert!(!remarks.contains("the history begins"), "no release was removed: {remarks}");
         assert!(remarks_of(node, "5h").contains("holdfast: grants held at 20"));
-        assert_eq!(document(node, &["history", "--at", "40 days"], 0)["remembers_from"], Value::Null);
+        assert_eq!(
+            document(node, &["history", "--at", "40 days"], 0)["remembers_from"],
+            Value::Null
+        );
     });
 }
 
@@ -290,7 +375,12 @@ fn a_stalled_reader_blocks_neither_an_allocate_nor_the_shutdown() {
     run(async {
         // More than fits into all buffers on the way.
         let more = (100..3100).map(|n| grant(n, "nvidia.com/gpu", B, 5));
-        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());
+        let more = more.flat_map(|grant| {
+            [released(&grant, Some("some"), 4)]
+                .into_iter()
+                .chain([Entry::Grant(Arc::new(grant))])
+                .rev()
+        });
         let node = node_with(&more.collect::<Vec<_>>());
         let kubelet = node.start_kubelet().await;
         let mut daemon = start(&node).await;
@@ -307,7 +397,10 @@ fn a_stalled_reader_blocks_neither_an_allocate_nor_the_shutdown() {
             allocate(&mut api, &["dev:gpu0"]).await.unwrap();
         }
         // Another reader is answered meanwhile, with the new grants.
-        assert_eq!(document(&node, &["history"], 0)["grants"].as_array().unwrap().len(), 3000 + 5 + 20);
+        assert_eq!(
+            document(&node, &["history"], 0)["grants"].as_array().unwrap().len(),
+            3000 + 5 + 20
+        );
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
         drop(reader);
@@ -331,9 +424,13 @@ fn an_export_makes_the_same_ledger_again() {
 
         // A second import changes nothing; this one is from standard input.
         let input = std::fs::File::open(&file).unwrap();
-        let output = fresh.command(&["ledger", "import", "-", "-o", "json"]).stdin(input).output().unwrap();
+        let output =
+            fresh.command(&["ledger", "import", "-", "-o", "json"]).stdin(input).output().unwrap();
         let done: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!((done["live"].as_u64(), done["released"].as_u64(), done["already_there"].as_u64()), (Some(0), Some(0), Some(5)));
+        assert_eq!(
+            (done["live"].as_u64(), done["released"].as_u64(), done["already_there"].as_u64()),
+            (Some(0), Some(0), Some(5))
+        );
         assert_eq!(ask(&fresh, &["ledger", "export"]).1, exported);
 
         // A daemon exports the same grants, and an import is refused.
@@ -344,7 +441,10 @@ fn an_export_makes_the_same_ledger_again() {
         assert_eq!(grants(&told), grants(&exported));
         let (code, stdout, stderr) = ask(&fresh, &["ledger", "import", &file]);
         assert_eq!((code, stdout.as_str()), (6, ""));
-        assert!(stderr.contains("is in use by another process: stop the other Holdfast first"), "{stderr}");
+        assert!(
+            stderr.contains("is in use by another process: stop the other Holdfast first"),
+            "{stderr}"
+        );
     });
 }
 
@@ -352,8 +452,13 @@ fn an_export_makes_the_same_ledger_again() {
 fn an_import_that_contradicts_the_ledger_changes_nothing() {
     let node = node();
     let (_, exported, _) = ask(&node, &["ledger", "export"]);
-    let other = exported.replace("01890a5d-ac96-774b-bcce-000000000001", "01890a5d-ac96-774b-bcce-000000000009");
-    std::fs::write(node.path("export.json"), other.replace("ml\",\"name\":\"train", "ml\",\"name\":\"other")).unwrap();
+    let other = exported
+        .replace("01890a5d-ac96-774b-bcce-000000000001", "01890a5d-ac96-774b-bcce-000000000009");
+    std::fs::write(
+        node.path("export.json"),
+        other.replace("ml\",\"name\":\"train", "ml\",\"name\":\"other"),
+    )
+    .unwrap();
     let file = node.path("export.json").to_string_lossy().into_owned();
     let (code, stdout, stderr) = ask(&node, &["ledger", "import", &file]);
     assert_eq!((code, stdout.as_str()), (1, ""));
@@ -368,19 +473,33 @@ fn a_ledger_is_verified_with_and_without_its_daemon() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, _) = ask(node, &["ledger", "verify"]);
         assert_eq!(code, 0, "{stdout}");
-        assert!(stdout.starts_with("the ledger is sound: 2 of 2 live grants are the same in both copies\n"), "{stdout}");
+        assert!(
+            stdout.starts_with(
+                "the ledger is sound: 2 of 2 live grants are the same in both copies\n"
+            ),
+            "{stdout}"
+        );
         let found = document(node, &["ledger", "verify"], 0);
-        assert_eq!((found["sound"].as_bool(), found["database"]["released"].as_u64()), (Some(true), Some(3)), "{found:#}");
+        assert_eq!(
+            (found["sound"].as_bool(), found["database"]["released"].as_u64()),
+            (Some(true), Some(3)),
+            "{found:#}"
+        );
     });
     let node = node();
-    let journal = std::fs::read_dir(node.state().join("journal")).unwrap().next().unwrap().unwrap().path();
+    let journal =
+        std::fs::read_dir(node.state().join("journal")).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&journal).unwrap();
     bytes[400] ^= 1;
     std::fs::write(&journal, bytes).unwrap();
     let before = crate::common::files_below(&node.state());
     let (code, stdout, _) = ask(&node, &["ledger", "verify"]);
     assert_eq!(code, 1);
-    assert!(stdout.starts_with("the ledger is NOT sound") && stdout.contains("problem: journal segment"), "{stdout}");
+    assert!(
+        stdout.starts_with("the ledger is NOT sound")
+            && stdout.contains("problem: journal segment"),
+        "{stdout}"
+    );
     assert!(crate::common::files_below(&node.state()) == before, "a check changes nothing");
 }
 
@@ -388,7 +507,12 @@ fn a_ledger_is_verified_with_and_without_its_daemon() {
 fn the_history_has_the_configured_length() {
     run(async {
         let more = (100..2600).map(|n| grant(n, "nvidia.com/gpu", B, 5));
-        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());
+        let more = more.flat_map(|grant| {
+            [released(&grant, Some("some"), 4)]
+                .into_iter()
+                .chain([Entry::Grant(Arc::new(grant))])
+                .rev()
+        });
         let node = node_with(&more.collect::<Vec<_>>());
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&format!("[ledger]\nhistory_size = 1000\n{text}"));
@@ -404,12 +528,22 @@ fn the_history_has_the_configured_length() {
                 break left;
             }
         };
-        let live = left["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] != "released").count();
+        let live = left["grants"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|grant| grant["state"] != "released")
+            .count();
         assert_eq!((live, left["grants"].as_array().unwrap().len()), (2, 2 + 1000));
         // Every affected answer mentions the removed history, with and without a daemon.
         let doubts = |node: &Node| {
-            let begins = document(node, &["history"], 0)["remembers_from"].as_str().unwrap().to_owned();
-            (begins, remarks_of(node, "5h").contains("the history begins at"), remarks_of(node, "1h").contains("the history begins at"))
+            let begins =
+                document(node, &["history"], 0)["remembers_from"].as_str().unwrap().to_owned();
+            (
+                begins,
+                remarks_of(node, "5h").contains("the history begins at"),
+                remarks_of(node, "1h").contains("the history begins at"),
+            )
         };
         let alone = doubts(&node);
         assert_eq!((alone.1, alone.2), (true, false));

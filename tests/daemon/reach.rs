@@ -6,7 +6,10 @@
 //! eight devices each.
 
 use crate::common::{Daemon, HANG, Node, name, percentiles, run};
-use holdfast::domain::{DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName, ResourceSpec, VerdictState};
+use holdfast::domain::{
+    DeviceClass, DeviceEvent, DeviceId, EventKind, HealthPolicy, Reason, ResourceName,
+    ResourceSpec, VerdictState,
+};
 use holdfast::host::{HostRoot, SIMULATED_EVENTS};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::health::HealthSimulation;
@@ -44,12 +47,16 @@ impl Machine {
         let node = Node::new();
         let host = SimNode::create(node.path("host")).unwrap();
         let resource = "[[resource]]\nname = \"example.com/gpu\"\nclass = \"gpu\"\n";
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[health]\npoll = \"{poll}\"\n{resource}"));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n[health]\npoll = \"{poll}\"\n{resource}"
+        ));
         let log = openpty(None, None).unwrap();
         symlink(nix::unistd::ttyname(&log.slave).unwrap(), host.root().join("dev/kmsg")).unwrap();
         let events = host.root().join(SIMULATED_EVENTS);
         fs::create_dir_all(events.parent().unwrap()).unwrap();
-        let listener = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        let listener =
+            socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+                .unwrap();
         socket::bind(listener.as_raw_fd(), &UnixAddr::new(&events).unwrap()).unwrap();
         socket::listen(&listener, Backlog::new(1).unwrap()).unwrap();
         Machine { node, host, log, listener }
@@ -67,12 +74,16 @@ impl Machine {
 
     /// Writes a line of the log; a priority below 8 marks it as the kernel's own.
     fn logs(&self, priority: u32, line: &str) {
-        nix::unistd::write(&self.log.master, format!("{priority},7,1000,-;{line}\n").as_bytes()).unwrap();
+        nix::unistd::write(&self.log.master, format!("{priority},7,1000,-;{line}\n").as_bytes())
+            .unwrap();
     }
 
     fn xid(&self, gpu: usize, code: u32) -> String {
         let slot = self.host.gpu_address(gpu).to_string();
-        format!("NVRM: Xid (PCI:{}): {code}, pid=1, GPU has fallen off the bus.", slot.strip_suffix(".0").unwrap())
+        format!(
+            "NVRM: Xid (PCI:{}): {code}, pid=1, GPU has fallen off the bus.",
+            slot.strip_suffix(".0").unwrap()
+        )
     }
 
     /// An event of a GPU's function, or of a device below it.
@@ -109,8 +120,12 @@ impl Drop for Events {
 /// Waits until exactly these are unhealthy in the list.
 async fn unhealthy(kubelet: &Kubelet, machine: &Machine, gpus: impl IntoIterator<Item = usize>) {
     let gone: BTreeSet<DeviceId> = gpus.into_iter().map(|gpu| machine.id(gpu)).collect();
-    let healthy: BTreeSet<DeviceId> = (0..GPUS).map(|gpu| machine.id(gpu)).filter(|id| !gone.contains(id)).collect();
-    kubelet.wait_for(|view| view.endpoint_state(&gpu()).healthy == healthy, HANG).await.unwrap_or_else(|error| panic!("{gone:?}: {error}"));
+    let healthy: BTreeSet<DeviceId> =
+        (0..GPUS).map(|gpu| machine.id(gpu)).filter(|id| !gone.contains(id)).collect();
+    kubelet
+        .wait_for(|view| view.endpoint_state(&gpu()).healthy == healthy, HANG)
+        .await
+        .unwrap_or_else(|error| panic!("{gone:?}: {error}"));
 }
 
 #[test]
@@ -119,7 +134,10 @@ fn kernel_events_reach_the_kubelets_list_and_forged_ones_do_not() {
         // The poll is too slow to matter here.
         let machine = Machine::new("60s");
         let (kubelet, _daemon, events) = machine.start().await;
-        let (began, failed) = ("SUBSYSTEM=pci ERROR_EVENT=BEGIN_RECOVERY", "SUBSYSTEM=pci ERROR_EVENT=FAILED_RECOVERY");
+        let (began, failed) = (
+            "SUBSYSTEM=pci ERROR_EVENT=BEGIN_RECOVERY",
+            "SUBSYSTEM=pci ERROR_EVENT=FAILED_RECOVERY",
+        );
         let wedged = "SUBSYSTEM=drm DEVNAME=dri/card3 WEDGED=rebind,bus-reset";
         // No failures of the first GPU: lines of other processes, repeated events of udev, and
         // events that are no failure.
@@ -127,7 +145,11 @@ fn kernel_events_reach_the_kubelets_list_and_forged_ones_do_not() {
         machine.logs(4, &machine.xid(0, 13));
         machine.logs(4, &format!("hello: {}", machine.xid(0, 79)));
         events.send(&machine.event(0, "", &format!("{began} SYNTH_UUID=0")));
-        events.send(&machine.event(0, "/drm/card0", &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed")));
+        events.send(&machine.event(
+            0,
+            "/drm/card0",
+            &format!("{wedged} SYNTH_UUID=fe4d7c9d-b8c6-4a70-9ef1-3d8a58d18eed"),
+        ));
         events.send(&machine.event(0, "/drm/card0", "SUBSYSTEM=drm HOTPLUG=1"));
         events.send(&format!("libudev\0{}", machine.event(0, "", began)));
         // The kernel's own messages, about the other GPUs. Earlier messages are read earlier.
@@ -140,12 +162,24 @@ fn kernel_events_reach_the_kubelets_list_and_forged_ones_do_not() {
         events.send(&machine.event(4, "", began));
         events.send(&machine.event(4, "", failed));
         unhealthy(&kubelet, &machine, [1, 2, 3, 4]).await;
-        let shown = |gpu: usize| machine.node.json(&["device", "show", machine.id(gpu).as_str()])["devices"][0].clone();
-        for (gpu, reason) in [(1, "xid"), (2, "error_recovery"), (3, "wedged"), (4, "recovery_failed")] {
-            assert_eq!((&shown(gpu)["health"], &shown(gpu)["reason"]), (&"Unhealthy".into(), &reason.into()), "{gpu}");
+        let shown = |gpu: usize| {
+            machine.node.json(&["device", "show", machine.id(gpu).as_str()])["devices"][0].clone()
+        };
+        for (gpu, reason) in
+            [(1, "xid"), (2, "error_recovery"), (3, "wedged"), (4, "recovery_failed")]
+        {
+            assert_eq!(
+                (&shown(gpu)["health"], &shown(gpu)["reason"]),
+                (&"Unhealthy".into(), &reason.into()),
+                "{gpu}"
+            );
         }
         for gpu in [0, 5] {
-            assert_eq!((&shown(gpu)["health"], &shown(gpu)["state"]), (&"Healthy".into(), &"healthy".into()), "{gpu}");
+            assert_eq!(
+                (&shown(gpu)["health"], &shown(gpu)["state"]),
+                (&"Healthy".into(), &"healthy".into()),
+                "{gpu}"
+            );
         }
     });
 }
@@ -170,7 +204,11 @@ fn the_time_from_a_failure_to_its_list_is_printed() {
                         &mut logged
                     }
                     1 | 2 => {
-                        events.send(&machine.event(gpu, "/drm/card3", "SUBSYSTEM=drm WEDGED=bus-reset"));
+                        events.send(&machine.event(
+                            gpu,
+                            "/drm/card3",
+                            "SUBSYSTEM=drm WEDGED=bus-reset",
+                        ));
                         &mut heard
                     }
                     _ => {
@@ -185,7 +223,11 @@ fn the_time_from_a_failure_to_its_list_is_printed() {
     }
     println!("Xid record → list ({}): {}", logged.len(), percentiles(logged));
     println!("uevent → list ({}): {}", heard.len(), percentiles(heard));
-    println!("config reads ones → list, polled every second ({}): {}", polled.len(), percentiles(polled));
+    println!(
+        "config reads ones → list, polled every second ({}): {}",
+        polled.len(),
+        percentiles(polled)
+    );
 }
 
 /// The same machine with the judge alone, on virtual time.
@@ -205,7 +247,12 @@ fn simulated() -> (SimNode, tempfile::TempDir) {
 }
 
 /// The number of changes of the list until then, with `act` in every step.
-fn lists(simulation: &mut HealthSimulation, until: Duration, step: Duration, mut act: impl FnMut(&mut HealthSimulation)) -> usize {
+fn lists(
+    simulation: &mut HealthSimulation,
+    until: Duration,
+    step: Duration,
+    mut act: impl FnMut(&mut HealthSimulation),
+) -> usize {
     let (mut lists, mut before) = (0, simulation.unhealthy());
     while simulation.now() < until {
         act(simulation);
@@ -231,14 +278,25 @@ fn polled_failures_show_at_the_next_tick_and_events_at_once() {
             simulation.advance(last_tick + secs(poll) - Duration::from_millis(1));
             assert!(simulation.unhealthy().is_empty(), "every {poll} s, {tenth}");
             simulation.advance(last_tick + secs(poll));
-            assert_eq!(simulation.unhealthy(), [(id.clone(), Reason::OffTheBus)].into(), "every {poll} s, {tenth}");
+            assert_eq!(
+                simulation.unhealthy(),
+                [(id.clone(), Reason::OffTheBus)].into(),
+                "every {poll} s, {tenth}"
+            );
             fs::remove_file(&config).unwrap();
         }
     }
     let mut simulation = simulate(&host, 60);
     simulation.advance(secs(967));
-    simulation.deliver_event(&DeviceEvent { at: host.gpu_address(0), whole_slot: false, kind: EventKind::Wedged("unknown".into()) });
-    assert_eq!((simulation.now(), simulation.unhealthy()), (secs(967), [(id, Reason::Wedged)].into()));
+    simulation.deliver_event(&DeviceEvent {
+        at: host.gpu_address(0),
+        whole_slot: false,
+        kind: EventKind::Wedged("unknown".into()),
+    });
+    assert_eq!(
+        (simulation.now(), simulation.unhealthy()),
+        (secs(967), [(id, Reason::Wedged)].into())
+    );
 }
 
 #[test]
@@ -247,7 +305,9 @@ fn a_flapping_device_is_listed_a_few_times_and_then_latched() {
     let config = host.root().join(format!("sys/bus/pci/devices/{}/config", host.gpu_address(0)));
     let id = DeviceId::new(host.gpu_uuid(0));
     let poll = secs(10);
-    let set = |is_bad: bool| if is_bad { fs::write(&config, ONES).unwrap() } else { drop(fs::remove_file(&config)) };
+    let set = |is_bad: bool| {
+        if is_bad { fs::write(&config, ONES).unwrap() } else { drop(fs::remove_file(&config)) }
+    };
 
     // Bad at every second poll: it is never good for long enough.
     let mut bad = false;

@@ -2,8 +2,8 @@
 //! unaffected, and an invalid file changes nothing.
 
 use crate::common::{
-    Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name, notified, offered, resource, run, soon,
-    telemetry,
+    Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name,
+    notified, offered, resource, run, soon, telemetry,
 };
 use holdfast::app::{App, ConfigReport};
 use holdfast::config::ResourceChange;
@@ -45,12 +45,20 @@ fn report(app: &App) -> ConfigReport {
 /// The health of an id in the list; `None` if it is absent.
 fn health(app: &App, resource: &ResourceName, id: &str) -> Option<Health> {
     let inventory = app.views.inventory.borrow();
-    inventory.resources.get(resource)?.devices.iter().find(|(listed, _)| listed.as_str() == id).map(|(_, offered)| offered.health)
+    inventory
+        .resources
+        .get(resource)?
+        .devices
+        .iter()
+        .find(|(listed, _)| listed.as_str() == id)
+        .map(|(_, offered)| offered.health)
 }
 
 /// The kubelet's counts for a resource: Registers, lists, ends of streams.
 fn seen(kubelet: &Kubelet, resource: &ResourceName) -> (usize, usize, usize) {
-    let of = |fits: fn(&EventKind) -> bool| count(kubelet, |kind| fits(kind) && kind.resource() == Some(resource));
+    let of = |fits: fn(&EventKind) -> bool| {
+        count(kubelet, |kind| fits(kind) && kind.resource() == Some(resource))
+    };
     let registers = of(|kind| matches!(kind, EventKind::Options { .. }));
     let lists = of(|kind| matches!(kind, EventKind::Listed { .. }));
     (registers, lists, of(|kind| matches!(kind, EventKind::StreamEnded { .. })))
@@ -58,11 +66,18 @@ fn seen(kubelet: &Kubelet, resource: &ResourceName) -> (usize, usize, usize) {
 
 /// Waits until the Registers that settle a new registration are complete: one is 12 s after it.
 async fn settled(kubelet: &Kubelet, resource: &ResourceName) {
-    let is_over = |view: &View<'_>| view.lists(resource) >= 3 && view.lists(resource) == view.registers(resource);
+    let is_over = |view: &View<'_>| {
+        view.lists(resource) >= 3 && view.lists(resource) == view.registers(resource)
+    };
     kubelet.wait_for(is_over, HANG).await.unwrap();
 }
 
-async fn standing(kubelet: &Kubelet, what: &str, fits: impl Fn(&View<'_>) -> bool, within: Duration) {
+async fn standing(
+    kubelet: &Kubelet,
+    what: &str,
+    fits: impl Fn(&View<'_>) -> bool,
+    within: Duration,
+) {
     kubelet.wait_for(fits, within).await.unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
@@ -101,18 +116,44 @@ fn unchanged_resources_are_not_touched_while_others_change_under_load() {
             // Its environment applies to the next Allocate, and the kubelet gets no message.
             settled(&kubelet, &nic()).await;
             let of_nic = seen(&kubelet, &nic());
-            node.write_config(&config(&[resource("gpu"), format!("{}env = {{ SPEED = \"fast\" }}\n", resource("nic"))]));
-            assert_eq!(reload(&mut app).await.resources.get(&nic()), Some(&ResourceChange::Changed(vec!["env"])));
+            node.write_config(&config(&[
+                resource("gpu"),
+                format!("{}env = {{ SPEED = \"fast\" }}\n", resource("nic")),
+            ]));
+            assert_eq!(
+                reload(&mut app).await.resources.get(&nic()),
+                Some(&ResourceChange::Changed(vec!["env"]))
+            );
             let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
             let mut plugin = dial(&kubelet, &node, &nic()).await;
-            let answer = plugin.allocate(api::AllocateRequest { container_requests: vec![request] }).await.unwrap().into_inner();
-            assert_eq!(answer.container_responses[0].envs.get("SPEED").map(String::as_str), Some("fast"));
-            assert_eq!(seen(&kubelet, &nic()), of_nic, "nothing that the kubelet was told has changed");
+            let answer = plugin
+                .allocate(api::AllocateRequest { container_requests: vec![request] })
+                .await
+                .unwrap()
+                .into_inner();
+            assert_eq!(
+                answer.container_responses[0].envs.get("SPEED").map(String::as_str),
+                Some("fast")
+            );
+            assert_eq!(
+                seen(&kubelet, &nic()),
+                of_nic,
+                "nothing that the kubelet was told has changed"
+            );
             // The options at Register have changed: the kubelet has to call before a start.
             let hook = "before_start = { command = [\"/bin/true\"] }\n";
             node.write_config(&config(&[resource("gpu"), format!("{}{hook}", resource("nic"))]));
-            assert_eq!(reload(&mut app).await.resources.get(&nic()), Some(&ResourceChange::Changed(vec!["env", "before_start"])));
-            standing(&kubelet, "another Register", |view| view.registers(&nic()) > u64::try_from(of_nic.0).unwrap(), HANG).await;
+            assert_eq!(
+                reload(&mut app).await.resources.get(&nic()),
+                Some(&ResourceChange::Changed(vec!["env", "before_start"]))
+            );
+            standing(
+                &kubelet,
+                "another Register",
+                |view| view.registers(&nic()) > u64::try_from(of_nic.0).unwrap(),
+                HANG,
+            )
+            .await;
             offered(&kubelet, &nic(), 4).await;
             enough(20).await;
             // The same text again is no change.
@@ -139,14 +180,29 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         let mut app = node.start_app_with(|settings| settings.leave_after = LEAVE_AFTER).await;
         offered(&kubelet, &gpu(), 2).await;
         offered(&kubelet, &nic(), 2).await;
-        let pod =
-            soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").init("prepare", &gpu(), 1).app("main", &gpu(), 1))).await;
+        let pod = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "train").init("prepare", &gpu(), 1).app(
+                "main",
+                &gpu(),
+                1,
+            )),
+        )
+        .await;
         assert_eq!(pod.phase, PodPhase::Running);
         let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
         let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
         // Waits until the daemon knows the holder; otherwise it would release the grant as never
         // started.
-        soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
+        soon(
+            "the binding",
+            app.views
+                .grants
+                .clone()
+                .wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some())),
+        )
+        .await
+        .unwrap();
 
         node.write_config(&config(&[]));
         // Without any resource the known hardware is offered, and there is none.
@@ -156,7 +212,8 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         assert_eq!(health(&app, &nic(), "dev:nic0"), Some(Health::Unhealthy(Reason::Deselected)));
         offered(&kubelet, &gpu(), 1).await;
         offered(&kubelet, &nic(), 0).await;
-        let refused = allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
+        let refused =
+            allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
         assert!(refused.message().contains("deselected"), "{refused}");
         // Also with rebuilt actors.
         hide_expected_panics();
@@ -168,10 +225,14 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         let mut inventory = app.views.inventory.clone();
-        let gone = async { drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap()) };
+        let gone = async {
+            drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap())
+        };
         tokio::time::timeout(LEAVE_AFTER + HANG, gone).await.expect("both resources end");
         let is_over = |view: &View<'_>| {
-            let ended = |name: &ResourceName| !view.endpoint_state(name).is_streaming && view.capacity(name).capacity == 0;
+            let ended = |name: &ResourceName| {
+                !view.endpoint_state(name).is_streaming && view.capacity(name).capacity == 0
+            };
             ended(&gpu()) && ended(&nic())
         };
         standing(&kubelet, "the registrations end", is_over, HANG).await;
@@ -179,14 +240,22 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         assert!(app.views.registrations.borrow().is_empty());
         let sockets = || std::fs::read_dir(node.sockets()).into_iter().flatten().count();
         crate::common::until("no socket is left", sockets, |left| *left == 0).await;
-        assert_eq!(kubelet.panicked(), None, "no device left a list that the kubelet could have been giving away");
+        assert_eq!(
+            kubelet.panicked(),
+            None,
+            "no device left a list that the kubelet could have been giving away"
+        );
 
         // It comes back as a new resource.
         node.write_config(&config(&[resource("gpu")]));
         reload(&mut app).await;
         offered(&kubelet, &gpu(), 2).await;
         assert!(seen(&kubelet, &gpu()).0 > registers[0]);
-        assert_eq!(seen(&kubelet, &nic()).0, registers[1], "what has ended is not registered again");
+        assert_eq!(
+            seen(&kubelet, &nic()).0,
+            registers[1],
+            "what has ended is not registered again"
+        );
         app.shut_down().await;
     });
 }
@@ -196,32 +265,60 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let resources = |first: &str, second: &str| {
-            let one =
-                |name: &str, paths: &str| format!("[[resource]]\nname = \"example.com/{name}\"\nclass = \"char\"\npaths = [{paths}]\n");
+            let one = |name: &str, paths: &str| {
+                format!(
+                    "[[resource]]\nname = \"example.com/{name}\"\nclass = \"char\"\npaths = [{paths}]\n"
+                )
+            };
             config(&[one("gpu", first), one("nic", second)])
         };
-        node.write_config(&resources("\"/dev/gpu0\", \"/dev/gpu1\"", "\"/dev/gpu2\", \"/dev/gpu3\""));
+        node.write_config(&resources(
+            "\"/dev/gpu0\", \"/dev/gpu1\"",
+            "\"/dev/gpu2\", \"/dev/gpu3\"",
+        ));
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let mut app = node.start_app().await;
         offered(&kubelet, &gpu(), 2).await;
         offered(&kubelet, &nic(), 2).await;
-        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        let pod = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)),
+        )
+        .await;
         let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
         let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
-        soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
+        soon(
+            "the binding",
+            app.views
+                .grants
+                .clone()
+                .wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some())),
+        )
+        .await
+        .unwrap();
 
         // Every published list.
         let mut inventory = app.views.inventory.clone();
         let watched = tokio::task::spawn_local(async move {
             while inventory.changed().await.is_ok() {
                 let now = inventory.borrow_and_update().clone();
-                for (id, _) in now.resources[&gpu()].devices.iter().filter(|(_, offered)| offered.health.is_healthy()) {
+                for (id, _) in now.resources[&gpu()]
+                    .devices
+                    .iter()
+                    .filter(|(_, offered)| offered.health.is_healthy())
+                {
                     let other = now.resources[&nic()].devices.get(id);
-                    assert!(other.is_none_or(|offered| !offered.health.is_healthy()), "{id} is healthy twice");
+                    assert!(
+                        other.is_none_or(|offered| !offered.health.is_healthy()),
+                        "{id} is healthy twice"
+                    );
                 }
             }
         });
-        node.write_config(&resources("\"/dev/gpu2\", \"/dev/gpu3\"", "\"/dev/gpu0\", \"/dev/gpu1\""));
+        node.write_config(&resources(
+            "\"/dev/gpu2\", \"/dev/gpu3\"",
+            "\"/dev/gpu0\", \"/dev/gpu1\"",
+        ));
         reload(&mut app).await;
         assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy));
         assert_eq!(health(&app, &nic(), &held), Some(Health::Unhealthy(Reason::HeldAsOther)));
@@ -246,10 +343,12 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
 fn removed_shares_do_not_affect_their_device() {
     run(async {
         let node = Node::with(&[("gpu", 1)]);
-        let shared = |replicas: u32| config(&[format!("{}replicas = {replicas}\n", resource("gpu"))]);
+        let shared =
+            |replicas: u32| config(&[format!("{}replicas = {replicas}\n", resource("gpu"))]);
         node.write_config(&shared(8));
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        let mut daemon =
+            Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
         notified(&systemd, "READY=1").await;
         let with = async |text: String| {
             node.write_config(&text);
@@ -260,11 +359,19 @@ fn removed_shares_do_not_affect_their_device() {
         };
         let status = with(shared(4)).await;
         let listed = &status["resources"][0];
-        assert_eq!((&listed["devices"], &listed["healthy"]), (&8.into(), &4.into()), "four leave the list: {status}");
+        assert_eq!(
+            (&listed["devices"], &listed["healthy"]),
+            (&8.into(), &4.into()),
+            "four leave the list: {status}"
+        );
         assert_eq!(status["ailing"], serde_json::json!([]), "{status}");
         // When the resource offers no share of it, the device itself is reported.
         let status = with(config(&[resource("nic")])).await;
-        assert_eq!((&status["ailing"][0]["id"], &status["ailing"][0]["reason"]), (&"dev:gpu0".into(), &"deselected".into()), "{status}");
+        assert_eq!(
+            (&status["ailing"][0]["id"], &status["ailing"][0]["reason"]),
+            (&"dev:gpu0".into(), &"deselected".into()),
+            "{status}"
+        );
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
     });
@@ -278,7 +385,8 @@ fn an_invalid_file_is_reported_and_the_last_valid_one_stays() {
         node.write_config(&good);
         let kubelet = node.start_kubelet().await;
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        let mut daemon =
+            Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
         notified(&systemd, "READY=1").await;
         offered(&kubelet, &gpu(), 2).await;
         let address = telemetry(&daemon).await;
@@ -295,11 +403,21 @@ fn an_invalid_file_is_reported_and_the_last_valid_one_stays() {
         let status = node.json(&["status"]);
         let error = status["config"]["error"].as_str().unwrap();
         let (file, line) = (node.config_file(), good.lines().count() + 1);
-        assert!(error.contains(&format!("`{}`, line {line}", file.display())) && error.contains("unknown key `replica`"), "{error}");
-        assert_eq!((status["config"]["generation"].as_u64(), status["resources"][0]["healthy"].as_u64()), (Some(1), Some(2)));
+        assert!(
+            error.contains(&format!("`{}`, line {line}", file.display()))
+                && error.contains("unknown key `replica`"),
+            "{error}"
+        );
+        assert_eq!(
+            (status["config"]["generation"].as_u64(), status["resources"][0]["healthy"].as_u64()),
+            (Some(1), Some(2))
+        );
         let table = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(table.contains(error), "{table}");
-        assert!(metric("holdfast_config_last_reload_successful 0") && metric("holdfast_config_reloads_total{result=\"error\"} 1"));
+        assert!(
+            metric("holdfast_config_last_reload_successful 0")
+                && metric("holdfast_config_reloads_total{result=\"error\"} 1")
+        );
         daemon.logged("keeping the previous one").await;
         allocate(&mut dial(&kubelet, &node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
 
@@ -311,7 +429,11 @@ fn an_invalid_file_is_reported_and_the_last_valid_one_stays() {
             (&status["config"]["error"], &status["config"]["needs_restart"]),
             (&serde_json::Value::Null, &serde_json::json!(["telemetry.listen"]))
         );
-        assert!(String::from_utf8(node.output(&["status"]).stdout).unwrap().contains("telemetry.listen"));
+        assert!(
+            String::from_utf8(node.output(&["status"]).stdout)
+                .unwrap()
+                .contains("telemetry.listen")
+        );
         assert!(metric("holdfast_config_last_reload_successful 1"));
         node.write_config(&good);
         signal(&daemon).await;
@@ -355,7 +477,12 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
         publish(&volume, "..3", &[("config.toml", "nonsense")]);
         daemon.logged("keeping the previous one").await;
         publish(&volume, "..4", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
-        crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good).await;
+        crate::common::until(
+            "it is good again",
+            || node.json(&["status"])["config"]["error"].is_null(),
+            |good| *good,
+        )
+        .await;
 
         // An additional file alone triggers no reload: only the reload after the signal finds it.
         std::fs::write(drop_ins.join("20.toml"), "[ledger]\nrefuse = \"never\"\n").unwrap();
@@ -371,7 +498,11 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
 fn footprint(daemon: &Daemon, node: &Node) -> (usize, usize, usize) {
     let entries = |path: String| std::fs::read_dir(path).unwrap().count();
     let pid = daemon.pid();
-    (entries(format!("/proc/{pid}/fd")), entries(format!("/proc/{pid}/task")), std::fs::read_dir(node.sockets()).unwrap().count())
+    (
+        entries(format!("/proc/{pid}/fd")),
+        entries(format!("/proc/{pid}/task")),
+        std::fs::read_dir(node.sockets()).unwrap().count(),
+    )
 }
 
 #[test]
@@ -380,7 +511,8 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
         let node = Node::with(&[("gpu", 2), ("nic", 1)]);
         let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
         // Without a kubelet: descriptors of a registration are not part of this test.
-        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        let mut daemon =
+            Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
         notified(&systemd, "READY=1").await;
         let round = async |number: usize| {
             let env = format!("env = {{ ROUND = \"{number}\" }}\n");
@@ -401,8 +533,15 @@ fn fifty_reloads_in_a_row_leave_nothing_behind() {
         }
         assert_eq!(node.json(&["status"])["config"]["generation"], serde_json::json!(56));
         // Descriptors of a scan under way do not count.
-        let is_clean = |after: &(usize, usize, usize)| after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2;
-        let after = crate::common::until("no descriptor, thread or socket is left", || footprint(&daemon, &node), is_clean).await;
+        let is_clean = |after: &(usize, usize, usize)| {
+            after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2
+        };
+        let after = crate::common::until(
+            "no descriptor, thread or socket is left",
+            || footprint(&daemon, &node),
+            is_clean,
+        )
+        .await;
         println!("descriptors, threads, sockets: {before:?} before fifty reloads, {after:?} after");
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
@@ -416,7 +555,8 @@ fn a_signal_during_the_start_is_answered_after_it() {
             let node = Node::with(&[("gpu", 1)]);
             node.create_device("nic", 0);
             let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-            let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+            let mut daemon =
+                Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
             daemon.logged("starting").await;
             node.write_config(&config(&[resource("gpu"), resource("nic")]));
             daemon.signal(Signal::SIGHUP);
@@ -441,7 +581,8 @@ fn a_read_that_never_ends_does_not_block_the_shutdown() {
         let mut daemon = Daemon::spawn(&mut node.command(&["run"]));
         daemon.logged("ready").await;
         std::fs::create_dir(node.path("etc/config.d")).unwrap();
-        nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU)
+            .unwrap();
         daemon.signal(Signal::SIGHUP);
         daemon.logged("reloading the configuration").await;
         daemon.signal(Signal::SIGTERM);
@@ -475,8 +616,16 @@ fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
             offered(&kubelet, &gpu(), 2).await;
             let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:gpu0".into()] };
             let mut plugin = dial(&kubelet, &node, &gpu()).await;
-            let answer = plugin.allocate(api::AllocateRequest { container_requests: vec![request] }).await.unwrap().into_inner();
-            assert_eq!(answer.container_responses[0].envs.get("GENERATION").map(String::as_str), Some("2"), "round {round}");
+            let answer = plugin
+                .allocate(api::AllocateRequest { container_requests: vec![request] })
+                .await
+                .unwrap()
+                .into_inner();
+            assert_eq!(
+                answer.container_responses[0].envs.get("GENERATION").map(String::as_str),
+                Some("2"),
+                "round {round}"
+            );
         }
         app.shut_down().await;
     });
@@ -512,7 +661,8 @@ fn damage(text: &str, random: &mut Random) -> Vec<u8> {
 #[test]
 fn no_damaged_file_reaches_a_daemon_that_runs() {
     run(async {
-        let variants: usize = std::env::var("HOLDFAST_VARIANTS").map_or(200, |text| text.parse().unwrap());
+        let variants: usize =
+            std::env::var("HOLDFAST_VARIANTS").map_or(200, |text| text.parse().unwrap());
         let node = Node::with(&[("gpu", 2)]);
         // A separate, undamaged file, which must keep its effect.
         let good = "[health]\npoll = \"10s\"\nfatal_xids = [48, 79]\n[[resource]]\nname = \"example.com/nic\"\nclass = \"char\"\n\
@@ -543,7 +693,10 @@ fn no_damaged_file_reaches_a_daemon_that_runs() {
                     with_line += usize::from(error.contains(", line "));
                     assert!(error.contains(&drop_in.display().to_string()), "{error}\n{}", shown());
                     assert_eq!(error.lines().count(), 1, "{error}\n{}", shown());
-                    assert_eq!((report(&app).error.as_deref(), report(&app).generation), (Some(error.as_str()), generation));
+                    assert_eq!(
+                        (report(&app).error.as_deref(), report(&app).generation),
+                        (Some(error.as_str()), generation)
+                    );
                 }
             }
             assert_eq!(health(&app, &gpu(), "dev:gpu0"), Some(Health::Healthy), "{}", shown());

@@ -31,8 +31,17 @@ const PARTS: [&str; 12] = [
 
 fn config(argument: &str, env: &str) -> String {
     let long = format!("LONGSECRET{}", "0123456789abcdef".repeat(40));
-    let say = |code: u8| format!("echo said: $0 $1 $2 $(printf %s $0 | tr a-z A-Z | base64) >&2; printf '%s' \"$2\"; exit {code}");
-    let command = |code| format!("[\"/bin/sh\", \"-c\", {:?}, {argument:?}, {long:?}, \"FIRSTLINE\\nSECONDLINE\"]", say(code));
+    let say = |code: u8| {
+        format!(
+            "echo said: $0 $1 $2 $(printf %s $0 | tr a-z A-Z | base64) >&2; printf '%s' \"$2\"; exit {code}"
+        )
+    };
+    let command = |code| {
+        format!(
+            "[\"/bin/sh\", \"-c\", {:?}, {argument:?}, {long:?}, \"FIRSTLINE\\nSECONDLINE\"]",
+            say(code)
+        )
+    };
     format!(
         "[telemetry]\nlisten = \"127.0.0.1:0\"\n{}env = {{ LICENCE = {env}, Q = 'QUOTED\"SECRET\\bs', HARMLESS = \"1\" }}\n\
          mounts = [{{ host = \"/srv/mounted-secret\", container = \"/x\", read_only = true }}]\n\
@@ -48,7 +57,11 @@ fn config(argument: &str, env: &str) -> String {
 fn holds_none(what: &str, text: &str) {
     for part in PARTS {
         let at = text.find(part);
-        assert!(at.is_none(), "{what} has {part}: {}", at.map_or("", |at| &text[text.floor_char_boundary(at.saturating_sub(200))..]));
+        assert!(
+            at.is_none(),
+            "{what} has {part}: {}",
+            at.map_or("", |at| &text[text.floor_char_boundary(at.saturating_sub(200))..])
+        );
     }
 }
 
@@ -77,15 +90,27 @@ async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String])
     std::fs::create_dir_all(pod_log.parent().unwrap()).unwrap();
     std::fs::write(pod_log, text).unwrap();
     let bundle = node.path(&format!("{when}.tar"));
-    let output = Command::from(node.command(&["doctor", "--bundle", bundle.to_str().unwrap()])).output().await.unwrap();
+    let output = Command::from(node.command(&["doctor", "--bundle", bundle.to_str().unwrap()]))
+        .output()
+        .await
+        .unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     holds_none("the contents", &String::from_utf8_lossy(&output.stderr));
     let files = unpacked(&bundle);
-    for file in ["config.json", "doctor.json", "status.json", "devices.json", "who.json", "log.txt"] {
-        assert!(files.contains_key(file), "{file} is missing {when}: {:?}", files.get("README.txt"));
+    for file in ["config.json", "doctor.json", "status.json", "devices.json", "who.json", "log.txt"]
+    {
+        assert!(
+            files.contains_key(file),
+            "{file} is missing {when}: {:?}",
+            files.get("README.txt")
+        );
     }
     files.iter().for_each(|(file, text)| holds_none(&format!("{file} {when}"), text));
-    assert!(files["config.json"].contains("\"after_release\""), "names are told: {}", files["config.json"]);
+    assert!(
+        files["config.json"].contains("\"after_release\""),
+        "names are told: {}",
+        files["config.json"]
+    );
 }
 
 #[test]
@@ -104,7 +129,8 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
         let refused = api.pre_start_container(request).await.unwrap_err();
         holds_none("the answer to the kubelet", refused.message());
         assert!(
-            refused.message().contains("exit status: 4") && refused.message().contains("`holdfast device show dev:sensor0`"),
+            refused.message().contains("exit status: 4")
+                && refused.message().contains("`holdfast device show dev:sensor0`"),
             "{refused}"
         );
         let cordon = ["device", "cordon", "dev:sensor1", "--reason", "ask-jane"];
@@ -112,10 +138,17 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
         looked_at(&node, "running", address, &daemon.log()).await;
 
         // Root gets the output, through the control socket.
-        let shown = Command::from(node.command(&["device", "show", "dev:sensor0"])).output().await.unwrap();
+        let shown =
+            Command::from(node.command(&["device", "show", "dev:sensor0"])).output().await.unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
-        assert!(shown.contains("exit status: 4") && shown.contains("SECONDLINE") && shown.contains("before_start"), "{shown}");
-        let shown = Command::from(node.command(&["device", "show", "dev:sensor1"])).output().await.unwrap();
+        assert!(
+            shown.contains("exit status: 4")
+                && shown.contains("SECONDLINE")
+                && shown.contains("before_start"),
+            "{shown}"
+        );
+        let shown =
+            Command::from(node.command(&["device", "show", "dev:sensor1"])).output().await.unwrap();
         assert!(String::from_utf8(shown.stdout).unwrap().contains("ask-jane"));
 
         // Another argument and another value: the former ones are still in memory, in grants and in
@@ -136,9 +169,15 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
         assert_eq!(started.status.code(), Some(3));
         let said = String::from_utf8(started.stderr).unwrap();
         holds_none("the sentence of a start", &said);
-        assert!(said.contains("found integer `…`") && said.contains("`holdfast config check`"), "{said}");
+        assert!(
+            said.contains("found integer `…`") && said.contains("`holdfast config check`"),
+            "{said}"
+        );
         let checked = Command::from(node.command(&["config", "check"])).output().await.unwrap();
-        assert!(String::from_utf8(checked.stdout).unwrap().contains("424242424242"), "whoever mends it sees the value");
+        assert!(
+            String::from_utf8(checked.stdout).unwrap().contains("424242424242"),
+            "whoever mends it sees the value"
+        );
     });
 }
 
@@ -148,15 +187,30 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
 fn the_end_of_a_hook_is_recorded_without_its_output() {
     run(async {
         let node = Node::with(&[("sensor", 1)]);
-        let hooks =
-            |after: &str| format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}after_release = {{ command = {after} }}\n", resource("sensor"));
-        node.write_config(&hooks("[\"/bin/sh\", \"-c\", \"echo key swordfish refused; exit 3\", \"LONGSECRET\"]"));
+        let hooks = |after: &str| {
+            format!(
+                "[telemetry]\nlisten = \"127.0.0.1:0\"\n{}after_release = {{ command = {after} }}\n",
+                resource("sensor")
+            )
+        };
+        node.write_config(&hooks(
+            "[\"/bin/sh\", \"-c\", \"echo key swordfish refused; exit 3\", \"LONGSECRET\"]",
+        ));
         let sensor = name("example.com/sensor");
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let daemon = node.start_daemon();
         offered(&kubelet, &sensor, 1).await;
-        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &sensor, 1))).await;
-        until("the names", || node.grants(), |grants| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))).await;
+        let pod = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "train").app("main", &sensor, 1)),
+        )
+        .await;
+        until(
+            "the names",
+            || node.grants(),
+            |grants| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())),
+        )
+        .await;
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         daemon.logged("why=\"exit status: 3\"").await;
         let address = telemetry(&daemon).await;

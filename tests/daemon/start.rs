@@ -5,7 +5,10 @@
 //! release build.
 
 use crate::common::{Daemon, Node, percentiles, resource};
-use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, PodRef,
+    Timestamp,
+};
 use holdfast::store::Store;
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +22,11 @@ const LIVE: u64 = 1000;
 const BATCH: usize = 500;
 
 fn pod(n: u64) -> PodRef {
-    PodRef { uid: format!("00000000-0000-4000-8000-{n:012}"), namespace: Some("default".into()), name: Some(format!("pod-{n}")) }
+    PodRef {
+        uid: format!("00000000-0000-4000-8000-{n:012}"),
+        namespace: Some("default".into()),
+        name: Some(format!("pod-{n}")),
+    }
 }
 
 /// The `n`-th grant; its device exists if `n` is small enough.
@@ -35,7 +42,10 @@ fn grant(n: u64, state: GrantState) -> Entry {
             nodes: Vec::new(),
             objects: Vec::new(),
         }],
-        edits: ContainerEdits { envs: BTreeMap::from([("DEVICES".into(), id.repeat(20))]), ..ContainerEdits::default() },
+        edits: ContainerEdits {
+            envs: BTreeMap::from([("DEVICES".into(), id.repeat(20))]),
+            ..ContainerEdits::default()
+        },
         boot_id: "unknown".into(),
         kubelet: None,
         granted_at: Timestamp(1_700_000_000_000 + n),
@@ -56,7 +66,10 @@ fn write(state: &Path, boot: &str, released: u64) {
         released_by: "pod_gone".into(),
     };
     let held = |n| GrantState::Bound { pod: pod(n), container: "main".into(), bound_at: now };
-    let entries: Vec<Entry> = (LIVE..LIVE + released).map(|n| grant(n, gone(n))).chain((0..LIVE).map(|n| grant(n, held(n)))).collect();
+    let entries: Vec<Entry> = (LIVE..LIVE + released)
+        .map(|n| grant(n, gone(n)))
+        .chain((0..LIVE).map(|n| grant(n, held(n))))
+        .collect();
     for batch in entries.chunks(BATCH) {
         store.append(batch).unwrap();
         store.checkpoint().unwrap();
@@ -112,7 +125,10 @@ fn a_long_history_does_not_slow_down_the_start() {
             let (mut daemon, ready) = start(&node);
             took.push(ready);
             log = daemon.log();
-            assert!(!log.iter().any(|line| line.contains("damaged") || line.contains("ERROR")), "{log:#?}");
+            assert!(
+                !log.iter().any(|line| line.contains("damaged") || line.contains("ERROR")),
+                "{log:#?}"
+            );
             daemon.kill();
             assert_eq!(node.grants().len() as u64, LIVE);
         }
@@ -126,7 +142,10 @@ fn a_long_history_does_not_slow_down_the_start() {
 fn segment(node: &Node) -> PathBuf {
     let dir = node.state().join("journal");
     let segments = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    segments.filter(|path| path.extension().is_some_and(|extension| extension == "log")).max().unwrap()
+    segments
+        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+        .max()
+        .unwrap()
 }
 
 #[test]
@@ -142,7 +161,9 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
         // The segment ends within its head, as after a kill.
         ("half of the journal is gone", "", &|| cut(&segment(&node))),
         ("half of the database is gone", "damaged", &|| cut(&database.join("db"))),
-        ("the database is gone", "the query database is gone", &|| fs::remove_dir_all(&database).unwrap()),
+        ("the database is gone", "the query database is gone", &|| {
+            fs::remove_dir_all(&database).unwrap()
+        }),
         // Its reader waits for a writer that never comes. That is no evidence against the database.
         ("the database cannot be opened", "it is a FIFO, not a regular file", &|| {
             fs::remove_file(database.join("conf")).unwrap();
@@ -150,7 +171,9 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
         }),
     ];
     for (how, said, damage) in cases {
-        let open = || Store::open(&node.state(), Durability::PowerLoss, Some("the boot before")).unwrap().0;
+        let open = || {
+            Store::open(&node.state(), Durability::PowerLoss, Some("the boot before")).unwrap().0
+        };
         open().close().unwrap();
         // As after a power cut, so that both copies are read before anything is served.
         drop(open());

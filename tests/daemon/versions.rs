@@ -25,7 +25,9 @@ async fn start(node: &Node, profile: Profile) -> Kubelet {
 }
 
 async fn admit(kubelet: &Kubelet, pod: &str, count: u32) -> String {
-    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("shop", pod).app("main", &gpu(), count))).await;
+    let outcome =
+        soon("an admission", kubelet.add_pod(PodSpec::new("shop", pod).app("main", &gpu(), count)))
+            .await;
     assert_eq!(outcome.phase, PodPhase::Running);
     outcome.uid
 }
@@ -47,9 +49,19 @@ async fn registered(daemon: &Daemon, kubelet: &Kubelet, devices: usize, times: u
 /// A pod's row in `who`: its name, its container and its devices.
 fn who(node: &Node, uid: &str) -> (String, String, BTreeSet<String>) {
     let who = node.json(&["who"]);
-    let row = who["grants"].as_array().unwrap().iter().find(|row| row["pod"]["uid"] == uid).unwrap();
-    let devices = row["devices"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect();
-    (row["pod"]["name"].as_str().unwrap().to_owned(), row["container"].as_str().unwrap().to_owned(), devices)
+    let row =
+        who["grants"].as_array().unwrap().iter().find(|row| row["pod"]["uid"] == uid).unwrap();
+    let devices = row["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_str().unwrap().to_owned())
+        .collect();
+    (
+        row["pod"]["name"].as_str().unwrap().to_owned(),
+        row["container"].as_str().unwrap().to_owned(),
+        devices,
+    )
 }
 
 fn held(kubelet: &Kubelet, uid: &str) -> BTreeSet<String> {
@@ -57,7 +69,13 @@ fn held(kubelet: &Kubelet, uid: &str) -> BTreeSet<String> {
 }
 
 /// Admits a pod and checks that the daemon knows it by name.
-async fn admitted_and_known(node: &Node, daemon: &Daemon, kubelet: &Kubelet, pod: &str, bound: usize) -> String {
+async fn admitted_and_known(
+    node: &Node,
+    daemon: &Daemon,
+    kubelet: &Kubelet,
+    pod: &str,
+    bound: usize,
+) -> String {
     let uid = admit(kubelet, pod, 1).await;
     daemon.logged_often(" pod=\"", bound).await;
     assert_eq!(who(node, &uid), (pod.to_owned(), "main".to_owned(), held(kubelet, &uid)));
@@ -78,9 +96,17 @@ fn a_kubelet_that_speaks_only_v1alpha_gets_everything() {
         let uid = admitted_and_known(&node, &daemon, &kubelet, "web-0", 1).await;
         assert_eq!(held(&kubelet, &uid).len(), 1);
         let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
-        assert!(edits.annotations.contains_key(AllocId::ANNOTATION) && edits.devices.len() == 1, "{edits:?}");
+        assert!(
+            edits.annotations.contains_key(AllocId::ANNOTATION) && edits.devices.len() == 1,
+            "{edits:?}"
+        );
         // A failed device is reported in this version too.
-        node.remove_device("gpu", (0..4).find(|index| !held(&kubelet, &uid).contains(&format!("dev:gpu{index}"))).unwrap());
+        node.remove_device(
+            "gpu",
+            (0..4)
+                .find(|index| !held(&kubelet, &uid).contains(&format!("dev:gpu{index}")))
+                .unwrap(),
+        );
         offered(&kubelet, &gpu(), 3).await;
     });
 }
@@ -95,14 +121,25 @@ fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
         assert_eq!(api_version(&node), "v1beta1");
         let mut uids = vec![admitted_and_known(&node, &daemon, &kubelet, "web-0", 1).await];
 
-        for (number, (profile, version)) in [(Profile::K19, "v1alpha2"), (Profile::K125, "v1beta1")].into_iter().enumerate() {
+        for (number, (profile, version)) in
+            [(Profile::K19, "v1alpha2"), (Profile::K125, "v1beta1")].into_iter().enumerate()
+        {
             let before = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
             kubelet.replace(profile).await.unwrap();
             registered(&daemon, &kubelet, 4, number + 2).await;
             assert_eq!(api_version(&node), version);
             let after = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
             assert_eq!(before, after, "what a pod holds outlives the kubelet");
-            uids.push(admitted_and_known(&node, &daemon, &kubelet, &format!("web-{}", number + 1), number + 2).await);
+            uids.push(
+                admitted_and_known(
+                    &node,
+                    &daemon,
+                    &kubelet,
+                    &format!("web-{}", number + 1),
+                    number + 2,
+                )
+                .await,
+            );
         }
         let all: BTreeSet<String> = uids.iter().flat_map(|uid| held(&kubelet, uid)).collect();
         assert_eq!(all.len(), 3, "nothing is given twice");
@@ -123,7 +160,10 @@ fn a_kubelet_that_ends_the_former_stream_at_each_register_causes_no_endless_loop
         let third = kubelet.wait_for(|view| view.registers(&gpu()) > 2, SETTLED_WITHIN).await;
         assert!(third.is_err(), "the end of the first stream was taken for a loss");
         let endpoint = kubelet.view(|view| view.endpoint_state(&gpu()));
-        assert!(endpoint.streams == 1 && endpoint.serving == Some(2) && !endpoint.is_stopped, "{endpoint:?}");
+        assert!(
+            endpoint.streams == 1 && endpoint.serving == Some(2) && !endpoint.is_stopped,
+            "{endpoint:?}"
+        );
         admit(&kubelet, "web-0", 1).await;
 
         // The end of the newest stream is still a loss.
@@ -146,7 +186,11 @@ fn a_rebuilt_actor_negotiates_the_version_again() {
         app.actors.serving.crash().await.unwrap();
         admit(&kubelet, "web-0", 1).await;
         let refused = |kind: &EventKind| matches!(kind, EventKind::RegisterFailed { .. });
-        assert_eq!(kubelet.view(|view| view.last(refused).cloned()), None, "only what it speaks is said to it");
+        assert_eq!(
+            kubelet.view(|view| view.last(refused).cloned()),
+            None,
+            "only what it speaks is said to it"
+        );
         assert_eq!(node.grants().len(), 1);
         app.shut_down().await;
     });
@@ -160,16 +204,26 @@ fn both_versions_are_answered_on_one_socket_by_one_ledger() {
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 2).await;
         let endpoint = kubelet.view(|view| view.endpoint_state(&gpu()).socket).unwrap();
-        let mut api = AlphaClient::new(uds::connect(node.path("kubelet/device-plugins").join(endpoint)).await.unwrap());
-        let request = |ids: &[&str]| alpha::AllocateRequest { devices_i_ds: ids.iter().map(ToString::to_string).collect() };
+        let mut api = AlphaClient::new(
+            uds::connect(node.path("kubelet/device-plugins").join(endpoint)).await.unwrap(),
+        );
+        let request = |ids: &[&str]| alpha::AllocateRequest {
+            devices_i_ds: ids.iter().map(ToString::to_string).collect(),
+        };
         let answer = api.allocate(request(&["dev:gpu0"])).await.unwrap().into_inner();
         let mut beta = dial(&kubelet, &node, &gpu()).await;
         let other = crate::common::allocate(&mut beta, &["dev:gpu1"]).await.unwrap();
         let granted: BTreeSet<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
-        assert_eq!(granted, BTreeSet::from([AllocId::new(answer.annotations[AllocId::ANNOTATION].clone()), other]));
+        assert_eq!(
+            granted,
+            BTreeSet::from([AllocId::new(answer.annotations[AllocId::ANNOTATION].clone()), other])
+        );
 
         let error = api.allocate(request(&["dev:ghost"])).await.unwrap_err();
-        assert!(error.code() == Code::NotFound && error.message().contains("`dev:ghost`"), "{error}");
+        assert!(
+            error.code() == Code::NotFound && error.message().contains("`dev:ghost`"),
+            "{error}"
+        );
     });
 }
 

@@ -37,8 +37,16 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     assert_eq!(daemon.disagreements(), [""; 0], "nobody else is after the resources");
     // Last, so that all else is seen too.
     if daemon::is_named() {
-        assert!(idle.resident_kib <= 12 * 1024, "{} KiB resident: more than 12 MiB", idle.resident_kib);
-        assert!(idle.switches <= IDLE.as_secs(), "it woke up {} times in {IDLE:?}: more than once a second", idle.switches);
+        assert!(
+            idle.resident_kib <= 12 * 1024,
+            "{} KiB resident: more than 12 MiB",
+            idle.resident_kib
+        );
+        assert!(
+            idle.switches <= IDLE.as_secs(),
+            "it woke up {} times in {IDLE:?}: more than once a second",
+            idle.switches
+        );
     }
 }
 
@@ -58,18 +66,34 @@ fn init_and_main_get_the_device(node: &Node, daemon: &Daemon) {
     node.pods.create("shared", SHARED, 2, true);
     let pod = running(node, "shared");
     let began = Instant::now();
-    let wanted: BTreeSet<String> = ["setup", "main"].iter().map(|name| format!("default/shared-node {} {name}", pod.uid)).collect();
+    let wanted: BTreeSet<String> = ["setup", "main"]
+        .iter()
+        .map(|name| format!("default/shared-node {} {name}", pod.uid))
+        .collect();
     let grants = wait_for("both containers are named", Duration::from_secs(2), || {
         let grants = daemon.who();
-        let holders: BTreeSet<String> = of(&grants, SHARED).filter_map(|held| held.holder.clone()).collect();
+        let holders: BTreeSet<String> =
+            of(&grants, SHARED).filter_map(|held| held.holder.clone()).collect();
         (holders == wanted).then_some(grants)
     });
-    say(format_args!("pod with an init container: both named {} ms after it was seen running", began.elapsed().as_millis()));
-    assert!(of(&grants, SHARED).all(|held| held.devices.len() == 2 && held.state == "bound"), "{grants:?}");
-    let log =
-        wait_for("the container has printed", SOON, || Some(pods::log("shared", &pod.uid)).filter(|log| log.contains("/dev/offered")));
+    say(format_args!(
+        "pod with an init container: both named {} ms after it was seen running",
+        began.elapsed().as_millis()
+    ));
+    assert!(
+        of(&grants, SHARED).all(|held| held.devices.len() == 2 && held.state == "bound"),
+        "{grants:?}"
+    );
+    let log = wait_for("the container has printed", SOON, || {
+        Some(pods::log("shared", &pod.uid)).filter(|log| log.contains("/dev/offered"))
+    });
     assert!(log.contains(" EXAMPLE=1\n"), "{log}");
-    assert!(log.lines().any(|line| line.contains(" crw") && line.contains("1,") && line.ends_with("/dev/offered")), "{log}");
+    assert!(
+        log.lines().any(|line| line.contains(" crw")
+            && line.contains("1,")
+            && line.ends_with("/dev/offered")),
+        "{log}"
+    );
 }
 
 fn exclusive_devices_are_not_shared(node: &Node, daemon: &Daemon) {
@@ -84,30 +108,44 @@ fn exclusive_devices_are_not_shared(node: &Node, daemon: &Daemon) {
     let ids: BTreeSet<&String> = of(&grants, EXCLUSIVE).flat_map(|held| &held.devices).collect();
     assert_eq!(ids.len(), 2, "an id was given twice: {grants:?}");
     node.pods.create("third", EXCLUSIVE, 1, false);
-    let third = wait_for("the third pod is rejected", SOON, || node.pods.get("third").filter(|pod| pod.phase == "Failed"));
-    say(format_args!("exclusive: 2 pods hold {ids:?}; a third is rejected by the kubelet: {}", third.reason));
+    let third = wait_for("the third pod is rejected", SOON, || {
+        node.pods.get("third").filter(|pod| pod.phase == "Failed")
+    });
+    say(format_args!(
+        "exclusive: 2 pods hold {ids:?}; a third is rejected by the kubelet: {}",
+        third.reason
+    ));
     assert_eq!(of(&daemon.who(), EXCLUSIVE).count(), 2);
     node.pods.delete("third");
 }
 
 /// The name of the pod with an init container, which may be another one than before.
 fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -> String {
-    let of_three = |node: &Node, shared: &str| [shared, "first", "second"].map(|name| running(node, name));
+    let of_three =
+        |node: &Node, shared: &str| [shared, "first", "second"].map(|name| running(node, name));
     let (mut shared, mut figures, mut batches) = ("shared".to_owned(), Vec::new(), Vec::new());
     let mut before = of_three(node, &shared);
     let mut held = held_by(daemon, &before);
     for restart in 0..RESTARTS {
         let signal = if restart % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM };
         node.restart_kubelet(signal);
-        let list = |resource| wait_for("the first list arrives", SOON, || first_list_ms(&node.kubelet_log(), resource));
+        let list = |resource| {
+            wait_for("the first list arrives", SOON, || {
+                first_list_ms(&node.kubelet_log(), resource)
+            })
+        };
         let lists = [list(SHARED), list(EXCLUSIVE)];
-        let batch = wait_for("the kubelet comes to its pods", SOON, || first_pods_ms(&node.kubelet_log()));
+        let batch =
+            wait_for("the kubelet comes to its pods", SOON, || first_pods_ms(&node.kubelet_log()));
         figures.extend(lists);
         batches.push(batch);
         sleep(ADMITTED_AFTER);
         if lists[0] >= batch && node.pods.get(&shared).is_some_and(|pod| pod.phase == "Failed") {
             // The kubelet waits for nobody: on a busy machine it may be the first, and a pod with an init container is lost.
-            say(format_args!("restart {restart}: the kubelet came to its pods after {batch:.1} ms, the list after {:.1} ms", lists[0]));
+            say(format_args!(
+                "restart {restart}: the kubelet came to its pods after {batch:.1} ms, the list after {:.1} ms",
+                lists[0]
+            ));
             node.pods.delete(&shared);
             shared = format!("shared-{restart}");
             node.pods.create(&shared, SHARED, 2, true);
@@ -116,10 +154,15 @@ fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -
             continue;
         }
         assert_eq!(of_three(node, &shared), before, "restart {restart} ({signal}) harmed a pod");
-        assert_eq!(held_by(daemon, &before), held, "restart {restart} ({signal}) changed what the ledger knows");
+        assert_eq!(
+            held_by(daemon, &before),
+            held,
+            "restart {restart} ({signal}) changed what the ledger knows"
+        );
     }
     let slow = figures.iter().filter(|ms| **ms > FIRST_LIST_MS_MAX).count();
-    let list = |figures: &[f64]| figures.iter().map(|ms| format!("{ms:.1}")).collect::<Vec<_>>().join(" ");
+    let list =
+        |figures: &[f64]| figures.iter().map(|ms| format!("{ms:.1}")).collect::<Vec<_>>().join(" ");
     say(format_args!(
         "{RESTARTS} kubelet restarts, no pod that was told in time rejected or restarted; ms from the registration server's start to the first list, \
          two resources each: {}; median {:.1}, {slow} of {} above {FIRST_LIST_MS_MAX} ms; to the kubelet's first look at its pods: {}",
@@ -129,16 +172,25 @@ fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -
         list(&batches)
     ));
     let strict = std::env::var_os("HOLDFAST_STRICT").is_some_and(|strict| strict == "1");
-    assert!(median(&figures) <= FIRST_LIST_MS_MAX || !strict, "the median of the first lists is above {FIRST_LIST_MS_MAX} ms");
+    assert!(
+        median(&figures) <= FIRST_LIST_MS_MAX || !strict,
+        "the median of the first lists is above {FIRST_LIST_MS_MAX} ms"
+    );
     assert!(slow == 0 || !strict, "{slow} first lists came later than {FIRST_LIST_MS_MAX} ms");
     shared
 }
 
 /// What the ledger knows of these pods, once it knows their containers.
 fn held_by(daemon: &Daemon, pods: &[Pod; 3]) -> Vec<Held> {
-    let of_pod = |held: &Held, pod: &Pod| held.holder.as_ref().is_some_and(|holder| holder.contains(&pod.uid));
+    let of_pod = |held: &Held, pod: &Pod| {
+        held.holder.as_ref().is_some_and(|holder| holder.contains(&pod.uid))
+    };
     wait_for("the containers of three pods are named", SOON, || {
-        let held: Vec<Held> = daemon.who().into_iter().filter(|held| pods.iter().any(|pod| of_pod(held, pod))).collect();
+        let held: Vec<Held> = daemon
+            .who()
+            .into_iter()
+            .filter(|held| pods.iter().any(|pod| of_pod(held, pod)))
+            .collect();
         (held.len() == 4).then_some(held)
     })
 }
@@ -177,12 +229,21 @@ fn a_deleted_pods_devices_are_released(node: &Node, daemon: &Daemon) {
     let began = Instant::now();
     let left = wait_for("its devices are released", Duration::from_secs(90), || {
         let left = daemon.who();
-        left.iter().all(|held| held.holder.as_ref().is_some_and(|holder| !holder.contains(&pod.uid))).then_some(left)
+        left.iter()
+            .all(|held| held.holder.as_ref().is_some_and(|holder| !holder.contains(&pod.uid)))
+            .then_some(left)
     });
     let took = began.elapsed();
-    say(format_args!("a deleted pod's device was released {:.1} s after the pod was gone", took.as_secs_f64()));
+    say(format_args!(
+        "a deleted pod's device was released {:.1} s after the pod was gone",
+        took.as_secs_f64()
+    ));
     assert!(took <= ledger::RELEASED_WITHIN, "released only after {took:?}");
-    assert_eq!((of(&left, SHARED).count(), of(&left, EXCLUSIVE).count()), (2, 1), "the others keep theirs: {left:?}");
+    assert_eq!(
+        (of(&left, SHARED).count(), of(&left, EXCLUSIVE).count()),
+        (2, 1),
+        "the others keep theirs: {left:?}"
+    );
     // The kubelet may give it away again, and does.
     node.pods.create("fourth", EXCLUSIVE, 1, false);
     running(node, "fourth");

@@ -38,7 +38,8 @@ pub(crate) struct Held {
 
 /// The one under test: `HOLDFAST_BIN`, else the one just built.
 pub(crate) fn binary() -> PathBuf {
-    std::env::var_os("HOLDFAST_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
+    std::env::var_os("HOLDFAST_BIN")
+        .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
 }
 
 /// One of its verbs.
@@ -52,7 +53,11 @@ fn run(dir: &Path) -> Command {
     let nice = unit("Nice=").next().expect("the unit has a priority");
     let mut command = Command::new("nice");
     command.args(["-n", nice]).arg(binary());
-    command.envs(unit("Environment=").flat_map(str::split_whitespace).filter_map(|pair| pair.split_once('=')));
+    command.envs(
+        unit("Environment=")
+            .flat_map(str::split_whitespace)
+            .filter_map(|pair| pair.split_once('=')),
+    );
     command = with_options(command, dir);
     command.arg("run");
     command
@@ -66,7 +71,9 @@ fn with_options(mut command: Command, dir: &Path) -> Command {
 
 /// What the unit has behind this, in each of its lines.
 fn unit(key: &str) -> impl Iterator<Item = &'static str> {
-    include_str!("../../systemd/holdfast.service").lines().filter_map(move |line| line.strip_prefix(key))
+    include_str!("../../systemd/holdfast.service")
+        .lines()
+        .filter_map(move |line| line.strip_prefix(key))
 }
 
 /// The grants of a document of `who -o json`.
@@ -76,12 +83,21 @@ pub(crate) fn grants(document: &Value) -> Vec<Held> {
         let pod = &grant["pod"];
         let holder = || {
             let (namespace, name) = (text(&pod["namespace"])?, text(&pod["name"])?);
-            Some(format!("{namespace}/{name} {} {}", text(&pod["uid"])?, text(&grant["container"])?))
+            Some(format!(
+                "{namespace}/{name} {} {}",
+                text(&pod["uid"])?,
+                text(&grant["container"])?
+            ))
         };
         Held {
             alloc_id: text(&grant["alloc_id"]).unwrap(),
             resource: text(&grant["resource"]).unwrap(),
-            devices: grant["devices"].as_array().unwrap().iter().map(|id| text(id).unwrap()).collect(),
+            devices: grant["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|id| text(id).unwrap())
+                .collect(),
             state: text(&grant["state"]).unwrap(),
             holder: holder(),
         }
@@ -154,7 +170,12 @@ impl Daemon {
     pub(crate) fn is_registered(&self) -> bool {
         // One that is just starting does not answer yet.
         let answer = holdfast(&self.dir).args(["status", "-o", "json"]).output().unwrap();
-        let Some(status) = serde_json::from_slice::<Value>(&answer.stdout).ok().filter(|_| answer.status.success()) else { return false };
+        let Some(status) = serde_json::from_slice::<Value>(&answer.stdout)
+            .ok()
+            .filter(|_| answer.status.success())
+        else {
+            return false;
+        };
         let resources = status["resources"].as_array().unwrap();
         !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
     }
@@ -162,7 +183,11 @@ impl Daemon {
     /// What the kubelet has otherwise than it was told, by resource.
     pub(crate) fn disagreements(&self) -> Vec<String> {
         let status = self.ask("status");
-        let told = status["resources"].as_array().unwrap().iter().filter_map(|resource| resource["disagreement"].as_str());
+        let told = status["resources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|resource| resource["disagreement"].as_str());
         told.map(str::to_owned).collect()
     }
 
@@ -178,7 +203,10 @@ impl Daemon {
         let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
         ids.map(|id| {
             let name = self.proc(&format!("task/{id}/comm"));
-            (format!("{} {id}", name.trim()), number(&self.proc(&format!("task/{id}/status")), "voluntary_ctxt_switches:"))
+            (
+                format!("{} {id}", name.trim()),
+                number(&self.proc(&format!("task/{id}/status")), "voluntary_ctxt_switches:"),
+            )
         })
         .collect()
     }
@@ -190,5 +218,12 @@ impl Daemon {
 
 /// The number behind a key of a `status` file.
 fn number(text: &str, key: &str) -> u64 {
-    text.lines().find_map(|line| line.strip_prefix(key)).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+    text.lines()
+        .find_map(|line| line.strip_prefix(key))
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap()
 }

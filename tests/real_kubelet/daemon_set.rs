@@ -34,12 +34,21 @@ fn it_serves_the_kubelet_that_runs_it(node: &Node, config: &Path) {
     let began = Instant::now();
     node.pods.put(FORMER, &shipped::pod(FORMER, config));
     ready(node, FORMER);
-    say(format_args!("the DaemonSet's pod is ready {} ms after its manifest was there", began.elapsed().as_millis()));
-    wait_for("both lists arrive", SOON, || first_list_ms(&node.kubelet_log(), SHARED).and(first_list_ms(&node.kubelet_log(), EXCLUSIVE)));
+    say(format_args!(
+        "the DaemonSet's pod is ready {} ms after its manifest was there",
+        began.elapsed().as_millis()
+    ));
+    wait_for("both lists arrive", SOON, || {
+        first_list_ms(&node.kubelet_log(), SHARED)
+            .and(first_list_ms(&node.kubelet_log(), EXCLUSIVE))
+    });
     node.pods.create("first", EXCLUSIVE, 1, false);
     let pod = running(node, "first");
-    let is_device = |line: &str| line.contains(" crw") && (line.ends_with(" full") || line.ends_with(" zero"));
-    wait_for("its container sees the device", SOON, || pods::log("first", &pod.uid).lines().any(is_device).then_some(()));
+    let is_device =
+        |line: &str| line.contains(" crw") && (line.ends_with(" full") || line.ends_with(" zero"));
+    wait_for("its container sees the device", SOON, || {
+        pods::log("first", &pod.uid).lines().any(is_device).then_some(())
+    });
     let held = named(node, FORMER, 1);
     say(format_args!("`holdfast who`, called in the pod: {held:?}"));
     assert_eq!(held[0].holder.as_deref(), Some(&*format!("default/first-node {} main", pod.uid)));
@@ -57,14 +66,26 @@ fn the_next_one_takes_over(node: &Node, config: &Path) {
 
     let before = node.pods.good_probes(FORMER);
     let probes = wait_for("the former one answers its probes", SOON, || {
-        let more = |kind: &str| node.pods.good_probes(FORMER).get(kind).unwrap_or(&0) - before.get(kind).unwrap_or(&0);
+        let more = |kind: &str| {
+            node.pods.good_probes(FORMER).get(kind).unwrap_or(&0) - before.get(kind).unwrap_or(&0)
+        };
         let more = BTreeMap::from(["Liveness", "Readiness"].map(|kind| (kind, more(kind))));
         more.values().all(|count| *count >= PROBES).then_some(more)
     });
-    assert_eq!(bad_probes(node, FORMER), [""; 0], "the former one stands by and says that it is well");
-    assert_eq!((running(node, "first"), running(node, FORMER)), (first, former), "nothing was restarted");
+    assert_eq!(
+        bad_probes(node, FORMER),
+        [""; 0],
+        "the former one stands by and says that it is well"
+    );
+    assert_eq!(
+        (running(node, "first"), running(node, FORMER)),
+        (first, former),
+        "nothing was restarted"
+    );
     assert!(is_ready(node, FORMER), "the former one stands by");
-    say(format_args!("the next one took over; the former one stands by, and its probes went well: {probes:?}"));
+    say(format_args!(
+        "the next one took over; the former one stands by, and its probes went well: {probes:?}"
+    ));
     no_moment_without_devices(node);
 }
 
@@ -74,9 +95,15 @@ fn the_former_one_goes(node: &Node) {
     node.pods.create("third", EXCLUSIVE, 1, false);
     running(node, "third");
     let held = named(node, NEXT, 3);
-    let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &who(node, NEXT)).ok());
+    let agreed = wait_for("the ledger and the kubelet agree", SOON, || {
+        view::agreement(node, &who(node, NEXT)).ok()
+    });
     assert_eq!(agreed.len(), 3, "{agreed:?}");
-    assert_eq!((running(node, "first"), running(node, "second")), (first, second), "a pod was harmed");
+    assert_eq!(
+        (running(node, "first"), running(node, "second")),
+        (first, second),
+        "a pod was harmed"
+    );
     no_moment_without_devices(node);
     say(format_args!("the former one is gone; the next one knows, as the kubelet does: {held:?}"));
 }
@@ -112,7 +139,9 @@ fn a_rollout_is_taken_back(node: &Node, config: &Path) {
     running(node, "fourth");
     named(node, LATER, 4);
     assert_eq!(running(node, LATER), former, "the former one was not restarted");
-    say(format_args!("a rollout is taken back: the former one serves again, after moments without devices of {dips:.1?} ms"));
+    say(format_args!(
+        "a rollout is taken back: the former one serves again, after moments without devices of {dips:.1?} ms"
+    ));
 }
 
 /// Deletes a pod and waits until its container has ended: the kubelet forgets the pod before.
@@ -125,7 +154,11 @@ fn end(node: &Node, name: &str) {
 fn no_moment_without_devices(node: &Node) {
     let log = node.kubelet_log();
     for resource in [SHARED, EXCLUSIVE] {
-        assert_eq!(dips_ms(&log, resource), [0.0; 0], "{resource} was without devices for so many milliseconds");
+        assert_eq!(
+            dips_ms(&log, resource),
+            [0.0; 0],
+            "{resource} was without devices for so many milliseconds"
+        );
     }
 }
 
@@ -137,7 +170,12 @@ fn is_ready(node: &Node, name: &str) -> bool {
 fn ready(node: &Node, name: &str) {
     wait_for(&format!("{name} is ready"), SOON, || {
         let restarts = node.pods.get(name).map_or(0, |pod| pod.restarts);
-        assert_eq!(restarts, 0, "{name} has ended: {}", std::fs::read_to_string(log_file(node, name)).unwrap_or_default());
+        assert_eq!(
+            restarts,
+            0,
+            "{name} has ended: {}",
+            std::fs::read_to_string(log_file(node, name)).unwrap_or_default()
+        );
         is_ready(node, name).then_some(())
     });
 }
@@ -145,21 +183,33 @@ fn ready(node: &Node, name: &str) {
 /// What the kubelet logged of probes of a pod that went badly after it was ready.
 fn bad_probes(node: &Node, name: &str) -> Vec<String> {
     let (log, pod) = (node.kubelet_log(), format!("kube-system/{name}-node\""));
-    let of_pod = log.lines().filter(|line| line.contains("\"SyncLoop (probe)\"") && line.contains(&pod));
+    let of_pod =
+        log.lines().filter(|line| line.contains("\"SyncLoop (probe)\"") && line.contains(&pod));
     let since_ready = of_pod.skip_while(|line| !line.contains("status=\"ready\""));
-    since_ready.filter(|line| line.contains("status=\"not ready\"") || line.contains("status=\"unhealthy\"")).map(str::to_owned).collect()
+    since_ready
+        .filter(|line| {
+            line.contains("status=\"not ready\"") || line.contains("status=\"unhealthy\"")
+        })
+        .map(str::to_owned)
+        .collect()
 }
 
 /// What the ledger has once it knows `count` containers by name.
 fn named(node: &Node, name: &str, count: usize) -> Vec<Held> {
     wait_for(&format!("{count} containers are named"), SOON, || {
-        Some(who(node, name)).filter(|held| held.len() == count && held.iter().all(|held| held.holder.is_some()))
+        Some(who(node, name))
+            .filter(|held| held.len() == count && held.iter().all(|held| held.holder.is_some()))
     })
 }
 
 /// Who holds what, asked in the container as `kubectl exec` would.
 fn who(node: &Node, name: &str) -> Vec<Held> {
-    grants(&serde_json::from_str(&node.exec(&container(node, name), &["holdfast", "who", "-o", "json"])).unwrap())
+    grants(
+        &serde_json::from_str(
+            &node.exec(&container(node, name), &["holdfast", "who", "-o", "json"]),
+        )
+        .unwrap(),
+    )
 }
 
 /// containerd's id of a pod's container.

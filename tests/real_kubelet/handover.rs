@@ -53,27 +53,39 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Politely);
     say(format_args!("{rounds} upgrades, the older instance leaving politely: {polite}"));
     // Also in the midst of everything: from before it was asked for its ledger until it stands by.
-    let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
+    let killed = |round: usize| {
+        Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64))
+    };
     let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
     say(format_args!("{rounds} upgrades, the older instance killed: {killed}"));
     let asked = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Asked);
-    say(format_args!("{rounds} upgrades, the older instance killed with what it was asked: {asked}"));
+    say(format_args!(
+        "{rounds} upgrades, the older instance killed with what it was asked: {asked}"
+    ));
     for seen in [&polite, &killed, &asked] {
         assert!(seen.dips.len() <= seen.crashes, "{seen:?}");
     }
     // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
-    wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
+    wait_for("the ledger and the kubelet agree", SOON, || {
+        view::agreement(node, &daemon.who()).ok()
+    });
     let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::First);
     say(format_args!("{rounds} restarts in place, without systemd: {restarted}"));
     daemon.put_into_unit();
     wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
-    let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Restarted);
+    let restarted =
+        rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Restarted);
     say(format_args!("{rounds} restarts by systemd: {restarted}"));
     assert!(restarted.dips.is_empty(), "{restarted:?}");
 
     assert_eq!(running(node, "exclusive"), before, "a pod was harmed");
-    let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
-    say(format_args!("after all upgrades the ledger and the kubelet agree on {} grants", agreed.len()));
+    let agreed = wait_for("the ledger and the kubelet agree", SOON, || {
+        view::agreement(node, &daemon.who()).ok()
+    });
+    say(format_args!(
+        "after all upgrades the ledger and the kubelet agree on {} grants",
+        agreed.len()
+    ));
 }
 
 /// What the kubelet saw in some rounds.
@@ -137,12 +149,16 @@ fn rounds_of(
             Leaves::Restarted => {
                 daemon.restart(Signal::SIGTERM);
                 // The kubelet's connections end, or do not, by then.
-                wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
+                wait_for("the next one has everything", SOON, || {
+                    daemon.has_succeeded().then_some(())
+                });
             }
             // The kubelet looks at its folder once in a while, so it is asked for before.
             Leaves::Politely => daemon.hand_over(|_, log| {
                 create();
-                wait_for("the other one has taken over", SOON, || has_taken_over(log).then_some(()));
+                wait_for("the other one has taken over", SOON, || {
+                    has_taken_over(log).then_some(())
+                });
                 Signal::SIGTERM
             }),
             Leaves::Killed(after) => daemon.hand_over(|_, log| {
@@ -159,7 +175,9 @@ fn rounds_of(
                 kill(old, Signal::SIGSTOP).unwrap();
                 create();
                 let adds = |line: &str| line.contains("\"SyncLoop ADD\"") && line.contains(&name);
-                wait_for("the kubelet looks at the pod", SOON, || node.kubelet_log_since(position).lines().any(adds).then_some(()));
+                wait_for("the kubelet looks at the pod", SOON, || {
+                    node.kubelet_log_since(position).lines().any(adds).then_some(())
+                });
                 Signal::SIGKILL
             }),
         }
@@ -169,7 +187,10 @@ fn rounds_of(
         wait_for("every list counts", SOON, || {
             let log = node.kubelet_log_since(position);
             let has_to_end = matches!(leaves, Leaves::First);
-            [SHARED, EXCLUSIVE].iter().all(|resource| counts(&log, resource, has_to_end)).then_some(())
+            [SHARED, EXCLUSIVE]
+                .iter()
+                .all(|resource| counts(&log, resource, has_to_end))
+                .then_some(())
         });
         wait_for("every resource is registered", SOON, || daemon.is_registered().then_some(()));
         create();

@@ -10,9 +10,13 @@ use std::time::Instant;
 /// What a pod's status says of the health of its devices (`allocatedResourcesStatus`), by id.
 fn told(node: &Node, pod: &str) -> Option<Vec<(String, String)>> {
     let list = node.pods.list()?;
-    let pod = list["items"].as_array()?.iter().find(|item| item["metadata"]["name"] == format!("{pod}-node"))?;
+    let pod = list["items"]
+        .as_array()?
+        .iter()
+        .find(|item| item["metadata"]["name"] == format!("{pod}-node"))?;
     let resources = pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].as_array()?;
-    let devices = resources.iter().filter_map(|resource| resource["resources"].as_array()).flatten();
+    let devices =
+        resources.iter().filter_map(|resource| resource["resources"].as_array()).flatten();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Some(devices.map(|device| (text(&device["resourceID"]), text(&device["health"]))).collect())
 }
@@ -20,7 +24,8 @@ fn told(node: &Node, pod: &str) -> Option<Vec<(String, String)>> {
 pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &Daemon) {
     let before = running(node, "first");
     let grants = daemon.who();
-    let held = of(&grants, EXCLUSIVE).find(|held| held.holder.as_ref().is_some_and(|holder| holder.contains(&before.uid)));
+    let held = of(&grants, EXCLUSIVE)
+        .find(|held| held.holder.as_ref().is_some_and(|holder| holder.contains(&before.uid)));
     let device = held.unwrap().devices.first().unwrap().clone();
     let says = |health: &str| {
         let began = Instant::now();
@@ -31,8 +36,12 @@ pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &
         began.elapsed().as_millis()
     };
     // A kubelet before 1.36 says nothing of devices unless it is told to.
-    if wait_for("the kubelet's pods", SOON, || node.pods.list()) != Value::Null && told(node, "first").is_none() {
-        return say(format_args!("SKIPPED: this kubelet says nothing of a pod's devices (feature gate ResourceHealthStatus)"));
+    if wait_for("the kubelet's pods", SOON, || node.pods.list()) != Value::Null
+        && told(node, "first").is_none()
+    {
+        return say(format_args!(
+            "SKIPPED: this kubelet says nothing of a pod's devices (feature gate ResourceHealthStatus)"
+        ));
     }
     says("Healthy");
     daemon.instruct(&["device", "cordon", &device, "--reason", "a test"]);

@@ -17,7 +17,10 @@ const APPLETS: [&str; 4] = ["sh", "env", "ls", "sleep"];
 /// Writes the archive below `dir`; its path.
 pub(crate) fn write(dir: &Path) -> PathBuf {
     let busybox = fs::read(find("busybox").unwrap()).unwrap();
-    assert!(!is_dynamic(&busybox), "the busybox on the PATH is not static: apt-get install busybox-static");
+    assert!(
+        !is_dynamic(&busybox),
+        "the busybox on the PATH is not static: apt-get install busybox-static"
+    );
 
     let (root, archive) = (dir.join("image-root"), dir.join("image"));
     fs::create_dir_all(root.join("bin")).unwrap();
@@ -36,7 +39,8 @@ pub(crate) fn write(dir: &Path) -> PathBuf {
     });
     let config_file = archive.join("config.json");
     fs::write(&config_file, config.to_string()).unwrap();
-    let manifest = json!([{"Config": "config.json", "RepoTags": [PAUSE, BUSYBOX], "Layers": ["layer.tar"]}]);
+    let manifest =
+        json!([{"Config": "config.json", "RepoTags": [PAUSE, BUSYBOX], "Layers": ["layer.tar"]}]);
     fs::write(archive.join("manifest.json"), manifest.to_string()).unwrap();
     let image = dir.join("image.tar");
     tar(&archive, &image);
@@ -55,7 +59,14 @@ pub(crate) fn architecture() -> &'static str {
 /// An archive of everything in `folder`, with plain names.
 fn tar(folder: &Path, archive: &Path) {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
-    output(Command::new("tar").args(["--owner=0", "--group=0", "-cf"]).arg(archive).arg("-C").arg(folder).args(names));
+    output(
+        Command::new("tar")
+            .args(["--owner=0", "--group=0", "-cf"])
+            .arg(archive)
+            .arg("-C")
+            .arg(folder)
+            .args(names),
+    );
 }
 
 fn sha256(path: &Path) -> String {
@@ -66,5 +77,7 @@ fn sha256(path: &Path) -> String {
 fn is_dynamic(elf: &[u8]) -> bool {
     let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
     let (headers, size, count) = (half(32), half(54), half(56));
-    (0..count).map(|index| headers + index * size).any(|header| elf[header..header + 4] == [3, 0, 0, 0])
+    (0..count)
+        .map(|index| headers + index * size)
+        .any(|header| elf[header..header + 4] == [3, 0, 0, 0])
 }

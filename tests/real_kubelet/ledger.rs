@@ -17,13 +17,22 @@ const SETTLED: Duration = Duration::from_secs(60);
 pub(crate) const RELEASED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Pods come and go while the daemon and the kubelet are ended and started at every moment of their lives.
-pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Daemon, shared: &str, kept: [&str; 2]) {
+pub(crate) fn pods_come_and_go_through_restarts(
+    node: &mut Node,
+    daemon: &mut Daemon,
+    shared: &str,
+    kept: [&str; 2],
+) {
     // Over a restart a pod with an init container depends on the plugin's haste; here nothing shall.
     node.pods.delete(shared);
     let before = kept.map(|name| running(node, name));
     let (began, mut rejected) = (Instant::now(), 0);
     for round in 0..ROUNDS {
-        let signals = if round % 2 == 0 { [Signal::SIGKILL, Signal::SIGTERM] } else { [Signal::SIGTERM, Signal::SIGKILL] };
+        let signals = if round % 2 == 0 {
+            [Signal::SIGKILL, Signal::SIGTERM]
+        } else {
+            [Signal::SIGTERM, Signal::SIGKILL]
+        };
         // In turn: while they are created, while they run, while they go.
         let restarts = |at: usize, node: &mut Node, daemon: &mut Daemon| {
             if at == round % 3 {
@@ -33,12 +42,15 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
                 daemon.restart(signals[1]);
             }
         };
-        let mut names: Vec<String> = (0..PODS_OF_A_ROUND).map(|index| format!("visitor-{round}-{index}")).collect();
+        let mut names: Vec<String> =
+            (0..PODS_OF_A_ROUND).map(|index| format!("visitor-{round}-{index}")).collect();
         for (index, name) in names.iter().enumerate() {
             node.pods.create(name, SHARED, 1, index % 3 == 0);
         }
         restarts(0, node, daemon);
-        let of_round = |node: &Node, names: &[String]| names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>();
+        let of_round = |node: &Node, names: &[String]| {
+            names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>()
+        };
         wait_for("every pod of the round runs", SOON, || {
             // One that came while the daemon was away, or before its list, was rejected; somebody makes another one.
             for name in &mut names {
@@ -72,19 +84,21 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
     let began = Instant::now();
     let mut last = String::new();
     let agreed =
-        wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || match agreement(node, &daemon.who()) {
-            Ok(grants) => Some(grants),
-            Err(difference) => {
-                if difference != last {
-                    last.clone_from(&difference);
-                    say(format_args!(
-                        "not yet, after {:.0} s: {} characters of difference",
-                        began.elapsed().as_secs_f64(),
-                        difference.len()
-                    ));
+        wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || {
+            match agreement(node, &daemon.who()) {
+                Ok(grants) => Some(grants),
+                Err(difference) => {
+                    if difference != last {
+                        last.clone_from(&difference);
+                        say(format_args!(
+                            "not yet, after {:.0} s: {} characters of difference",
+                            began.elapsed().as_secs_f64(),
+                            difference.len()
+                        ));
+                    }
+                    sleep(Duration::from_millis(500));
+                    None
                 }
-                sleep(Duration::from_millis(500));
-                None
             }
         });
     say(format_args!(
@@ -96,10 +110,20 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
 }
 
 /// The kubelet has lost its checkpoint and takes every device for free; the ledger knows better (I2).
-pub(crate) fn a_kubelet_that_forgot_is_refused(node: &mut Node, daemon: &Daemon, holders: [&str; 2]) {
+pub(crate) fn a_kubelet_that_forgot_is_refused(
+    node: &mut Node,
+    daemon: &Daemon,
+    holders: [&str; 2],
+) {
     let before = holders.map(|name| running(node, name));
-    let held = |daemon: &Daemon| of(&daemon.who(), EXCLUSIVE).map(|held| (held.alloc_id.clone(), held.holder.clone())).collect::<Vec<_>>();
-    let named = |held: &Vec<(String, Option<String>)>| held.len() == 2 && held.iter().all(|(_, holder)| holder.is_some());
+    let held = |daemon: &Daemon| {
+        of(&daemon.who(), EXCLUSIVE)
+            .map(|held| (held.alloc_id.clone(), held.holder.clone()))
+            .collect::<Vec<_>>()
+    };
+    let named = |held: &Vec<(String, Option<String>)>| {
+        held.len() == 2 && held.iter().all(|(_, holder)| holder.is_some())
+    };
     let recorded = wait_for("both holders are named", SOON, || Some(held(daemon)).filter(named));
     node.stop_kubelet(Signal::SIGTERM);
     forget_checkpoint();
@@ -110,8 +134,13 @@ pub(crate) fn a_kubelet_that_forgot_is_refused(node: &mut Node, daemon: &Daemon,
         of(&daemon.who(), EXCLUSIVE).all(|held| held.state == "suspect").then_some(())
     });
     node.pods.create("taker", EXCLUSIVE, 1, false);
-    let taker = wait_for("the pod is rejected", SOON, || node.pods.get("taker").filter(|pod| pod.phase == "Failed" || pod.runs()));
-    say(format_args!("a kubelet that lost its checkpoint gives a held device away: {}: {}", taker.phase, taker.message));
+    let taker = wait_for("the pod is rejected", SOON, || {
+        node.pods.get("taker").filter(|pod| pod.phase == "Failed" || pod.runs())
+    });
+    say(format_args!(
+        "a kubelet that lost its checkpoint gives a held device away: {}: {}",
+        taker.phase, taker.message
+    ));
     let named = holders.iter().any(|name| taker.message.contains(&format!("default/{name}-node")));
     assert!(taker.phase == "Failed" && named, "it should be refused with the holder's name");
     assert_eq!(holders.map(|name| running(node, name)), before, "a holder was harmed");
@@ -122,11 +151,19 @@ pub(crate) fn a_kubelet_that_forgot_is_refused(node: &mut Node, daemon: &Daemon,
 /// With the last pod everything is given back.
 pub(crate) fn the_last_pods_devices_are_released(node: &Node, daemon: &Daemon, names: [&str; 3]) {
     names.iter().for_each(|name| node.pods.delete(name));
-    wait_for("the pods go", SOON, || (node.pods.list().is_some() && names.iter().all(|name| node.pods.get(name).is_none())).then_some(()));
+    wait_for("the pods go", SOON, || {
+        (node.pods.list().is_some() && names.iter().all(|name| node.pods.get(name).is_none()))
+            .then_some(())
+    });
     let began = Instant::now();
-    wait_for("everything is released", 3 * RELEASED_WITHIN, || daemon.who().is_empty().then_some(()));
+    wait_for("everything is released", 3 * RELEASED_WITHIN, || {
+        daemon.who().is_empty().then_some(())
+    });
     let took = began.elapsed();
-    say(format_args!("the last pods' devices were released {:.1} s after they were gone", took.as_secs_f64()));
+    say(format_args!(
+        "the last pods' devices were released {:.1} s after they were gone",
+        took.as_secs_f64()
+    ));
     assert!(took <= RELEASED_WITHIN, "released only after {took:?}");
 }
 
@@ -134,9 +171,13 @@ pub(crate) fn the_last_pods_devices_are_released(node: &Node, daemon: &Daemon, n
 pub(crate) fn a_static_pod_that_comes_back_gives_way(node: &Node, daemon: &Daemon) {
     node.pods.create("back", EXCLUSIVE, 1, false);
     let first = running(node, "back");
-    wait_for("its container is named", SOON, || of(&daemon.who(), EXCLUSIVE).next().and_then(|held| held.holder.clone()));
+    wait_for("its container is named", SOON, || {
+        of(&daemon.who(), EXCLUSIVE).next().and_then(|held| held.holder.clone())
+    });
     node.pods.delete("back");
-    wait_for("it goes", SOON, || (node.pods.list().is_some() && node.pods.get("back").is_none()).then_some(()));
+    wait_for("it goes", SOON, || {
+        (node.pods.list().is_some() && node.pods.get("back").is_none()).then_some(())
+    });
     node.pods.create("back", EXCLUSIVE, 1, false);
     let second = running(node, "back");
     assert_eq!(first.uid, second.uid, "a static pod's UID is a hash of its manifest");
@@ -145,7 +186,12 @@ pub(crate) fn a_static_pod_that_comes_back_gives_way(node: &Node, daemon: &Daemo
     });
     let devices: Vec<_> = of(&held, EXCLUSIVE).map(|held| held.devices.clone()).collect();
     node.pods.create("next", EXCLUSIVE, 1, false);
-    let next = wait_for("the next pod is decided on", SOON, || node.pods.get("next").filter(|pod| pod.phase == "Failed" || pod.runs()));
-    say(format_args!("a static pod came back; the ledger has {devices:?}; the next pod: {} {}", next.phase, next.message));
+    let next = wait_for("the next pod is decided on", SOON, || {
+        node.pods.get("next").filter(|pod| pod.phase == "Failed" || pod.runs())
+    });
+    say(format_args!(
+        "a static pod came back; the ledger has {devices:?}; the next pod: {} {}",
+        next.phase, next.message
+    ));
     assert!(next.runs(), "the kubelet gave it a device that nobody has: {}", next.message);
 }

@@ -82,7 +82,9 @@ fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) 
 fn kubelet() -> Option<PathBuf> {
     let named = std::env::var_os("KUBELET_BIN").map(PathBuf::from);
     if named.is_none() {
-        say("SKIPPED: KUBELET_BIN is not set, so nothing was tested with a real kubelet; it names a kubelet binary, 1.28 or newer");
+        say(
+            "SKIPPED: KUBELET_BIN is not set, so nothing was tested with a real kubelet; it names a kubelet binary, 1.28 or newer",
+        );
     }
     named
 }
@@ -120,7 +122,9 @@ fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
     match sandbox::work_dir() {
         None => {
             if let Some(what) = shipped::missing() {
-                return say(format_args!("SKIPPED: the image and the DaemonSet were not tested: {what}"));
+                return say(format_args!(
+                    "SKIPPED: the image and the DaemonSet were not tested: {what}"
+                ));
             }
             sandbox::run("the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set", &kubelet);
         }

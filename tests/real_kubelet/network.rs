@@ -13,14 +13,16 @@ const PLUGINS: [&str; 3] = ["ptp", "host-local", "loopback"];
 /// Where the plugins lie: `CNI_PATH`, else where Debian or everybody else has them.
 pub(crate) fn plugins() -> Option<PathBuf> {
     let named = std::env::var_os("CNI_PATH").map(PathBuf::from);
-    let folders = named.map_or_else(|| vec!["/usr/lib/cni".into(), "/opt/cni/bin".into()], |folder| vec![folder]);
+    let folders = named
+        .map_or_else(|| vec!["/usr/lib/cni".into(), "/opt/cni/bin".into()], |folder| vec![folder]);
     folders.into_iter().find(|folder| PLUGINS.iter().all(|plugin| folder.join(plugin).is_file()))
 }
 
 /// Has containerd find the network.
 pub(crate) fn write(dir: &Path) {
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": SUBNET}]], "dataDir": dir.join("addresses")});
-    let network = json!({"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": ipam}]});
+    let network =
+        json!({"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": ipam}]});
     fs::create_dir_all(dir.join("cni")).unwrap();
     fs::write(dir.join("cni/pods.conflist"), network.to_string()).unwrap();
 }

@@ -70,7 +70,10 @@ impl Process {
     pub(crate) fn start(command: &mut Command, log: PathBuf) -> Self {
         let file = File::create(&log).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-        Process { child: command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")), log }
+        Process {
+            child: command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")),
+            log,
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -134,19 +137,25 @@ impl Node {
             fs::create_dir_all(dir.join(name)).unwrap();
         }
         // Free at this moment, which is as much as can be known.
-        let ports = [TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap()];
+        let ports =
+            [TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap()];
         let [port, read_only] = ports.each_ref().map(|port| port.local_addr().unwrap().port());
         drop(ports);
         let fill = |text: &str| {
             let text = text.replace("DIR", dir.to_str().unwrap()).replace("PAUSE", PAUSE);
-            let text = text.replace("PLUGINS", network::plugins().unwrap_or_else(|| "/opt/cni/bin".into()).to_str().unwrap());
+            let text = text.replace(
+                "PLUGINS",
+                network::plugins().unwrap_or_else(|| "/opt/cni/bin".into()).to_str().unwrap(),
+            );
             text.replace("PORT_A", &port.to_string()).replace("PORT_B", &read_only.to_string())
         };
         fs::write(dir.join("containerd.toml"), fill(CONTAINERD)).unwrap();
         fs::write(dir.join("kubelet.yaml"), fill(KUBELET)).unwrap();
 
-        let mut containerd =
-            Process::start(Command::new("containerd").arg("--config").arg(dir.join("containerd.toml")), dir.join("containerd.log"));
+        let mut containerd = Process::start(
+            Command::new("containerd").arg("--config").arg(dir.join("containerd.toml")),
+            dir.join("containerd.log"),
+        );
         wait_for("containerd answers", Duration::from_secs(30), || {
             containerd.check();
             ctr(dir).arg("version").output().unwrap().status.success().then_some(())
@@ -154,7 +163,14 @@ impl Node {
         import(dir, &image::write(dir));
 
         let pods = Pods::new(dir.join("manifests"), read_only);
-        let mut node = Node { dir: dir.to_owned(), binary: kubelet.to_owned(), starts: 0, containerd, kubelet: None, pods };
+        let mut node = Node {
+            dir: dir.to_owned(),
+            binary: kubelet.to_owned(),
+            starts: 0,
+            containerd,
+            kubelet: None,
+            pods,
+        };
         node.start_kubelet();
         node
     }
@@ -164,7 +180,8 @@ impl Node {
         self.starts += 1;
         let mut command = Command::new(&self.binary);
         command.arg("--config").arg(self.dir.join("kubelet.yaml")).arg("--hostname-override=node");
-        let mut kubelet = Process::start(&mut command, self.dir.join(format!("kubelet-{}.log", self.starts)));
+        let mut kubelet =
+            Process::start(&mut command, self.dir.join(format!("kubelet-{}.log", self.starts)));
         wait_for("the kubelet answers", Duration::from_secs(60), || {
             self.containerd.check();
             kubelet.check();
@@ -197,7 +214,11 @@ impl Node {
 
     /// Runs `command` in a container, as `kubectl exec` does; what it printed.
     pub(crate) fn exec(&self, container: &str, command: &[&str]) -> String {
-        output(ctr(&self.dir).args(["tasks", "exec", "--exec-id", &Uuid::now_v7().to_string(), container]).args(command))
+        output(
+            ctr(&self.dir)
+                .args(["tasks", "exec", "--exec-id", &Uuid::now_v7().to_string(), container])
+                .args(command),
+        )
     }
 
     /// What the present kubelet has logged.

@@ -98,7 +98,11 @@ impl Pods {
     /// All that the kubelet tells of a pod.
     pub(crate) fn told(&self, name: &str) -> Option<Value> {
         let list = self.list()?;
-        list["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == format!("{name}-node")).cloned()
+        list["items"]
+            .as_array()?
+            .iter()
+            .find(|pod| pod["metadata"]["name"] == format!("{name}-node"))
+            .cloned()
     }
 
     /// The kubelet's pods; `None` while it does not answer.
@@ -108,11 +112,19 @@ impl Pods {
 
     /// How often each kind of probe of a pod went well so far.
     pub(crate) fn good_probes(&self, name: &str) -> BTreeMap<String, u64> {
-        let (metrics, pod) = (self.ask("/metrics/probes").unwrap_or_default(), format!("{name}-node"));
-        let label = |line: &str, key: &str| Some(line.split_once(&format!("{key}=\""))?.1.split_once('"')?.0.to_owned());
-        let of_pod = metrics.lines().filter(|line| line.starts_with("prober_probe_total{") && label(line, "pod").as_ref() == Some(&pod));
+        let (metrics, pod) =
+            (self.ask("/metrics/probes").unwrap_or_default(), format!("{name}-node"));
+        let label = |line: &str, key: &str| {
+            Some(line.split_once(&format!("{key}=\""))?.1.split_once('"')?.0.to_owned())
+        };
+        let of_pod = metrics.lines().filter(|line| {
+            line.starts_with("prober_probe_total{") && label(line, "pod").as_ref() == Some(&pod)
+        });
         let good = of_pod.filter(|line| label(line, "result").as_deref() == Some("successful"));
-        good.filter_map(|line| Some((label(line, "probe_type")?, line.rsplit_once(' ')?.1.parse().ok()?))).collect()
+        good.filter_map(|line| {
+            Some((label(line, "probe_type")?, line.rsplit_once(' ')?.1.parse().ok()?))
+        })
+        .collect()
     }
 
     fn ask(&self, path: &str) -> Option<String> {
@@ -128,5 +140,6 @@ impl Pods {
 
 /// What the main container of a pod has printed.
 pub(crate) fn log(name: &str, uid: &str) -> String {
-    fs::read_to_string(format!("/var/log/pods/default_{name}-node_{uid}/main/0.log")).unwrap_or_default()
+    fs::read_to_string(format!("/var/log/pods/default_{name}-node_{uid}/main/0.log"))
+        .unwrap_or_default()
 }

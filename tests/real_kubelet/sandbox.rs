@@ -67,10 +67,16 @@ pub(crate) fn output(command: &mut Command) -> String {
 
 /// Runs `test` of this binary again, inside.
 pub(crate) fn run(test: &str, kubelet: &Path) {
-    assert!(nix::unistd::geteuid().is_root(), "KUBELET_BIN is set, but a kubelet needs root: run this test as root, or unset it");
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "KUBELET_BIN is set, but a kubelet needs root: run this test as root, or unset it"
+    );
     assert!(kubelet.is_file(), "KUBELET_BIN names {}, which is no file", kubelet.display());
     for (program, package) in TOOLS {
-        assert!(find(program).is_some(), "KUBELET_BIN is set, but `{program}` is missing: apt-get install {package}");
+        assert!(
+            find(program).is_some(),
+            "KUBELET_BIN is set, but `{program}` is missing: apt-get install {package}"
+        );
     }
     // Ports and cgroups are the machine's.
     let lock_path = std::env::temp_dir().join("holdfast-real-kubelet.lock");
@@ -81,7 +87,11 @@ pub(crate) fn run(test: &str, kubelet: &Path) {
     }
     let kubelet_socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
     let in_use = std::os::unix::net::UnixStream::connect(kubelet_socket).is_ok();
-    assert!(!in_use, "a kubelet runs on this machine ({}): this test is not for nodes", kubelet_socket.display());
+    assert!(
+        !in_use,
+        "a kubelet runs on this machine ({}): this test is not for nodes",
+        kubelet_socket.display()
+    );
     // A kubelet ends every process in the cgroups of pods that it does not know.
     let others = clear_cgroups();
     assert!(others.is_empty(), "pods run on this machine ({others:?}): this test would end them");
@@ -110,7 +120,11 @@ pub(crate) fn furnish(dir: &Path) {
     // This is the first process of its namespace: when the one outside is gone, everything here ends with it.
     std::thread::spawn(|| {
         let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        #[expect(clippy::disallowed_methods, clippy::exit, reason = "the first process of a namespace is spared signals")]
+        #[expect(
+            clippy::disallowed_methods,
+            clippy::exit,
+            reason = "the first process of a namespace is spared signals"
+        )]
         std::process::exit(1);
     });
     for (index, path) in OWN_DIRS.iter().enumerate() {
@@ -141,7 +155,8 @@ fn clear_cgroups() -> Vec<PathBuf> {
     }
     let mount = Path::new("/sys/fs/cgroup");
     let controllers = fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut roots: Vec<PathBuf> = controllers.chain([mount.to_owned()]).map(|root| root.join("kubepods")).collect();
+    let mut roots: Vec<PathBuf> =
+        controllers.chain([mount.to_owned()]).map(|root| root.join("kubepods")).collect();
     roots.retain(|root| {
         clear(root);
         root.exists()

@@ -18,12 +18,16 @@ const IMAGE: &str = "holdfast";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What has to be on the `PATH`, and the Debian package that has it.
-const TOOLS: [(&str, &str); 4] = [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils"), ("strip", "binutils")];
+const TOOLS: [(&str, &str); 4] =
+    [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils"), ("strip", "binutils")];
 
 /// What is missing for the image and the network of pods, and where to get it.
 pub(crate) fn missing() -> Option<String> {
-    if let Some((program, package)) = TOOLS.into_iter().find(|(program, _)| find(program).is_none()) {
-        return Some(format!("`{program}` is missing, which makes the image: apt-get install {package}"));
+    if let Some((program, package)) = TOOLS.into_iter().find(|(program, _)| find(program).is_none())
+    {
+        return Some(format!(
+            "`{program}` is missing, which makes the image: apt-get install {package}"
+        ));
     }
     let has_plugins = network::plugins().is_some();
     (!has_plugins).then(|| "there are no CNI plugins: apt-get install containernetworking-plugins, or set CNI_PATH to their folder".into())
@@ -39,7 +43,11 @@ pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     fs::write(stage.join("NOTICES.gz"), "").unwrap();
     let mut build = Command::new("packaging/image/build");
     build.arg(&stage).arg(&archive).args([VERSION, architecture()]);
-    let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).env("SOURCE_DATE_EPOCH", "0").output().unwrap();
+    let built = build
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("SOURCE_DATE_EPOCH", "0")
+        .output()
+        .unwrap();
     let told = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{build:?}: {told}");
     if !archive.exists() {

@@ -90,7 +90,9 @@ I1121 00:00:01.000000   77 manager.go:420] \"Mark all resources Unhealthy for re
 
 #[test]
 fn devices_count_again_after_the_next_list() {
-    let line = |text: &str| format!("I1120 11:34:56.123456   77 x.go:1] \"{text}\" resource=\"example.com/x\"\n");
+    let line = |text: &str| {
+        format!("I1120 11:34:56.123456   77 x.go:1] \"{text}\" resource=\"example.com/x\"\n")
+    };
     let log = |texts: &[&str]| texts.iter().map(|text| line(text)).collect::<String>();
     for (texts, always, with_an_end) in [
         (&[COUNTED][..], true, false),

@@ -25,11 +25,22 @@ fn checkpointed(pods: &BTreeMap<String, String>) -> Grants {
     let known = entries.filter(|entry| pods.contains_key(entry["PodUID"].as_str().unwrap()));
     let grant = |entry: &Value| {
         let text = |key: &str| entry[key].as_str().unwrap().to_owned();
-        let ids = entry["DeviceIDs"].as_object().unwrap().values().flat_map(|ids| ids.as_array().unwrap());
-        let response = ContainerAllocateResponse::decode(&*STANDARD.decode(text("AllocResp")).unwrap()).unwrap();
+        let ids = entry["DeviceIDs"]
+            .as_object()
+            .unwrap()
+            .values()
+            .flat_map(|ids| ids.as_array().unwrap());
+        let response =
+            ContainerAllocateResponse::decode(&*STANDARD.decode(text("AllocResp")).unwrap())
+                .unwrap();
         let alloc_id = response.annotations["holdfast.dev/alloc-id"].clone();
         let holder = format!("{} {}", text("PodUID"), text("ContainerName"));
-        (holder, text("ResourceName"), ids.map(|id| id.as_str().unwrap().to_owned()).collect(), alloc_id)
+        (
+            holder,
+            text("ResourceName"),
+            ids.map(|id| id.as_str().unwrap().to_owned()).collect(),
+            alloc_id,
+        )
     };
     known.map(grant).collect()
 }
@@ -44,7 +55,11 @@ fn listed(pods: &BTreeMap<String, String>) -> Option<BTreeSet<(String, String, B
         for container in pod.containers {
             for (resource, ids) in container.devices {
                 let ids = ids.iter().map(|id| id.as_str().to_owned()).collect();
-                found.insert((format!("{uid} {}", container.name), resource.as_str().to_owned(), ids));
+                found.insert((
+                    format!("{uid} {}", container.name),
+                    resource.as_str().to_owned(),
+                    ids,
+                ));
             }
         }
     }
@@ -54,8 +69,16 @@ fn listed(pods: &BTreeMap<String, String>) -> Option<BTreeSet<(String, String, B
 /// The live grants of the ledger; one whose container is not known has `?` in its place.
 fn recorded(held: &[Held]) -> Grants {
     let grant = |held: &Held| {
-        let holder = held.holder.as_ref().map_or("?".to_owned(), |holder| holder.split_once(' ').unwrap().1.to_owned());
-        (holder, held.resource.clone(), held.devices.iter().cloned().collect(), held.alloc_id.clone())
+        let holder = held
+            .holder
+            .as_ref()
+            .map_or("?".to_owned(), |holder| holder.split_once(' ').unwrap().1.to_owned());
+        (
+            holder,
+            held.resource.clone(),
+            held.devices.iter().cloned().collect(),
+            held.alloc_id.clone(),
+        )
     };
     held.iter().map(grant).collect()
 }
@@ -63,9 +86,14 @@ fn recorded(held: &[Held]) -> Grants {
 /// What the ledger (`held`), the checkpoint and the listing agree on, grant by grant; else what differs.
 pub(crate) fn agreement(node: &Node, held: &[Held]) -> Result<Grants, String> {
     let list = node.pods.list().ok_or("the kubelet does not answer")?;
-    let pods = list["items"].as_array().into_iter().flatten().filter(|pod| pod["status"]["phase"] != "Failed");
+    let pods = list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|pod| pod["status"]["phase"] != "Failed");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pods: BTreeMap<String, String> = pods.map(|pod| (text(&pod["metadata"]["uid"]), text(&pod["metadata"]["name"]))).collect();
+    let pods: BTreeMap<String, String> =
+        pods.map(|pod| (text(&pod["metadata"]["uid"]), text(&pod["metadata"]["name"]))).collect();
     let (ledger, checkpoint) = (recorded(held), checkpointed(&pods));
     if ledger != checkpoint {
         let only = |of: &Grants, other: &Grants| of.difference(other).cloned().collect::<Vec<_>>();
@@ -77,8 +105,14 @@ pub(crate) fn agreement(node: &Node, held: &[Held]) -> Result<Grants, String> {
     }
     let listed = listed(&pods).ok_or("the kubelet does not list its pods")?;
     let of_main = ledger.iter().filter(|(holder, ..)| holder.ends_with(" main"));
-    let expected: BTreeSet<_> = of_main.map(|(holder, resource, ids, _)| (holder.clone(), resource.clone(), ids.clone())).collect();
-    if expected == listed { Ok(ledger) } else { Err(format!("the ledger has {expected:?}, the kubelet lists {listed:?}")) }
+    let expected: BTreeSet<_> = of_main
+        .map(|(holder, resource, ids, _)| (holder.clone(), resource.clone(), ids.clone()))
+        .collect();
+    if expected == listed {
+        Ok(ledger)
+    } else {
+        Err(format!("the ledger has {expected:?}, the kubelet lists {listed:?}"))
+    }
 }
 
 /// Takes the kubelet its memory; it must be down.

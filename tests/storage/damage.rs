@@ -45,7 +45,8 @@ const ENDINGS: [&str; 3] = ["closed", "killed", "ended without a checkpoint"];
 fn write(ending: &str, random: &mut Random) -> Ledger {
     let work = tempfile::tempdir().unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let (mut knows, mut load) = (Model::default(), Load::new(Random::of(random.below(u64::MAX)), 0));
+    let (mut knows, mut load) =
+        (Model::default(), Load::new(Random::of(random.below(u64::MAX)), 0));
     let lives = 1 + random.below(3);
     for life in 1..=lives {
         let (mut store, _) = Store::open(work.path(), Durability::PowerLoss, Some(BOOT)).unwrap();
@@ -98,8 +99,15 @@ fn damage(state: &Path, target: Target, random: &mut Random) -> String {
         return format!("{target:?}: all of it is gone");
     }
     // Most of the time the newest segment of the journal, and sled's log.
-    let usual = if target == Target::Journal { files.last() } else { files.iter().find(|path| path.ends_with("db")) };
-    let path = usual.filter(|_| random.below(4) > 0).unwrap_or_else(|| &files[random.index(files.len())]).clone();
+    let usual = if target == Target::Journal {
+        files.last()
+    } else {
+        files.iter().find(|path| path.ends_with("db"))
+    };
+    let path = usual
+        .filter(|_| random.below(4) > 0)
+        .unwrap_or_else(|| &files[random.index(files.len())])
+        .clone();
     let mut bytes = fs::read(&path).unwrap();
     // sled gives its log more room than it uses: nothing there can be damaged.
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -133,24 +141,44 @@ fn damage(state: &Path, target: Target, random: &mut Random) -> String {
         }
     };
     fs::write(&path, bytes).unwrap();
-    format!("{target:?}: {how} in {} at {at} to {to} of {used}", path.strip_prefix(state).unwrap().display())
+    format!(
+        "{target:?}: {how} in {} at {at} to {to} of {used}",
+        path.strip_prefix(state).unwrap().display()
+    )
 }
 
 /// What is wrong with what was found, if anything is.
-fn judge(ledger: &Ledger, targets: &[Target], found: &Model, report: &RecoveryReport) -> Option<String> {
+fn judge(
+    ledger: &Ledger,
+    targets: &[Target],
+    found: &Model,
+    report: &RecoveryReport,
+) -> Option<String> {
     let whole_copy_is_left = match targets {
         [Target::Database] => true,
         [Target::Journal] => ledger.database_is_whole,
         _ => false,
     };
-    let lost: Vec<_> = ledger.knows.live.keys().filter(|id| !found.live.contains_key(*id)).collect();
-    let back: Vec<_> = found.live.keys().filter(|id| !ledger.knows.live.contains_key(*id)).collect();
-    let older = found.live.iter().filter(|(id, grant)| ledger.knows.live.get(*id).is_some_and(|known| known != *grant)).count();
-    let names = ledger.knows.names.iter().filter(|(key, id)| found.names.get(*key) != Some(*id)).count();
+    let lost: Vec<_> =
+        ledger.knows.live.keys().filter(|id| !found.live.contains_key(*id)).collect();
+    let back: Vec<_> =
+        found.live.keys().filter(|id| !ledger.knows.live.contains_key(*id)).collect();
+    let older = found
+        .live
+        .iter()
+        .filter(|(id, grant)| ledger.knows.live.get(*id).is_some_and(|known| known != *grant))
+        .count();
+    let names =
+        ledger.knows.names.iter().filter(|(key, id)| found.names.get(*key) != Some(*id)).count();
     // sled may restore the small tree of the names automatically and report nothing. If the journal
     // is damaged too, that is not detected yet.
-    let wrong = !lost.is_empty() || !back.is_empty() || older > 0 || (names > 0 && whole_copy_is_left);
-    let text = || format!("lost {lost:?}, came back {back:?}, {older} are older than they were, {names} names are lost");
+    let wrong =
+        !lost.is_empty() || !back.is_empty() || older > 0 || (names > 0 && whole_copy_is_left);
+    let text = || {
+        format!(
+            "lost {lost:?}, came back {back:?}, {older} are older than they were, {names} names are lost"
+        )
+    };
     if wrong && whole_copy_is_left {
         return Some(format!("beside a whole copy: {}", text()));
     }
@@ -183,10 +211,17 @@ fn open(state: &Path, boot: &str) -> (Store, holdfast::store::Recovered) {
     Store::open(state, Durability::PowerLoss, Some(boot)).unwrap()
 }
 
-fn check(ledger: &Ledger, targets: &[Target], same_boot: bool, random: &mut Random, tally: &mut Tally) {
+fn check(
+    ledger: &Ledger,
+    targets: &[Target],
+    same_boot: bool,
+    random: &mut Random,
+    tally: &mut Tally,
+) {
     let state = tempfile::tempdir().unwrap();
     copy(ledger.dir.path(), state.path());
-    let words: Vec<String> = targets.iter().map(|target| damage(state.path(), *target, random)).collect();
+    let words: Vec<String> =
+        targets.iter().map(|target| damage(state.path(), *target, random)).collect();
     let damaged = files_below(state.path());
     let boot = if same_boot { BOOT } else { "the boot after" };
     let clock = Instant::now();
@@ -194,7 +229,10 @@ fn check(ledger: &Ledger, targets: &[Target], same_boot: bool, random: &mut Rand
     tally.starts.push(clock.elapsed());
     let found = Model::of(recovered.clone());
     let mut fail = |why: String, report: &RecoveryReport| {
-        tally.failures.push(format!("{words:?}, in {} boot: {why}; {report}", if same_boot { "the same" } else { "the next" }));
+        tally.failures.push(format!(
+            "{words:?}, in {} boot: {why}; {report}",
+            if same_boot { "the same" } else { "the next" }
+        ));
     };
     if let Some(why) = judge(ledger, targets, &found, &recovered.report) {
         fail(why, &recovered.report);
@@ -210,7 +248,12 @@ fn check(ledger: &Ledger, targets: &[Target], same_boot: bool, random: &mut Rand
     // somewhere.
     if !report.quarantined.is_empty() {
         let kept = files_below(state.path());
-        let moved = |path: &Path| report.quarantined.iter().any(|to| to.to_string_lossy().starts_with(&*path.to_string_lossy()));
+        let moved = |path: &Path| {
+            report
+                .quarantined
+                .iter()
+                .any(|to| to.to_string_lossy().starts_with(&*path.to_string_lossy()))
+        };
         for (path, bytes) in damaged.iter().filter(|(path, _)| moved(path)) {
             if !kept.iter().any(|(_, other)| other == bytes) {
                 fail(format!("{} is not kept", path.display()), &report);
@@ -238,13 +281,20 @@ fn damage_loses_no_live_grant_with_an_intact_copy_and_none_silently() {
     let states = std::env::var("HOLDFAST_STATES").map_or(60, |text| text.parse().unwrap());
     let seed = std::env::var("HOLDFAST_SEED").map_or(SEED, |text| text.parse().unwrap());
     let (mut random, mut tally) = (Random::of(seed), Tally::default());
-    let targets: [&[Target]; 3] = [&[Target::Journal], &[Target::Database], &[Target::Journal, Target::Database]];
+    let targets: [&[Target]; 3] =
+        [&[Target::Journal], &[Target::Database], &[Target::Journal, Target::Database]];
     let mut ledger = None;
     for state in 0..states {
         if state % 36 == 0 {
             ledger = Some(write(ENDINGS[state / 36 % ENDINGS.len()], &mut random));
         }
-        check(ledger.as_ref().unwrap(), targets[state % 3], state / 3 % 2 == 0, &mut random, &mut tally);
+        check(
+            ledger.as_ref().unwrap(),
+            targets[state % 3],
+            state / 3 % 2 == 0,
+            &mut random,
+            &mut tally,
+        );
     }
     println!(
         "{states} damaged states {:?}: {} complete, {} partial and said so, {} with something put aside\nopen: {}",
@@ -254,5 +304,10 @@ fn damage_loses_no_live_grant_with_an_intact_copy_and_none_silently() {
         tally.quarantined,
         crate::common::percentiles(tally.starts)
     );
-    assert!(tally.failures.is_empty(), "{} of {states}:\n{}", tally.failures.len(), tally.failures.join("\n"));
+    assert!(
+        tally.failures.is_empty(),
+        "{} of {states}:\n{}",
+        tally.failures.len(),
+        tally.failures.join("\n")
+    );
 }

@@ -13,7 +13,8 @@
 use crate::common::inside::{command, inside};
 use crate::common::ledger::{Load, Model};
 use crate::common::{
-    Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry, until, until_blocking,
+    Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon,
+    telemetry, until, until_blocking,
 };
 use crate::power_cut::mounts;
 use holdfast::domain::{DeviceId, Durability, Entry};
@@ -41,7 +42,13 @@ impl Small {
 
     fn of(size: &str, at: PathBuf) -> Small {
         fs::create_dir_all(&at).unwrap();
-        command(Command::new("mount").args(["-t", "tmpfs", "-o"]).arg(format!("size={size}")).arg("tmpfs").arg(&at));
+        command(
+            Command::new("mount")
+                .args(["-t", "tmpfs", "-o"])
+                .arg(format!("size={size}"))
+                .arg("tmpfs")
+                .arg(&at),
+        );
         Small { at }
     }
 
@@ -68,9 +75,18 @@ impl Small {
 
     /// A thread of sled may have a file of it open for an instant after the store was closed.
     fn remount(&self, how: &str) {
-        let mount = || Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(&self.at).output().unwrap();
+        let mount = || {
+            Command::new("mount")
+                .arg("-o")
+                .arg(format!("remount,{how}"))
+                .arg(&self.at)
+                .output()
+                .unwrap()
+        };
         let is_busy = |stderr: &[u8]| String::from_utf8_lossy(stderr).contains("busy");
-        let mounted = until_blocking("the disk is let go", mount, |output| output.status.success() || !is_busy(&output.stderr));
+        let mounted = until_blocking("the disk is let go", mount, |output| {
+            output.status.success() || !is_busy(&output.stderr)
+        });
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
     }
 }
@@ -98,13 +114,19 @@ fn assert_knows(found: &Model, model: &Model) {
 }
 
 fn quarantined(state: &Path) -> Vec<String> {
-    let names = fs::read_dir(state).unwrap().flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = fs::read_dir(state)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.contains("quarantine")).collect()
 }
 
 #[test]
 fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable() {
-    let Some(dir) = inside("full_disk::on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable", &NEEDS) else {
+    let Some(dir) = inside(
+        "full_disk::on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable",
+        &NEEDS,
+    ) else {
         return;
     };
     let disk = Small::mount(dir.join("disk"));
@@ -117,7 +139,8 @@ fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable
         }
         drop(store);
         disk.remount("ro");
-        let (mut closed, recovered) = Store::open(&state, Durability::PowerLoss, Some(boot)).unwrap();
+        let (mut closed, recovered) =
+            Store::open(&state, Durability::PowerLoss, Some(boot)).unwrap();
         assert!(recovered.report.is_clean(), "{}", recovered.report);
         assert_knows(&Model::of(recovered), &model);
         let error = append(&mut closed, &mut load, &mut model).unwrap_err();
@@ -137,7 +160,12 @@ fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable
 
 #[test]
 fn entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk() {
-    let Some(dir) = inside("full_disk::entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk", &NEEDS) else { return };
+    let Some(dir) = inside(
+        "full_disk::entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk",
+        &NEEDS,
+    ) else {
+        return;
+    };
     let state = dir.join("state");
     // Only the journal lacks room.
     let disk = Small::mount(state.join("journal"));
@@ -148,7 +176,8 @@ fn entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk() 
     }
     disk.fill_but_a_block();
     // The first of them finds room, and not all.
-    let mut refused = vec![Entry::Named { key: "pci:refused".into(), id: DeviceId::new("GPU-refused") }];
+    let mut refused =
+        vec![Entry::Named { key: "pci:refused".into(), id: DeviceId::new("GPU-refused") }];
     for _ in 0..20 {
         refused.extend(load.entries(&model));
     }
@@ -189,7 +218,10 @@ const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 
 #[test]
 fn a_full_disk_and_its_recovery_are_logged_once_each() {
-    let Some(_dir) = inside("full_disk::a_full_disk_and_its_recovery_are_logged_once_each", &NEEDS) else { return };
+    let Some(_dir) = inside("full_disk::a_full_disk_and_its_recovery_are_logged_once_each", &NEEDS)
+    else {
+        return;
+    };
     run(async {
         let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
@@ -222,7 +254,11 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
             until_gauge(metrics, JOURNAL, 0.0).await;
             daemon.logged("an Allocate was refused").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(status.contains("new pods that request a device are refused, ") && status.contains(" so far: failed to "), "{status}");
+            assert!(
+                status.contains("new pods that request a device are refused, ")
+                    && status.contains(" so far: failed to "),
+                "{status}"
+            );
             assert!(gauge(metrics, "holdfast_journal_sync_failures_total").unwrap() > 0.0);
             assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
@@ -231,11 +267,17 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
             daemon.logged("the ledger can be written again").await;
             let log = daemon.log();
             let refusals = ["the ledger cannot be written"];
-            let told: Vec<_> = log.iter().filter(|line| refusals.iter().any(|words| line.contains(words))).collect();
+            let told: Vec<_> = log
+                .iter()
+                .filter(|line| refusals.iter().any(|words| line.contains(words)))
+                .collect();
             assert_eq!(told.len(), 1, "once, not for each Allocate: {told:#?}");
             daemon.kill();
             let known: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
-            assert!(answered.iter().all(|id| known.contains(id)), "{answered:?} were answered, {known:?} are known");
+            assert!(
+                answered.iter().all(|id| known.contains(id)),
+                "{answered:?} were answered, {known:?} are known"
+            );
         }
     });
 }
@@ -243,7 +285,12 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
 /// The daemon ends cleanly with a full disk, in every state of sled, and loses nothing.
 #[test]
 fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
-    let Some(_dir) = inside("full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant", &NEEDS) else { return };
+    let Some(_dir) = inside(
+        "full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant",
+        &NEEDS,
+    ) else {
+        return;
+    };
     run(async {
         let node = Node::with(&[("gpu", 4)]);
         let disk = Small::mount(node.state());
@@ -271,16 +318,26 @@ fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
             left += usize::from(daemon.log().iter().any(|line| line.contains("not closed")));
             disk.make_room();
         }
-        println!("ended after: {}; left a database that did not close: {left} of 6", percentiles(took));
+        println!(
+            "ended after: {}; left a database that did not close: {left} of 6",
+            percentiles(took)
+        );
         let known: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
-        assert!(answered.iter().all(|id| known.contains(id)), "{answered:?} were answered, {known:?} are known");
+        assert!(
+            answered.iter().all(|id| known.contains(id)),
+            "{answered:?} were answered, {known:?} are known"
+        );
     });
 }
 
 /// Only the database lacks room. sled would never answer again after the first write that fails.
 #[test]
 fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
-    let Some(dir) = inside("full_disk::a_database_on_a_full_disk_recovers_when_space_is_free_again", &NEEDS) else { return };
+    let Some(dir) =
+        inside("full_disk::a_database_on_a_full_disk_recovers_when_space_is_free_again", &NEEDS)
+    else {
+        return;
+    };
     let disk = Small::of("16m", dir.join("disk"));
     let state = disk.at.join("state");
     let _journal = Small::mount(state.join("journal"));
@@ -302,7 +359,11 @@ fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
         disk.make_room();
         store.checkpoint().unwrap();
         assert_eq!(store.is_sound(), (true, true), "in round {round}");
-        assert_eq!(store.history(usize::MAX, |_| true).unwrap().len(), model.released.len(), "in round {round}");
+        assert_eq!(
+            store.history(usize::MAX, |_| true).unwrap().len(),
+            model.released.len(),
+            "in round {round}"
+        );
     }
     println!("20 rounds: {hung} times it did not answer, {closed} times it was not kept");
     assert!(closed > 0, "there was room for it");
@@ -317,7 +378,11 @@ fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
 /// No Allocate comes while there is free space again.
 #[test]
 fn both_copies_of_a_running_daemon_recover_automatically() {
-    let Some(_dir) = inside("full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS) else { return };
+    let Some(_dir) =
+        inside("full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS)
+    else {
+        return;
+    };
     run(async {
         let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
@@ -336,23 +401,36 @@ fn both_copies_of_a_running_daemon_recover_automatically() {
         until_gauge(metrics, JOURNAL, 0.0).await;
         until_gauge(metrics, DATABASE, 0.0).await;
         let status = node.json(&["status"]);
-        assert_eq!(status["ledger"], serde_json::json!({"journal": false, "database": false, "not_durable": 0}), "{status}");
+        assert_eq!(
+            status["ledger"],
+            serde_json::json!({"journal": false, "database": false, "not_durable": 0}),
+            "{status}"
+        );
         disk.make_room();
         until_gauge(metrics, JOURNAL, 1.0).await;
         until_gauge(metrics, DATABASE, 1.0).await;
-        assert_eq!(node.json(&["ledger", "export"])["grants"].as_array().unwrap().len(), answered.len());
+        assert_eq!(
+            node.json(&["ledger", "export"])["grants"].as_array().unwrap().len(),
+            answered.len()
+        );
     });
 }
 
 #[test]
 fn if_configured_grants_are_served_without_a_disk_and_written_later() {
-    let Some(_dir) = inside("full_disk::if_configured_grants_are_served_without_a_disk_and_written_later", &NEEDS) else {
+    let Some(_dir) = inside(
+        "full_disk::if_configured_grants_are_served_without_a_disk_and_written_later",
+        &NEEDS,
+    ) else {
         return;
     };
     run(async {
         let node = Node::with(&[("gpu", 8)]);
         let ledger = "[ledger]\nwhen_not_durable = \"serve\"\n";
-        node.write_config(&format!("{ledger}[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
+        node.write_config(&format!(
+            "{ledger}[telemetry]\nlisten = \"127.0.0.1:0\"\n{}",
+            resource("gpu")
+        ));
         // The journal is prefilled for some hundred grants. All of them are live here and in every
         // later head.
         let disk = Small::of("16m", node.state());
@@ -379,10 +457,14 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
             // Without an Allocate: the daemon may be the only process that knows of them.
             until_gauge(metrics, NOT_DURABLE, 0.0).await;
             let known: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
-            assert!(answered.iter().all(|id| known.contains(id)), "{answered:?} were answered, {known:?} are known");
+            assert!(
+                answered.iter().all(|id| known.contains(id)),
+                "{answered:?} were answered, {known:?} are known"
+            );
         }
         let log = daemon.log();
-        let logged = log.iter().filter(|line| line.contains("grants are served, but are lost")).count();
+        let logged =
+            log.iter().filter(|line| line.contains("grants are served, but are lost")).count();
         assert_eq!(logged, 2, "once for each time: {log:#?}");
 
         // What was never written comes back from what the kubelet has kept.
@@ -390,15 +472,23 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
         while gauge(metrics, NOT_DURABLE) == Some(0.0) {
             allocate(&mut api, &["dev:gpu1"]).await.unwrap();
         }
-        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu, 2))).await;
+        let pod = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu, 2)),
+        )
+        .await;
         assert_eq!(pod.phase, PodPhase::Running);
         daemon.kill();
         disk.make_room();
         let daemon = node.start_daemon();
         daemon.logged("the ledger lacked grants that the kubelet's checkpoint has").await;
         daemon.logged("missing").await;
-        let held: usize =
-            node.grants().iter().filter(|grant| grant.pod().is_some_and(|of| of.uid == pod.uid)).map(|grant| grant.devices.len()).sum();
+        let held: usize = node
+            .grants()
+            .iter()
+            .filter(|grant| grant.pod().is_some_and(|of| of.uid == pod.uid))
+            .map(|grant| grant.devices.len())
+            .sum();
         assert_eq!(held, 2);
     });
 }
@@ -407,7 +497,8 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
 /// open.
 #[test]
 fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly() {
-    let test = "full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
+    let test =
+        "full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
     let Some(dir) = inside(test, &mounts::NEEDS) else { return };
     run(async {
         let node = Node::with(&[("gpu", 4)]);
@@ -444,6 +535,9 @@ fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly(
         let _disk = mounts::Mounted::new(&image, &node.state());
         let daemon = node.start_daemon();
         daemon.logged("registered").await;
-        assert_eq!(node.grants().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>(), answered);
+        assert_eq!(
+            node.grants().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>(),
+            answered
+        );
     });
 }

@@ -58,16 +58,23 @@ impl Tally {
     /// Everything that was answered is in the ledger; what was killed before its answer may be
     /// there too.
     fn check(&self, node: &Node) {
-        let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+        let mut known: BTreeSet<AllocId> =
+            node.grants().into_iter().map(|grant| grant.alloc_id).collect();
         if !self.answered.is_subset(&known) {
             // No pod of the kubelet's checkpoint has these grants: after a minute they count as
             // never started.
-            let store::History { released, problem, .. } = store::peek_history(&node.state()).unwrap();
+            let store::History { released, problem, .. } =
+                store::peek_history(&node.state()).unwrap();
             assert!(problem.is_none(), "{problem:?}");
             known.extend(released.into_iter().map(|grant| grant.alloc_id));
         }
         let missing: Vec<_> = self.answered.difference(&known).collect();
-        assert!(missing.is_empty(), "{} of {} answered grants are missing: {missing:?}", missing.len(), self.answered.len());
+        assert!(
+            missing.is_empty(),
+            "{} of {} answered grants are missing: {missing:?}",
+            missing.len(),
+            self.answered.len()
+        );
     }
 }
 
@@ -75,7 +82,9 @@ impl Tally {
 fn kill_after(daemon: &Daemon, wait: Duration) -> std::thread::JoinHandle<()> {
     let (pid, at) = (daemon.pid(), Instant::now() + wait);
     std::thread::spawn(move || {
-        std::thread::sleep((at - Duration::from_micros(200)).saturating_duration_since(Instant::now()));
+        std::thread::sleep(
+            (at - Duration::from_micros(200)).saturating_duration_since(Instant::now()),
+        );
         while Instant::now() < at {
             std::hint::spin_loop();
         }
@@ -88,8 +97,12 @@ fn kill_after(daemon: &Daemon, wait: Duration) -> std::thread::JoinHandle<()> {
 async fn serve(node: &Node, kubelet: &Kubelet) -> (Daemon, Duration) {
     let began = kubelet.now();
     let daemon = node.start_daemon();
-    let is_list = |event: &&Event| event.at > began && matches!(event.kind, EventKind::Listed { .. });
-    let listed = kubelet.wait_for_some(|view| view.events().iter().find(is_list).map(|event| event.at), HANG).await.unwrap();
+    let is_list =
+        |event: &&Event| event.at > began && matches!(event.kind, EventKind::Listed { .. });
+    let listed = kubelet
+        .wait_for_some(|view| view.events().iter().find(is_list).map(|event| event.at), HANG)
+        .await
+        .unwrap();
     (daemon, listed - began)
 }
 
@@ -179,10 +192,22 @@ fn a_daemon_killed_at_any_time_has_every_answered_grant_and_serves_again() {
         let (daemon, took) = serve(&node, &kubelet).await;
         tally.starts.push(took);
         let exported = node.json(&["ledger", "export"]);
-        let exported: BTreeSet<&str> = exported["grants"].as_array().unwrap().iter().map(|row| row["alloc_id"].as_str().unwrap()).collect();
-        assert!(tally.answered.iter().all(|id| exported.contains(id.as_str())), "the export misses a grant");
+        let exported: BTreeSet<&str> = exported["grants"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["alloc_id"].as_str().unwrap())
+            .collect();
+        assert!(
+            tally.answered.iter().all(|id| exported.contains(id.as_str())),
+            "the export misses a grant"
+        );
         assert_eq!(kubelet.panicked(), None);
-        assert!(tally.between * 3 >= kills, "only {} of {kills} kills fell between a request and its answer", tally.between);
+        assert!(
+            tally.between * 3 >= kills,
+            "only {} of {kills} kills fell between a request and its answer",
+            tally.between
+        );
         println!(
             "{kills} kills: {} between a request and its answer, {} during a start; {} grants were answered, {} more were recorded\n\
              from the process's start to its list at the kubelet: {}",
@@ -223,7 +248,8 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             gate: Arc::default(),
         };
         let arbiter = Arbiter::new();
-        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        let ledger =
+            LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
         // The actor has started when it answers; then only its commits need the store.
         ledger.send(Remember(Vec::new())).await.unwrap().unwrap();
 
@@ -247,11 +273,15 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             released.recv()
         });
         is_stuck.recv().unwrap();
-        let answer = crate::common::ledger::ask(&ledger, Record { grant: Arc::new(grant), exclusive: true });
+        let answer =
+            crate::common::ledger::ask(&ledger, Record { grant: Arc::new(grant), exclusive: true });
         tokio::pin!(answer);
         // Longer than any answer takes; a busy machine can only hide a wrong order, not spoil a
         // right one.
-        assert!(tokio::time::timeout(Duration::from_millis(300), &mut answer).await.is_err(), "answered before the append");
+        assert!(
+            tokio::time::timeout(Duration::from_millis(300), &mut answer).await.is_err(),
+            "answered before the append"
+        );
         assert!(store::peek(dir.path()).unwrap().grants.is_empty());
         release.send(()).unwrap();
         holder.join().unwrap().unwrap();

@@ -3,8 +3,8 @@
 use crate::common::{name, run, soon};
 use actix::{Actor, Addr, Arbiter};
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy,
-    Refuse, Timestamp,
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice,
+    KubeletGeneration, Plan, PodRef, Policy, Refuse, Timestamp,
 };
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
@@ -74,9 +74,12 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         kubelet: watch::channel(KUBELET).1,
         gate: Arc::default(),
     };
-    let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+    let ledger =
+        LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
     // A ledger with the pod's name has also read its cgroups.
-    let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
+    let is_named = |grants: &Arc<Vec<Arc<Grant>>>| {
+        grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))
+    };
     drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
     ledger
 }
@@ -85,20 +88,39 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
 fn an_entry_that_no_record_can_hold_is_refused_alone() {
     run(async {
         let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
-        let ledger = ledger(dir.path(), Policy { refuse: Refuse::Never, ..Policy::default() }, &arbiter).await;
+        let ledger =
+            ledger(dir.path(), Policy { refuse: Refuse::Never, ..Policy::default() }, &arbiter)
+                .await;
         let failures = metrics::counted(Metric::JournalFailures, &[]);
         let record = |grant: Grant| Record { grant: Arc::new(grant), exclusive: false };
         for round in 0..20 {
-            let oversized = Grant { version: "1".repeat(3 << 20), ..grant(&format!("long-{round}"), GrantState::Granted) };
-            let beside = |name: &str| crate::common::ledger::ask(&ledger, record(grant(&format!("{name}-{round}"), GrantState::Granted)));
-            let sent =
-                futures_util::future::join3(beside("before"), crate::common::ledger::ask(&ledger, record(oversized)), beside("after"));
+            let oversized = Grant {
+                version: "1".repeat(3 << 20),
+                ..grant(&format!("long-{round}"), GrantState::Granted)
+            };
+            let beside = |name: &str| {
+                crate::common::ledger::ask(
+                    &ledger,
+                    record(grant(&format!("{name}-{round}"), GrantState::Granted)),
+                )
+            };
+            let sent = futures_util::future::join3(
+                beside("before"),
+                crate::common::ledger::ask(&ledger, record(oversized)),
+                beside("after"),
+            );
             let (before, oversized, after) = soon("the answers", sent).await;
             let (before, oversized, after) = (before.unwrap(), oversized.unwrap(), after.unwrap());
             assert!(before.is_ok() && after.is_ok(), "round {round}: {before:?} {after:?}");
-            assert!(oversized.is_err_and(|error| error.to_string().contains("does not fit into a journal record")));
+            assert!(oversized.is_err_and(|error| {
+                error.to_string().contains("does not fit into a journal record")
+            }));
         }
-        assert_eq!(metrics::counted(Metric::JournalFailures, &[]), failures, "the journal is in order");
+        assert_eq!(
+            metrics::counted(Metric::JournalFailures, &[]),
+            failures,
+            "the journal is in order"
+        );
         assert_eq!(store::peek(&dir.path().join("state")).unwrap().grants.len(), 1 + 2 * 20);
         arbiter.stop();
     });
@@ -111,17 +133,24 @@ fn a_device_provably_held_by_another_pod_is_refused_unless_configured_otherwise(
         for (refuse, is_granted) in [(Refuse::Proven, false), (Refuse::Never, true)] {
             let dir = tempfile::tempdir().unwrap();
             let ledger = ledger(dir.path(), Policy { refuse, ..Policy::default() }, &arbiter).await;
-            let asked = Record { grant: Arc::new(grant("next", GrantState::Granted)), exclusive: true };
-            let answer = soon("the answer", crate::common::ledger::ask(&ledger, asked)).await.unwrap();
+            let asked =
+                Record { grant: Arc::new(grant("next", GrantState::Granted)), exclusive: true };
+            let answer =
+                soon("the answer", crate::common::ledger::ask(&ledger, asked)).await.unwrap();
             assert_eq!(answer.is_ok(), is_granted, "{refuse:?}: {answer:?}");
             if let Err(refusal) = answer {
                 let refusal = refusal.to_string();
                 assert!(refusal.contains("default/first") && refusal.contains("gpu0"), "{refusal}");
             }
-            let told = ["example.com/policies", "yes", if is_granted { "granted" } else { "refused" }];
+            let told =
+                ["example.com/policies", "yes", if is_granted { "granted" } else { "refused" }];
             assert_eq!(metrics::counted(Metric::Doubts, &told), 1, "{refuse:?}");
             let known = store::peek(&dir.path().join("state")).unwrap().grants;
-            assert_eq!(known.len(), 1 + usize::from(is_granted), "{refuse:?}: beside the one that has it");
+            assert_eq!(
+                known.len(),
+                1 + usize::from(is_granted),
+                "{refuse:?}: beside the one that has it"
+            );
         }
         arbiter.stop();
     });

@@ -3,7 +3,9 @@
 //! tests how slow a database may be, and its other faults.
 
 use crate::common::ledger::{Load, Model};
-use crate::common::{Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until};
+use crate::common::{
+    Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until,
+};
 use holdfast::domain::Durability;
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
@@ -15,7 +17,8 @@ const UNREADABLE: &str = "holdfast_ledger_unreadable_since_time_seconds";
 /// Writes a ledger as a daemon of this boot has left it. Returns how many grants were given back.
 fn write(node: &Node) -> usize {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-    let (mut store, _) = Store::open(&node.state(), Durability::ProcessCrash, Some(boot.trim())).unwrap();
+    let (mut store, _) =
+        Store::open(&node.state(), Durability::ProcessCrash, Some(boot.trim())).unwrap();
     let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
     for _ in 0..200 {
         let entries = load.entries(&model);
@@ -31,7 +34,9 @@ fn has(metrics: SocketAddr, name: &str) -> bool {
 }
 
 fn quarantined(node: &Node) -> usize {
-    let names = fs::read_dir(node.state()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = fs::read_dir(node.state())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.contains("quarantine")).count()
 }
 
@@ -55,28 +60,66 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
             offered(&kubelet, &name("example.com/gpu"), 4).await;
             let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
             let granted = allocate(&mut api, &["dev:gpu1"]).await.unwrap();
-            until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable).await;
+            until(
+                "that the history cannot be read",
+                || has(metrics, UNREADABLE),
+                |unreadable| *unreadable,
+            )
+            .await;
             daemon.logged("the query database stays closed, and is tried again").await;
             let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-            assert!(status.contains("the history cannot be read: its database could not be opened since 2"), "{status}");
-            assert!(node.grants().iter().any(|grant| grant.alloc_id == granted), "who holds what is known");
+            assert!(
+                status.contains(
+                    "the history cannot be read: its database could not be opened since 2"
+                ),
+                "{status}"
+            );
+            assert!(
+                node.grants().iter().any(|grant| grant.alloc_id == granted),
+                "who holds what is known"
+            );
             let history = node.output(&["history", "-o", "json"]);
             let document: serde_json::Value = serde_json::from_slice(&history.stdout).unwrap();
-            assert!(document["problem"].as_str().unwrap().contains("is not open yet"), "{document}");
-            assert!(String::from_utf8_lossy(&history.stderr).contains("some released grants are missing here"), "{history:?}");
+            assert!(
+                document["problem"].as_str().unwrap().contains("is not open yet"),
+                "{document}"
+            );
+            assert!(
+                String::from_utf8_lossy(&history.stderr)
+                    .contains("some released grants are missing here"),
+                "{history:?}"
+            );
             // The daemon ends, and the next one begins, in every state of the database.
             daemon.signal(stop);
             daemon.exited().await;
         }
         let daemon = node.start_daemon();
         let metrics = telemetry(&daemon).await;
-        until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable).await;
+        until(
+            "that the history cannot be read",
+            || has(metrics, UNREADABLE),
+            |unreadable| *unreadable,
+        )
+        .await;
         drop(held.take());
-        until("that the history can be read", || has(metrics, UNREADABLE), |unreadable| !*unreadable).await;
+        until(
+            "that the history can be read",
+            || has(metrics, UNREADABLE),
+            |unreadable| !*unreadable,
+        )
+        .await;
         daemon.logged("the query database is open, and has what the journal has").await;
         let document = node.json(&["history"]);
-        let told = document["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] == "released").count();
-        assert!(document["problem"].is_null() && told == released, "{told} of {released} released grants");
+        let told = document["grants"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|grant| grant["state"] == "released")
+            .count();
+        assert!(
+            document["problem"].is_null() && told == released,
+            "{told} of {released} released grants"
+        );
         assert_eq!(quarantined(&node), 0, "nothing was damaged");
         let verified = node.json(&["ledger", "verify"]);
         assert_eq!(verified["sound"], true, "{verified}");

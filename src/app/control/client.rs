@@ -67,7 +67,8 @@ pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
 pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
     let query = async |stream| {
         let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
-        let request = hyper::Request::post("/v1/devices").header("content-type", "application/json");
+        let request =
+            hyper::Request::post("/v1/devices").header("content-type", "application/json");
         in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
     };
     with(run_dir, query).await
@@ -80,18 +81,28 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
 pub async fn hand_over(run_dir: &Path, upgrade: &Upgrade) -> Result<Installed, ControlError> {
     let query = async |stream| {
         let upgrade = serde_json::to_vec(upgrade).map_err(|error| error.to_string())?;
-        let request = hyper::Request::post("/v1/handover").header("content-type", "application/json");
-        let body = in_time(HANDOVER_DEADLINE, send(stream, "/v1/handover", request, upgrade)).await??;
-        let body = in_time(ANSWER_DEADLINE, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
+        let request =
+            hyper::Request::post("/v1/handover").header("content-type", "application/json");
+        let body =
+            in_time(HANDOVER_DEADLINE, send(stream, "/v1/handover", request, upgrade)).await??;
+        let body = in_time(ANSWER_DEADLINE, body.collect())
+            .await?
+            .map_err(|error| error.to_string())?
+            .to_bytes();
         serde_json::from_slice(&body).map_err(invalid_answer)
     };
     with(run_dir, query).await
 }
 
-async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadline: Duration) -> Result<T, ControlError> {
+async fn get_within<T: DeserializeOwned>(
+    run_dir: &Path,
+    resource: &str,
+    deadline: Duration,
+) -> Result<T, ControlError> {
     let query = async |stream| {
         let body = in_time(deadline, query(stream, resource)).await??;
-        let body = in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
+        let body =
+            in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
         serde_json::from_slice(&body).map_err(invalid_answer)
     };
     with(run_dir, query).await
@@ -102,7 +113,10 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
 ///
 /// # Errors
 /// As [`get`]; [`ControlError::Absent`] only before the first line was read.
-pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(ExportLine) -> bool) -> Result<LedgerEnd, ControlError> {
+pub async fn read_ledger(
+    run_dir: &Path,
+    mut take: impl FnMut(ExportLine) -> bool,
+) -> Result<LedgerEnd, ControlError> {
     let mut has_read = false;
     let query = async |stream| {
         let mut body = in_time(ANSWER_DEADLINE, query(stream, "/v1/ledger")).await??;
@@ -111,7 +125,8 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(ExportLine) -> boo
             let frame = frame.map_err(|error| error.to_string())?.into_data().unwrap_or_default();
             unread.extend_from_slice(&frame);
             let whole = unread.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-            for line in unread[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            for line in unread[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty())
+            {
                 match serde_json::from_slice(line).map_err(invalid_answer)? {
                     Line::Part(part) => {
                         has_read = true;
@@ -127,13 +142,18 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(ExportLine) -> boo
         Err(INCOMPLETE.to_owned())
     };
     with(run_dir, query).await.map_err(|error| match error {
-        ControlError::Absent { path, .. } if has_read => ControlError::Failed { path, why: INCOMPLETE.to_owned() },
+        ControlError::Absent { path, .. } if has_read => {
+            ControlError::Failed { path, why: INCOMPLETE.to_owned() }
+        }
         error => error,
     })
 }
 
 /// Connects and runs `query`. An error names the socket that could not answer.
-async fn with<T>(run_dir: &Path, query: impl AsyncFnOnce(UnixStream) -> Result<T, String>) -> Result<T, ControlError> {
+async fn with<T>(
+    run_dir: &Path,
+    query: impl AsyncFnOnce(UnixStream) -> Result<T, String>,
+) -> Result<T, ControlError> {
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
@@ -141,7 +161,9 @@ async fn with<T>(run_dir: &Path, query: impl AsyncFnOnce(UnixStream) -> Result<T
         Err(error) => {
             return Err(ControlError::Failed {
                 path,
-                why: format!("{error}; only root and the user of the daemon have access, so use `sudo`"),
+                why: format!(
+                    "{error}; only root and the user of the daemon have access, so use `sudo`"
+                ),
             });
         }
     };
@@ -165,11 +187,21 @@ async fn query(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
 }
 
 /// Sends a request. Returns the body of the answer.
-async fn send(stream: UnixStream, resource: &str, request: hyper::http::request::Builder, body: Vec<u8>) -> Result<Incoming, String> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
+async fn send(
+    stream: UnixStream,
+    resource: &str,
+    request: hyper::http::request::Builder,
+    body: Vec<u8>,
+) -> Result<Incoming, String> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|e| e.to_string())?;
     tokio::spawn(connection);
     let request = request.header("host", "localhost").body(Full::new(Bytes::from(body)));
-    let answer = sender.send_request(request.map_err(|e| e.to_string())?).await.map_err(|e| e.to_string())?;
+    let answer = sender
+        .send_request(request.map_err(|e| e.to_string())?)
+        .await
+        .map_err(|e| e.to_string())?;
     let status = answer.status();
     if status.is_success() {
         return Ok(answer.into_body());

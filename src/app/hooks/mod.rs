@@ -51,14 +51,21 @@ impl Runner {
         let mut schedule = Schedule::default();
         let (mut runs, mut running) = (JoinSet::new(), BTreeMap::new());
         loop {
-            let (due, inventory) = (self.due.borrow_and_update().clone(), self.inventory.borrow_and_update().clone());
+            let (due, inventory) =
+                (self.due.borrow_and_update().clone(), self.inventory.borrow_and_update().clone());
             let now = host::now().boot;
             for run in schedule.start(&due, &inventory, now) {
                 let key = run.key.clone();
-                let task = runs.spawn(one(self.performer.clone(), self.grants.clone(), self.ended.clone(), run));
+                let task = runs.spawn(one(
+                    self.performer.clone(),
+                    self.grants.clone(),
+                    self.ended.clone(),
+                    run,
+                ));
                 running.insert(task.id(), key);
             }
-            let wait = schedule.next_deadline().map_or(IDLE, |deadline| deadline.saturating_sub(now));
+            let wait =
+                schedule.next_deadline().map_or(IDLE, |deadline| deadline.saturating_sub(now));
             tokio::select! {
                 changed = self.due.changed() => if changed.is_err() { return },
                 changed = self.inventory.changed() => if changed.is_err() { return },
@@ -76,7 +83,12 @@ impl Runner {
 }
 
 /// One run, and its record.
-async fn one(performer: HookExecutor, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
+async fn one(
+    performer: HookExecutor,
+    grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    ended: Mailbox<HookEnded>,
+    run: Run,
+) {
     let Run { key, pending, hook, device } = run;
     let sharer = sharer(&grants.borrow(), &hook, &device);
     let sharer = sharer.map(|alloc_id| format!("a reset would also reset another part of its PCI function, which grant {alloc_id} holds"));
@@ -98,19 +110,37 @@ async fn one(performer: HookExecutor, grants: watch::Receiver<Arc<Vec<Arc<Grant>
             }
             // The result may be recorded at any time, and then a pod may start with the device. So
             // the hook does not run again here.
-            Err(error @ CallError::TimedOut(..)) => tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet"),
-            Err(error @ CallError::GivenUp(_)) => return tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded"),
+            Err(error @ CallError::TimedOut(..)) => {
+                tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet")
+            }
+            Err(error @ CallError::GivenUp(_)) => {
+                return tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded");
+            }
         }
     }
 }
 
 /// A hook that could not start for lack of processes or memory has not failed: it is tried again.
-async fn perform(performer: &HookExecutor, hook: &Hook, pending: &PendingHook, device: Arc<Device>) -> Result<(), String> {
+async fn perform(
+    performer: &HookExecutor,
+    hook: &Hook,
+    pending: &PendingHook,
+    device: Arc<Device>,
+) -> Result<(), String> {
     let PendingHook { resource, alloc_id, pod, container, .. } = pending.clone();
-    let occasion = Occasion { phase: Phase::AfterRelease, resource, device, alloc_id: Some(alloc_id), pod, container };
+    let occasion = Occasion {
+        phase: Phase::AfterRelease,
+        resource,
+        device,
+        alloc_id: Some(alloc_id),
+        pod,
+        container,
+    };
     loop {
         match performer.run(hook, &occasion).await {
-            Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(RETRY_START_AFTER).await,
+            Err(error) if error.is_no_result(Phase::AfterRelease) => {
+                tokio::time::sleep(RETRY_START_AFTER).await
+            }
             ended => return ended.map_err(|error| error.to_string()),
         }
     }
@@ -121,7 +151,8 @@ async fn perform(performer: &HookExecutor, hook: &Hook, pending: &PendingHook, d
 fn sharer(grants: &[Arc<Grant>], hook: &Hook, device: &Device) -> Option<String> {
     let function = device.pci.as_ref().filter(|_| *hook == Hook::Reset)?.address.to_string();
     let has_it = |grant: &&Arc<Grant>| {
-        let is_reset = |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
+        let is_reset =
+            |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
         grant.is_live() && grant.devices.iter().any(is_reset)
     };
     grants.iter().find(has_it).map(|grant| grant.alloc_id.to_string())

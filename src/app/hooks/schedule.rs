@@ -1,6 +1,8 @@
 //! When a due hook runs: at once, after a failure with growing pauses, or on new evidence. Pure.
 
-use crate::domain::{Device, DeviceId, DueHooks, Health, Hook, Inventory, PendingHook, Reason, ResourceName};
+use crate::domain::{
+    Device, DeviceId, DueHooks, Health, Hook, Inventory, PendingHook, Reason, ResourceName,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,14 +47,21 @@ enum State {
 
 impl Schedule {
     /// The runs that begin now.
-    pub(super) fn start(&mut self, due: &DueHooks, inventory: &Inventory, now: Duration) -> Vec<Run> {
+    pub(super) fn start(
+        &mut self,
+        due: &DueHooks,
+        inventory: &Inventory,
+        now: Duration,
+    ) -> Vec<Run> {
         let is_due = |(resource, device): &Key| due.get(resource, device).is_some();
         self.0.retain(|key, known| known.state == State::Running || is_due(key));
         let mut runs = Vec::new();
         for pending in due.all() {
             let key = (pending.resource.clone(), pending.device.clone());
             let found = found(inventory, pending);
-            let known = self.0.get(&key).filter(|known| known.state == State::Running || known.pending.alloc_id == pending.alloc_id);
+            let known = self.0.get(&key).filter(|known| {
+                known.state == State::Running || known.pending.alloc_id == pending.alloc_id
+            });
             let begins = match known.map(|known| (&known.state, known.runs)) {
                 Some((State::Running, _)) => continue,
                 Some((State::Ended(at), runs)) => now >= *at + wait(runs),
@@ -61,9 +70,16 @@ impl Schedule {
             };
             let runs_before = known.map_or(0, |known| known.runs);
             match found {
-                None => drop(self.0.insert(key, Known { pending: pending.clone(), runs: runs_before, state: State::Absent })),
+                None => drop(self.0.insert(
+                    key,
+                    Known { pending: pending.clone(), runs: runs_before, state: State::Absent },
+                )),
                 Some((hook, device)) if begins => {
-                    let known = Known { pending: pending.clone(), runs: runs_before.saturating_add(1), state: State::Running };
+                    let known = Known {
+                        pending: pending.clone(),
+                        runs: runs_before.saturating_add(1),
+                        state: State::Running,
+                    };
                     self.0.insert(key.clone(), known);
                     runs.push(Run { key, pending: pending.clone(), hook, device });
                 }
@@ -82,7 +98,9 @@ impl Schedule {
 
     /// When the next run begins without any event.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
-        let deadline = |known: &Known| if let State::Ended(at) = known.state { Some(at + wait(known.runs)) } else { None };
+        let deadline = |known: &Known| {
+            if let State::Ended(at) = known.state { Some(at + wait(known.runs)) } else { None }
+        };
         self.0.values().filter_map(deadline).min()
     }
 }
@@ -98,14 +116,18 @@ fn found(inventory: &Inventory, pending: &PendingHook) -> Option<(Hook, Arc<Devi
     let hook = offering.spec.hooks.after_release.clone()?;
     let is_present = |health: Health| health.reason() != Some(Reason::DeviceGone);
     let mut offered = offering.devices.values();
-    let found = offered.find(|offered| offered.device.id == pending.device && is_present(offered.health))?;
+    let found = offered
+        .find(|offered| offered.device.id == pending.device && is_present(offered.health))?;
     Some((hook, Arc::clone(&found.device)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{AllocId, Attributes, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec, Timestamp, note_hook};
+    use crate::domain::{
+        AllocId, Attributes, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec,
+        Timestamp, note_hook,
+    };
     use proptest::prelude::*;
 
     fn resource() -> ResourceName {
@@ -146,7 +168,8 @@ mod tests {
             };
             (DeviceId::new(*id), Offered { device: Arc::new(device), health: *health })
         };
-        let offering = Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() };
+        let offering =
+            Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() };
         Inventory { resources: BTreeMap::from([(resource(), Arc::new(offering))]) }
     }
 
@@ -167,8 +190,11 @@ mod tests {
 
     #[test]
     fn a_due_hook_runs_at_once_and_after_failures_with_growing_pauses() {
-        let (mut schedule, due, inventory) =
-            (Schedule::default(), due(&[("a", "1"), ("b", "2")]), inventory(&[("a", PENDING), ("b", PENDING)]));
+        let (mut schedule, due, inventory) = (
+            Schedule::default(),
+            due(&[("a", "1"), ("b", "2")]),
+            inventory(&[("a", PENDING), ("b", PENDING)]),
+        );
         assert_eq!(started(&schedule.start(&due, &inventory, at(0))), ["a", "b"]);
         assert!(schedule.start(&due, &inventory, at(9999)).is_empty(), "both run");
         assert_eq!(schedule.next_deadline(), None);

@@ -33,7 +33,9 @@ pub(super) fn page(facts: &Facts<'_>, style: &str) -> String {
     let Facts { status, devices, grants, picture, refresh, now, .. } = facts;
     let problems = status.problems();
     let title = problem_summary(&problems);
-    let again = refresh.map(|seconds| format!("<meta http-equiv=\"refresh\" content=\"{seconds}\"/>\n")).unwrap_or_default();
+    let again = refresh
+        .map(|seconds| format!("<meta http-equiv=\"refresh\" content=\"{seconds}\"/>\n"))
+        .unwrap_or_default();
     let mut html = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n{again}\
@@ -75,17 +77,32 @@ fn section(title: &str, body: &str) -> String {
 /// Text with its parts in backticks as code.
 fn prose(text: &str) -> String {
     let parts = text.split('`').enumerate();
-    parts.map(|(n, part)| if n % 2 == 1 { format!("<code>{}</code>", escape(part)) } else { escape(part) }).collect()
+    parts
+        .map(
+            |(n, part)| {
+                if n % 2 == 1 { format!("<code>{}</code>", escape(part)) } else { escape(part) }
+            },
+        )
+        .collect()
 }
 
 fn problem_list(problems: &[Problem]) -> String {
     if problems.is_empty() {
         return String::new();
     }
-    let item = |Problem { what, todo }: &Problem| format!("<li>{}<br/><span class=\"soft\">{}</span></li>\n", prose(what), prose(todo));
+    let item = |Problem { what, todo }: &Problem| {
+        format!("<li>{}<br/><span class=\"soft\">{}</span></li>\n", prose(what), prose(todo))
+    };
     let more = problems.len().saturating_sub(ROWS_MAX);
-    let more = if more > 0 { format!("<li>and {more} more: <code>holdfast status</code></li>\n") } else { String::new() };
-    format!("<ul class=\"problems\">\n{}{more}</ul>\n", problems.iter().take(ROWS_MAX).map(item).collect::<String>())
+    let more = if more > 0 {
+        format!("<li>and {more} more: <code>holdfast status</code></li>\n")
+    } else {
+        String::new()
+    };
+    format!(
+        "<ul class=\"problems\">\n{}{more}</ul>\n",
+        problems.iter().take(ROWS_MAX).map(item).collect::<String>()
+    )
 }
 
 fn summary(facts: &Facts<'_>) -> String {
@@ -96,12 +113,18 @@ fn summary(facts: &Facts<'_>) -> String {
         if facts.status.socket_left_behind {
             return "absent (socket left behind)".to_owned();
         }
-        format!("present since {}, {registered} of {} resources registered", since.to_seconds(), resources.len())
+        format!(
+            "present since {}, {registered} of {} resources registered",
+            since.to_seconds(),
+            resources.len()
+        )
     });
     let written = match (ledger.journal, ledger.database) {
         (true, true) => "both copies are written".to_owned(),
         (true, false) => "only one of two copies is written".to_owned(),
-        (false, _) if ledger.not_durable > 0 => format!("cannot be written; {} grants exist only in memory", ledger.not_durable),
+        (false, _) if ledger.not_durable > 0 => {
+            format!("cannot be written; {} grants exist only in memory", ledger.not_durable)
+        }
         (false, _) => "cannot be written".to_owned(),
     };
     let ready = if *ready { "ready" } else { "not ready yet" };
@@ -132,16 +155,26 @@ fn table(headings: &[&str], rows: &[Vec<String>], more: &str) -> String {
     };
     let bare = |text: &str| text.trim_start_matches(['#', '=']).to_owned();
     let mut html = String::from("<div class=\"wide\"><table>\n<tr>");
-    headings.iter().for_each(|heading| add(&mut html, format_args!("<th{}>{}</th>", class(heading), bare(heading))));
+    headings.iter().for_each(|heading| {
+        add(&mut html, format_args!("<th{}>{}</th>", class(heading), bare(heading)))
+    });
     html += "</tr>\n";
     for row in rows.iter().take(ROWS_MAX) {
         html += "<tr>";
-        row.iter().zip(headings).for_each(|(cell, heading)| add(&mut html, format_args!("<td{}>{cell}</td>", class(heading))));
+        row.iter().zip(headings).for_each(|(cell, heading)| {
+            add(&mut html, format_args!("<td{}>{cell}</td>", class(heading)))
+        });
         html += "</tr>\n";
     }
     html += "</table></div>\n";
     if rows.len() > ROWS_MAX {
-        add(&mut html, format_args!("<p class=\"soft\">and {} more: <code>{more}</code></p>\n", rows.len() - ROWS_MAX));
+        add(
+            &mut html,
+            format_args!(
+                "<p class=\"soft\">and {} more: <code>{more}</code></p>\n",
+                rows.len() - ROWS_MAX
+            ),
+        );
     }
     html
 }
@@ -151,7 +184,11 @@ fn resources(reports: &[ResourceReport]) -> String {
         return "<p class=\"soft\">No resource is offered.</p>\n".into();
     }
     let row = |report: &ResourceReport| {
-        let registered = if report.registered { "<span class=\"good\">✓ yes</span>" } else { "<span class=\"bad\">✗ no</span>" };
+        let registered = if report.registered {
+            "<span class=\"good\">✓ yes</span>"
+        } else {
+            "<span class=\"bad\">✗ no</span>"
+        };
         let healthy = if report.healthy < report.devices { "bad" } else { "good" };
         vec![
             escape(&report.name),
@@ -164,24 +201,38 @@ fn resources(reports: &[ResourceReport]) -> String {
         ]
     };
     let rows: Vec<_> = reports.iter().map(row).collect();
-    table(&["resource", "registered", "#devices", "#healthy", "#held", "API", "#registered in"], &rows, "holdfast status")
+    table(
+        &["resource", "registered", "#devices", "#healthy", "#held", "API", "#registered in"],
+        &rows,
+        "holdfast status",
+    )
 }
 
 /// Unhealthy devices are visible; healthy ones are folded behind their number.
 fn all_devices(devices: &[DeviceReport]) -> String {
-    let is_well = |device: &&DeviceReport| device.health.as_deref() == Some("Healthy") && device.state != "suspect";
-    let (well, ailing): (Vec<&DeviceReport>, Vec<&DeviceReport>) = devices.iter().partition(is_well);
+    let is_well = |device: &&DeviceReport| {
+        device.health.as_deref() == Some("Healthy") && device.state != "suspect"
+    };
+    let (well, ailing): (Vec<&DeviceReport>, Vec<&DeviceReport>) =
+        devices.iter().partition(is_well);
     let of = |devices: &[&DeviceReport]| {
-        let rows: Vec<_> = devices.iter().take(ROWS_MAX + 1).map(|device| device_row(device)).collect();
+        let rows: Vec<_> =
+            devices.iter().take(ROWS_MAX + 1).map(|device| device_row(device)).collect();
         let rest = devices.len().saturating_sub(ROWS_MAX + 1);
         let rows: Vec<_> = rows.into_iter().chain(std::iter::repeat_n(Vec::new(), rest)).collect();
         table(&["health", "device", "=why", "since", "resource"], &rows, "holdfast device show")
     };
     match (ailing.len(), well.len()) {
         (0, 0) => "<p class=\"soft\">No resource has a device.</p>\n".into(),
-        (0, well_count) => format!("<details><summary>{well_count} healthy</summary>\n{}</details>\n", of(&well)),
+        (0, well_count) => {
+            format!("<details><summary>{well_count} healthy</summary>\n{}</details>\n", of(&well))
+        }
         (_, 0) => of(&ailing),
-        (_, well_count) => format!("{}<details><summary>{well_count} healthy</summary>\n{}</details>\n", of(&ailing), of(&well)),
+        (_, well_count) => format!(
+            "{}<details><summary>{well_count} healthy</summary>\n{}</details>\n",
+            of(&ailing),
+            of(&well)
+        ),
     }
 }
 
@@ -193,8 +244,16 @@ fn device_row(device: &DeviceReport) -> Vec<String> {
         ("Unhealthy", _) => ("bad", "✗"),
         _ => ("soft", "–"),
     };
-    let state = if ["suspect", "recovering"].contains(&device.state.as_str()) { format!(", {}", device.state) } else { String::new() };
-    let why = [device.reason.as_deref(), device.detail.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
+    let state = if ["suspect", "recovering"].contains(&device.state.as_str()) {
+        format!(", {}", device.state)
+    } else {
+        String::new()
+    };
+    let why = [device.reason.as_deref(), device.detail.as_deref()]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(": ");
     vec![
         format!("<span class=\"{class}\">{sign} {}{state}</span>", escape(health)),
         format!("<code>{}</code>", escape(&device.id)),
@@ -210,7 +269,8 @@ fn holders(grants: &[Arc<Grant>]) -> String {
         return "<p class=\"soft\">No container holds a device.</p>\n".into();
     }
     let row = |grant: &&Arc<Grant>| {
-        let devices = grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(", ");
+        let devices =
+            grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(", ");
         vec![
             escape(&Holder::of(grant).in_words()),
             escape(grant.resource.as_str()),
@@ -221,20 +281,41 @@ fn holders(grants: &[Arc<Grant>]) -> String {
         ]
     };
     let rows: Vec<_> = live.iter().map(row).collect();
-    let count = if live.len() == 1 { "one grant is".to_owned() } else { format!("{} grants are", live.len()) };
-    let table = table(&["pod", "resource", "=devices", "since", "container", "state"], &rows, "holdfast who");
-    format!("<details{}><summary>{count} held</summary>\n{table}</details>\n", if live.len() <= 16 { " open=\"open\"" } else { "" })
+    let count = if live.len() == 1 {
+        "one grant is".to_owned()
+    } else {
+        format!("{} grants are", live.len())
+    };
+    let table = table(
+        &["pod", "resource", "=devices", "since", "container", "state"],
+        &rows,
+        "holdfast who",
+    );
+    format!(
+        "<details{}><summary>{count} held</summary>\n{table}</details>\n",
+        if live.len() <= 16 { " open=\"open\"" } else { "" }
+    )
 }
 
 /// Recent events, newest first: starts, failures and their ends, grants.
 fn events(facts: &Facts<'_>) -> String {
     let Facts { status, devices, grants, now, .. } = facts;
-    let mut events = vec![(Timestamp(now.0.saturating_sub(status.uptime_seconds.saturating_mul(1000))), "holdfast has started".to_owned())];
-    events.extend(kubelet_since(status).map(|since| (since, "the kubelet has created its socket".to_owned())));
+    let mut events = vec![(
+        Timestamp(now.0.saturating_sub(status.uptime_seconds.saturating_mul(1000))),
+        "holdfast has started".to_owned(),
+    )];
+    events.extend(
+        kubelet_since(status).map(|since| (since, "the kubelet has created its socket".to_owned())),
+    );
     for device in *devices {
         for incident in &device.incidents {
-            events.push((incident.at, format!("`{}` has failed: {incident}", device.id.replace('`', "'"))));
-            events.extend(incident.until.map(|until| (until, format!("`{}` is healthy again", device.id.replace('`', "'")))));
+            events.push((
+                incident.at,
+                format!("`{}` has failed: {incident}", device.id.replace('`', "'")),
+            ));
+            events.extend(incident.until.map(|until| {
+                (until, format!("`{}` is healthy again", device.id.replace('`', "'")))
+            }));
         }
     }
     let held = grants.iter().filter(|grant| grant.is_live());
@@ -243,7 +324,11 @@ fn events(facts: &Facts<'_>) -> String {
         (grant.granted_at, format!("{count} × {} granted to {to}", grant.resource))
     }));
     events.sort_by(|a, b| b.cmp(a));
-    let rows: Vec<_> = events.into_iter().take(EVENTS_MAX).map(|(at, what)| vec![at.to_seconds(), prose(&what)]).collect();
+    let rows: Vec<_> = events
+        .into_iter()
+        .take(EVENTS_MAX)
+        .map(|(at, what)| vec![at.to_seconds(), prose(&what)])
+        .collect();
     table(&["when", "=what"], &rows, "holdfast history")
 }
 

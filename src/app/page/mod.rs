@@ -31,9 +31,15 @@ const REFRESH: std::ops::RangeInclusive<u32> = 1..=3600;
 /// The route.
 pub(super) fn routes(views: Views, pages: Pages) -> Router {
     let started = Instant::now();
-    let page = move |Extension(connection): Extension<Arc<Connection>>, uri: Uri, headers: HeaderMap| async move {
+    let page = move |Extension(connection): Extension<Arc<Connection>>,
+                     uri: Uri,
+                     headers: HeaderMap| async move {
         let refresh = refresh(uri.query().unwrap_or_default());
-        let html = pages.page(&connection, &headers, PageKey::Overview(refresh), move || page(&views, started, refresh)).await?;
+        let html = pages
+            .page(&connection, &headers, PageKey::Overview(refresh), move || {
+                page(&views, started, refresh)
+            })
+            .await?;
         let headers = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
             (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
@@ -71,13 +77,16 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
 /// The offered devices, each once, with the holders of its shares.
 fn leaves(views: &Views) -> Vec<Leaf> {
     // Copies: a publisher must not wait for the page.
-    let (grants, inventory) = (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
+    let (grants, inventory) =
+        (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
     let holders = picture::holders(grants.iter().map(AsRef::as_ref));
     let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
     let verdicts = views.judgement.borrow().verdicts.clone();
     for (resource, offering) in &inventory.resources {
         for offered in offering.devices.values() {
-            let leaf = leaves.entry(offered.device.id.clone()).or_insert_with(|| Leaf::of(&offered.device));
+            let leaf = leaves
+                .entry(offered.device.id.clone())
+                .or_insert_with(|| Leaf::of(&offered.device));
             if !leaf.resources.iter().any(|known| known == resource.as_str()) {
                 leaf.resources.push(resource.to_string());
             }
@@ -86,7 +95,11 @@ fn leaves(views: &Views) -> Vec<Leaf> {
             if leaf.health.is_none() || !offered.health.is_healthy() {
                 leaf.health = Some(offered.health.as_str());
                 leaf.reason = offered.health.reason().map(|reason| reason.to_string());
-                let detail = offered.health.reason().zip(verdicts.get(&offered.device.id)).map(|(reason, verdict)| verdict.detail(reason));
+                let detail = offered
+                    .health
+                    .reason()
+                    .zip(verdicts.get(&offered.device.id))
+                    .map(|(reason, verdict)| verdict.detail(reason));
                 leaf.detail = detail.filter(|detail| !detail.is_empty()).map(str::to_owned);
             }
         }
@@ -110,7 +123,13 @@ mod tests {
 
     #[test]
     fn the_refresh_interval_is_bounded() {
-        let cases = [("refresh=5", Some(5)), ("a=b&refresh=60", Some(60)), ("refresh=0", None), ("refresh=1;url=//x", None), ("", None)];
+        let cases = [
+            ("refresh=5", Some(5)),
+            ("a=b&refresh=60", Some(60)),
+            ("refresh=0", None),
+            ("refresh=1;url=//x", None),
+            ("", None),
+        ];
         for (query, wanted) in cases {
             assert_eq!(refresh(query), wanted, "{query}");
         }

@@ -9,7 +9,8 @@ use crate::console::progress::Progress;
 use crate::console::text::Text;
 use crate::console::{Global, eprintln, not_printed};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
+    AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef,
+    ResourceName, Timestamp,
 };
 use crate::store::ExportLine;
 use serde::{Deserialize, Serialize};
@@ -48,8 +49,12 @@ impl From<Grant> for Exported {
         let (bound_at, suspect_at, released_at, released_by) = match grant.state {
             GrantState::Granted => (None, None, None, None),
             GrantState::Bound { bound_at, .. } => (Some(bound_at), None, None, None),
-            GrantState::Suspect { bound_at, suspect_at, .. } => (Some(bound_at), Some(suspect_at), None, None),
-            GrantState::Released { bound_at, released_at, released_by, .. } => (bound_at, None, Some(released_at), Some(released_by)),
+            GrantState::Suspect { bound_at, suspect_at, .. } => {
+                (Some(bound_at), Some(suspect_at), None, None)
+            }
+            GrantState::Released { bound_at, released_at, released_by, .. } => {
+                (bound_at, None, Some(released_at), Some(released_by))
+            }
         };
         Exported {
             alloc_id: grant.alloc_id,
@@ -77,19 +82,44 @@ impl TryFrom<Exported> for Grant {
 
     /// The grant, or an error that names the contradiction in it.
     fn try_from(exported: Exported) -> Result<Self, Self::Error> {
-        let Exported { pod, container, bound_at, suspect_at, released_at, released_by, granted_devices, .. } = exported;
+        let Exported {
+            pod,
+            container,
+            bound_at,
+            suspect_at,
+            released_at,
+            released_by,
+            granted_devices,
+            ..
+        } = exported;
         if granted_devices.is_empty() {
             return Err("it has no device");
         }
         if !granted_devices.iter().map(|device| &device.id).eq(&exported.devices) {
             return Err("its `devices` and `granted_devices` differ");
         }
-        let state = match (exported.state.as_str(), pod, container, bound_at, suspect_at, released_at, released_by) {
+        let state = match (
+            exported.state.as_str(),
+            pod,
+            container,
+            bound_at,
+            suspect_at,
+            released_at,
+            released_by,
+        ) {
             ("granted", None, None, None, None, None, None) => GrantState::Granted,
-            ("bound", Some(pod), Some(container), Some(bound_at), None, None, None) => GrantState::Bound { pod, container, bound_at },
-            ("suspect", Some(pod), Some(container), Some(bound_at), Some(suspect_at), None, None) => {
-                GrantState::Suspect { pod, container, bound_at, suspect_at }
+            ("bound", Some(pod), Some(container), Some(bound_at), None, None, None) => {
+                GrantState::Bound { pod, container, bound_at }
             }
+            (
+                "suspect",
+                Some(pod),
+                Some(container),
+                Some(bound_at),
+                Some(suspect_at),
+                None,
+                None,
+            ) => GrantState::Suspect { pod, container, bound_at, suspect_at },
             ("released", pod, container, bound_at, None, Some(released_at), Some(released_by)) => {
                 GrantState::Released { pod, container, bound_at, released_at, released_by }
             }
@@ -149,7 +179,10 @@ impl<W: Write> Page<W> {
         match part {
             ExportLine::Notes { names, listed, owed, verdicts } => {
                 let (names, listed) = (json(&names)?, json(&listed)?);
-                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
+                write!(
+                    self.out,
+                    "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n"
+                )?;
                 // Omit empty maps, so that versions without these keys can read the document.
                 if !owed.is_empty() {
                     writeln!(self.out, "\"owed\":{},", json(&owed)?)?;
@@ -178,11 +211,17 @@ mod tests {
 
     fn grants() -> Vec<Grant> {
         let pod = PodRef { uid: "u1".into(), namespace: Some("ml".into()), name: None };
-        let (container, bound_at, at) = ("main".to_owned(), Timestamp(1_700_000_001_000), Timestamp(1_700_000_002_000));
+        let (container, bound_at, at) =
+            ("main".to_owned(), Timestamp(1_700_000_001_000), Timestamp(1_700_000_002_000));
         let states = [
             GrantState::Granted,
             GrantState::Bound { pod: pod.clone(), container: container.clone(), bound_at },
-            GrantState::Suspect { pod: pod.clone(), container: container.clone(), bound_at, suspect_at: at },
+            GrantState::Suspect {
+                pod: pod.clone(),
+                container: container.clone(),
+                bound_at,
+                suspect_at: at,
+            },
             GrantState::Released {
                 pod: Some(pod),
                 container: Some(container),
@@ -190,7 +229,13 @@ mod tests {
                 released_at: at,
                 released_by: "pod_gone".into(),
             },
-            GrantState::Released { pod: None, container: None, bound_at: None, released_at: at, released_by: "never_started".into() },
+            GrantState::Released {
+                pod: None,
+                container: None,
+                bound_at: None,
+                released_at: at,
+                released_by: "never_started".into(),
+            },
         ];
         let grant = |state| Grant {
             alloc_id: AllocId::new("a-1"),
@@ -202,7 +247,10 @@ mod tests {
                 nodes: Vec::new(),
                 objects: Vec::new(),
             }],
-            edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
+            edits: ContainerEdits {
+                cdi_devices: vec!["a/b=c".into()],
+                ..ContainerEdits::default()
+            },
             boot_id: "boot".into(),
             kubelet: Some(KubeletGeneration { inode: 7, made_ns: 8 }),
             granted_at: Timestamp(1_700_000_000_000),
@@ -216,7 +264,11 @@ mod tests {
     fn a_grant_in_any_state_comes_back_as_it_was() {
         for grant in grants() {
             let json = serde_json::to_string(&Exported::from(grant.clone())).unwrap();
-            assert_eq!(serde_json::from_str::<Exported>(&json).unwrap().try_into(), Ok(grant), "{json}");
+            assert_eq!(
+                serde_json::from_str::<Exported>(&json).unwrap().try_into(),
+                Ok(grant),
+                "{json}"
+            );
         }
     }
 

@@ -8,7 +8,8 @@ use crate::console::progress::Progress;
 use crate::console::text::Text;
 use crate::console::{Global, eprintln, show};
 use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, PendingHook, PendingHooks, Retention, Timestamp, Verdicts,
+    AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, PendingHook, PendingHooks,
+    Retention, Timestamp, Verdicts,
 };
 use crate::host;
 use crate::store::{Recovered, Store, keep_private};
@@ -79,7 +80,9 @@ struct Done {
 /// When the file is no export, conflicts with the ledger, or a daemon uses the ledger. Nothing is
 /// imported then.
 pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
-    let refused = |why: String| Failed::new(FAILURE, format_args!("cannot import `{}`: {why}", file.display()));
+    let refused = |why: String| {
+        Failed::new(FAILURE, format_args!("cannot import `{}`: {why}", file.display()))
+    };
     let progress = Progress::uncounted("reading the export");
     let text = read(file).map_err(|error| refused(error.to_string()))?;
     let import = parse(&text).map_err(refused)?;
@@ -87,7 +90,12 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let Config { retention, .. } = global.load_config()?;
 
     let boot_id = host::boot_id(Path::new("/"));
-    let (mut store, recovered) = Store::open_keeping(&global.state_dir, Durability::PowerLoss, boot_id.as_deref(), retention)?;
+    let (mut store, recovered) = Store::open_keeping(
+        &global.state_dir,
+        Durability::PowerLoss,
+        boot_id.as_deref(),
+        retention,
+    )?;
     if let Err(error) = keep_private(&global.state_dir) {
         eprintln(format_args!("holdfast: cannot restrict the state directory to root: {error}"));
     }
@@ -96,7 +104,8 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     }
     let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
-    let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
+    let (entries, done) =
+        plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
     let progress = Progress::uncounted("writing the imported entries");
     store.import(&entries)?;
     drop(progress);
@@ -127,7 +136,9 @@ fn parse(text: &str) -> Result<Import, String> {
                         again with this version"
                 .into());
         }
-        Ok(Versioned { schema }) => return Err(format!("its schema is {schema}, but this version supports only {SCHEMA}")),
+        Ok(Versioned { schema }) => {
+            return Err(format!("its schema is {schema}, but this version supports only {SCHEMA}"));
+        }
         Err(error) => return Err(format!("it is not an export of a ledger: {error}")),
     }
     let Document { names, listed, owed, verdicts, grants, .. } =
@@ -153,12 +164,16 @@ fn plan(
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
     let Import { names, listed, owed, verdicts, grants } = import;
-    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
-    let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
+    let known: BTreeMap<&AllocId, &Grant> =
+        recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
+    let (mut entries, mut conflicts, mut done) =
+        (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
         match recovered.names.get(&key) {
             Some(existing) if *existing == id => {}
-            Some(existing) => conflicts.push(format!("`{key}` is named `{existing}` in the ledger and `{id}` in the export")),
+            Some(existing) => conflicts.push(format!(
+                "`{key}` is named `{existing}` in the ledger and `{id}` in the export"
+            )),
             None => {
                 done.names += 1;
                 entries.push(Entry::Named { key, id });
@@ -166,31 +181,50 @@ fn plan(
         }
     }
     // If the ledger has a list for the resource, keep it: the kubelet received it later.
-    for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
+    for (resource, devices) in
+        listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource))
+    {
         done.listed += 1;
         entries.push(Entry::Listed { resource, devices });
     }
     // A hook that runs twice does no harm; one that never runs does.
-    let is_pending = |hook: &PendingHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
-    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_pending(hook)) {
+    let is_pending = |hook: &PendingHook| {
+        recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device))
+    };
+    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_pending(hook))
+    {
         done.owed += 1;
         entries.push(Entry::Hook(Box::new(hook)));
     }
     // If the ledger has a verdict on the device, keep it.
-    for (device, verdict) in verdicts.into_iter().filter(|(device, _)| !recovered.verdicts.contains_key(device)) {
+    for (device, verdict) in
+        verdicts.into_iter().filter(|(device, _)| !recovered.verdicts.contains_key(device))
+    {
         done.verdicts += 1;
         entries.push(Entry::Judged { device, verdict: Some(Box::new(verdict)) });
     }
-    let oldest = Timestamp(now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)));
+    let oldest = Timestamp(
+        now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)),
+    );
     for (id, grant) in grants {
         match (known.get(&id), &grant.state) {
             (Some(existing), _) if **existing == grant => done.already_there += 1,
             (Some(existing), _) => {
-                conflicts.push(format!("grant {id} is {} in the ledger and {} in the export", existing.state_name(), grant.state_name()));
+                conflicts.push(format!(
+                    "grant {id} is {} in the ledger and {} in the export",
+                    existing.state_name(),
+                    grant.state_name()
+                ));
             }
-            (None, GrantState::Released { released_at, .. }) if *released_at < oldest => done.forgotten += 1,
+            (None, GrantState::Released { released_at, .. }) if *released_at < oldest => {
+                done.forgotten += 1
+            }
             (None, state) => {
-                *if matches!(state, GrantState::Released { .. }) { &mut done.released } else { &mut done.live } += 1;
+                *if matches!(state, GrantState::Released { .. }) {
+                    &mut done.released
+                } else {
+                    &mut done.live
+                } += 1;
                 entries.push(Entry::Grant(Arc::new(grant)));
             }
         }
@@ -206,7 +240,9 @@ fn plan(
 
 fn text_of(done: &Done) -> Text {
     let Done { live, released, names, listed, owed, verdicts, already_there, forgotten, .. } = done;
-    let mut text = Text::of_line(format_args!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}"));
+    let mut text = Text::of_line(format_args!(
+        "imported grants: {live} live, {released} released; names: {names}; lists: {listed}"
+    ));
     if *owed > 0 {
         text.line(format_args!("pending hooks: {owed}"));
     }
@@ -217,7 +253,9 @@ fn text_of(done: &Done) -> Text {
         text.line(format_args!("already in the ledger: {already_there}"));
     }
     if *forgotten > 0 {
-        text.line(format_args!("left out, released longer ago than `ledger.history_age`: {forgotten}"));
+        text.line(format_args!(
+            "left out, released longer ago than `ledger.history_age`: {forgotten}"
+        ));
     }
     text
 }
@@ -237,12 +275,15 @@ mod tests {
 
     fn given_back(at: &str) -> String {
         let released = format!(r#""released_at":"{at}","released_by":"pod_gone""#);
-        GRANT.replace(r#""released_at":null,"released_by":null"#, &released).replace("\"granted\"", "\"released\"")
+        GRANT
+            .replace(r#""released_at":null,"released_by":null"#, &released)
+            .replace("\"granted\"", "\"released\"")
     }
 
     fn planned(import: &str, recovered: &Recovered, released: &[Grant]) -> Result<Done, String> {
         let now = Timestamp::from_system(humantime::parse_rfc3339("2023-12-01T00:00:00Z").unwrap());
-        plan(parse(import).unwrap(), recovered, released, Retention::default(), now).map(|(_, done)| done)
+        plan(parse(import).unwrap(), recovered, released, Retention::default(), now)
+            .map(|(_, done)| done)
     }
 
     #[test]
@@ -250,14 +291,37 @@ mod tests {
         assert!(parse(&document("{}", &[GRANT.into()])).is_ok());
         for (text, why) in [
             ("nonsense".to_owned(), "it is not an export of a ledger"),
-            (r#"{"schema":1,"grants":[]}"#.to_owned(), "schema is 1, which lacks what each container got"),
-            (r#"{"schema":3,"grants":[]}"#.to_owned(), "schema is 3, but this version supports only 2"),
+            (
+                r#"{"schema":1,"grants":[]}"#.to_owned(),
+                "schema is 1, which lacks what each container got",
+            ),
+            (
+                r#"{"schema":3,"grants":[]}"#.to_owned(),
+                "schema is 3, but this version supports only 2",
+            ),
             (document("{}", &[GRANT.into(), GRANT.into()]), "it contains grant a-1 twice"),
-            (document("{}", &[GRANT.replace("\"granted\"", "\"bound\"")]), "grant a-1: its `state` contradicts its other fields"),
-            (document("{}", &[GRANT.replace("[\"x\"]", "[\"y\"]")]), "grant a-1: its `devices` and `granted_devices`"),
-            (document("{}", &[GRANT.replace("[\"x\"]", "[]").replace(r#"[{"id":"x","key":"dev:x"}]"#, "[]")]), "it has no device"),
+            (
+                document("{}", &[GRANT.replace("\"granted\"", "\"bound\"")]),
+                "grant a-1: its `state` contradicts its other fields",
+            ),
+            (
+                document("{}", &[GRANT.replace("[\"x\"]", "[\"y\"]")]),
+                "grant a-1: its `devices` and `granted_devices`",
+            ),
+            (
+                document(
+                    "{}",
+                    &[GRANT
+                        .replace("[\"x\"]", "[]")
+                        .replace(r#"[{"id":"x","key":"dev:x"}]"#, "[]")],
+                ),
+                "it has no device",
+            ),
             (document("{}", &[GRANT.replace("a.b/c", "gpu")]), "`gpu` is not a resource name"),
-            (document("{}", &[GRANT.replace("\"version\"", "\"unheard\"")]), "unknown field `unheard`"),
+            (
+                document("{}", &[GRANT.replace("\"version\"", "\"unheard\"")]),
+                "unknown field `unheard`",
+            ),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(why), "{error}\nshould contain: {why}");
@@ -268,31 +332,62 @@ mod tests {
     fn identical_entries_are_kept_and_different_ones_conflict() {
         let import = document(r#"{"pci:1":"GPU-1"}"#, &[GRANT.into()]);
         let empty = Recovered::default();
-        assert_eq!(planned(&import, &empty, &[]), Ok(Done { schema: 1, live: 1, names: 1, ..Done::default() }));
+        assert_eq!(
+            planned(&import, &empty, &[]),
+            Ok(Done { schema: 1, live: 1, names: 1, ..Done::default() })
+        );
 
         let Import { names, grants, .. } = parse(&import).unwrap();
         let grant = grants.into_values().next().unwrap();
-        let same = Recovered { grants: vec![grant.clone()], names: names.clone(), ..Recovered::default() };
-        assert_eq!(planned(&import, &same, &[]), Ok(Done { schema: 1, already_there: 1, ..Done::default() }));
+        let same =
+            Recovered { grants: vec![grant.clone()], names: names.clone(), ..Recovered::default() };
+        assert_eq!(
+            planned(&import, &same, &[]),
+            Ok(Done { schema: 1, already_there: 1, ..Done::default() })
+        );
         let other = Grant { version: "2".into(), ..grant.clone() };
         let error = planned(&import, &Recovered { grants: vec![other], ..same }, &[]).unwrap_err();
-        assert_eq!(error, "it contradicts the ledger: grant a-1 is granted in the ledger and granted in the export");
-        let released = parse(&document("{}", &[given_back("2023-11-20T00:00:00Z")])).unwrap().grants.into_values().next().unwrap();
-        assert!(
-            planned(&import, &empty, &[released]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export")
+        assert_eq!(
+            error,
+            "it contradicts the ledger: grant a-1 is granted in the ledger and granted in the export"
         );
-        let renamed = Recovered { names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]), ..Recovered::default() };
-        assert!(planned(&import, &renamed, &[]).unwrap_err().contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export"));
+        let released = parse(&document("{}", &[given_back("2023-11-20T00:00:00Z")]))
+            .unwrap()
+            .grants
+            .into_values()
+            .next()
+            .unwrap();
+        assert!(
+            planned(&import, &empty, &[released])
+                .unwrap_err()
+                .contains("grant a-1 is released in the ledger and granted in the export")
+        );
+        let renamed = Recovered {
+            names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]),
+            ..Recovered::default()
+        };
+        assert!(
+            planned(&import, &renamed, &[])
+                .unwrap_err()
+                .contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export")
+        );
     }
 
     #[test]
     fn a_pending_hook_is_imported() {
         let hook = r#"{"resource":"a.b/c","device":"x","key":"dev:x","alloc_id":"a-0","pod":null,"container":null,
             "released_at":"2023-11-14T22:13:20.000Z","hook":"failed","tries":3,"failed_at":"2023-11-14T22:13:20.000Z","why":"no key"}"#;
-        let import = document("{}", &[]).replace("\"grants\"", &format!(r#""owed":{{"a.b/c":{{"x":{hook}}}}},"grants""#));
-        assert_eq!(planned(&import, &Recovered::default(), &[]), Ok(Done { schema: 1, owed: 1, ..Done::default() }));
+        let import = document("{}", &[])
+            .replace("\"grants\"", &format!(r#""owed":{{"a.b/c":{{"x":{hook}}}}},"grants""#));
+        assert_eq!(
+            planned(&import, &Recovered::default(), &[]),
+            Ok(Done { schema: 1, owed: 1, ..Done::default() })
+        );
         let owed = parse(&import).unwrap().owed;
-        assert_eq!(planned(&import, &Recovered { owed, ..Recovered::default() }, &[]), Ok(Done { schema: 1, ..Done::default() }));
+        assert_eq!(
+            planned(&import, &Recovered { owed, ..Recovered::default() }, &[]),
+            Ok(Done { schema: 1, ..Done::default() })
+        );
     }
 
     #[test]

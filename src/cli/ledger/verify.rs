@@ -16,9 +16,10 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
     let progress = Progress::uncounted("checking both copies of the ledger");
     let (found, remark) = match block_on(verify_ledger(&global.run_dir))? {
         Ok(found) => (found, None),
-        Err(error @ ControlError::Absent { .. }) => {
-            (store::verify(&global.state_dir)?, Some(format!("{error}; checked the files in `{}` instead", global.state_dir.display())))
-        }
+        Err(error @ ControlError::Absent { .. }) => (
+            store::verify(&global.state_dir)?,
+            Some(format!("{error}; checked the files in `{}` instead", global.state_dir.display())),
+        ),
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
     drop(progress);
@@ -29,9 +30,15 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
 
 fn text(found: &Verification) -> Text {
     let Verification { sound, journal, database, live, moved_aside, problems, remarks, .. } = found;
-    let JournalCheck { entries, from, to, live: held, names, hooks, missing, damaged, .. } = journal;
-    let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "HOOKS", "DAMAGED", "ENTRIES"]);
-    let range = if *entries > 0 { format!("{entries}, {from} to {to}") } else { format!("none since {to}") };
+    let JournalCheck { entries, from, to, live: held, names, hooks, missing, damaged, .. } =
+        journal;
+    let mut table =
+        Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "HOOKS", "DAMAGED", "ENTRIES"]);
+    let range = if *entries > 0 {
+        format!("{entries}, {from} to {to}")
+    } else {
+        format!("none since {to}")
+    };
     let in_words = if *missing > 0 { format!("{range}, {missing} missing") } else { range };
     table.row([
         "journal".into(),
@@ -54,7 +61,15 @@ fn text(found: &Verification) -> Text {
             applied,
         ]);
     } else {
-        table.row(["database".into(), String::new(), String::new(), String::new(), String::new(), String::new(), String::new()]);
+        table.row([
+            "database".into(),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+        ]);
     }
     let LiveCheck { in_both, following, .. } = live;
     let verdict = match (sound, following) {
@@ -65,14 +80,20 @@ fn text(found: &Verification) -> Text {
              which is {following} behind the journal"
         ),
         (true, 0) => format!("sound: {in_both} of {held} live grants are the same in both copies"),
-        (false, _) => format!("NOT sound: {in_both} of {held} live grants are the same in both copies"),
+        (false, _) => {
+            format!("NOT sound: {in_both} of {held} live grants are the same in both copies")
+        }
     };
     let mut text = Text::of_line(format_args!("the ledger is {verdict}"));
     text.end_line();
     text += table.into();
-    let aside: Vec<_> = moved_aside.iter().map(|path| format!("moved aside: `{}`", path.display())).collect();
+    let aside: Vec<_> =
+        moved_aside.iter().map(|path| format!("moved aside: `{}`", path.display())).collect();
     let lists = [("problem: ", problems), ("", remarks), ("", &aside)];
-    let mut lines = lists.iter().flat_map(|(word, lines)| lines.iter().map(move |line| (word, line))).peekable();
+    let mut lines = lists
+        .iter()
+        .flat_map(|(word, lines)| lines.iter().map(move |line| (word, line)))
+        .peekable();
     if lines.peek().is_some() {
         text.end_line();
     }
@@ -89,8 +110,24 @@ mod tests {
         let found = Verification {
             schema: 1,
             sound: false,
-            journal: JournalCheck { segments: 1, entries: 7, from: 1, to: 8, live: 2, names: 1, missing: 1, ..JournalCheck::default() },
-            database: Some(DatabaseCheck { live: 2, released: 12, names: 1, hooks: 0, applied: 6, damaged: 0 }),
+            journal: JournalCheck {
+                segments: 1,
+                entries: 7,
+                from: 1,
+                to: 8,
+                live: 2,
+                names: 1,
+                missing: 1,
+                ..JournalCheck::default()
+            },
+            database: Some(DatabaseCheck {
+                live: 2,
+                released: 12,
+                names: 1,
+                hooks: 0,
+                applied: 6,
+                damaged: 0,
+            }),
             live: LiveCheck { in_both: 2, ..LiveCheck::default() },
             moved_aside: vec!["/s/db.quarantine-1".into()],
             problems: vec!["entries missing from the journal: 1".into()],
@@ -120,7 +157,8 @@ moved aside: `/s/db.quarantine-1`
     fn a_database_behind_the_journal_is_not_damage() {
         let live = LiveCheck { in_both: 1, following: 1, ..LiveCheck::default() };
         let journal = JournalCheck { live: 2, ..JournalCheck::default() };
-        let found = Verification { schema: 1, sound: true, journal, live, ..Verification::default() };
+        let found =
+            Verification { schema: 1, sound: true, journal, live, ..Verification::default() };
         let wanted = "the ledger is sound: the journal has all 2 live grants; 1 of them are in the \
                       database, which is 1 behind the journal\n";
         assert!(text(&found).starts_with(wanted), "{}", text(&found));

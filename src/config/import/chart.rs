@@ -78,21 +78,28 @@ fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mu
     };
     match &doc.is {
         Is::Null => {}
-        Is::Scalar(text) if text.text.contains(':') && may_be_file(peer, &Part::Text(text)) => candidate(Part::Text(text)),
+        Is::Scalar(text) if text.text.contains(':') && may_be_file(peer, &Part::Text(text)) => {
+            candidate(Part::Text(text))
+        }
         Is::Scalar(_) => {}
         _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
-        Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| search_in(peer, facts, &format!("{path}[{index}]"), doc, found)),
+        Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| {
+            search_in(peer, facts, &format!("{path}[{index}]"), doc, found)
+        }),
         Is::Map(map) => {
             // This may still be a plugin's file, so nothing of it is marked as read here.
             let image = doc.value("image");
             let image = image.and_then(|image| image.value("repository")).or(image);
             let is_mine = matches!(image.map(|image| &image.is), Some(Is::Scalar(image)) if image.text.contains(facts.image));
-            let is_container = image.is_some() && (doc.value("args").is_some() || doc.value("command").is_some());
+            let is_container =
+                image.is_some() && (doc.value("args").is_some() || doc.value("command").is_some());
             if is_mine || is_container {
                 found.containers.push(Field::at(doc, Decoder::Yaml, path));
             }
             let files = doc.value("config").and_then(|config| config.value("map"));
-            if peer == Peer::Nvidia && (is_mine || files.is_some_and(|files| matches!(files.is, Is::Map(_)))) {
+            if peer == Peer::Nvidia
+                && (is_mine || files.is_some_and(|files| matches!(files.is, Is::Map(_))))
+            {
                 found.nvidia.get_or_insert_with(|| Field::at(doc, Decoder::Yaml, path));
             }
             for (key, doc) in map.iter().filter(|(key, _)| !WORDS.contains(&&**key)) {
@@ -110,7 +117,10 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
     };
     let list_has = |list: &str, key: &str| doc.value(list).is_some_and(|list| first_has(list, key));
     match peer {
-        Peer::Nvidia => doc.value("version").is_some() && (doc.value("sharing").is_some() || doc.value("flags").is_some()),
+        Peer::Nvidia => {
+            doc.value("version").is_some()
+                && (doc.value("sharing").is_some() || doc.value("flags").is_some())
+        }
         Peer::Sriov => list_has("resourceList", "resourceName"),
         Peer::RdmaShared => list_has("configList", "resourceName"),
         Peer::Generic => list_has("devices", "groups"),
@@ -134,12 +144,16 @@ pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Fla
         ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
     ];
     let Some(values) = &found.nvidia else { return };
-    let default = values.get("config").and_then(|config| config.get("default")).and_then(|name| name.text().ok());
+    let default = values
+        .get("config")
+        .and_then(|config| config.get("default"))
+        .and_then(|name| name.text().ok());
     if let Some(name) = default.filter(|name| !name.is_empty()) {
         name.clone_into(usual);
     }
     let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
-    let variables = VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
+    let variables =
+        VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
     for (value, variable) in variables.chain(root) {
         if let Ok(scalar) = value.scalar_text() {
             let of = Doc::new(value.line(), Is::Scalar(scalar.clone()));
@@ -159,7 +173,8 @@ mod tests {
     }
 
     fn imported(peer: Peer, text: &str) -> Imported {
-        import(peer, text, None, None).unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
+        import(peer, text, None, None)
+            .unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
     }
 
     /// Values as a file, and in each object that installs a chart.
@@ -167,25 +182,37 @@ mod tests {
         let text = |before: &str, by| format!("{before}{}", indented(by, values));
         [
             values.to_owned(),
-            text("kind: HelmRelease\nmetadata: { name: r }\nspec:\n  interval: 30m\n  values:\n", 4),
-            text("kind: ConfigMap\ndata: { unrelated: text }\n---\nkind: HelmChart\nspec:\n  chart: c\n  valuesContent: |-\n", 4),
+            text(
+                "kind: HelmRelease\nmetadata: { name: r }\nspec:\n  interval: 30m\n  values:\n",
+                4,
+            ),
+            text(
+                "kind: ConfigMap\ndata: { unrelated: text }\n---\nkind: HelmChart\nspec:\n  chart: c\n  valuesContent: |-\n",
+                4,
+            ),
             text("kind: HelmChartConfig\nspec:\n  valuesContent: |\n", 4),
             text("kind: Application\nspec:\n  source:\n    helm:\n      valuesObject:\n", 8),
-            text("kind: Application\nspec:\n  sources:\n  - ref: values\n  - helm:\n      values: |\n", 8),
+            text(
+                "kind: Application\nspec:\n  sources:\n  - ref: values\n  - helm:\n      values: |\n",
+                8,
+            ),
         ]
     }
 
     #[test]
     fn a_file_is_found_in_chart_values() {
         const NVIDIA: &str = "config:\n  default: two\n  map:\n    one: |-\n      version: v1\n    two: |-\n      version: v1\n      flags:\n        migStrategy: none\n      sharing:\n        timeSlicing:\n          resources:\n          - name: nvidia.com/gpu\n            replicas: 5\ncompatWithCPUManager: true\nruntimeClassName: nvidia\n";
-        const LIST: &str =
-            "image: { repository: x/smarter-device-manager }\nconfig:\n- devicematch: ^ttyACM[0-9]*$\n  nummaxdevices: 1\nresources: {}\n";
+        const LIST: &str = "image: { repository: x/smarter-device-manager }\nconfig:\n- devicematch: ^ttyACM[0-9]*$\n  nummaxdevices: 1\nresources: {}\n";
         const TEXT: &str = "config: |\n  - devicematch: ^ttyACM[0-9]*$\n    nummaxdevices: 1\n";
         const TREE: &str = "plugin:\n  config:\n    devices:\n    - name: a\n      groups:\n      - paths:\n        - path: /dev/a\n";
         const FLAGS: &str = "controllers:\n  main:\n    type: daemonset\n    initContainers:\n      wait: { image: { repository: busybox }, command: [sh] }\n    containers:\n      main:\n        image: { repository: ghcr.io/squat/generic-device-plugin, tag: latest }\n        args:\n        - --device\n        - |\n          name: a\n          groups:\n            - paths:\n                - path: /dev/a\n        env:\n          DOMAIN: lab.org\n";
         const MAP: &str = "controllers:\n  main:\n    containers:\n      main:\n        image: { repository: squat/generic-device-plugin }\n        args: [--config, /c/config.yaml, --domain, lab.org]\nconfigMaps:\n  config:\n    data:\n      config.yaml: |\n        devices:\n          - name: a\n            groups: [{ paths: [{ path: /dev/a }] }]\n";
         for (peer, values, expected) in [
-            (Peer::Nvidia, NVIDIA, &["replicas = 5", "pass_device_specs = true", "part = false"][..]),
+            (
+                Peer::Nvidia,
+                NVIDIA,
+                &["replicas = 5", "pass_device_specs = true", "part = false"][..],
+            ),
             (Peer::Smarter, LIST, &["^ttyACM[0-9]*$"]),
             (Peer::Smarter, TEXT, &["^ttyACM[0-9]*$"]),
             (Peer::Generic, TREE, &["\"squat.ai/a\""]),
@@ -194,13 +221,17 @@ mod tests {
         ] {
             for text in forms(values) {
                 let Imported { toml, warnings, wrong } = imported(peer, &text);
-                assert!(expected.iter().all(|wanted| toml.contains(wanted)) && wrong == 0, "{text}\n{toml}");
+                assert!(
+                    expected.iter().all(|wanted| toml.contains(wanted)) && wrong == 0,
+                    "{text}\n{toml}"
+                );
                 assert!(!warnings.join("\n").contains("is not a setting"), "{text}\n{warnings:?}");
             }
         }
         let warnings_text = imported(Peer::Nvidia, &forms(NVIDIA)[1]).warnings.join("\n");
         assert!(
-            warnings_text.contains("the entry `two` is used") && warnings_text.contains("select another with `--key`: `one`"),
+            warnings_text.contains("the entry `two` is used")
+                && warnings_text.contains("select another with `--key`: `one`"),
             "{warnings_text}"
         );
     }
@@ -212,13 +243,21 @@ mod tests {
             let Imported { warnings, wrong, .. } = imported(Peer::Smarter, text);
             let warnings_text = warnings.join("\n");
             assert_eq!(wrong, 1);
-            assert!(warnings_text.contains(&format!("line {line}: `[0].nummaxdevices` is `lots`")), "{text}\n{warnings_text}");
-            assert!(warnings_text.contains(&format!("`[1].surplus` (line {}) is not a setting", line + 3)), "{text}\n{warnings_text}");
+            assert!(
+                warnings_text.contains(&format!("line {line}: `[0].nummaxdevices` is `lots`")),
+                "{text}\n{warnings_text}"
+            );
+            assert!(
+                warnings_text
+                    .contains(&format!("`[1].surplus` (line {}) is not a setting", line + 3)),
+                "{text}\n{warnings_text}"
+            );
         }
         let broken = "kind: HelmChart\nspec:\n  valuesContent: |\n    a: b\n    c: [\n";
         let error = import(Peer::Smarter, broken, None, None).unwrap_err().to_string();
         assert!(error.contains("neither YAML nor JSON"), "{error}");
-        let nothing = import(Peer::Generic, &forms("replicas: 3\n")[1], None, None).unwrap_err().to_string();
+        let nothing =
+            import(Peer::Generic, &forms("replicas: 3\n")[1], None, None).unwrap_err().to_string();
         assert_eq!(nothing, "the input has no file of this plugin, only HelmRelease");
     }
 }

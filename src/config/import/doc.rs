@@ -76,11 +76,21 @@ impl Doc {
     pub(super) fn parse(text: &str, lines: Lines) -> Result<Vec<Doc>, ImportError> {
         // A file may contain many short texts; none of them may expand into a long one.
         let nodes_max = NODES_MAX.min(2 * text.len());
-        let mut builder = Builder { events: Parser::new_from_str(text), lines, anchors: BTreeMap::new(), nodes: 0, nodes_max, copied: 0 };
+        let mut builder = Builder {
+            events: Parser::new_from_str(text),
+            lines,
+            anchors: BTreeMap::new(),
+            nodes: 0,
+            nodes_max,
+            copied: 0,
+        };
         let mut documents = Vec::new();
         while let Some((event, line)) = builder.next()? {
             match event {
-                Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
+                Event::Scalar(..)
+                | Event::SequenceStart(..)
+                | Event::MappingStart(..)
+                | Event::Alias(_) => {
                     documents.push(builder.node(event, line, 0)?);
                 }
                 // An anchor is valid in its own document only.
@@ -107,7 +117,9 @@ impl Doc {
             Is::Null => (0, 0),
             Is::Scalar(scalar) => (0, scalar.text.len()),
             Is::List(list) => list.iter().map(Doc::size).fold((0, 0), sum),
-            Is::Map(map) => map.iter().map(|(key, doc)| sum((0, key.len()), doc.size())).fold((0, 0), sum),
+            Is::Map(map) => {
+                map.iter().map(|(key, doc)| sum((0, key.len()), doc.size())).fold((0, 0), sum)
+            }
         };
         (nodes + 1, bytes)
     }
@@ -152,7 +164,10 @@ impl<'a> Builder<'a> {
             Some(Err(error)) => {
                 let why = error.info();
                 let why = why.lines().next().unwrap_or("not YAML");
-                Err(ImportError::new(format!("line {}: neither YAML nor JSON: {why}", self.lines.of(error.marker().line()))))
+                Err(ImportError::new(format!(
+                    "line {}: neither YAML nor JSON: {why}",
+                    self.lines.of(error.marker().line())
+                )))
             }
         }
     }
@@ -182,9 +197,10 @@ impl<'a> Builder<'a> {
             return Err(too_large(line));
         }
         let (doc, anchor) = match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                (Doc::new(line, self.scalar(text.into_owned(), style, tag.as_deref(), line)), anchor)
-            }
+            Event::Scalar(text, style, anchor, tag) => (
+                Doc::new(line, self.scalar(text.into_owned(), style, tag.as_deref(), line)),
+                anchor,
+            ),
             Event::SequenceStart(_, anchor, _) => {
                 let mut list = Vec::new();
                 loop {
@@ -195,10 +211,16 @@ impl<'a> Builder<'a> {
                 }
                 (Doc::new(line, Is::List(list)), anchor)
             }
-            Event::MappingStart(_, anchor, _) => (Doc::new(line, Is::Map(self.map(depth)?)), anchor),
+            Event::MappingStart(_, anchor, _) => {
+                (Doc::new(line, Is::Map(self.map(depth)?)), anchor)
+            }
             Event::Alias(anchor) => {
                 let meant = self.anchors.get(&anchor);
-                let meant = meant.ok_or_else(|| ImportError::new(format!("line {line}: an alias refers to a node that contains it")))?;
+                let meant = meant.ok_or_else(|| {
+                    ImportError::new(format!(
+                        "line {line}: an alias refers to a node that contains it"
+                    ))
+                })?;
                 let (nodes, bytes) = meant.size();
                 self.nodes += nodes;
                 self.copied += bytes;
@@ -230,7 +252,9 @@ impl<'a> Builder<'a> {
         // reports the first line that is not empty.
         let empty = text.chars().take_while(|c| *c == '\n').count();
         let lines = match self.lines {
-            Lines::From(_) if style == ScalarStyle::Literal => Lines::From(line.saturating_sub(empty)),
+            Lines::From(_) if style == ScalarStyle::Literal => {
+                Lines::From(line.saturating_sub(empty))
+            }
             _ => Lines::In(line),
         };
         Is::Scalar(Scalar { text, is_plain, lines })
@@ -258,7 +282,9 @@ impl<'a> Builder<'a> {
                 merged.push(value);
                 continue;
             }
-            if let Some((_, earlier)) = places.insert(key.clone(), map.len()).and_then(|place| map.get(place)) {
+            if let Some((_, earlier)) =
+                places.insert(key.clone(), map.len()).and_then(|place| map.get(place))
+            {
                 earlier.state.set(State::Overruled(line));
             }
             map.push((key, value));
@@ -268,7 +294,10 @@ impl<'a> Builder<'a> {
             Is::List(list) => list,
             is => vec![Doc::new(value.line, is)],
         });
-        for (key, value) in maps.filter_map(|doc| if let Is::Map(map) = doc.is { Some(map) } else { None }).flatten() {
+        for (key, value) in maps
+            .filter_map(|doc| if let Is::Map(map) = doc.is { Some(map) } else { None })
+            .flatten()
+        {
             if let std::collections::btree_map::Entry::Vacant(place) = places.entry(key.clone()) {
                 place.insert(map.len());
                 map.push((key, value));
@@ -313,10 +342,19 @@ mod tests {
     fn a_map_may_be_merged_into_another_one() {
         let doc = read("a: &a { x: 1, y: 2 }\nb: &b { y: 3, <<: *a }\nc: { <<: [*b, { z: 4 }], x: 5 }\n\"<<\": { w: 6 }\n").unwrap();
         let root = Field::root(&doc, Decoder::JsonOfYaml);
-        let number = |of: &str, key: &str| root.get(of).and_then(|of| of.get(key)).map(|value| value.number().unwrap());
+        let number = |of: &str, key: &str| {
+            root.get(of).and_then(|of| of.get(key)).map(|value| value.number().unwrap())
+        };
         assert_eq!((number("b", "x"), number("b", "y")), (Some(1), Some(3)));
-        assert_eq!((number("c", "x"), number("c", "y"), number("c", "z")), (Some(5), Some(3), Some(4)));
-        assert_eq!(root.get("w").map(|field| field.path), None, "in quotes it is a key as any other");
+        assert_eq!(
+            (number("c", "x"), number("c", "y"), number("c", "z")),
+            (Some(5), Some(3), Some(4))
+        );
+        assert_eq!(
+            root.get("w").map(|field| field.path),
+            None,
+            "in quotes it is a key as any other"
+        );
     }
 
     #[test]
@@ -332,7 +370,12 @@ mod tests {
             assert!(problem.contains(expected), "{problem}");
         }
         let bomb: String = (0..9)
-            .map(|n| format!("a{n}: &a{n} [{}]\n", if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }))
+            .map(|n| {
+                format!(
+                    "a{n}: &a{n} [{}]\n",
+                    if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }
+                )
+            })
             .collect();
         assert!(read(&bomb).unwrap_err().contains("larger or deeper"));
         // Few nodes, but gigabytes of text.
@@ -347,18 +390,26 @@ mod tests {
         let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
         assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();
-        let problem = Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
+        let problem =
+            Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
         assert_eq!(problem, "line 1: `a` is a list, where a text is expected");
         let doc = read("\"a\\n\\e\": |\n  b: 1\n  c: 2\n").unwrap();
         let Is::Map(entries) = &doc.is else { panic!("{doc:?}") };
-        let problem = Field::root(&doc, Decoder::Json).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
-        assert_eq!(problem, "line 1: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
+        let problem = Field::root(&doc, Decoder::Json)
+            .get(&entries[0].0)
+            .unwrap()
+            .items()
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            problem,
+            "line 1: `a\\n\\u{1b}` is a text of several lines, where a list is expected"
+        );
     }
 
     #[test]
     fn a_text_in_a_file_has_the_lines_of_the_file() {
-        let file =
-            "data:\n  a: |-\n    x: 1\n\n    y: [\n      2 ]\n  b: \"x: 1\\ny: 2\"\n  c: >\n    x: 1\n\n    y: 2\n  d: |2\n\n    x: 1\n";
+        let file = "data:\n  a: |-\n    x: 1\n\n    y: [\n      2 ]\n  b: \"x: 1\\ny: 2\"\n  c: >\n    x: 1\n\n    y: 2\n  d: |2\n\n    x: 1\n";
         let doc = read(file).unwrap();
         let data = Field::root(&doc, Decoder::Yaml).get("data").unwrap();
         let lines = |key: &str, of: &str| {
@@ -376,7 +427,8 @@ mod tests {
 
     #[test]
     fn a_hundred_thousand_keys_are_too_many_and_fifty_thousand_are_read_quickly() {
-        let keys = |count: usize| (0..count).map(|n| format!("k{n}: &x{n} 1\n")).collect::<String>();
+        let keys =
+            |count: usize| (0..count).map(|n| format!("k{n}: &x{n} 1\n")).collect::<String>();
         assert!(read(&keys(100_000)).unwrap_err().contains("larger or deeper"));
         let doc = read(&keys(49_000)).unwrap();
         let root = Field::root(&doc, Decoder::Json);

@@ -88,12 +88,17 @@ impl<'a> Field<'a> {
         #[cfg(test)]
         super::tests::record_lookup(&join(&self.path, key));
         let Is::Map(map) = &self.doc.is else { return None };
-        let is_plugin_container = |name: &str| if self.folds() { name.eq_ignore_ascii_case(key) } else { name == key };
+        let is_plugin_container =
+            |name: &str| if self.folds() { name.eq_ignore_ascii_case(key) } else { name == key };
         let mut found: Option<&'a (String, Doc)> = None;
-        for entry in map.iter().filter(|(name, doc)| is_plugin_container(name) && !matches!(doc.state.get(), State::Overruled(_))) {
+        for entry in map.iter().filter(|(name, doc)| {
+            is_plugin_container(name) && !matches!(doc.state.get(), State::Overruled(_))
+        }) {
             entry.1.state.set(State::Read);
             // Null never overrides another value.
-            let counts = |earlier: &(String, Doc)| !matches!(entry.1.is, Is::Null) && (!self.sorts() || earlier.0 <= entry.0);
+            let counts = |earlier: &(String, Doc)| {
+                !matches!(entry.1.is, Is::Null) && (!self.sorts() || earlier.0 <= entry.0)
+            };
             match found {
                 Some(earlier) if matches!(earlier.1.is, Is::Null) || counts(earlier) => {
                     earlier.1.state.set(State::Overruled(entry.1.line));
@@ -132,7 +137,9 @@ impl<'a> Field<'a> {
     pub(super) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, ImportError> {
         let Is::Map(map) = &self.doc.is else { return Err(self.wrong("a mapping")) };
         let mut entries = Vec::with_capacity(map.len());
-        for (key, doc) in map.iter().filter(|(_, doc)| !matches!(doc.state.get(), State::Overruled(_))) {
+        for (key, doc) in
+            map.iter().filter(|(_, doc)| !matches!(doc.state.get(), State::Overruled(_)))
+        {
             doc.state.set(State::Read);
             if !matches!(doc.is, Is::Null) {
                 entries.push((key.as_str(), self.below(join(&self.path, key), doc)));
@@ -157,7 +164,11 @@ impl<'a> Field<'a> {
 
     fn kind(&self) -> Option<Kind> {
         let scalar = self.scalar()?;
-        Some(if scalar.is_plain { kind(&scalar.text, matches!(self.decoder, Decoder::JsonOfYaml | Decoder::Yaml)) } else { Kind::Text })
+        Some(if scalar.is_plain {
+            kind(&scalar.text, matches!(self.decoder, Decoder::JsonOfYaml | Decoder::Yaml))
+        } else {
+            Kind::Text
+        })
     }
 
     pub(super) fn text(&self) -> Result<&'a str, ImportError> {
@@ -203,7 +214,10 @@ impl<'a> Field<'a> {
     pub(super) fn has_effect(&self) -> bool {
         match &self.doc.is {
             Is::Null => false,
-            Is::Scalar(scalar) => !(scalar.text.is_empty() || scalar.is_plain && matches!(self.kind(), Some(Kind::Truth(false)))),
+            Is::Scalar(scalar) => {
+                !(scalar.text.is_empty()
+                    || scalar.is_plain && matches!(self.kind(), Some(Kind::Truth(false))))
+            }
             Is::List(list) => !list.is_empty(),
             Is::Map(map) => !map.is_empty(),
         }
@@ -223,14 +237,20 @@ impl<'a> Field<'a> {
             }
             match &doc.is {
                 Is::Null | Is::Scalar(_) => {}
-                Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, report)),
-                Is::Map(map) => map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, report)),
+                Is::List(list) => list
+                    .iter()
+                    .enumerate()
+                    .for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, report)),
+                Is::Map(map) => {
+                    map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, report))
+                }
             }
         }
         let (mut unread, mut more) = (Vec::new(), 0);
         walk(&self.path, self.doc, &mut |path, doc| {
             if unread.len() < most {
-                let overruled_by = if let State::Overruled(by) = doc.state.get() { Some(by) } else { None };
+                let overruled_by =
+                    if let State::Overruled(by) = doc.state.get() { Some(by) } else { None };
                 unread.push(Unread { path: path.to_owned(), line: doc.line, overruled_by });
             } else {
                 more += 1;
@@ -242,15 +262,22 @@ impl<'a> Field<'a> {
     pub(super) fn wrong(&self, wanted: &str) -> ImportError {
         let found = match &self.doc.is {
             Is::Null => "nothing".to_owned(),
-            Is::Scalar(Scalar { text, .. }) if text.contains('\n') => "a text of several lines".to_owned(),
-            Is::Scalar(Scalar { text, .. }) if text.chars().count() > 200 => "a long text".to_owned(),
+            Is::Scalar(Scalar { text, .. }) if text.contains('\n') => {
+                "a text of several lines".to_owned()
+            }
+            Is::Scalar(Scalar { text, .. }) if text.chars().count() > 200 => {
+                "a long text".to_owned()
+            }
             Is::Scalar(Scalar { text, is_plain: true, .. }) => format!("`{text}`"),
             Is::Scalar(Scalar { text, is_plain: false, .. }) => format!("the text `{text}`"),
             Is::List(_) => "a list".to_owned(),
             Is::Map(_) => "a mapping".to_owned(),
         };
         let path = if self.path.is_empty() { "the file" } else { &self.path };
-        ImportError::new(format!("line {}: `{path}` is {found}, where {wanted} is expected", self.doc.line))
+        ImportError::new(format!(
+            "line {}: `{path}` is {found}, where {wanted} is expected",
+            self.doc.line
+        ))
     }
 }
 
@@ -260,11 +287,17 @@ fn kind(text: &str, is_old: bool) -> Kind {
     match text {
         "true" | "True" | "TRUE" => return Kind::Truth(true),
         "false" | "False" | "FALSE" => return Kind::Truth(false),
-        "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" if is_old => return Kind::Truth(true),
-        "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" if is_old => return Kind::Truth(false),
+        "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" if is_old => {
+            return Kind::Truth(true);
+        }
+        "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" if is_old => {
+            return Kind::Truth(false);
+        }
         _ => {}
     }
-    let (sign, digits) = text.strip_prefix('-').map_or((1, text.strip_prefix('+').unwrap_or(text)), |digits| (-1, digits));
+    let (sign, digits) = text
+        .strip_prefix('-')
+        .map_or((1, text.strip_prefix('+').unwrap_or(text)), |digits| (-1, digits));
     let begins = digits.starts_with(|c: char| c.is_ascii_digit());
     let in_radix = |digits: &str, radix| i64::from_str_radix(&digits.replace('_', ""), radix).ok();
     let whole = match digits.split_at_checked(2) {
@@ -275,7 +308,10 @@ fn kind(text: &str, is_old: bool) -> Kind {
         _ if begins => in_radix(digits, 10),
         _ => None,
     };
-    let is_real = || digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok();
+    let is_real = || {
+        digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+            && digits.parse::<f64>().is_ok()
+    };
     match whole {
         Some(whole) => Kind::Whole(sign * whole),
         None if is_real() => Kind::Real,
@@ -326,7 +362,8 @@ mod tests {
         let twice = doc("{\n\"isRdma\": true,\n\"IsRdma\": false,\n\"isRdma\": true}");
         let root = Field::root(&twice, Json);
         root.get("isRdma").unwrap();
-        let unread = |path: &str, line, by| Unread { path: path.to_owned(), line, overruled_by: Some(by) };
+        let unread =
+            |path: &str, line, by| Unread { path: path.to_owned(), line, overruled_by: Some(by) };
         assert_eq!(root.unread(9).0, [unread("isRdma", 2, 4), unread("IsRdma", 3, 4)]);
     }
 
@@ -335,8 +372,14 @@ mod tests {
         use Decoder::{Json, JsonOfYaml, Viper, Yaml};
         let truth = |text: &str, decoder| Field::root(&doc(text), decoder).truth().ok();
         for decoder in [Json, JsonOfYaml, Viper, Yaml] {
-            assert_eq!((truth("true", decoder), truth("false", decoder)), (Some(true), Some(false)));
-            assert_eq!((truth("'true'", decoder), truth("1", decoder), truth("!!str true", decoder)), (None, None, None));
+            assert_eq!(
+                (truth("true", decoder), truth("false", decoder)),
+                (Some(true), Some(false))
+            );
+            assert_eq!(
+                (truth("'true'", decoder), truth("1", decoder), truth("!!str true", decoder)),
+                (None, None, None)
+            );
         }
         assert_eq!(
             (truth("yes", JsonOfYaml), truth("off", Yaml), truth("yes", Json), truth("on", Viper)),
@@ -345,23 +388,50 @@ mod tests {
         let number = |text: &str, decoder| Field::root(&doc(text), decoder).number().ok();
         for decoder in [Json, JsonOfYaml, Viper, Yaml] {
             assert_eq!((number("16384", decoder), number("0", decoder)), (Some(16384), Some(0)));
-            for text in ["-1", "'4'", "4294967296", "99999999999999999999", "four", "4.5", "true", "[4]", "4e400", "."] {
+            for text in [
+                "-1",
+                "'4'",
+                "4294967296",
+                "99999999999999999999",
+                "four",
+                "4.5",
+                "true",
+                "[4]",
+                "4e400",
+                ".",
+            ] {
                 assert_eq!(number(text, decoder), None, "{text}");
             }
         }
         assert_eq!(
-            (number("0x10", Yaml), number("010", Yaml), number("010", Viper), number("1_000", Yaml)),
+            (
+                number("0x10", Yaml),
+                number("010", Yaml),
+                number("010", Viper),
+                number("1_000", Yaml)
+            ),
             (Some(16), Some(8), Some(10), Some(1000))
         );
         assert_eq!((number("4.0", JsonOfYaml), number("4.0", Json)), (Some(4), None));
-        let text = |text: &str, decoder| Field::root(&doc(text), decoder).text().map(str::to_owned).map_err(|error| error.to_string());
-        assert_eq!((text("8086", JsonOfYaml), text("on", Yaml)), (Ok("8086".into()), Ok("on".into())));
+        let text = |text: &str, decoder| {
+            Field::root(&doc(text), decoder)
+                .text()
+                .map(str::to_owned)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            (text("8086", JsonOfYaml), text("on", Yaml)),
+            (Ok("8086".into()), Ok("on".into()))
+        );
         assert_eq!(
             (text("101e", Json), text("'8086'", Json), text("15b3", Viper)),
             (Ok("101e".into()), Ok("8086".into()), Ok("15b3".into()))
         );
         let problem = "line 1: `the file` is `8086`, where a text in quotes is expected";
-        assert_eq!((text("8086", Json), text("8086", Viper)), (Err(problem.into()), Err(problem.into())));
+        assert_eq!(
+            (text("8086", Json), text("8086", Viper)),
+            (Err(problem.into()), Err(problem.into()))
+        );
         let exact = doc("8086");
         assert!(Field::root(&exact, JsonOfYaml).exact().text().is_err());
     }

@@ -35,13 +35,18 @@ impl Flags {
     pub(super) fn read(&mut self, container: &Field<'_>, booleans: &[&str]) {
         for (name, variable) in variables(container) {
             // In charts the value is directly below the name.
-            let value = variable.get("value").or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
+            let value = variable
+                .get("value")
+                .or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
             match value.and_then(|value| value.scalar_text().ok().map(|scalar| (value, scalar))) {
                 Some((value, scalar)) => {
-                    let value_of = Doc::new(value.line(), Is::Scalar(unquoted(scalar, &scalar.text)));
+                    let value_of =
+                        Doc::new(value.line(), Is::Scalar(unquoted(scalar, &scalar.text)));
                     self.variables.push(Flag { name, value: value_of, path: value.path });
                 }
-                None if variable.get("valueFrom").is_some() => self.elsewhere.push(Elsewhere { name, place: variable.place() }),
+                None if variable.get("valueFrom").is_some() => {
+                    self.elsewhere.push(Elsewhere { name, place: variable.place() })
+                }
                 None => {}
             }
             variable.read_all();
@@ -52,7 +57,11 @@ impl Flags {
     fn read_words(&mut self, words: &[(Field<'_>, Scalar)], booleans: &[&str]) {
         let mut rest = words.iter();
         while let Some((field, word)) = rest.next() {
-            let Some(flag) = word.text.strip_prefix('-').map(|flag| flag.strip_prefix('-').unwrap_or(flag)) else { continue };
+            let Some(flag) =
+                word.text.strip_prefix('-').map(|flag| flag.strip_prefix('-').unwrap_or(flag))
+            else {
+                continue;
+            };
             let (name, value) = match flag.split_once('=') {
                 Some((name, value)) => (name, unquoted(word, value)),
                 None if booleans.contains(&flag) => (flag, unquoted(word, "true")),
@@ -70,9 +79,15 @@ impl Flags {
             match self.expanded(&value.text) {
                 Some(text) => {
                     let value = Doc::new(line, Is::Scalar(Scalar { text, ..value }));
-                    self.flags.push(Flag { name: name.to_owned(), value, path: format!("--{name}") });
+                    self.flags.push(Flag {
+                        name: name.to_owned(),
+                        value,
+                        path: format!("--{name}"),
+                    });
                 }
-                None => self.elsewhere.push(Elsewhere { name: name.to_owned(), place: field.place() }),
+                None => {
+                    self.elsewhere.push(Elsewhere { name: name.to_owned(), place: field.place() })
+                }
             }
         }
     }
@@ -100,7 +115,9 @@ impl Flags {
     /// The last flag with one of these names, else the variable.
     pub(super) fn last(&self, names: &[&str], variable: &str) -> Option<&Flag> {
         let flag = self.flags.iter().rev().find(|flag| names.contains(&&*flag.name));
-        flag.or_else(|| self.variables.iter().rev().find(|known| !variable.is_empty() && known.name == variable))
+        flag.or_else(|| {
+            self.variables.iter().rev().find(|known| !variable.is_empty() && known.name == variable)
+        })
     }
 }
 
@@ -116,13 +133,15 @@ fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
     if let Ok(entries) = env.entries() {
         return entries.into_iter().map(|(name, variable)| (name.to_owned(), variable)).collect();
     }
-    let named = |variable: Field<'a>| Some((variable.get("name")?.text().ok()?.to_owned(), variable));
+    let named =
+        |variable: Field<'a>| Some((variable.get("name")?.text().ok()?.to_owned(), variable));
     env.items().unwrap_or_default().into_iter().filter_map(named).collect()
 }
 
 /// The words of the command line after the program, with their places.
 fn words<'a>(container: &Field<'a>) -> Vec<(Field<'a>, Scalar)> {
-    let list = |key: &str| container.get(key).and_then(|list| list.items().ok()).unwrap_or_default();
+    let list =
+        |key: &str| container.get(key).and_then(|list| list.items().ok()).unwrap_or_default();
     let command = list("command").into_iter().skip(1);
     let word = |field: Field<'a>| field.scalar_text().ok().cloned().map(|word| (field, word));
     command.chain(list("args")).filter_map(word).collect()

@@ -31,11 +31,17 @@ pub(super) const KEYS: &[&str] = &[
     "devices[].groups[].paths[].optional",
 ];
 
-pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
+pub(super) fn read(
+    source: &Source,
+    prefix: Option<&str>,
+    draft: &mut Draft,
+) -> Result<(), ImportError> {
     let root = source.file.as_ref().map(|file| Field::root(file, Decoder::Viper));
     let flag = source.flags.last(&["domain"], "DOMAIN").map(|flag| flag.field(Decoder::JsonOfYaml));
     let domain = draft.setting(flag, |domain| domain.text().map(str::to_owned));
-    let in_file = draft.setting(root.as_ref().and_then(|root| root.get("domain")), |domain| domain.text().map(str::to_owned));
+    let in_file = draft.setting(root.as_ref().and_then(|root| root.get("domain")), |domain| {
+        domain.text().map(str::to_owned)
+    });
     let given = prefix.map(str::to_owned).or(domain).or(in_file);
     let domain = given.unwrap_or_else(|| match source.image.as_deref().and_then(minor_version) {
         Some(version) if version >= NEW_DOMAIN.0 => NEW_DOMAIN.1.to_owned(),
@@ -51,13 +57,20 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     });
     for elsewhere in &source.flags.elsewhere {
         if matches!(&*elsewhere.name, "domain" | "DOMAIN") {
-            draft.warn(format!("`{}` at {} has no value in the manifest; set it with `--prefix`", elsewhere.name, elsewhere.place));
+            draft.warn(format!(
+                "`{}` at {} has no value in the manifest; set it with `--prefix`",
+                elsewhere.name, elsewhere.place
+            ));
         } else if elsewhere.name == "device" {
-            draft.warn(format!("`--device` at {} is left out: its value is not in the manifest", elsewhere.place));
+            draft.warn(format!(
+                "`--device` at {} is left out: its value is not in the manifest",
+                elsewhere.place
+            ));
         }
     }
     let flags = flags(source, draft);
-    let flags: Vec<Field<'_>> = flags.iter().map(|(path, doc)| Field::at(doc, Decoder::JsonOfYaml, path)).collect();
+    let flags: Vec<Field<'_>> =
+        flags.iter().map(|(path, doc)| Field::at(doc, Decoder::JsonOfYaml, path)).collect();
     let listed = root.as_ref().map(listed).transpose();
     let devices = match (flags.as_slice(), listed) {
         ([], Ok(Some(devices))) => devices,
@@ -84,7 +97,10 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
             Ok(Ok(offered)) => draft.offer(offered, device),
             Ok(Err(why)) => {
                 device.read_all();
-                draft.warn(format!("{} is left out: {why}", device.place_of(&name_of(device, &domain)?)));
+                draft.warn(format!(
+                    "{} is left out: {why}",
+                    device.place_of(&name_of(device, &domain)?)
+                ));
             }
             Err(error) => {
                 device.read_all();
@@ -105,7 +121,8 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
 /// The version in an image's tag, such as `0.2` of `squat/generic-device-plugin:0.2.0@sha256:…`.
 fn minor_version(image: &str) -> Option<(u32, u32)> {
     let (_, tag) = image.split('@').next()?.rsplit('/').next()?.split_once(':')?;
-    let mut numbers = tag.strip_prefix('v').unwrap_or(tag).split(['.', '-']).map(|number| number.parse().ok());
+    let mut numbers =
+        tag.strip_prefix('v').unwrap_or(tag).split(['.', '-']).map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -115,10 +132,12 @@ fn flags(source: &Source, draft: &mut Draft) -> Vec<(String, Doc)> {
     for (n, flag) in source.flags.flags.iter().filter(|flag| flag.name == "device").enumerate() {
         let path = format!("--device[{n}]");
         let field = flag.field(Decoder::JsonOfYaml);
-        let parsed = field.scalar_text().and_then(|Scalar { text, lines, .. }| Doc::parse(text, *lines));
+        let parsed =
+            field.scalar_text().and_then(|Scalar { text, lines, .. }| Doc::parse(text, *lines));
         match parsed.map(|documents| documents.into_iter().next()) {
             Ok(Some(doc)) => devices.push((path, doc)),
-            Ok(None) => draft.wrong(&format!("`{path}`"), &field.wrong("a device with a `name` and `groups`")),
+            Ok(None) => draft
+                .wrong(&format!("`{path}`"), &field.wrong("a device with a `name` and `groups`")),
             Err(error) => draft.wrong(&format!("`{path}`"), &error),
         }
     }
@@ -156,7 +175,11 @@ struct Group {
 }
 
 /// The resource, or the reason why it cannot be expressed here.
-fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
+fn offer(
+    device: &Field<'_>,
+    domain: &str,
+    draft: &mut Draft,
+) -> Result<Result<Table, String>, ImportError> {
     let name = name_of(device, domain)?;
     let groups = device.get("groups").ok_or_else(|| device.wrong("a `name` and `groups`"))?;
     let (mut offered_groups, mut left_out): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
@@ -173,22 +196,40 @@ fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<T
         return Ok(Err(left_out.into_iter().next().unwrap_or_else(|| "it has no groups".into())));
     };
     if offered_groups.iter().any(|group| group.count != first.count) {
-        return Ok(Err("its groups go to different numbers of containers, and a resource has one `replicas`".into()));
+        return Ok(Err(
+            "its groups go to different numbers of containers, and a resource has one `replicas`"
+                .into(),
+        ));
     }
     if offered_groups.iter().any(|group| written(&group.mounts) != written(&first.mounts)) {
-        return Ok(Err("its groups have different mounts, and those of a resource go to every container".into()));
+        return Ok(Err(
+            "its groups have different mounts, and those of a resource go to every container"
+                .into(),
+        ));
     }
     // A group that is left out does not affect the others: each has its own devices.
     left_out.iter().for_each(|why| draft.warn(format!("a group of {name} is left out: {why}")));
     let mut offered = resource(&name, "char");
     let (count, mounts) = (first.count, first.mounts.clone());
-    let mut paths: Vec<&String> = offered_groups.iter().filter_map(|group| group.one_path.as_ref()).collect();
-    let is_one =
-        offered_groups.iter().any(|group| group.one_path.is_some() && group.path.get("host").and_then(Value::as_text).is_some_and(is_glob));
+    let mut paths: Vec<&String> =
+        offered_groups.iter().filter_map(|group| group.one_path.as_ref()).collect();
+    let is_one = offered_groups.iter().any(|group| {
+        group.one_path.is_some()
+            && group.path.get("host").and_then(Value::as_text).is_some_and(is_glob)
+    });
     paths.sort();
     let is_one = is_one || paths.windows(2).any(|pair| pair[0] == pair[1]);
-    let list = |tables: Vec<Table>| Is::List(tables.into_iter().map(|table| Value { place: None, is: Is::Table(table) }).collect());
-    set_from(&mut offered, "paths", list(offered_groups.into_iter().map(|group| group.path).collect()), &groups);
+    let list = |tables: Vec<Table>| {
+        Is::List(
+            tables.into_iter().map(|table| Value { place: None, is: Is::Table(table) }).collect(),
+        )
+    };
+    set_from(
+        &mut offered,
+        "paths",
+        list(offered_groups.into_iter().map(|group| group.path).collect()),
+        &groups,
+    );
     if count > 1 {
         set_from(&mut offered, "replicas", plain(count), &groups);
     }
@@ -211,7 +252,10 @@ fn written(mounts: &[Table]) -> String {
 
 fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String>, ImportError> {
     if let Some(usb) = group.get("usb").filter(Field::has_effect) {
-        return Ok(Err(format!("{}: devices are not selected by their USB ids; give the node's path, or udev's link to it", usb.place())));
+        return Ok(Err(format!(
+            "{}: devices are not selected by their USB ids; give the node's path, or udev's link to it",
+            usb.place()
+        )));
     }
     let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
     let paths = group.get("paths").ok_or_else(|| group.wrong("`paths` or `usb`"))?;
@@ -264,7 +308,12 @@ fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String
         _ => {}
     }
     let one_path = container.filter(|container| !container.ends_with('/'));
-    Ok(Ok(Group { path: table, mounts: mounts.into_iter().map(|(mount, _)| mount).collect(), count, one_path }))
+    Ok(Ok(Group {
+        path: table,
+        mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
+        count,
+        one_path,
+    }))
 }
 
 struct Node {
@@ -283,7 +332,8 @@ fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
     let _read_only = item.get("readOnly").map(|read_only| read_only.truth()).transpose()?;
     let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
     let permissions = item.get("permissions").map(|permissions| permissions.text()).transpose()?;
-    let permissions = permissions.filter(|permissions| !permissions.is_empty()).unwrap_or(PERMISSIONS);
+    let permissions =
+        permissions.filter(|permissions| !permissions.is_empty()).unwrap_or(PERMISSIONS);
     let host = match glob(&path) {
         Ok(host) => host,
         Err(why) => return Ok(Err(format!("{}: `{path}` {why}", item.place()))),
@@ -303,12 +353,17 @@ fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
 fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), String>, ImportError> {
     let path = path_of(item)?;
     if is_glob(&path) {
-        return Ok(Err(format!("{}: a mount has one path here, and `{path}` may match several", item.place())));
+        return Ok(Err(format!(
+            "{}: a mount has one path here, and `{path}` may match several",
+            item.place()
+        )));
     }
     // A folder: the file keeps its name.
     let container = match container_of(item)? {
         None => path.clone(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", path.rsplit('/').next().unwrap_or(&path)),
+        Some(folder) if folder.ends_with('/') => {
+            format!("{folder}{}", path.rsplit('/').next().unwrap_or(&path))
+        }
         Some(container) => container,
     };
     let read_only = item.get("readOnly").map_or(Ok(false), |read_only| read_only.truth())?;
@@ -331,12 +386,16 @@ fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), Str
 /// The path, cleaned as Go does.
 fn path_of(item: &Field<'_>) -> Result<String, ImportError> {
     let path = item.get("path").ok_or_else(|| item.wrong("a `path`"))?;
-    let steps: Vec<&str> = path.text()?.trim().split('/').filter(|step| !matches!(*step, "" | ".")).collect();
+    let steps: Vec<&str> =
+        path.text()?.trim().split('/').filter(|step| !matches!(*step, "" | ".")).collect();
     Ok(format!("/{}", steps.join("/")))
 }
 
 fn container_of(item: &Field<'_>) -> Result<Option<String>, ImportError> {
-    let path = item.get("mountPath").map(|path| path.text().map(|path| path.trim().to_owned())).transpose()?;
+    let path = item
+        .get("mountPath")
+        .map(|path| path.text().map(|path| path.trim().to_owned()))
+        .transpose()?;
     Ok(path.filter(|path| !path.is_empty()))
 }
 
@@ -356,13 +415,19 @@ fn glob(pattern: &str) -> Result<String, &'static str> {
             '\\' => {
                 let literal = rest.chars().next().ok_or("is not a pattern")?;
                 rest = &rest[literal.len_utf8()..];
-                if "*?[".contains(literal) { ours.extend(['[', literal, ']']) } else { ours.push(literal) }
+                if "*?[".contains(literal) {
+                    ours.extend(['[', literal, ']'])
+                } else {
+                    ours.push(literal)
+                }
             }
             '[' => {
                 let (class, behind) = rest.split_once(']').ok_or("is not a pattern")?;
-                let (not, class) = class.strip_prefix('^').map_or(("", class), |class| ("!", class));
+                let (not, class) =
+                    class.strip_prefix('^').map_or(("", class), |class| ("!", class));
                 let is_simple = class.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
-                if class.is_empty() || !is_simple || class.starts_with('-') || class.ends_with('-') {
+                if class.is_empty() || !is_simple || class.starts_with('-') || class.ends_with('-')
+                {
                     return Err("is a pattern without an equivalent");
                 }
                 ours.push_str(&format!("[{not}{class}]"));

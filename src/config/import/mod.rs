@@ -114,7 +114,11 @@ impl Draft {
     }
 
     /// The value of a setting. A setting with a wrong value is left out with a warning.
-    fn setting<'a, T>(&mut self, field: Option<Field<'a>>, read: impl FnOnce(&Field<'a>) -> Result<T, ImportError>) -> Option<T> {
+    fn setting<'a, T>(
+        &mut self,
+        field: Option<Field<'a>>,
+        read: impl FnOnce(&Field<'a>) -> Result<T, ImportError>,
+    ) -> Option<T> {
         let field = field?;
         match read(&field) {
             Ok(value) => Some(value),
@@ -144,7 +148,10 @@ impl Draft {
                 self.warn(format!("`{path}` (line {line}) is left out: line {by} overrides it"));
                 continue;
             }
-            self.warn(format!("`{path}` (line {line}) is not a setting of this plugin, and is left out{}", hint(path, known)));
+            self.warn(format!(
+                "`{path}` (line {line}) is not a setting of this plugin, and is left out{}",
+                hint(path, known)
+            ));
         }
         if more > 0 {
             self.warn(format!("{more} more are not settings of this plugin, and are left out"));
@@ -156,7 +163,11 @@ impl Draft {
 fn hint(path: &str, known: &[&str]) -> String {
     let key = path.rsplit('.').next().unwrap_or(path);
     let of = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
-    let there: Vec<String> = known.iter().filter(|known| of(known).eq_ignore_ascii_case(key)).map(|known| format!("`{known}`")).collect();
+    let there: Vec<String> = known
+        .iter()
+        .filter(|known| of(known).eq_ignore_ascii_case(key))
+        .map(|known| format!("`{known}`"))
+        .collect();
     if !there.is_empty() {
         return format!("; it is read at {}", there.join(" and "));
     }
@@ -170,10 +181,18 @@ fn hint(path: &str, known: &[&str]) -> String {
 ///
 /// # Errors
 /// When the file cannot be read, or when no part of it can be converted: the reason and the place.
-pub fn import(peer: Peer, text: &str, key: Option<&str>, prefix: Option<&str>) -> Result<Imported, ImportError> {
+pub fn import(
+    peer: Peer,
+    text: &str,
+    key: Option<&str>,
+    prefix: Option<&str>,
+) -> Result<Imported, ImportError> {
     let documents = doc::Doc::parse(text, Lines::From(1))?;
     let source = source::find(peer, &documents, key)?;
-    let mut draft = Draft { warnings: source.notes.iter().map(|note| printable(note)).collect(), ..Draft::default() };
+    let mut draft = Draft {
+        warnings: source.notes.iter().map(|note| printable(note)).collect(),
+        ..Draft::default()
+    };
     let read = match peer {
         Peer::Nvidia => nvidia::read(&source, &mut draft),
         Peer::Sriov => sriov::read(&source, prefix, &mut draft),
@@ -196,13 +215,22 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
         if let Some(problem) = problem_of("resource", Is::List(vec![resource.clone()]), &resource) {
             // A value keeps its place in the source: the path in the source is in the place of the
             // file's path.
-            let at = problem.file().zip(problem.line()).map_or(place, |(path, line)| format!("`{}` (line {line})", path.display()));
-            let why = problem.problem().strip_prefix(&format!("resource `{name}`: ")).unwrap_or(problem.problem());
+            let at = problem
+                .file()
+                .zip(problem.line())
+                .map_or(place, |(path, line)| format!("`{}` (line {line})", path.display()));
+            let why = problem
+                .problem()
+                .strip_prefix(&format!("resource `{name}`: "))
+                .unwrap_or(problem.problem());
             draft.wrong(&name, &ImportError::new(format!("{at}: {why}")));
         } else if names.insert(name.clone()) || name.contains(NODE) {
             resources.push(resource);
         } else {
-            draft.wrong(&format!("{name} at {place}"), &ImportError::new("another resource has this name"));
+            draft.wrong(
+                &format!("{name} at {place}"),
+                &ImportError::new("another resource has this name"),
+            );
         }
     }
     let Draft { warnings, wrong, .. } = draft;
@@ -213,19 +241,29 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
     }
     let mut table = Table::default();
     table.set("resource", Is::List(resources));
-    let name = peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
+    let name =
+        peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let toml =
+        format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
     match Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config() {
         Ok(_) => Ok(Imported { toml, warnings, wrong }),
-        Err(error) => {
-            Err(ImportError { warnings, ..ImportError::new(format!("the result is not a valid configuration: {}", error.problem())) })
-        }
+        Err(error) => Err(ImportError {
+            warnings,
+            ..ImportError::new(format!(
+                "the result is not a valid configuration: {}",
+                error.problem()
+            ))
+        }),
     }
 }
 
 /// A list of texts as a value.
 fn texts<T: AsRef<str>>(list: &[T]) -> Is {
-    Is::List(list.iter().map(|text| Value { place: None, is: Is::Text(text.as_ref().to_owned()) }).collect())
+    Is::List(
+        list.iter()
+            .map(|text| Value { place: None, is: Is::Text(text.as_ref().to_owned()) })
+            .collect(),
+    )
 }
 
 fn text(text: &str) -> Is {

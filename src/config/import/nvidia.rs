@@ -26,9 +26,21 @@ const SETTINGS: &[(&str, &[&str], &str)] = &[
     ("flags.plugin.deviceListStrategy", &["device-list-strategy"], "DEVICE_LIST_STRATEGY"),
     ("flags.plugin.deviceIDStrategy", &["device-id-strategy"], "DEVICE_ID_STRATEGY"),
     ("flags.plugin.cdiAnnotationPrefix", &["cdi-annotation-prefix"], "CDI_ANNOTATION_PREFIX"),
-    ("flags.plugin.nvidiaCTKPath", &["nvidia-cdi-hook-path", "nvidia-ctk-path"], "NVIDIA_CDI_HOOK_PATH"),
-    ("flags.plugin.containerDriverRoot", &["driver-root-ctr-path", "container-driver-root"], "DRIVER_ROOT_CTR_PATH"),
-    ("flags.plugin.sharedDevicesAllocationPolicy", &["shared-devices-allocation-policy"], "SHARED_DEVICES_ALLOCATION_POLICY"),
+    (
+        "flags.plugin.nvidiaCTKPath",
+        &["nvidia-cdi-hook-path", "nvidia-ctk-path"],
+        "NVIDIA_CDI_HOOK_PATH",
+    ),
+    (
+        "flags.plugin.containerDriverRoot",
+        &["driver-root-ctr-path", "container-driver-root"],
+        "DRIVER_ROOT_CTR_PATH",
+    ),
+    (
+        "flags.plugin.sharedDevicesAllocationPolicy",
+        &["shared-devices-allocation-policy"],
+        "SHARED_DEVICES_ALLOCATION_POLICY",
+    ),
     ("imex.channelIDs", &["imex-channel-ids"], "IMEX_CHANNEL_IDS"),
     ("imex.required", &["imex-required"], "IMEX_REQUIRED"),
 ];
@@ -74,7 +86,9 @@ pub(super) const KEYS: &[&str] = &[
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
     let root = source.file.as_ref().map(|file| Field::root(file, Decoder::JsonOfYaml));
     if let Some(root) = root.as_ref().filter(|root| !root.is_map()) {
-        return Err(root.wrong("a configuration of NVIDIA's plugin, which begins with `version: v1`"));
+        return Err(
+            root.wrong("a configuration of NVIDIA's plugin, which begins with `version: v1`")
+        );
     }
     let of_root = |key: &str| root.as_ref().and_then(|root| root.get(key));
     if let Some(version) = of_root("version")
@@ -83,8 +97,12 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         return Err(version.wrong("`v1`"));
     }
     for path in ["flags", "flags.plugin", "flags.gfd", "sharing", "imex"] {
-        let parent = root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
-        let keys = |parent: &Field<'_>| if parent.is_map() { Ok(()) } else { Err(parent.wrong("a mapping")) };
+        let parent = root
+            .clone()
+            .and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
+        let keys = |parent: &Field<'_>| {
+            if parent.is_map() { Ok(()) } else { Err(parent.wrong("a mapping")) }
+        };
         draft.setting(parent, keys);
     }
     let settings = Settings { source, root: root.clone() };
@@ -106,21 +124,35 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         Some(root) => draft.offer(gpu, root),
         None => draft.offers.push(super::Offer { table: gpu, place: "the container".to_owned() }),
     }
-    draft.no_equivalent(of_root("resources"), &format!("{IGNORED}; `name` and `select` of a [[resource]] do this here"));
+    draft.no_equivalent(
+        of_root("resources"),
+        &format!("{IGNORED}; `name` and `select` of a [[resource]] do this here"),
+    );
     draft.no_equivalent(
         of_root("flags").and_then(|flags| flags.get("gfd")),
         "labels are gpu-feature-discovery's; keep it running next to Holdfast",
     );
     for (key, why) in [
-        ("flags.failOnInitError", "Holdfast waits for a driver, and `holdfast status` shows missing parts"),
+        (
+            "flags.failOnInitError",
+            "Holdfast waits for a driver, and `holdfast status` shows missing parts",
+        ),
         ("flags.useNodeFeatureAPI", "Holdfast sets no labels"),
     ] {
         draft.no_equivalent(settings.get(key), why);
     }
     for (key, usual, why) in [
-        ("flags.nvidiaDriverRoot", "/", "the library is found automatically, or set by `[nvidia] nvml`"),
+        (
+            "flags.nvidiaDriverRoot",
+            "/",
+            "the library is found automatically, or set by `[nvidia] nvml`",
+        ),
         ("flags.nvidiaDevRoot", "/", "the driver's nodes are searched below /dev only"),
-        ("flags.deviceDiscoveryStrategy", "auto", "GPUs are found in the driver's files; Tegra's integrated GPU is not among them"),
+        (
+            "flags.deviceDiscoveryStrategy",
+            "auto",
+            "GPUs are found in the driver's files; Tegra's integrated GPU is not among them",
+        ),
     ] {
         if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
             draft.no_equivalent(settings.get(key), why);
@@ -141,16 +173,22 @@ struct Settings<'a> {
 impl<'a> Settings<'a> {
     /// The value in effect: the flag, else the variable, else the file.
     fn get(&self, path: &str) -> Option<Field<'a>> {
-        let in_file = self.root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
+        let in_file = self
+            .root
+            .clone()
+            .and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
         let (_, flags, variable) = SETTINGS.iter().find(|(setting, ..)| *setting == path)?;
-        let value = self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
+        let value =
+            self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
         value.or(in_file)
     }
 
     /// Warns of flags and variables without a value in the manifest.
     fn elsewhere(&self, draft: &mut Draft) {
         for elsewhere in &self.source.flags.elsewhere {
-            let is_it = |(_, flags, variable): &&(&str, &[&str], &str)| flags.contains(&&*elsewhere.name) || *variable == elsewhere.name;
+            let is_it = |(_, flags, variable): &&(&str, &[&str], &str)| {
+                flags.contains(&&*elsewhere.name) || *variable == elsewhere.name
+            };
             if let Some((path, ..)) = SETTINGS.iter().find(is_it) {
                 draft.warn(format!(
                     "`{}` at {} is left out: its value is not in the manifest; it is `{path}` in a file",
@@ -168,8 +206,13 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     if let Some(field) = settings.get("flags.plugin.deviceListStrategy").filter(Field::has_effect) {
         // A flag's text may contain several strategies.
         let strategies = draft.setting(Some(field.clone()), |field| {
-            let texts_given = if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
-            let strategies: Vec<String> = texts_given.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
+            let texts_given =
+                if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
+            let strategies: Vec<String> = texts_given
+                .iter()
+                .flat_map(|text| text.split(','))
+                .map(|text| text.trim().to_owned())
+                .collect();
             let is_known = |strategy: &String| STRATEGIES.contains(&strategy.as_str());
             if strategies.iter().all(is_known) {
                 Ok(strategies)
@@ -192,7 +235,9 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     ] {
         let Some(field) = settings.get(theirs) else { continue };
         let read = |field: &Field<'_>| match (field.text()?, known) {
-            (value, Some(known)) if !known.contains(&value) => Err(field.wrong("`uuid` or `index`")),
+            (value, Some(known)) if !known.contains(&value) => {
+                Err(field.wrong("`uuid` or `index`"))
+            }
             (value, _) => Ok(text(value)),
         };
         if let Some(value) = draft.setting(Some(field.clone()), read) {
@@ -213,13 +258,22 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     draft.no_equivalent(settings.get("flags.plugin.nvidiaCTKPath"), generated);
     draft.no_equivalent(settings.get("flags.plugin.containerDriverRoot"), generated);
     let channels = settings.get("imex.channelIDs").filter(Field::has_effect);
-    let numbers =
-        |field: &Field<'_>| if field.is_list() { field.items()?.iter().map(Field::number).collect() } else { Ok(vec![field.number()?]) };
+    let numbers = |field: &Field<'_>| {
+        if field.is_list() {
+            field.items()?.iter().map(Field::number).collect()
+        } else {
+            Ok(vec![field.number()?])
+        }
+    };
     if let Some(channels) = draft.setting(channels, numbers) {
-        let channels = channels.into_iter().map(|channel| Value { place: None, is: plain(channel) });
+        let channels =
+            channels.into_iter().map(|channel| Value { place: None, is: plain(channel) });
         options.set("imex_channels", Is::List(channels.collect()));
     }
-    draft.no_equivalent(settings.get("imex.required"), "a channel whose node is missing fails the container that requests it");
+    draft.no_equivalent(
+        settings.get("imex.required"),
+        "a channel whose node is missing fails the container that requests it",
+    );
     options
 }
 
@@ -260,11 +314,20 @@ fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Dr
     if gpu.get("replicas").is_some() {
         gpu.set("placement", text(policy.unwrap_or("spread")));
     } else if let (Some(field), Some(_), false) = (&field, policy, is_none) {
-        draft.warn(format!("{} is left out: a resource has one `placement`, and whole GPUs need the default one", field.place()));
+        draft.warn(format!(
+            "{} is left out: a resource has one `placement`, and whole GPUs need the default one",
+            field.place()
+        ));
     }
 }
 
-fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options: &mut Table, draft: &mut Draft) {
+fn share(
+    sharing: &Field<'_>,
+    settings: &Settings<'_>,
+    gpu: &mut Table,
+    options: &mut Table,
+    draft: &mut Draft,
+) {
     let mps = sharing.get("mps");
     let time_slicing = sharing.get("timeSlicing").filter(Field::has_effect);
     if let (Some(mps), Some(time_slicing)) = (&mps, &time_slicing) {
@@ -292,7 +355,10 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
             }
             Ok(None) => {}
             Ok(Some(_)) if gpu.get("replicas").is_some() => {
-                draft.wrong(&format!("`{}`", entry.path), &entry.wrong("a resource that occurs once"));
+                draft.wrong(
+                    &format!("`{}`", entry.path),
+                    &entry.wrong("a resource that occurs once"),
+                );
             }
             Ok(Some(replicas)) => {
                 set_from(gpu, "replicas", plain(replicas), &entry);
@@ -310,7 +376,9 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
         }
     }
     if is_mps && gpu.get("replicas").is_some() {
-        let root = draft.setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned)).filter(|root| !root.is_empty());
+        let root = draft
+            .setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned))
+            .filter(|root| !root.is_empty());
         options.set("mps_root", text(root.as_deref().unwrap_or("/run/nvidia/mps")));
         draft.warn(format!(
             "`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not manage \
@@ -328,13 +396,17 @@ fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportErr
     let field = entry.get("replicas").ok_or_else(need)?;
     let replicas = field.number()?;
     draft.no_equivalent(entry.get("rename"), IGNORED);
-    draft.no_equivalent(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
+    draft
+        .no_equivalent(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
     if !matches!(name, GPU | "gpu") {
-        draft.warn(format!("{} is left out: only {GPU} is imported with its shares", entry.place()));
+        draft
+            .warn(format!("{} is left out: only {GPU} is imported with its shares", entry.place()));
         return Ok(None);
     }
     if !(2..=SHARES_MAX).contains(&replicas) {
-        return Err(field.wrong(&format!("a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,")));
+        return Err(field.wrong(&format!(
+            "a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,"
+        )));
     }
     Ok(Some(replicas))
 }

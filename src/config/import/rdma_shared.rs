@@ -19,10 +19,19 @@ pub(super) const KEYS: &[&str] = &[
     "configList[].selectors.linkTypes",
 ];
 
-const LISTS: [(&str, &str); 5] =
-    [("vendors", "vendor"), ("deviceIDs", "device"), ("drivers", "driver"), ("ifNames", "interface"), ("linkTypes", "link_type")];
+const LISTS: [(&str, &str); 5] = [
+    ("vendors", "vendor"),
+    ("deviceIDs", "device"),
+    ("drivers", "driver"),
+    ("ifNames", "interface"),
+    ("linkTypes", "link_type"),
+];
 
-pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
+pub(super) fn read(
+    source: &Source,
+    prefix: Option<&str>,
+    draft: &mut Draft,
+) -> Result<(), ImportError> {
     let Some(file) = &source.file else {
         return Err(ImportError::new(
             "the manifest has the plugin's container but not its file; add the ConfigMap after a \
@@ -32,7 +41,8 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     let root = Field::root(file, Decoder::Json);
     let cdi = source.flags.last(&["use-cdi"], "").map(|flag| flag.field(Decoder::JsonOfYaml));
     let cdi = draft.setting(cdi, Field::truth).unwrap_or(false);
-    let list = root.get("configList").ok_or_else(|| root.wrong("a configuration with `configList`"))?;
+    let list =
+        root.get("configList").ok_or_else(|| root.wrong("a configuration with `configList`"))?;
     for entry in list.items()? {
         match pool(&entry, prefix.unwrap_or("rdma")) {
             Ok(mut pool) => {
@@ -47,17 +57,25 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
             }
         }
     }
-    draft.no_equivalent(root.get("periodicUpdateInterval"), "the kernel's events report added and removed adapters at once");
+    draft.no_equivalent(
+        root.get("periodicUpdateInterval"),
+        "the kernel's events report added and removed adapters at once",
+    );
     draft.unknown(&root, KEYS);
     Ok(())
 }
 
 fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
     let name = entry.get("resourceName").ok_or_else(|| entry.wrong("a `resourceName`"))?.text()?;
-    let prefix = entry.get("resourcePrefix").filter(Field::has_effect).map_or(Ok(prefix), |prefix| prefix.text())?;
+    let prefix = entry
+        .get("resourcePrefix")
+        .filter(Field::has_effect)
+        .map_or(Ok(prefix), |prefix| prefix.text())?;
     let mut pool = resource(&format!("{prefix}/{name}"), "rdma");
     pool.set("contract", text("rdma-shared"));
-    let most = entry.get("rdmaHcaMax").ok_or_else(|| entry.wrong("`rdmaHcaMax`, the number of containers,"))?;
+    let most = entry
+        .get("rdmaHcaMax")
+        .ok_or_else(|| entry.wrong("`rdmaHcaMax`, the number of containers,"))?;
     let containers = most.number()?;
     if containers == 0 {
         return Err(most.wrong("a number of containers above 0"));
@@ -69,14 +87,21 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
         return Err(selectors.wrong("a mapping"));
     }
     for (theirs, ours) in LISTS {
-        let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::has_effect);
+        let list = selectors
+            .as_ref()
+            .and_then(|selectors| selectors.get(theirs))
+            .filter(Field::has_effect);
         if let Some(list) = list {
             set_from(&mut select, ours, texts(&list.texts()?), &list);
         }
     }
     match (entry.get("devices").filter(Field::has_effect), select.0.is_empty()) {
-        (Some(interfaces), true) => set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces),
-        (Some(interfaces), false) => return Err(interfaces.wrong("one of `devices` and `selectors`")),
+        (Some(interfaces), true) => {
+            set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces)
+        }
+        (Some(interfaces), false) => {
+            return Err(interfaces.wrong("one of `devices` and `selectors`"));
+        }
         // All adapters would be one pool. The plugin refuses to start in this case.
         (None, true) => return Err(entry.wrong("`selectors`, or `devices`,")),
         (None, false) => {}

@@ -50,7 +50,8 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         patterns.push((pattern, item));
     }
     if !patterns.is_empty() {
-        let named: Vec<String> = patterns.iter().map(|(pattern, _)| format!("`{pattern}`")).collect();
+        let named: Vec<String> =
+            patterns.iter().map(|(pattern, _)| format!("`{pattern}`")).collect();
         draft.warn(format!(
             "each node that matches one of these patterns is a resource, as with the plugin; \
              Holdfast also adds nodes that appear later, and drops nodes that disappear: {}",
@@ -84,7 +85,10 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
         draft.warn(format!("{} is left out: `{pattern}`: {why}", item.place()));
         return Ok(None);
     }
-    if let Some(folder) = FOLDERS.iter().find(|folder| pattern.trim_start_matches('^').trim_end_matches('$') == **folder) {
+    if let Some(folder) = FOLDERS
+        .iter()
+        .find(|folder| pattern.trim_start_matches('^').trim_end_matches('$') == **folder)
+    {
         draft.warn(format!(
             "{}: /dev/{folder} is a folder, and one device with every node in it, as with the \
              plugin",
@@ -94,7 +98,12 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
     let mut offered = resource(&format!("smarter-devices/{NODE}"), "char");
     let mut path = Table::default();
     path.set("regex", text(pattern));
-    set_from(&mut offered, "paths", Is::List(vec![Value { place: None, is: Is::Table(path) }]), &field);
+    set_from(
+        &mut offered,
+        "paths",
+        Is::List(vec![Value { place: None, is: Is::Table(path) }]),
+        &field,
+    );
     if number > 1 {
         set_from(&mut offered, "replicas", plain(number), &most);
     }

@@ -46,7 +46,14 @@ fn facts(peer: Peer) -> Facts {
         Peer::Nvidia => Facts {
             image: "k8s-device-plugin",
             program: "nvidia-device-plugin",
-            booleans: &["fail-on-init-error", "pass-device-specs", "gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-required"],
+            booleans: &[
+                "fail-on-init-error",
+                "pass-device-specs",
+                "gdrcopy-enabled",
+                "gds-enabled",
+                "mofed-enabled",
+                "imex-required",
+            ],
             file: (&["config-file"], "CONFIG_FILE"),
             keys: &["version", "flags", "sharing", "resources", "imex"],
             objects: &[],
@@ -114,7 +121,11 @@ impl Part<'_> {
 ///
 /// # Errors
 /// When the input has no part of this plugin, or more than one file of it.
-pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
+pub(super) fn find(
+    peer: Peer,
+    documents: &[Doc],
+    key: Option<&str>,
+) -> Result<Source, ImportError> {
     let facts = facts(peer);
     let objects = objects(documents);
     let mut source = Source { file: None, flags: Flags::default(), image: None, notes: Vec::new() };
@@ -125,7 +136,9 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
     }
     let mut found = chart::Found::default();
     values.iter().for_each(|values| chart::search(peer, &facts, values, &mut found));
-    if objects.is_empty() && found.candidates.is_empty() && !found.containers.iter().any(|container| is_plugin_container(&facts, container))
+    if objects.is_empty()
+        && found.candidates.is_empty()
+        && !found.containers.iter().any(|container| is_plugin_container(&facts, container))
     {
         return plain(documents, key);
     }
@@ -139,14 +152,20 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
     containers.extend(found.containers);
     let container = containers.iter().find(|container| is_plugin_container(&facts, container));
     // A user's own image may have any name.
-    let only = || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
+    let only =
+        || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
     let container = container.or_else(only);
-    if let Some(chosen) = choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)? {
+    if let Some(chosen) =
+        choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)?
+    {
         let mut parsed = chosen.part.parse()?;
         note_more(&parsed, &mut source.notes);
         source.file = (!parsed.is_empty()).then(|| parsed.swap_remove(0));
         if source.file.is_none() {
-            return Err(ImportError::new(format!("the entry `{}` of `{}` is empty", chosen.key, chosen.of)));
+            return Err(ImportError::new(format!(
+                "the entry `{}` of `{}` is empty",
+                chosen.key, chosen.of
+            )));
         }
     }
     if let Some(container) = container {
@@ -160,9 +179,13 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
 /// The input as the plugin's file itself.
 fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     if let Some(key) = key {
-        return Err(ImportError::new(format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")));
+        return Err(ImportError::new(format!(
+            "the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`"
+        )));
     }
-    let first = documents.first().ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
+    let first = documents
+        .first()
+        .ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
     let mut notes = Vec::new();
     note_more(documents, &mut notes);
     Ok(Source { file: Some(first.clone()), flags: Flags::default(), image: None, notes })
@@ -184,7 +207,8 @@ fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
     fn add<'a>(object: Field<'a>, objects: &mut Vec<Field<'a>>) {
         match object.get("kind").and_then(|kind| kind.text().ok()) {
             Some(kind) if kind.ends_with("List") => {
-                let items = object.get("items").and_then(|items| items.items().ok()).unwrap_or_default();
+                let items =
+                    object.get("items").and_then(|items| items.items().ok()).unwrap_or_default();
                 // `kubectl` leaves out the kind of the items in a list of one kind.
                 let of_kind = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 for item in items {
@@ -205,7 +229,9 @@ fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
 
 fn name(object: &Field<'_>) -> String {
     let metadata = object.get("metadata");
-    let of = |key: &str| metadata.as_ref().and_then(|metadata| metadata.get(key)).and_then(|name| name.text().ok());
+    let of = |key: &str| {
+        metadata.as_ref().and_then(|metadata| metadata.get(key)).and_then(|name| name.text().ok())
+    };
     match (of("namespace"), of("name")) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         (_, Some(name)) => name.to_owned(),
@@ -219,14 +245,22 @@ fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
     if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
         for (key, entry) in data.entries().unwrap_or_default() {
-            candidates.extend(entry.scalar_text().map(|text| Candidate { key: key.to_owned(), of: name(object), part: Part::Text(text) }));
+            candidates.extend(entry.scalar_text().map(|text| Candidate {
+                key: key.to_owned(),
+                of: name(object),
+                part: Part::Text(text),
+            }));
         }
     }
     for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
         let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
         let key = path.join(".");
         let text = field.and_then(|field| field.scalar_text().ok());
-        candidates.extend(text.map(|text| Candidate { key, of: name(object), part: Part::Text(text) }));
+        candidates.extend(text.map(|text| Candidate {
+            key,
+            of: name(object),
+            part: Part::Text(text),
+        }));
     }
     candidates
 }
@@ -236,7 +270,8 @@ pub(super) fn may_be_file(peer: Peer, part: &Part<'_>) -> bool {
     let Ok(documents) = part.parse() else { return false };
     let keys = facts(peer).keys;
     let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
-    let has_key = |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
+    let has_key =
+        |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
     match documents.first().map(|doc| (doc, &doc.is)) {
         Some((_, Is::List(list))) => peer == Peer::Smarter && list.first().is_some_and(has_key),
         Some((doc, _)) => peer != Peer::Smarter && has_key(doc),
@@ -256,7 +291,11 @@ fn choose<'c, 'a>(
     let names = |candidates: &[&Candidate<'_>]| {
         let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
         let name = |candidate: &&Candidate<'_>| {
-            if is_one { format!("`{}`", candidate.key) } else { format!("`{}` of {}", candidate.key, candidate.of) }
+            if is_one {
+                format!("`{}`", candidate.key)
+            } else {
+                format!("`{}` of {}", candidate.key, candidate.of)
+            }
         };
         let listed = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
         match candidates.len().saturating_sub(NAMES_MAX) {
@@ -265,31 +304,48 @@ fn choose<'c, 'a>(
         }
     };
     let all: Vec<&Candidate<'_>> = candidates.iter().collect();
-    let named: Vec<&Candidate<'_>> = all.iter().copied().filter(|candidate| key.is_none_or(|key| candidate.key == key)).collect();
+    let named: Vec<&Candidate<'_>> = all
+        .iter()
+        .copied()
+        .filter(|candidate| key.is_none_or(|key| candidate.key == key))
+        .collect();
     if let (Some(key), []) = (key, named.as_slice()) {
         return Err(ImportError::new(match all.as_slice() {
-            [] => format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`"),
+            [] => {
+                format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")
+            }
             all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
         }));
     }
     if let (Some(_), [one]) = (key, named.as_slice()) {
         return Ok(Some(one));
     }
-    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| may_be_file(peer, &candidate.part)).collect();
+    let likely: Vec<&Candidate<'_>> =
+        named.iter().copied().filter(|candidate| may_be_file(peer, &candidate.part)).collect();
     match (likely.as_slice(), named.as_slice()) {
         ([one], _) => Ok(Some(one)),
         ([], [one]) if !has_container => Ok(Some(one)),
         ([], []) => Ok(None),
         ([], _) if has_container => Ok(None),
-        ([], several) => Err(ImportError::new(format!("the ConfigMap has the entries {}; select one with `--key`", names(several)))),
+        ([], several) => Err(ImportError::new(format!(
+            "the ConfigMap has the entries {}; select one with `--key`",
+            names(several)
+        ))),
         (several, _) => {
             // NVIDIA's plugin falls back to this entry on a node without a label that names
             // another.
-            let Some(found) = several.iter().copied().find(|candidate| peer == Peer::Nvidia && candidate.key == usual) else {
+            let Some(found) = several
+                .iter()
+                .copied()
+                .find(|candidate| peer == Peer::Nvidia && candidate.key == usual)
+            else {
                 let several = names(several);
-                return Err(ImportError::new(format!("the ConfigMap has the entries {several}; select one with `--key`")));
+                return Err(ImportError::new(format!(
+                    "the ConfigMap has the entries {several}; select one with `--key`"
+                )));
             };
-            let others: Vec<&Candidate<'_>> = several.iter().copied().filter(|candidate| candidate.key != usual).collect();
+            let others: Vec<&Candidate<'_>> =
+                several.iter().copied().filter(|candidate| candidate.key != usual).collect();
             notes.push(format!(
                 "the entry `{usual}` is used, as on nodes without the label \
                  `nvidia.com/device-plugin.config`; select another with `--key`: {}",
@@ -343,10 +399,9 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
         );
     }
     let (flags, variable) = facts.file;
-    let file = source
-        .flags
-        .last(flags, variable)
-        .and_then(|flag| if let Is::Scalar(path) = &flag.value.is { Some(path.text.clone()) } else { None });
+    let file = source.flags.last(flags, variable).and_then(|flag| {
+        if let Is::Scalar(path) = &flag.value.is { Some(path.text.clone()) } else { None }
+    });
     if let Some(path) = file.filter(|_| source.file.is_none()) {
         source.notes.push(format!(
             "the plugin's file `{path}` is not in this manifest, and its settings are missing in \
@@ -357,14 +412,22 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
 
 /// The error when nothing was found.
 fn nothing(facts: &Facts, objects: &[Field<'_>], containers: &[Field<'_>]) -> ImportError {
-    let images: Vec<String> = containers.iter().map(|container| format!("`{}`", image(container))).collect();
-    let shell = containers.iter().any(|container| program(container).is_some_and(|program| matches!(&*program, "sh" | "bash" | "ash")));
-    let kinds: Vec<&str> = objects.iter().filter_map(|object| object.get("kind")?.text().ok()).collect();
+    let images: Vec<String> =
+        containers.iter().map(|container| format!("`{}`", image(container))).collect();
+    let shell = containers.iter().any(|container| {
+        program(container).is_some_and(|program| matches!(&*program, "sh" | "bash" | "ash"))
+    });
+    let kinds: Vec<&str> =
+        objects.iter().filter_map(|object| object.get("kind")?.text().ok()).collect();
     ImportError::new(match (images.as_slice(), kinds.as_slice()) {
         ([], ["ConfigMap"]) => "the ConfigMap has no `data`".to_owned(),
         ([], kinds) => format!("the input has no file of this plugin, only {}", kinds.join(", ")),
         (images, _) => {
-            let more = if shell { "; a shell's command line is not read: import the file, or the value of one flag" } else { "" };
+            let more = if shell {
+                "; a shell's command line is not read: import the file, or the value of one flag"
+            } else {
+                ""
+            };
             format!(
                 "no container of the input runs `{}` or has `{}` as its image; the images are \
                  {}{more}",
@@ -381,7 +444,8 @@ mod tests {
     use super::super::{Imported, Peer, import};
 
     fn imported(peer: Peer, text: &str, key: Option<&str>) -> Imported {
-        import(peer, text, key, None).unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
+        import(peer, text, key, None)
+            .unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
     }
 
     fn has(peer: Peer, text: &str, key: Option<&str>, toml: &[&str], warnings: &[&str]) {
@@ -394,12 +458,16 @@ mod tests {
             assert!(joined.contains(wanted), "{joined}\nshould contain {wanted}");
         }
         if warnings.is_empty() {
-            let usual = |warning: &String| warning.starts_with("device ids change") || warning.starts_with("no domain is given");
+            let usual = |warning: &String| {
+                warning.starts_with("device ids change")
+                    || warning.starts_with("no domain is given")
+            };
             assert!(found.warnings.iter().all(usual), "{joined}");
         }
     }
 
-    const POOL: &str = r#"{"resourceList":[{"resourceName":"a","selectors":{"drivers":["vfio-pci"]}}]}"#;
+    const POOL: &str =
+        r#"{"resourceList":[{"resourceName":"a","selectors":{"drivers":["vfio-pci"]}}]}"#;
 
     #[test]
     fn a_file_is_found_in_the_output_of_kubectl() {
@@ -410,13 +478,24 @@ mod tests {
         let service = "{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"spec\": {}}";
         for text in [
             map.clone(),
-            format!("{{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [{service}, {map}]}}"),
-            format!("{{\"kind\": \"ConfigMapList\", \"items\": [{}]}}", map.replace("\"kind\": \"ConfigMap\", ", "")),
+            format!(
+                "{{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [{service}, {map}]}}"
+            ),
+            format!(
+                "{{\"kind\": \"ConfigMapList\", \"items\": [{}]}}",
+                map.replace("\"kind\": \"ConfigMap\", ", "")
+            ),
             format!("---\n{service}\n---\n{map}\n"),
             format!("---\n# nothing\n---\n{map}\n---\n"),
-            format!("apiVersion: v1\nkind: ConfigMap\ndata:\n  other.txt: some text\n  config.json: |\n    {POOL}\n  empty: \"\"\n"),
-            format!("kind: NicClusterPolicy\nspec:\n  sriovDevicePlugin:\n    config: |\n      {POOL}\n"),
-            format!("kind: ConfigMap\nbinaryData: {{ x: AA== }}\ndata:\n  config.json: >-\n    {POOL}\n"),
+            format!(
+                "apiVersion: v1\nkind: ConfigMap\ndata:\n  other.txt: some text\n  config.json: |\n    {POOL}\n  empty: \"\"\n"
+            ),
+            format!(
+                "kind: NicClusterPolicy\nspec:\n  sriovDevicePlugin:\n    config: |\n      {POOL}\n"
+            ),
+            format!(
+                "kind: ConfigMap\nbinaryData: {{ x: AA== }}\ndata:\n  config.json: >-\n    {POOL}\n"
+            ),
         ] {
             has(Peer::Sriov, &text, None, &["\"intel.com/a\""], &[]);
         }
@@ -434,30 +513,55 @@ mod tests {
             POOL.replace("\"a\"", "\"b\"")
         );
         let problem = import(Peer::Sriov, &two, None, None).unwrap_err().to_string();
-        assert_eq!(problem, "the ConfigMap has the entries `node-1`, `node-2`; select one with `--key`");
+        assert_eq!(
+            problem,
+            "the ConfigMap has the entries `node-1`, `node-2`; select one with `--key`"
+        );
         has(Peer::Sriov, &two, Some("node-2"), &["\"intel.com/b\""], &[]);
         let maps = format!("{two}---\n{}", two.replace("name: m", "name: n, namespace: s"));
         let problem = import(Peer::Sriov, &maps, Some("node-1"), None).unwrap_err().to_string();
-        assert_eq!(problem, "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; select one with `--key`");
+        assert_eq!(
+            problem,
+            "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; select one with `--key`"
+        );
         let many: String = (0..1000).map(|n| format!("  node-{n}: |\n    {POOL}\n")).collect();
-        let problem = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None).unwrap_err().to_string();
-        assert!(problem.contains("`node-29` and 970 more; select one with `--key`") && problem.len() < 1000, "{problem}");
+        let problem = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            problem.contains("`node-29` and 970 more; select one with `--key`")
+                && problem.len() < 1000,
+            "{problem}"
+        );
     }
 
     #[test]
     fn the_default_one_of_nvidias_named_configurations_is_used() {
         let map = "kind: ConfigMap\ndata:\n  default: |-\n    version: v1\n  shared: |-\n    version: v1\n    sharing: { timeSlicing: { resources: [{ name: nvidia.com/gpu, replicas: 4 }] } }\n";
-        has(Peer::Nvidia, map, None, &["nvidia.com/gpu"], &["the entry `default` is used", "select another with `--key`: `shared`"]);
+        has(
+            Peer::Nvidia,
+            map,
+            None,
+            &["nvidia.com/gpu"],
+            &["the entry `default` is used", "select another with `--key`: `shared`"],
+        );
         has(Peer::Nvidia, map, Some("shared"), &["replicas = 4"], &[]);
         // The values of the chart.
         let values = "config:\n  default: shared\n  map:\n    shared: |-\n      sharing: { timeSlicing: { resources: [{ name: gpu, replicas: 4 }] } }\n    whole: |-\n      version: v1\nmigStrategy: null\ncompatWithCPUManager: true\nmps: { root: /run/x }\n";
-        has(Peer::Nvidia, values, None, &["replicas = 4", "pass_device_specs = true"], &["the entry `shared` is used"]);
+        has(
+            Peer::Nvidia,
+            values,
+            None,
+            &["replicas = 4", "pass_device_specs = true"],
+            &["the entry `shared` is used"],
+        );
         has(Peer::Nvidia, values, Some("whole"), &["pass_device_specs = true"], &[]);
     }
 
     /// A DaemonSet of squat's plugin with these lines in its container.
     fn daemon_set(container: &str) -> String {
-        let indented: String = container.lines().map(|line| format!("          {line}\n")).collect();
+        let indented: String =
+            container.lines().map(|line| format!("          {line}\n")).collect();
         format!(
             "kind: DaemonSet\nspec:\n  template:\n    spec:\n      initContainers:\n        - image: x/generic-device-plugin\n          args: [--domain, no.org]\n      containers:\n        - name: side\n          image: busybox\n        - name: plugin\n          image: reg.example.org:5000/squat/generic-device-plugin@sha256:0123\n{indented}"
         )
@@ -466,21 +570,34 @@ mod tests {
     #[test]
     fn the_flags_of_a_container_are_its_configuration() {
         let fuse = "name: fuse\ngroups:\n  - paths:\n      - path: /dev/fuse\n";
-        let block =
-            format!("args:\n- --domain=lab.org\n- --device\n- |\n{}", fuse.lines().map(|line| format!("  {line}\n")).collect::<String>());
-        let inline = "'{\"name\": \"fuse\", \"groups\": [{\"paths\": [{\"path\": \"/dev/fuse\"}]}]}'";
+        let block = format!(
+            "args:\n- --domain=lab.org\n- --device\n- |\n{}",
+            fuse.lines().map(|line| format!("  {line}\n")).collect::<String>()
+        );
+        let inline =
+            "'{\"name\": \"fuse\", \"groups\": [{\"paths\": [{\"path\": \"/dev/fuse\"}]}]}'";
         for container in [
             block,
             format!("args: [--domain, lab.org, --device, {inline}]"),
             format!("args: ['-domain=lab.org', {}]", inline.replacen("'{", "'--device={", 1)),
-            format!("command: [/bin/generic-device-plugin, --domain, lab.org]\nargs: [--device, {inline}]"),
+            format!(
+                "command: [/bin/generic-device-plugin, --domain, lab.org]\nargs: [--device, {inline}]"
+            ),
             format!("env: [{{ name: DOMAIN, value: lab.org }}]\nargs: [--device, {inline}]"),
-            format!("env: [{{ name: D, value: lab }}]\nargs: [--domain, $(D).org, --device, {inline}]"),
+            format!(
+                "env: [{{ name: D, value: lab }}]\nargs: [--domain, $(D).org, --device, {inline}]"
+            ),
             format!(
                 "env: [{{ name: NODE_NAME, valueFrom: {{ fieldRef: {{ fieldPath: spec.nodeName }} }} }}]\nargs: [--domain, no.org, --domain, lab.org, --device, {inline}]"
             ),
         ] {
-            has(Peer::Generic, &daemon_set(&container), None, &["\"lab.org/fuse\"", "\"/dev/fuse\""], &[]);
+            has(
+                Peer::Generic,
+                &daemon_set(&container),
+                None,
+                &["\"lab.org/fuse\"", "\"/dev/fuse\""],
+                &[],
+            );
         }
         let elsewhere = format!(
             "env: [{{ name: DOMAIN, valueFrom: {{ configMapKeyRef: {{ name: m, key: k }} }} }}]\nargs: [--device, {inline}, --device, $(DOMAIN)]"
@@ -490,7 +607,10 @@ mod tests {
             &daemon_set(&elsewhere),
             None,
             &["\"squat.ai/fuse\""],
-            &["`DOMAIN` at `spec.template.spec.containers[1].env[0]` (line 13) has no value in the manifest", "`--device` at"],
+            &[
+                "`DOMAIN` at `spec.template.spec.containers[1].env[0]` (line 13) has no value in the manifest",
+                "`--device` at",
+            ],
         );
         let wrong = format!(
             "args:\n- --device\n- {inline}\n- --device\n- |\n  name: b\n  groups:\n    - count: many\n      paths: [{{ path: /dev/b }}]\n- --device\n- 'name: ['\n"
@@ -498,36 +618,80 @@ mod tests {
         let found = imported(Peer::Generic, &daemon_set(&wrong), None);
         assert_eq!(found.wrong, 2);
         let warnings = found.warnings.join("\n");
-        assert!(warnings.contains("line 20: `--device[1].groups[0].count` is `many`"), "{warnings}");
-        assert!(warnings.contains("`--device[2]` is left out: line 23: neither YAML nor JSON"), "{warnings}");
+        assert!(
+            warnings.contains("line 20: `--device[1].groups[0].count` is `many`"),
+            "{warnings}"
+        );
+        assert!(
+            warnings.contains("`--device[2]` is left out: line 23: neither YAML nor JSON"),
+            "{warnings}"
+        );
     }
 
     #[test]
     fn a_manifest_without_the_plugins_file_names_its_path() {
-        let of = |container: &str| import(Peer::Generic, &daemon_set(container), None, None).unwrap_err();
+        let of = |container: &str| {
+            import(Peer::Generic, &daemon_set(container), None, None).unwrap_err()
+        };
         let error = of("args: [--config, /etc/gdp/config.yaml]");
         assert!(error.to_string().contains("the container has no `--device` flag"), "{error}");
-        assert!(error.warnings[0].contains("the plugin's file `/etc/gdp/config.yaml` is not in this manifest"), "{:?}", error.warnings);
+        assert!(
+            error.warnings[0]
+                .contains("the plugin's file `/etc/gdp/config.yaml` is not in this manifest"),
+            "{:?}",
+            error.warnings
+        );
         let shell = "kind: Pod\nspec: { containers: [{ image: x/y, command: [sh, -c, 'generic-device-plugin --device a'] }] }";
         let error = import(Peer::Generic, shell, None, None).unwrap_err().to_string();
-        assert!(error.contains("a shell's command line is not read") && error.contains("`x/y`"), "{error}");
+        assert!(
+            error.contains("a shell's command line is not read") && error.contains("`x/y`"),
+            "{error}"
+        );
         let map = "kind: ConfigMap\ndata:\n  config.yaml: |\n    devices: [{ name: a, groups: [{ paths: [{ path: /dev/a }] }] }]\n";
-        has(Peer::Generic, &format!("{}---\n{map}", daemon_set("args: [--config, /x, --domain, lab.org]")), None, &["\"lab.org/a\""], &[]);
-        let both = format!("{}---\n{map}", daemon_set("args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}']"));
-        has(Peer::Generic, &both, None, &["\"squat.ai/b\""], &["the file's `devices` are left out"]);
+        has(
+            Peer::Generic,
+            &format!("{}---\n{map}", daemon_set("args: [--config, /x, --domain, lab.org]")),
+            None,
+            &["\"lab.org/a\""],
+            &[],
+        );
+        let both = format!(
+            "{}---\n{map}",
+            daemon_set("args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}']")
+        );
+        has(
+            Peer::Generic,
+            &both,
+            None,
+            &["\"squat.ai/b\""],
+            &["the file's `devices` are left out"],
+        );
         let inline = "'{name: fuse, groups: [{paths: [{path: /dev/fuse}]}]}'";
-        let tagged = |tag: &str| daemon_set(&format!("args: [--device, {inline}]")).replace("@sha256:0123", tag);
-        let known = [(":0.1.3", "squat.ai", false), (":v0.2.0@sha256:01", "devic.es", false), (":latest", "squat.ai", true)];
+        let tagged = |tag: &str| {
+            daemon_set(&format!("args: [--device, {inline}]")).replace("@sha256:0123", tag)
+        };
+        let known = [
+            (":0.1.3", "squat.ai", false),
+            (":v0.2.0@sha256:01", "devic.es", false),
+            (":latest", "squat.ai", true),
+        ];
         for (tag, domain, is_unsure) in known {
             let found = imported(Peer::Generic, &tagged(tag), None);
             assert!(found.toml.contains(&format!("\"{domain}/fuse\"")), "{tag}: {}", found.toml);
-            assert_eq!(found.warnings.iter().any(|warning| warning.starts_with("no domain is given")), is_unsure, "{tag}");
+            assert_eq!(
+                found.warnings.iter().any(|warning| warning.starts_with("no domain is given")),
+                is_unsure,
+                "{tag}"
+            );
         }
         // An image may have any name.
         let mine = "kind: Pod\nspec: { containers: [{ image: mine, args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}'] }] }";
         has(Peer::Generic, mine, None, &["\"squat.ai/b\""], &[]);
         for peer in [Peer::Sriov, Peer::RdmaShared, Peer::Smarter] {
-            let error = import(peer, "kind: Pod\nspec: { containers: [{ image: mine }] }", None, None).unwrap_err().to_string();
+            let error =
+                import(peer, "kind: Pod\nspec: { containers: [{ image: mine }] }", None, None)
+                    .unwrap_err()
+                    .to_string();
             assert!(error.contains("add the ConfigMap after a line `---`"), "{error}");
         }
     }
@@ -535,17 +699,32 @@ mod tests {
     #[test]
     fn flags_override_variables_and_these_override_the_file() {
         let set = "kind: DaemonSet\nspec:\n  template:\n    spec:\n      containers:\n      - name: sidecar\n        image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [config-manager]\n        env: [{ name: MIG_STRATEGY, value: mixed }]\n      - image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [nvidia-device-plugin]\n        args: [--pass-device-specs, '--device-id-strategy=index']\n        env:\n        - { name: DEVICE_ID_STRATEGY, value: uuid }\n        - { name: DEVICE_LIST_STRATEGY, value: 'envvar,volume-mounts' }\n        - { name: MIG_STRATEGY, value: single }\n        - { name: FAIL_ON_INIT_ERROR, value: 'false' }\n        - { name: GDS_ENABLED, valueFrom: { configMapKeyRef: { name: m, key: k } } }\n        - { name: NODE_NAME, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }\n        - { name: CONFIG_FILE, value: /config/config.yaml }\n";
-        let toml = ["pass_device_specs = true", "device_id_strategy = \"index\"", "device_list_strategy = [\"envvar\", \"volume-mounts\"]"];
-        let warnings = ["`GDS_ENABLED` at", "the plugin's file `/config/config.yaml`", "is `single`"];
+        let toml = [
+            "pass_device_specs = true",
+            "device_id_strategy = \"index\"",
+            "device_list_strategy = [\"envvar\", \"volume-mounts\"]",
+        ];
+        let warnings =
+            ["`GDS_ENABLED` at", "the plugin's file `/config/config.yaml`", "is `single`"];
         has(Peer::Nvidia, set, None, &toml, &warnings);
         let map = "kind: ConfigMap\ndata:\n  any: |\n    flags: { migStrategy: mixed, gdsEnabled: true, plugin: { passDeviceSpecs: false } }\n    sharing: { mps: { resources: [{ name: gpu, replicas: 3 }] } }\n";
         let found = imported(Peer::Nvidia, &format!("{set}---\n{map}"), None);
-        assert!(toml.iter().all(|wanted| found.toml.contains(wanted)) && found.toml.contains("gds = true"), "{}", found.toml);
+        assert!(
+            toml.iter().all(|wanted| found.toml.contains(wanted))
+                && found.toml.contains("gds = true"),
+            "{}",
+            found.toml
+        );
         assert!(!found.warnings.join("\n").contains("mixed"), "{:?}", found.warnings);
         let sriov = format!(
             "kind: DaemonSet\nspec:\n  template:\n    spec:\n      containers:\n      - image: ghcr.io/k8snetworkplumbingwg/sriov-network-device-plugin:v3\n        args: ['--log-level=10', '--resource-prefix=openshift.io', -use-cdi]\n---\nkind: ConfigMap\ndata: {{ config.json: '{POOL}' }}\n"
         );
         has(Peer::Sriov, &sriov, None, &["\"openshift.io/a\"", "cdi = [\"annotations\"]"], &[]);
-        assert!(import(Peer::Sriov, &sriov, None, Some("mine.org")).unwrap().toml.contains("\"mine.org/a\""));
+        assert!(
+            import(Peer::Sriov, &sriov, None, Some("mine.org"))
+                .unwrap()
+                .toml
+                .contains("\"mine.org/a\"")
+        );
     }
 }

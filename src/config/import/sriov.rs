@@ -54,7 +54,11 @@ pub(super) const KEYS: &[&str] = &[
 /// writes them, empty, and the plugin does not read them.
 const INTERNAL_KEYS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
 
-pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
+pub(super) fn read(
+    source: &Source,
+    prefix: Option<&str>,
+    draft: &mut Draft,
+) -> Result<(), ImportError> {
     let Some(file) = &source.file else {
         return Err(ImportError::new(
             "the manifest has the plugin's container but not its file; add the ConfigMap after a \
@@ -62,15 +66,24 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
         ));
     };
     let root = Field::root(file, Decoder::Json);
-    let flag = |names: &[&str]| source.flags.last(names, "").map(|flag| flag.field(Decoder::JsonOfYaml));
-    let flag_prefix =
-        draft.setting(flag(&["resource-prefix"]), |field| field.text().map(str::to_owned)).filter(|flag_prefix| !flag_prefix.is_empty());
+    let flag =
+        |names: &[&str]| source.flags.last(names, "").map(|flag| flag.field(Decoder::JsonOfYaml));
+    let flag_prefix = draft
+        .setting(flag(&["resource-prefix"]), |field| field.text().map(str::to_owned))
+        .filter(|flag_prefix| !flag_prefix.is_empty());
     let prefix = prefix.or(flag_prefix.as_deref()).unwrap_or("intel.com");
     let cdi = draft.setting(flag(&["use-cdi"]), Field::truth).unwrap_or(false);
-    for elsewhere in source.flags.elsewhere.iter().filter(|elsewhere| elsewhere.name == "resource-prefix") {
-        draft.warn(format!("`resource-prefix` at {} has no value in the manifest; set it with `--prefix`", elsewhere.place));
+    for elsewhere in
+        source.flags.elsewhere.iter().filter(|elsewhere| elsewhere.name == "resource-prefix")
+    {
+        draft.warn(format!(
+            "`resource-prefix` at {} has no value in the manifest; set it with `--prefix`",
+            elsewhere.place
+        ));
     }
-    let list = root.get("resourceList").ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
+    let list = root
+        .get("resourceList")
+        .ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
     for pool in list.items()? {
         for key in INTERNAL_KEYS {
             drop(pool.get(key).inspect(|field| field.read_all()));
@@ -84,11 +97,15 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
             }
             Ok(Err(why)) => {
                 pool.read_all();
-                draft.warn(format!("{} is left out: {why}", pool.place_of(&name_of(&pool, prefix)?)));
+                draft.warn(format!(
+                    "{} is left out: {why}",
+                    pool.place_of(&name_of(&pool, prefix)?)
+                ));
             }
             Err(error) => {
                 pool.read_all();
-                let place = name_of(&pool, prefix).map_or_else(|_| pool.place(), |name| pool.place_of(&name));
+                let place = name_of(&pool, prefix)
+                    .map_or_else(|_| pool.place(), |name| pool.place_of(&name));
                 draft.wrong(&place, &error);
             }
         }
@@ -99,7 +116,10 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
 
 fn name_of(pool: &Field<'_>, prefix: &str) -> Result<String, ImportError> {
     let name = pool.get("resourceName").ok_or_else(|| pool.wrong("a `resourceName`"))?;
-    let prefix = pool.get("resourcePrefix").filter(Field::has_effect).map_or(Ok(prefix), |prefix| prefix.text())?;
+    let prefix = pool
+        .get("resourcePrefix")
+        .filter(Field::has_effect)
+        .map_or(Ok(prefix), |prefix| prefix.text())?;
     Ok(format!("{prefix}/{}", name.text()?))
 }
 
@@ -114,31 +134,51 @@ struct Selector<'a> {
 }
 
 /// The resource, or the reason why it cannot be expressed here.
-fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
+fn offer(
+    pool: &Field<'_>,
+    prefix: &str,
+    draft: &mut Draft,
+) -> Result<Result<Table, String>, ImportError> {
     let name = &name_of(pool, prefix)?;
     let kind = pool.get("deviceType").filter(Field::has_effect);
     let is_accelerator = match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
         "netDevice" => false,
         "accelerator" => true,
-        "auxNetDevice" => return Ok(Err("`deviceType` is auxNetDevice, and scalable functions are not offered here".into())),
-        _ => return Err(kind.as_ref().unwrap_or(pool).wrong("netDevice, accelerator or auxNetDevice")),
+        "auxNetDevice" => {
+            return Ok(Err(
+                "`deviceType` is auxNetDevice, and scalable functions are not offered here".into(),
+            ));
+        }
+        _ => {
+            return Err(kind
+                .as_ref()
+                .unwrap_or(pool)
+                .wrong("netDevice, accelerator or auxNetDevice"));
+        }
     };
     let selector = match selectors(pool, is_accelerator)? {
         Ok(selector) => selector,
         Err(why) => return Ok(Err(why)),
     };
-    let has = |key: &str, is: &dyn Fn(&str) -> bool| selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)));
-    if let Some(of) = selector.places.get("driver").filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER)) {
+    let has = |key: &str, is: &dyn Fn(&str) -> bool| {
+        selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)))
+    };
+    if let Some(of) = selector
+        .places
+        .get("driver")
+        .filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER))
+    {
         draft.warn(format!(
             "{}: `{NO_DRIVER}` is not a driver, and no function has it; leave out `drivers` to \
              accept any driver",
             of.place()
         ));
     }
-    let is_mellanox =
-        has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3") || has("driver", &|driver| driver.starts_with("mlx"));
+    let is_mellanox = has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3")
+        || has("driver", &|driver| driver.starts_with("mlx"));
     let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
-    let passed_through = drivers.iter().filter(|driver| PASS_THROUGH_DRIVERS.contains(&driver.as_str())).count();
+    let passed_through =
+        drivers.iter().filter(|driver| PASS_THROUGH_DRIVERS.contains(&driver.as_str())).count();
     let class = match (is_accelerator, selector.rdma || (is_mellanox && passed_through == 0)) {
         (true, _) => "accelerator",
         (false, true) => "rdma",
@@ -172,7 +212,10 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
         for (address, fields) in info.entries()? {
             if address != "*" && address.to_ascii_lowercase().parse::<PciAddress>().is_err() {
                 fields.read_all();
-                draft.warn(format!("{} is left out: it is not a PCI address, and no device has it", fields.place()));
+                draft.warn(format!(
+                    "{} is left out: it is not a PCI address, and no device has it",
+                    fields.place()
+                ));
                 continue;
             }
             let mut table = Table::default();
@@ -197,9 +240,14 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
 
 /// Merges the selectors of a pool into one. Several selectors select the union. That can be
 /// expressed here if they differ in one list only.
-fn selectors<'a>(pool: &Field<'a>, is_accelerator: bool) -> Result<Result<Selector<'a>, String>, ImportError> {
+fn selectors<'a>(
+    pool: &Field<'a>,
+    is_accelerator: bool,
+) -> Result<Result<Selector<'a>, String>, ImportError> {
     // Without selectors the plugin does not start; all functions would be one pool.
-    let field = pool.get("selectors").ok_or_else(|| pool.wrong("`selectors` such as { \"vendors\": [\"15b3\"] }"))?;
+    let field = pool
+        .get("selectors")
+        .ok_or_else(|| pool.wrong("`selectors` such as { \"vendors\": [\"15b3\"] }"))?;
     let each = if field.is_list() { field.items()? } else { vec![field.clone()] };
     if each.is_empty() {
         return Err(field.wrong("at least one selector"));
@@ -214,9 +262,15 @@ fn selectors<'a>(pool: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
             merged = Some(next);
             continue;
         };
-        let same = (there.rdma, there.vhost_net, &there.vdpa) == (next.rdma, next.vhost_net, &next.vdpa)
+        let same = (there.rdma, there.vhost_net, &there.vdpa)
+            == (next.rdma, next.vhost_net, &next.vdpa)
             && there.lists.keys().eq(next.lists.keys());
-        let differ: Vec<&str> = there.lists.iter().filter(|(key, list)| next.lists.get(*key) != Some(list)).map(|(key, _)| *key).collect();
+        let differ: Vec<&str> = there
+            .lists
+            .iter()
+            .filter(|(key, list)| next.lists.get(*key) != Some(list))
+            .map(|(key, _)| *key)
+            .collect();
         match differ.as_slice() {
             [] if same => {}
             [key] if same => {
@@ -234,7 +288,10 @@ fn selectors<'a>(pool: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
     Ok(Ok(merged.unwrap_or_default()))
 }
 
-fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Selector<'a>, String>, ImportError> {
+fn selector<'a>(
+    field: &Field<'a>,
+    is_accelerator: bool,
+) -> Result<Result<Selector<'a>, String>, ImportError> {
     if !field.is_map() {
         return Err(field.wrong("a selector such as { \"vendors\": [\"15b3\"] }"));
     }
@@ -255,8 +312,12 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
         known @ ("virtio" | "vhost") => Ok(known.to_owned()),
         _ => Err(kind.wrong("`virtio` or `vhost`")),
     });
-    let mut selector =
-        Selector { rdma: truth("isRdma")?, vhost_net: truth("needVhostNet")?, vdpa: vdpa.transpose()?, ..Selector::default() };
+    let mut selector = Selector {
+        rdma: truth("isRdma")?,
+        vhost_net: truth("needVhostNet")?,
+        vdpa: vdpa.transpose()?,
+        ..Selector::default()
+    };
     if selector.rdma && selector.vdpa.is_some() {
         return Err(field.wrong("one of `isRdma` and `vdpaType`"));
     }
@@ -268,7 +329,9 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
         if ours == "pf" {
             // The plugin reads only the first entry for a port.
             let mut ports = BTreeSet::new();
-            texts.retain(|text| ports.insert(text.split('#').next().unwrap_or(text).to_ascii_lowercase()));
+            texts.retain(|text| {
+                ports.insert(text.split('#').next().unwrap_or(text).to_ascii_lowercase())
+            });
         }
         selector.places.insert(ours, list.clone());
         if selector.lists.insert(ours, texts).is_some() {

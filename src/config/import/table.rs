@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 const PAGE: &str = include_str!("../../../docs/importers.md");
 
 /// Keys that are looked up in every file, before its kind is known.
-const OF_ANY_FILE: [&str; 7] = ["kind", "config", "config.map", "device", "groups", "SelectorObj", "SelectorObjs"];
+const OF_ANY_FILE: [&str; 7] =
+    ["kind", "config", "config.map", "device", "groups", "SelectorObj", "SelectorObjs"];
 
 #[derive(Debug)]
 struct Row<'a> {
@@ -35,12 +36,23 @@ fn warnings(cell: &str) -> (Vec<&str>, String) {
 fn rows(peer: &str) -> Vec<Row<'static>> {
     let (_, section) = PAGE.split_once(&format!("\n## `{peer}`\n")).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let frame = section.lines().find_map(|line| line.strip_prefix("Examples stand in `")?.strip_suffix("`.")).unwrap();
+    let frame = section
+        .lines()
+        .find_map(|line| line.strip_prefix("Examples stand in `")?.strip_suffix("`."))
+        .unwrap();
     let row = |line: &'static str| {
-        let cells: Vec<&str> = line.strip_prefix("| `")?.strip_suffix('|')?.split('|').map(str::trim).collect();
+        let cells: Vec<&str> =
+            line.strip_prefix("| `")?.strip_suffix('|')?.split('|').map(str::trim).collect();
         let [setting, _, _, example, outcome] = cells.as_slice() else { panic!("{line}") };
-        let example = example.strip_prefix('`').and_then(|example| example.strip_suffix('`')).unwrap_or_else(|| panic!("{line}"));
-        let source = if example.starts_with('{') { example.to_owned() } else { frame.replace('…', example) };
+        let example = example
+            .strip_prefix('`')
+            .and_then(|example| example.strip_suffix('`'))
+            .unwrap_or_else(|| panic!("{line}"));
+        let source = if example.starts_with('{') {
+            example.to_owned()
+        } else {
+            frame.replace('…', example)
+        };
         Some(Row { setting: setting.strip_suffix('`')?, source, outcome })
     };
     section.lines().filter_map(row).collect()
@@ -64,20 +76,28 @@ const OF_EVERY_FILE: [&str; 2] = ["device ids change", "no domain is given"];
 fn check_table(peer: Peer, name: &str, keys: &[&str]) {
     let rows = rows(name);
     let listed: BTreeSet<&str> = rows.iter().map(|row| row.setting).collect();
-    assert_eq!(listed, keys.iter().copied().collect(), "{name}: the table and the keys that are read");
+    assert_eq!(
+        listed,
+        keys.iter().copied().collect(),
+        "{name}: the table and the keys that are read"
+    );
     let (mut all, mut read) = (BTreeSet::new(), BTreeSet::new());
     for Row { setting, source, outcome } in &rows {
         take_lookups();
         let imported = import(peer, source, None, None);
         let looked_up: BTreeSet<String> = take_lookups().iter().map(|path| plain(path)).collect();
-        read.extend(looked_up.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting));
+        read.extend(
+            looked_up.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting),
+        );
         all.extend(looked_up);
         let (toml, warnings, wrong) = match &imported {
             Ok(Imported { toml, warnings, wrong }) => (toml.as_str(), warnings.clone(), *wrong > 0),
             Err(error) => (
                 "",
                 error.warnings.clone(),
-                error.warnings.iter().any(|warning| warning.contains(" is expected") || warning.contains("unknown value")),
+                error.warnings.iter().any(|warning| {
+                    warning.contains(" is expected") || warning.contains("unknown value")
+                }),
             ),
         };
         let details = || format!("{name}: {source}\n{toml}\n{warnings:#?}\n{outcome}");
@@ -95,7 +115,8 @@ fn check_table(peer: Peer, name: &str, keys: &[&str]) {
         for wanted in &wanted {
             assert!(warnings.iter().any(|warning| warning.contains(wanted)), "{}", details());
         }
-        let unexpected = warnings.iter().filter(|warning| !wanted.iter().any(|wanted| warning.contains(wanted)));
+        let unexpected =
+            warnings.iter().filter(|warning| !wanted.iter().any(|wanted| warning.contains(wanted)));
         let is_usual = |warning: &str| OF_EVERY_FILE.iter().any(|usual| warning.starts_with(usual));
         let unexpected: Vec<&String> = unexpected.filter(|warning| !is_usual(warning)).collect();
         assert!(unexpected.is_empty(), "{unexpected:?}\n{}", details());
@@ -103,12 +124,19 @@ fn check_table(peer: Peer, name: &str, keys: &[&str]) {
         assert_eq!(outcome.contains("wrong value"), wrong, "{}", details());
     }
     assert_eq!(read, listed, "{name}: the keys with an example of their own, and the table");
-    let is_above = |path: &str, key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
-    let is_listed = |path: &str| {
-        keys.iter().any(|key| path.eq_ignore_ascii_case(key) || is_above(&path.to_ascii_lowercase(), &key.to_ascii_lowercase()))
+    let is_above = |path: &str, key: &str| {
+        key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']))
     };
-    let is_of_any = |path: &str| OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")));
-    let unlisted: Vec<&String> = all.iter().filter(|path| !is_listed(path) && !is_of_any(path)).collect();
+    let is_listed = |path: &str| {
+        keys.iter().any(|key| {
+            path.eq_ignore_ascii_case(key)
+                || is_above(&path.to_ascii_lowercase(), &key.to_ascii_lowercase())
+        })
+    };
+    let is_of_any =
+        |path: &str| OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")));
+    let unlisted: Vec<&String> =
+        all.iter().filter(|path| !is_listed(path) && !is_of_any(path)).collect();
     assert!(unlisted.is_empty(), "{name}: read, and in no table: {unlisted:?}");
 }
 

@@ -31,7 +31,9 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn config(toml: &str) -> Config {
-    Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config().unwrap_or_else(|error| panic!("{error}\n{toml}"))
+    Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default())
+        .config()
+        .unwrap_or_else(|error| panic!("{error}\n{toml}"))
 }
 
 /// The result of importing a golden source.
@@ -54,9 +56,14 @@ fn of(peer: Peer, name: &str, key: Option<&str>) -> Imported {
 fn nvidias() {
     let shared = config(&of(Peer::Nvidia, "nvidia-shared", Some("shared")).toml);
     let gpu = &shared.resources[0];
-    assert_eq!((gpu.name.as_str(), gpu.sharing, gpu.per_container), ("nvidia.com/gpu.shared", Sharing::Replicas(4), PerContainer::One));
+    assert_eq!(
+        (gpu.name.as_str(), gpu.sharing, gpu.per_container),
+        ("nvidia.com/gpu.shared", Sharing::Replicas(4), PerContainer::One)
+    );
     let mps = config(&of(Peer::Nvidia, "nvidia-mps", None).toml);
-    let Contract::Nvidia(options) = &mps.resources[0].contract else { panic!("{:?}", mps.resources[0].contract) };
+    let Contract::Nvidia(options) = &mps.resources[0].contract else {
+        panic!("{:?}", mps.resources[0].contract)
+    };
     assert_eq!(options.mps_root.as_deref(), Some("/run/mps"));
 }
 
@@ -64,7 +71,16 @@ fn nvidias() {
 fn the_sriov_plugins() {
     let pools = config(&of(Peer::Sriov, "sriov-pools", None).toml);
     let names: Vec<&str> = pools.resources.iter().map(|spec| spec.name.as_str()).collect();
-    assert_eq!(names, ["example.org/mlx_rdma", "intel.com/dpdk-pool", "intel.com/mlx_plain", "intel.com/qat", "intel.com/any"]);
+    assert_eq!(
+        names,
+        [
+            "example.org/mlx_rdma",
+            "intel.com/dpdk-pool",
+            "intel.com/mlx_plain",
+            "intel.com/qat",
+            "intel.com/any"
+        ]
+    );
 }
 
 #[test]
@@ -82,15 +98,24 @@ fn a_pool_without_its_rdma_functions_causes_a_warning() {
         ("'vendors': ['15b3'], 'drivers': ['vfio-pci']", "nic", ""),
         ("'drivers': ['vfio-pci', 'uio_pci_generic', 'igb_uio']", "nic", ""),
     ] {
-        let source = format!("{{'resourceList': [{{'resourceName': 'a', 'selectors': {{{selectors}}}}}]}}").replace('\'', "\"");
+        let source =
+            format!("{{'resourceList': [{{'resourceName': 'a', 'selectors': {{{selectors}}}}}]}}")
+                .replace('\'', "\"");
         let imported = import(Peer::Sriov, &source, None, None).unwrap();
-        assert!(imported.toml.contains(&format!("class = \"{class}\"")), "{selectors}: {}", imported.toml);
+        assert!(
+            imported.toml.contains(&format!("class = \"{class}\"")),
+            "{selectors}: {}",
+            imported.toml
+        );
         let message = imported
             .warnings
             .iter()
             .find(|message| message.starts_with("intel.com/a: "))
             .map_or("", |message| &message["intel.com/a: ".len()..]);
-        assert!(message.starts_with(warning) && message.is_empty() == warning.is_empty(), "{selectors}: {message}");
+        assert!(
+            message.starts_with(warning) && message.is_empty() == warning.is_empty(),
+            "{selectors}: {message}"
+        );
     }
 }
 
@@ -107,7 +132,11 @@ fn a_mapping_of_another_type_is_a_wrong_value() {
     ] {
         let imported = read(Peer::Nvidia, &format!("version: v1\n{text}\n"));
         let wrong = format!("line 2: `{path}` is ");
-        assert!(imported.wrong == 1 && imported.warnings.iter().any(|warning| warning.contains(&wrong)), "{:?}", imported.warnings);
+        assert!(
+            imported.wrong == 1 && imported.warnings.iter().any(|warning| warning.contains(&wrong)),
+            "{:?}",
+            imported.warnings
+        );
     }
     let pools = r#"{"configList": [
         {"resourceName": "a", "rdmaHcaMax": 1, "selectors": "x", "devices": ["ib0"]},
@@ -115,7 +144,11 @@ fn a_mapping_of_another_type_is_a_wrong_value() {
         {"resourceName": "c", "rdmaHcaMax": 1, "selectors": {"ifNames": ["ib1"]}}]}"#;
     let imported = read(Peer::RdmaShared, pools);
     assert_eq!(imported.wrong, 2, "{:?}", imported.warnings);
-    assert!(imported.toml.contains("rdma/c") && !imported.toml.contains("rdma/a"), "{}", imported.toml);
+    assert!(
+        imported.toml.contains("rdma/c") && !imported.toml.contains("rdma/a"),
+        "{}",
+        imported.toml
+    );
 }
 
 #[test]
@@ -128,7 +161,8 @@ fn mellanox() {
 #[test]
 fn squats() {
     let devices = config(&of(Peer::Generic, "generic-devices", None).toml);
-    let of: Vec<(&str, Sharing)> = devices.resources.iter().map(|spec| (spec.name.as_str(), spec.sharing)).collect();
+    let of: Vec<(&str, Sharing)> =
+        devices.resources.iter().map(|spec| (spec.name.as_str(), spec.sharing)).collect();
     let expected = [
         ("example.org/serial", Sharing::Replicas(2)),
         ("example.org/calibrated", Sharing::Exclusive),
@@ -156,7 +190,12 @@ fn a_failed_import_has_a_reason_with_its_place() {
         (Peer::Nvidia, "[]", "`the file` is a list, where a configuration of NVIDIA's plugin", ""),
         (Peer::Sriov, "{}", "a configuration with `resourceList`", ""),
         (Peer::Sriov, "{\"resourceList\": []}", NONE, ""),
-        (Peer::Sriov, "{\"resourceList\": [{}]}", NONE, "`resourceList[0]` is a mapping, where a `resourceName` is expected"),
+        (
+            Peer::Sriov,
+            "{\"resourceList\": [{}]}",
+            NONE,
+            "`resourceList[0]` is a mapping, where a `resourceName` is expected",
+        ),
         (
             Peer::Sriov,
             "{\"resourceList\": [{\"resourceName\": \"A B\", \"selectors\": {}}]}",
@@ -170,32 +209,63 @@ fn a_failed_import_has_a_reason_with_its_place() {
             "line 3: `configList[0].rdmaHcaMax` is `lots`, where a whole number",
         ),
         (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected", ""),
-        (Peer::Smarter, "- devicematch: x", NONE, "`[0]` (line 1) is left out: line 1: `[0]` is a mapping, where a `devicematch` and"),
+        (
+            Peer::Smarter,
+            "- devicematch: x",
+            NONE,
+            "`[0]` (line 1) is left out: line 1: `[0]` is a mapping, where a `devicematch` and",
+        ),
         (Peer::Smarter, "a: [", "neither YAML nor JSON", ""),
         (Peer::Smarter, "", "the file has 0 documents", ""),
-        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; select one with `--key`", ""),
+        (
+            Peer::Nvidia,
+            "kind: ConfigMap\ndata: { a: x, b: y }",
+            "the ConfigMap has the entries `a`, `b`; select one with `--key`",
+            "",
+        ),
         (Peer::Nvidia, "kind: ConfigMap", "the ConfigMap has no `data`", ""),
-        (Peer::Sriov, "kind: Service\nspec: {}", "the input has no file of this plugin, only Service", ""),
+        (
+            Peer::Sriov,
+            "kind: Service\nspec: {}",
+            "the input has no file of this plugin, only Service",
+            "",
+        ),
     ] {
         let error = import(peer, source, None, None).unwrap_err();
         let (message, warnings) = (error.to_string(), error.warnings.join("\n"));
-        assert!(message.contains(expected) && warnings.contains(warning), "{message}\n{warnings}\nshould contain: {expected} {warning}");
+        assert!(
+            message.contains(expected) && warnings.contains(warning),
+            "{message}\n{warnings}\nshould contain: {expected} {warning}"
+        );
         assert_eq!(message.lines().count(), 1, "{message}");
     }
     let source = "kind: ConfigMap\ndata: { a: x, b: y }";
-    assert_eq!(import(Peer::Nvidia, source, Some("c"), None).unwrap_err().to_string(), "the ConfigMap has no entry `c`; it has `a`, `b`");
+    assert_eq!(
+        import(Peer::Nvidia, source, Some("c"), None).unwrap_err().to_string(),
+        "the ConfigMap has no entry `c`; it has `a`, `b`"
+    );
     assert!(import(Peer::Nvidia, "version: v1", Some("c"), None).is_err());
 }
 
 #[test]
 fn a_flag_sets_the_domain() {
     let source = "{\"resourceList\": [{\"resourceName\": \"a\", \"selectors\": {\"drivers\": [\"vfio-pci\"]}}]}";
-    assert!(import(Peer::Sriov, source, None, Some("example.org")).unwrap().toml.contains("\"example.org/a\""));
     assert!(
-        import(Peer::Generic, "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]", None, None)
+        import(Peer::Sriov, source, None, Some("example.org"))
             .unwrap()
             .toml
-            .contains("\"squat.ai/a\"")
+            .contains("\"example.org/a\"")
+    );
+    assert!(
+        import(
+            Peer::Generic,
+            "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]",
+            None,
+            None
+        )
+        .unwrap()
+        .toml
+        .contains("\"squat.ai/a\"")
     );
 }
 
@@ -284,16 +354,22 @@ fn word() -> impl Strategy<Value = String> {
 
 /// A random document, as JSON.
 fn document() -> impl Strategy<Value = serde_json::Value> {
-    let leaf = prop_oneof![word().prop_map(Into::into), any::<bool>().prop_map(Into::into), (0_i64..200).prop_map(Into::into)];
+    let leaf = prop_oneof![
+        word().prop_map(Into::into),
+        any::<bool>().prop_map(Into::into),
+        (0_i64..200).prop_map(Into::into)
+    ];
     leaf.prop_recursive(6, 60, 5, |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
-            prop::collection::btree_map(word(), inner, 0..6).prop_map(|map| map.into_iter().collect::<serde_json::Value>()),
+            prop::collection::btree_map(word(), inner, 0..6)
+                .prop_map(|map| map.into_iter().collect::<serde_json::Value>()),
         ]
     })
 }
 
-const PEERS: [Peer; 5] = [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
+const PEERS: [Peer; 5] =
+    [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
 
 /// Checks that the result is a reason in one line or a valid file.
 fn is_a_reason_or_a_valid_file(peer: Peer, source: &str) {
@@ -313,7 +389,11 @@ fn is_a_reason_or_a_valid_file(peer: Peer, source: &str) {
 
 #[test]
 fn a_random_document_gives_a_reason_or_a_valid_file() {
-    let runs = Runs { cases: crate::config::tests::variants(1000), failure_persistence: None, ..Runs::default() };
+    let runs = Runs {
+        cases: crate::config::tests::variants(1000),
+        failure_persistence: None,
+        ..Runs::default()
+    };
     TestRunner::new(runs)
         .run(&(prop::sample::select(&PEERS[..]), document()), |(peer, document)| {
             is_a_reason_or_a_valid_file(peer, &document.to_string());
@@ -332,12 +412,19 @@ fn a_damaged_source_gives_a_reason_or_a_valid_file() {
         (Peer::Generic, "generic-devices"),
         (Peer::Smarter, "smarter-conf"),
     ];
-    let sources = sources.map(|(peer, name)| (peer, std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap()));
-    let runs = Runs { cases: crate::config::tests::variants(1000), failure_persistence: None, ..Runs::default() };
+    let sources = sources.map(|(peer, name)| {
+        (peer, std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap())
+    });
+    let runs = Runs {
+        cases: crate::config::tests::variants(1000),
+        failure_persistence: None,
+        ..Runs::default()
+    };
     TestRunner::new(runs)
         .run(&(0..sources.len(), crate::config::tests::damage()), |(which, damage)| {
             let (peer, source) = &sources[which];
-            let damaged = damage.iter().fold(source.clone().into_bytes(), |bytes, damage| damage.to(bytes));
+            let damaged =
+                damage.iter().fold(source.clone().into_bytes(), |bytes, damage| damage.to(bytes));
             is_a_reason_or_a_valid_file(*peer, &String::from_utf8_lossy(&damaged));
             Ok(())
         })

@@ -1,8 +1,8 @@
 //! The daemon: whether it runs, whether it is the only one, and the problems that it reports.
 
 use super::super::codes::{
-    DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION, HOOK_FAILED, HOOK_NOT_RUN,
-    RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
+    DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION,
+    HOOK_FAILED, HOOK_NOT_RUN, RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
 };
 use super::super::{Answer, Facts, Finding, PathState};
 use super::{is_true, list, number, text};
@@ -21,7 +21,10 @@ pub(super) fn answers(facts: &Facts) -> Option<Vec<Finding>> {
         Answer::Absent if daemon.is_enabled => {
             let todo = "start it; its log shows why it ended";
             let found = "no daemon answers here, although systemd starts it at boot";
-            Some(vec![Finding::new(&DAEMON_NOT_RUNNING, on, found, todo).by("systemctl restart holdfast; journalctl -u holdfast -n 50")])
+            Some(vec![
+                Finding::new(&DAEMON_NOT_RUNNING, on, found, todo)
+                    .by("systemctl restart holdfast; journalctl -u holdfast -n 50"),
+            ])
         }
         Answer::Absent => {
             let todo = "start it with `holdfast run` or its unit, or name its --run-dir";
@@ -29,7 +32,10 @@ pub(super) fn answers(facts: &Facts) -> Option<Vec<Finding>> {
         }
         Answer::Unresponsive(why) => {
             let todo = "its log may show what it waits for; systemd kills it when it has been stuck for 30 s";
-            Some(vec![Finding::new(&DAEMON_HANGS, on, why.clone(), todo).by("journalctl -u holdfast -n 50")])
+            Some(vec![
+                Finding::new(&DAEMON_HANGS, on, why.clone(), todo)
+                    .by("journalctl -u holdfast -n 50"),
+            ])
         }
         Answer::Status(status) => Some(report(status, &on)),
     }
@@ -48,7 +54,13 @@ fn report(status: &Value, on: &str) -> Vec<Finding> {
     if own != theirs {
         let differs = format!("the daemon is holdfast {theirs}, but this program is {own}");
         found.push(
-            Finding::new(&DAEMON_OTHER_VERSION, on, differs, "hand over from the daemon to the installed version").by("holdfast handover"),
+            Finding::new(
+                &DAEMON_OTHER_VERSION,
+                on,
+                differs,
+                "hand over from the daemon to the installed version",
+            )
+            .by("holdfast handover"),
         );
     }
     found
@@ -61,25 +73,36 @@ pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
         return None;
     }
     // Daemons for other kubelets, such as those of tests, are allowed.
-    let same = facts.processes.iter().flatten().filter(|process| process.kubelet == facts.roots.kubelet);
+    let same =
+        facts.processes.iter().flatten().filter(|process| process.kubelet == facts.roots.kubelet);
     let pids: Vec<String> = same.map(|process| process.pid.to_string()).collect();
     if pids.len() > 1 {
-        let found = format!("{} daemons run with one kubelet: processes {}", pids.len(), pids.join(", "));
+        let found =
+            format!("{} daemons run with one kubelet: processes {}", pids.len(), pids.join(", "));
         let ps = format!("ps -o pid,lstart,args -p {}", pids.join(","));
-        return Some(vec![Finding::new(&TWO_DAEMONS, facts.roots.kubelet.display(), found, todo).by(ps)]);
+        return Some(vec![
+            Finding::new(&TWO_DAEMONS, facts.roots.kubelet.display(), found, todo).by(ps),
+        ]);
     }
     let daemon = facts.daemon.as_ref();
     let found = daemon.and_then(|daemon| match (daemon.lock_holder, daemon.pid) {
-        (Some(holder), Some(pid)) if holder != pid => {
-            Some(format!("process {holder} has the ledger, but process {pid} answers in `{}`", facts.roots.run.display()))
-        }
-        (Some(holder), None) if daemon.answer == Answer::Absent => {
-            Some(format!("process {holder} has the ledger, but no process answers in `{}`", facts.roots.run.display()))
-        }
+        (Some(holder), Some(pid)) if holder != pid => Some(format!(
+            "process {holder} has the ledger, but process {pid} answers in `{}`",
+            facts.roots.run.display()
+        )),
+        (Some(holder), None) if daemon.answer == Answer::Absent => Some(format!(
+            "process {holder} has the ledger, but no process answers in `{}`",
+            facts.roots.run.display()
+        )),
         _ => None,
     });
     let on = facts.roots.state.join("lock");
-    Some(found.map(|found| Finding::new(&TWO_DAEMONS, on.display(), found, todo)).into_iter().collect())
+    Some(
+        found
+            .map(|found| Finding::new(&TWO_DAEMONS, on.display(), found, todo))
+            .into_iter()
+            .collect(),
+    )
 }
 
 pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
@@ -88,12 +111,16 @@ pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
     facts.kubelet.as_ref().filter(|kubelet| kubelet.socket == PathState::Listening)?;
     let todo = "the daemon retries automatically; its log and the kubelet's log show the kubelet's \
                 answers";
-    let missing = list(status, "resources").iter().filter(|resource| !is_true(resource, "registered"));
+    let missing =
+        list(status, "resources").iter().filter(|resource| !is_true(resource, "registered"));
     // The check of other plugins reports these.
     let missing = missing.filter(|resource| !text(resource, "problem").contains("another plugin"));
     let find = |resource: &Value| {
-        let problem = Some(text(resource, "problem")).filter(|problem| !problem.is_empty()).unwrap_or("the kubelet has opened no stream");
-        Finding::new(&RESOURCE_NOT_REGISTERED, text(resource, "name"), problem, todo).by("journalctl -u holdfast -u kubelet -n 200")
+        let problem = Some(text(resource, "problem"))
+            .filter(|problem| !problem.is_empty())
+            .unwrap_or("the kubelet has opened no stream");
+        Finding::new(&RESOURCE_NOT_REGISTERED, text(resource, "name"), problem, todo)
+            .by("journalctl -u holdfast -u kubelet -n 200")
     };
     Some(missing.map(find).collect())
 }
@@ -101,12 +128,22 @@ pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
 pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "fix the cause that the end of the hook's output names; the daemon retries the hook \
                 (docs/hooks.md)";
-    let failed = list(facts.status()?, "hooks").iter().filter(|hook| text(hook, "hook") == "failed");
+    let failed =
+        list(facts.status()?, "hooks").iter().filter(|hook| text(hook, "hook") == "failed");
     let find = |hook: &Value| {
-        let (device, tries, why) = (text(hook, "device"), times(number(hook, "tries")), text(hook, "why"));
-        let pods: Vec<_> = list(hook, "awaited_by").iter().map(|pod| format!("{}/{}", text(pod, "namespace"), text(pod, "pod"))).collect();
-        let waits = if pods.is_empty() { String::new() } else { format!("; pod {} waits for the hook", pods.join(", ")) };
-        let found = format!("the after_release hook of device {device} failed {tries}: {why}{waits}");
+        let (device, tries, why) =
+            (text(hook, "device"), times(number(hook, "tries")), text(hook, "why"));
+        let pods: Vec<_> = list(hook, "awaited_by")
+            .iter()
+            .map(|pod| format!("{}/{}", text(pod, "namespace"), text(pod, "pod")))
+            .collect();
+        let waits = if pods.is_empty() {
+            String::new()
+        } else {
+            format!("; pod {} waits for the hook", pods.join(", "))
+        };
+        let found =
+            format!("the after_release hook of device {device} failed {tries}: {why}{waits}");
         Finding::new(&HOOK_FAILED, text(hook, "resource"), found, todo)
     };
     let todo_run = "check that the program exists and that the daemon may create processes (`TasksMax` of the unit, the pod's limit of PIDs); \

@@ -1,6 +1,9 @@
 //! The host, and the privileges of this process.
 
-use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE, LOOK_HANGS, NOT_ROOT, SELINUX_LABEL, USER_NAMESPACE};
+use super::super::codes::{
+    INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE, LOOK_HANGS, NOT_ROOT, SELINUX_LABEL,
+    USER_NAMESPACE,
+};
 use super::super::gather::INOTIFY_WANTED;
 use super::super::{Facts, Finding};
 use super::text;
@@ -8,14 +11,16 @@ use crate::host::InotifyRefusal;
 
 pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "run it as root, so that every check can run";
-    let found = Finding::new(&NOT_ROOT, "holdfast doctor", "it does not run as root", todo).by("sudo holdfast doctor");
+    let found = Finding::new(&NOT_ROOT, "holdfast doctor", "it does not run as root", todo)
+        .by("sudo holdfast doctor");
     Some(if facts.is_root { Vec::new() } else { vec![found] })
 }
 
 pub(super) fn readers(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "find the cause: a network file system, a driver, or a stopped process";
     let find = |what: &&'static str| {
-        Finding::new(&LOOK_HANGS, what, "reading it did not end in time", todo).by("ps -eo pid,stat,wchan:32,args | grep ' D'")
+        Finding::new(&LOOK_HANGS, what, "reading it did not end in time", todo)
+            .by("ps -eo pid,stat,wchan:32,args | grep ' D'")
     };
     Some(facts.hanging.iter().map(find).collect())
 }
@@ -42,18 +47,31 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
             let more = value.unwrap_or_default().saturating_mul(2).max(usual);
             let todo = "raise the limit (in /etc/sysctl.d to make it persistent), or stop the \
                         processes that use it up (docs/doctor.md shows how to find them)";
-            (format!("this user has reached {name}{is}"), todo, Some(format!("sysctl {name}={more}")))
+            (
+                format!("this user has reached {name}{is}"),
+                todo,
+                Some(format!("sysctl {name}={more}")),
+            )
         }
-        Some(InotifyRefusal::Other(why)) => {
-            (why.clone(), "find what prevents this process from watching files: a sandbox, an old kernel", None)
-        }
+        Some(InotifyRefusal::Other(why)) => (
+            why.clone(),
+            "find what prevents this process from watching files: a sandbox, an old kernel",
+            None,
+        ),
     };
     let found = match inotify.instances {
-        0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no further file can be watched: {why}"), todo),
+        0 => Finding::new(
+            &INOTIFY_EXHAUSTED,
+            "inotify",
+            format!("no further file can be watched: {why}"),
+            todo,
+        ),
         made => Finding::new(
             &INOTIFY_LOW,
             "inotify",
-            format!("only {made} of {INOTIFY_WANTED} further inotify instances could be created: {why}"),
+            format!(
+                "only {made} of {INOTIFY_WANTED} further inotify instances could be created: {why}"
+            ),
             todo,
         ),
     };
@@ -66,7 +84,9 @@ pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
         return Some(Vec::new());
     }
     // The daemon's access to the log counts. It may differ from the access of this process.
-    let reported = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
+    let reported = facts.status().map(|status| {
+        status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default()
+    });
     let why = match reported {
         Some(reported) => reported.to_owned(),
         None if !facts.may_read_all() => return None,
@@ -101,5 +121,8 @@ pub(super) fn selinux(facts: &Facts) -> Option<Vec<Finding>> {
         "set the type that the kubelet sets, {SOCKETS_TYPE}; `ausearch -m avc -ts \
          recent` shows refused accesses"
     );
-    Some(vec![Finding::new(&SELINUX_LABEL, &dir, found, todo).by(format!("chcon -R -t {SOCKETS_TYPE} {dir}"))])
+    Some(vec![
+        Finding::new(&SELINUX_LABEL, &dir, found, todo)
+            .by(format!("chcon -R -t {SOCKETS_TYPE} {dir}")),
+    ])
 }

@@ -69,7 +69,15 @@ pub fn examine(facts: &Facts) -> Report {
 }
 
 fn passed(code: &'static str) -> Finding {
-    Finding { level: Level::Ok, code, on: String::new(), found: "no problem".into(), why: "", todo: String::new(), command: None }
+    Finding {
+        level: Level::Ok,
+        code,
+        on: String::new(),
+        found: "no problem".into(),
+        why: "",
+        todo: String::new(),
+        command: None,
+    }
 }
 
 /// A string of a JSON document; empty if absent.

@@ -23,7 +23,10 @@ pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
     let mut found = Vec::new();
     if wants.writes_cdi && !cdi.exists && facts.status().is_some() {
         let todo = "make the directory writable for the daemon; in a container, mount it from the host (components/cdi)";
-        let what = format!("{} uses CDI names, but the directory of the CDI files does not exist", wants.cdi.join(", "));
+        let what = format!(
+            "{} uses CDI names, but the directory of the CDI files does not exist",
+            wants.cdi.join(", ")
+        );
         found.push(Finding::new(&CDI_DIRECTORY_MISSING, cdi.directory.display(), what, todo));
     }
     found.extend(cdi.containerd.iter().filter_map(|file| is_off(file, cdi)));
@@ -43,12 +46,16 @@ fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
         }
         None => "`enable_cdi` is not set; its default is false before containerd 2.0",
     };
-    let todo = "set `enable_cdi = true` in [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd";
-    Some(Finding::new(&CDI_OFF, file.path.display(), found, todo).by("systemctl restart containerd"))
+    let todo =
+        "set `enable_cdi = true` in [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd";
+    Some(
+        Finding::new(&CDI_OFF, file.path.display(), found, todo).by("systemctl restart containerd"),
+    )
 }
 
 fn unread(cdi: &Cdi) -> Option<Finding> {
-    let configured = cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
+    let configured =
+        cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
     let is_read = |dirs: &BTreeSet<PathBuf>| dirs.iter().any(|dir| is_same(dir, &cdi.directory));
     let usual: BTreeSet<PathBuf> = DEFAULT_DIRS.iter().map(PathBuf::from).collect();
     let has_runtime = !cdi.containerd.is_empty() || cdi.crio_dirs.is_some();
@@ -65,6 +72,9 @@ fn unread(cdi: &Cdi) -> Option<Finding> {
 
 /// Compares paths; `/var/run` is a link to `/run`.
 fn is_same(one: &Path, other: &Path) -> bool {
-    let short = |path: &Path| path.strip_prefix("/var/run").map_or_else(|_| path.to_owned(), |rest| Path::new("/run").join(rest));
+    let short = |path: &Path| {
+        path.strip_prefix("/var/run")
+            .map_or_else(|_| path.to_owned(), |rest| Path::new("/run").join(rest))
+    };
     short(one) == short(other)
 }

@@ -3,7 +3,9 @@
 
 use super::super::codes;
 use super::super::testing::{NOW, healthy};
-use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Level, PathState, Process, Resource, WriteAccess};
+use super::super::{
+    Answer, CODES, Code, ContainerdFile, Facts, Level, PathState, Process, Resource, WriteAccess,
+};
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
 use crate::hardware::NearMiss;
@@ -35,11 +37,17 @@ fn has_no_daemon(facts: &mut Facts) {
 }
 
 fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearMiss> {
-    let miss = |id: &str| NearMiss { device: DeviceId::new(id), criterion, wanted: wanted.into(), found: found.map(str::to_owned) };
+    let miss = |id: &str| NearMiss {
+        device: DeviceId::new(id),
+        criterion,
+        wanted: wanted.into(),
+        found: found.map(str::to_owned),
+    };
     vec![miss("0000:01:00.0"), miss("0000:02:00.0")]
 }
 
-const LIMIT: InotifyRefusal = InotifyRefusal::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
+const LIMIT: InotifyRefusal =
+    InotifyRefusal::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
 
 /// Each misconfiguration, with all findings that it causes apart from those of level `Ok`.
 const BROKEN: &[(&[Code], Break)] = &[
@@ -48,7 +56,8 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::USER_NAMESPACE], |facts| facts.uid_map = Some("0 100000 65536".into())),
     (&[codes::KUBELET_DIR_MISSING], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.dir, kubelet.plugins, kubelet.socket) = (PathState::Missing, PathState::Missing, PathState::Missing);
+        (kubelet.dir, kubelet.plugins, kubelet.socket) =
+            (PathState::Missing, PathState::Missing, PathState::Missing);
         kubelet.elsewhere = vec!["/var/snap/microk8s/common/var/lib/kubelet".into()];
     }),
     (&[codes::KUBELET_DIR_OTHER], |facts| {
@@ -62,10 +71,13 @@ const BROKEN: &[(&[Code], Break)] = &[
         kubelet.is_mounted = None;
         kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
     }),
-    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Directory),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
+        facts.kubelet.as_mut().unwrap().socket = PathState::Directory
+    }),
     (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
-        (kubelet.plugins, kubelet.socket, kubelet.is_file_mount) = (PathState::Other, PathState::Missing, true);
+        (kubelet.plugins, kubelet.socket, kubelet.is_file_mount) =
+            (PathState::Other, PathState::Missing, true);
     }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
@@ -76,47 +88,72 @@ const BROKEN: &[(&[Code], Break)] = &[
         let kubelet = facts.kubelet.as_mut().unwrap();
         (kubelet.is_mounted, kubelet.socket) = (Some(false), PathState::Missing);
     }),
-    (&[codes::KUBELET_SOCKET_MOUNTED], |facts| facts.kubelet.as_mut().unwrap().socket_is_mounted = true),
+    (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
+        facts.kubelet.as_mut().unwrap().socket_is_mounted = true
+    }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
         (kubelet.socket_is_mounted, kubelet.socket) = (true, PathState::NoListener);
     }),
     (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Missing),
-    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::NoListener),
-    (&[codes::KUBELET_HANGS], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Unresponsive),
-    (&[codes::KUBELET_TOO_OLD], |facts| status(facts)["resources"][0]["api_version"] = "v1alpha1".into()),
+    (&[codes::KUBELET_ABSENT], |facts| {
+        facts.kubelet.as_mut().unwrap().socket = PathState::NoListener
+    }),
+    (&[codes::KUBELET_HANGS], |facts| {
+        facts.kubelet.as_mut().unwrap().socket = PathState::Unresponsive
+    }),
+    (&[codes::KUBELET_TOO_OLD], |facts| {
+        status(facts)["resources"][0]["api_version"] = "v1alpha1".into()
+    }),
     (&[codes::KUBELET_TOO_OLD], |facts| {
         let listing = facts.listing.as_mut().unwrap();
         (listing.is_old, listing.allocatable) = (true, Some(Err("unknown method".into())));
     }),
-    (&[codes::KUBELET_LACKS_DEVICES], |facts| facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()))),
+    (&[codes::KUBELET_LACKS_DEVICES], |facts| {
+        facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()))
+    }),
     (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
         let listing = facts.listing.as_mut().unwrap();
         (listing.is, listing.allocatable) = (PathState::Missing, None);
     }),
     (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
-        facts.listing.as_mut().unwrap().allocatable = Some(Err("the kubelet has not answered in time".into()));
+        facts.listing.as_mut().unwrap().allocatable =
+            Some(Err("the kubelet has not answered in time".into()));
     }),
     (&[codes::OTHER_PLUGIN], |facts| {
-        status(facts)["resources"][0]["problem"] = "the kubelet ends one stream after the other; another plugin seems to".into();
+        status(facts)["resources"][0]["problem"] =
+            "the kubelet ends one stream after the other; another plugin seems to".into();
         status(facts)["resources"][0]["registered"] = false.into();
     }),
-    (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into())),
     (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
-        status(facts)["checkpoint_unread"] = json!({ "since": Timestamp(NOW), "missing": true, "why": "No such file or directory" });
+        facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into())
     }),
-    (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())),
-    (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())),
+    (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
+        status(facts)["checkpoint_unread"] =
+            json!({ "since": Timestamp(NOW), "missing": true, "why": "No such file or directory" });
+    }),
+    (&[codes::OTHER_PLUGIN_SOCKET], |facts| {
+        facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())
+    }),
+    (&[codes::OTHER_PLUGIN_SOCKET], |facts| {
+        facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())
+    }),
     (&[codes::DAEMON_ABSENT], has_no_daemon),
     (&[codes::DAEMON_NOT_RUNNING], |facts| {
         has_no_daemon(facts);
         facts.daemon.as_mut().unwrap().is_enabled = true;
     }),
-    (&[codes::DAEMON_HANGS], |facts| facts.daemon.as_mut().unwrap().answer = Answer::Unresponsive("no answer in time".into())),
+    (&[codes::DAEMON_HANGS], |facts| {
+        facts.daemon.as_mut().unwrap().answer = Answer::Unresponsive("no answer in time".into())
+    }),
     (&[codes::DAEMON_NOT_READY], |facts| status(facts)["ready"] = false.into()),
     (&[codes::DAEMON_OTHER_VERSION], |facts| status(facts)["version"] = "0.0.9".into()),
     (&[codes::TWO_DAEMONS], |facts| {
-        facts.processes.as_mut().unwrap().push(Process { pid: 2, kubelet: "/var/lib/kubelet".into() });
+        facts
+            .processes
+            .as_mut()
+            .unwrap()
+            .push(Process { pid: 2, kubelet: "/var/lib/kubelet".into() });
     }),
     (&[codes::TWO_DAEMONS], |facts| facts.daemon.as_mut().unwrap().lock_holder = Some(77)),
     (&[codes::RESOURCE_NOT_REGISTERED], |facts| {
@@ -125,25 +162,37 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::HOOK_FAILED], |facts| {
         let pending = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });
-        status(facts)["hooks"] = json!([pending, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
+        status(facts)["hooks"] =
+            json!([pending, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
     }),
     (&[codes::HOOK_NOT_RUN], |facts| {
         let not_run = json!({ "resource": "nvidia.com/gpu", "phase": "check", "since": NOW, "why": "Resource temporarily unavailable" });
         status(facts)["not_run"] = json!([not_run]);
     }),
     (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
-    (&[codes::KERNEL_LOG_UNREADABLE], |facts| status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" })),
+    (&[codes::KERNEL_LOG_UNREADABLE], |facts| {
+        status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" })
+    }),
     (&[codes::DAEMON_ABSENT, codes::KERNEL_LOG_UNREADABLE], |facts| {
         has_no_daemon(facts);
         facts.host.as_mut().unwrap().kernel_log = Some("permission denied".into());
     }),
-    (&[codes::CONFIG_INVALID], |facts| facts.config = Some(Err("config.toml: line 3: unknown key `clas`".into()))),
+    (&[codes::CONFIG_INVALID], |facts| {
+        facts.config = Some(Err("config.toml: line 3: unknown key `clas`".into()))
+    }),
     (&[codes::CONFIG_CHANGED], |facts| {
         facts.config.as_mut().unwrap().as_mut().unwrap().changed_at = Some(Timestamp(NOW - 60_000));
     }),
-    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "0badcafe", "error": "line 3: unknown key" })),
-    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "00000000", "error": null })),
-    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "0badcafe", "needs_restart": ["ledger.durability"] })),
+    (&[codes::CONFIG_CHANGED], |facts| {
+        status(facts)["config"] = json!({ "hash": "0badcafe", "error": "line 3: unknown key" })
+    }),
+    (&[codes::CONFIG_CHANGED], |facts| {
+        status(facts)["config"] = json!({ "hash": "00000000", "error": null })
+    }),
+    (&[codes::CONFIG_CHANGED], |facts| {
+        status(facts)["config"] =
+            json!({ "hash": "0badcafe", "needs_restart": ["ledger.durability"] })
+    }),
     (&[codes::RESOURCE_SELECTS_NOTHING], |facts| {
         empty(facts);
     }),
@@ -165,10 +214,12 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::DAEMON_ABSENT, codes::DEVICE_UNHEALTHY], |facts| {
         has_no_daemon(facts);
-        facts.resources.as_mut().unwrap()[0].unhealthy = vec![("GPU-1".into(), "node_missing".into())];
+        facts.resources.as_mut().unwrap()[0].unhealthy =
+            vec![("GPU-1".into(), "node_missing".into())];
     }),
     (&[codes::DEVICE_SUSPECT], |facts| {
-        status(facts)["ailing"] = json!([{ "id": "mlx5_0", "health": "Healthy", "reason": null, "state": "suspect" }]);
+        status(facts)["ailing"] =
+            json!([{ "id": "mlx5_0", "health": "Healthy", "reason": null, "state": "suspect" }]);
     }),
     (&[codes::DEVICE_CORDONED], |facts| {
         let cordoned = json!({ "id": "GPU-1", "health": "Unhealthy", "reason": "cordoned", "state": "healthy", "cordoned": "fan rattles" });
@@ -189,9 +240,12 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::CDI_DIRECTORY_MISSING], |facts| facts.cdi.as_mut().unwrap().exists = false),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = Some(false)),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = None),
-    (&[codes::CDI_DIRECTORY_UNREAD], |facts| facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into()),
     (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
-        facts.cdi.as_mut().unwrap().containerd[0].cdi_spec_dirs = Some(BTreeSet::from(["/opt/cdi".into()]));
+        facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into()
+    }),
+    (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
+        facts.cdi.as_mut().unwrap().containerd[0].cdi_spec_dirs =
+            Some(BTreeSet::from(["/opt/cdi".into()]));
     }),
     (&[codes::STATE_DISK_FULL], |facts| {
         let state = facts.state.as_mut().unwrap();
@@ -200,44 +254,73 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().free_inodes = 0),
     (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 50 << 20),
     (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 0),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::ReadOnly),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::MountReadOnly),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = WriteAccess::StoppedByError),
+    (&[codes::STATE_READ_ONLY], |facts| {
+        facts.state.as_mut().unwrap().writes = WriteAccess::ReadOnly
+    }),
+    (&[codes::STATE_READ_ONLY], |facts| {
+        facts.state.as_mut().unwrap().writes = WriteAccess::MountReadOnly
+    }),
+    (&[codes::STATE_READ_ONLY], |facts| {
+        facts.state.as_mut().unwrap().writes = WriteAccess::StoppedByError
+    }),
     (&[codes::STATE_READ_ONLY], |facts| {
         facts.state.as_mut().unwrap().writes = WriteAccess::DiskFailed("Input/output error".into());
         facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into());
     }),
-    (&[codes::STATE_IN_MEMORY], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Memory)),
-    (&[codes::STATE_IN_CONTAINER], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Overlay)),
-    (&[codes::STATE_ON_NETWORK], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Network)),
-    (&[codes::LEDGER_UNREADABLE], |facts| facts.ledger.as_mut().unwrap().unreadable = Some("a later version wrote it".into())),
-    (&[codes::LEDGER_DAMAGED], |facts| facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into())),
-    (&[codes::LEDGER_DAMAGED], |facts| status(facts)["recovery"] = "2 grants could not be read".into()),
+    (&[codes::STATE_IN_MEMORY], |facts| {
+        facts.state.as_mut().unwrap().medium = Some(Medium::Memory)
+    }),
+    (&[codes::STATE_IN_CONTAINER], |facts| {
+        facts.state.as_mut().unwrap().medium = Some(Medium::Overlay)
+    }),
+    (&[codes::STATE_ON_NETWORK], |facts| {
+        facts.state.as_mut().unwrap().medium = Some(Medium::Network)
+    }),
+    (&[codes::LEDGER_UNREADABLE], |facts| {
+        facts.ledger.as_mut().unwrap().unreadable = Some("a later version wrote it".into())
+    }),
+    (&[codes::LEDGER_DAMAGED], |facts| {
+        facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into())
+    }),
+    (&[codes::LEDGER_DAMAGED], |facts| {
+        status(facts)["recovery"] = "2 grants could not be read".into()
+    }),
     (&[codes::LEDGER_NOT_WRITTEN], |facts| status(facts)["ledger"]["journal"] = false.into()),
     (&[codes::LEDGER_ONE_COPY], |facts| status(facts)["ledger"]["database"] = false.into()),
     (&[codes::LEDGER_MOVED_ASIDE], |facts| {
         facts.state.as_mut().unwrap().moved_aside.push("/var/lib/holdfast/db.quarantine-1".into());
     }),
-    (&[codes::CLOCK_MOVED_BACK], |facts| facts.ledger.as_mut().unwrap().clock.newest = Some(Timestamp(NOW + 3600 * 1000))),
+    (&[codes::CLOCK_MOVED_BACK], |facts| {
+        facts.ledger.as_mut().unwrap().clock.newest = Some(Timestamp(NOW + 3600 * 1000))
+    }),
     (&[codes::CLOCK_MOVED_FORWARD], |facts| {
-        facts.ledger.as_mut().unwrap().clock.oldest_of_boot = Some(Timestamp(NOW - 48 * 3600 * 1000));
+        facts.ledger.as_mut().unwrap().clock.oldest_of_boot =
+            Some(Timestamp(NOW - 48 * 3600 * 1000));
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify =
+            Some(InotifyLimits { instances: 0, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_LOW], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 1, refused: Some(LIMIT) });
+        facts.host.as_mut().unwrap().inotify =
+            Some(InotifyLimits { instances: 1, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
         let refused = Some(InotifyRefusal::Other("Function not implemented".into()));
         facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused });
     }),
-    (&[codes::SELINUX_LABEL], |facts| facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())),
+    (&[codes::SELINUX_LABEL], |facts| {
+        facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())
+    }),
 ];
 
 fn found(facts: &Facts) -> Vec<&'static str> {
     let findings = examine(facts).findings;
-    let mut codes: Vec<&str> = findings.iter().filter(|finding| finding.level != Level::Ok).map(|finding| finding.code).collect();
+    let mut codes: Vec<&str> = findings
+        .iter()
+        .filter(|finding| finding.level != Level::Ok)
+        .map(|finding| finding.code)
+        .collect();
     codes.sort_unstable();
     codes
 }
@@ -246,7 +329,11 @@ fn found(facts: &Facts) -> Vec<&'static str> {
 fn on_a_healthy_node_every_check_passes() {
     let report = examine(&healthy());
     assert_eq!(found(&healthy()), Vec::<&str>::new(), "{report:#?}");
-    assert!(report.unknown.is_empty() && report.is_healthy() && report.count(Level::Ok) == CHECKS.len(), "{:?}", report.unknown);
+    assert!(
+        report.unknown.is_empty() && report.is_healthy() && report.count(Level::Ok) == CHECKS.len(),
+        "{:?}",
+        report.unknown
+    );
 }
 
 #[test]
@@ -261,17 +348,29 @@ fn each_misconfiguration_has_exactly_its_findings() {
         if found != expected {
             problems.push(format!("row {index}: {found:?} instead of {expected:?}"));
         }
-        for finding in examine(&facts).findings.iter().filter(|finding| finding.level != Level::Ok) {
+        for finding in examine(&facts).findings.iter().filter(|finding| finding.level != Level::Ok)
+        {
             let texts = [&finding.on, &finding.found, &finding.todo];
-            assert!(texts.iter().all(|text| !text.is_empty() && !text.contains('\n')) && !finding.why.is_empty(), "{finding:?}");
+            assert!(
+                texts.iter().all(|text| !text.is_empty() && !text.contains('\n'))
+                    && !finding.why.is_empty(),
+                "{finding:?}"
+            );
         }
     }
-    assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), BROKEN.len(), problems.join("\n"));
+    assert!(
+        problems.is_empty(),
+        "{} of {}:\n{}",
+        problems.len(),
+        BROKEN.len(),
+        problems.join("\n")
+    );
 }
 
 #[test]
 fn every_code_has_a_row_and_a_unique_name() {
-    let tried: BTreeSet<&str> = BROKEN.iter().flat_map(|(codes, _)| *codes).map(|code| code.name).collect();
+    let tried: BTreeSet<&str> =
+        BROKEN.iter().flat_map(|(codes, _)| *codes).map(|code| code.name).collect();
     let names: BTreeSet<&str> = CODES.iter().map(|code| code.name).collect();
     assert_eq!((names.len(), tried), (CODES.len(), names));
 }
@@ -281,7 +380,11 @@ fn unknown_facts_cause_no_finding() {
     let known = healthy();
     let facts = Facts::unknown(known.roots.clone(), known.now);
     assert_eq!(found(&facts), ["not-root"]);
-    assert_eq!(examine(&facts).unknown.len(), CHECKS.len() - 2, "privileges and hanging readers are always known");
+    assert_eq!(
+        examine(&facts).unknown.len(),
+        CHECKS.len() - 2,
+        "privileges and hanging readers are always known"
+    );
 }
 
 #[test]
@@ -300,7 +403,8 @@ fn the_worst_level_comes_first() {
     facts.is_root = false;
     facts.state.as_mut().unwrap().free_inodes = 0;
     status(&mut facts)["ready"] = false.into();
-    let levels: Vec<Level> = examine(&facts).findings.iter().map(|finding| finding.level).take(4).collect();
+    let levels: Vec<Level> =
+        examine(&facts).findings.iter().map(|finding| finding.level).take(4).collect();
     assert_eq!(levels, [Level::Error, Level::Warning, Level::Note, Level::Ok]);
 }
 
@@ -320,20 +424,34 @@ fn a_near_miss_is_reported_with_its_criterion() {
     empty(&mut facts).near = near("driver", "vfio-pci", Some("nvidia"));
     let finding = examine(&facts).findings.remove(0);
     let wanted = "0000:01:00.0, 0000:02:00.0 would be offered if not for `driver`: wanted vfio-pci, found nvidia";
-    assert_eq!((finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")), (wanted, true));
+    assert_eq!(
+        (finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")),
+        (wanted, true)
+    );
     let misses = &mut empty(&mut facts).near;
     (misses[0].found, misses[1].found) = (None, Some("mlx5_core".into()));
     let finding = examine(&facts).findings.remove(0);
-    assert!(finding.found.ends_with("wanted vfio-pci, found mlx5_core or not known"), "{}", finding.found);
+    assert!(
+        finding.found.ends_with("wanted vfio-pci, found mlx5_core or not known"),
+        "{}",
+        finding.found
+    );
     empty(&mut facts).near = near("driver", "netdevice", Some("mlx5_core"));
     let finding = examine(&facts).findings.remove(0);
-    assert_eq!(finding.todo, "`netdevice` is not a driver; remove `driver` from the resource's `select`");
+    assert_eq!(
+        finding.todo,
+        "`netdevice` is not a driver; remove `driver` from the resource's `select`"
+    );
 }
 
 #[test]
 fn a_default_of_a_newer_containerd_is_not_a_finding() {
     let mut facts = healthy();
-    let file = |version, enable_cdi| ContainerdFile { version, enable_cdi, ..healthy().cdi.unwrap().containerd.remove(0) };
+    let file = |version, enable_cdi| ContainerdFile {
+        version,
+        enable_cdi,
+        ..healthy().cdi.unwrap().containerd.remove(0)
+    };
     for (files, expected) in [
         (vec![file(Some(3), None)], 0),
         (vec![file(Some(2), None), file(Some(2), Some(true))], 0),

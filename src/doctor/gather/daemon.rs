@@ -18,9 +18,13 @@ pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
     let roots = &input.target.roots;
     let host_root = HostRoot::new(&roots.host);
     let asked = ask(async {
-        let pid = match timeout(QUERY_DEADLINE, UnixStream::connect(roots.run.join("control.sock"))).await {
+        let pid = match timeout(QUERY_DEADLINE, UnixStream::connect(roots.run.join("control.sock")))
+            .await
+        {
             Ok(Ok(stream)) => host::peer::pid(&stream),
-            Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => return (Answer::Denied, None),
+            Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => {
+                return (Answer::Denied, None);
+            }
             _ => None,
         };
         match timeout(QUERY_DEADLINE, control_get::<Value>(&roots.run, "/v1/status")).await {
@@ -29,7 +33,12 @@ pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
             // A healthy daemon refuses an unauthorised client, with any mode of the socket.
             Ok(Err(_)) if !input.may_read_all => (Answer::Denied, pid),
             Ok(Err(error)) => (Answer::Unresponsive(error.to_string()), pid),
-            Err(_elapsed) => (Answer::Unresponsive("a daemon accepts the query, but does not answer in time".into()), pid),
+            Err(_elapsed) => (
+                Answer::Unresponsive(
+                    "a daemon accepts the query, but does not answer in time".into(),
+                ),
+                pid,
+            ),
         }
     });
     let Some((answer, pid)) = asked else { return Box::new(|_| ()) };
@@ -47,8 +56,12 @@ pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
 
 pub(super) fn processes(input: &ReaderInput) -> AddFacts {
     let host = HostRoot::new(&input.target.roots.host);
-    let pids = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    let named = pids.filter(|pid| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("holdfast"));
+    let pids = host
+        .entries("proc")
+        .into_iter()
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let named =
+        pids.filter(|pid| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("holdfast"));
     let process = |pid: String| {
         let arguments = arguments(&host, &pid);
         let is_daemon = verb(&arguments) == Some("run");
@@ -75,7 +88,8 @@ fn verb(arguments: &[String]) -> Option<&str> {
     while let Some(argument) = rest.next() {
         match argument.strip_prefix('-') {
             None => return Some(argument),
-            Some(option) if option.contains('=') || !(option.starts_with('-') || option.len() == 1) => {}
+            Some(option)
+                if option.contains('=') || !(option.starts_with('-') || option.len() == 1) => {}
             Some(_) => {
                 let _value = rest.next();
             }
@@ -88,7 +102,11 @@ fn verb(arguments: &[String]) -> Option<&str> {
 pub(super) fn option(arguments: &[String], name: &str) -> Option<PathBuf> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
-        let Some(found) = argument.strip_prefix("--").and_then(|argument| argument.strip_prefix(name)) else { continue };
+        let Some(found) =
+            argument.strip_prefix("--").and_then(|argument| argument.strip_prefix(name))
+        else {
+            continue;
+        };
         match found.strip_prefix('=') {
             Some(value) => return Some(value.into()),
             None if found.is_empty() => return rest.next().map(PathBuf::from),
@@ -104,7 +122,9 @@ mod tests {
 
     #[test]
     fn an_option_value_named_run_is_not_the_verb() {
-        let verb_of = |line: &str| verb(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()).map(str::to_owned);
+        let verb_of = |line: &str| {
+            verb(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()).map(str::to_owned)
+        };
         assert_eq!(verb_of("--run-dir run doctor").as_deref(), Some("doctor"));
         assert_eq!(verb_of("--run-dir=run -o json -ojson run --take-over").as_deref(), Some("run"));
         assert_eq!(verb_of("run --run-dir run").as_deref(), Some("run"));

@@ -10,15 +10,21 @@ use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
 
 /// Requirements of the configuration, or its error.
-pub(super) fn wants(loaded: &Result<Config, ConfigError>, target: &Target) -> Result<Requirements, String> {
+pub(super) fn wants(
+    loaded: &Result<Config, ConfigError>,
+    target: &Target,
+) -> Result<Requirements, String> {
     let config = loaded.as_ref().map_err(ToString::to_string)?;
     let main = target.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
     // Removing a drop-in changes only its directory.
     let sources = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
-    let changed_at = sources.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
+    let changed_at = sources
+        .filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?)))
+        .max();
     let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
     let hash = format!("{:08x}", config.hash);
-    let cdi = config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
+    let cdi =
+        config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
     Ok(Requirements {
         files: config.files.clone(),
         hash,
@@ -33,7 +39,9 @@ pub(super) fn wants(loaded: &Result<Config, ConfigError>, target: &Target) -> Re
 /// toolkit.
 fn uses_cdi(spec: &ResourceSpec) -> bool {
     match &spec.contract {
-        Contract::Nvidia(options) => options.device_list_strategy.iter().all(|strategy| strategy.is_cdi()),
+        Contract::Nvidia(options) => {
+            options.device_list_strategy.iter().all(|strategy| strategy.is_cdi())
+        }
         _ => !spec.cdi.is_empty(),
     }
 }
@@ -41,11 +49,16 @@ fn uses_cdi(spec: &ResourceSpec) -> bool {
 pub(super) fn state(input: &ReaderInput) -> AddFacts {
     let wanted = &input.target.roots.state;
     // A directory that does not exist yet will be on the file system of its nearest parent.
-    let Some(dir) = wanted.ancestors().find(|dir| dir.is_dir()).map(Path::to_path_buf) else { return Box::new(|_| ()) };
-    let inside = |dir: PathBuf| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+    let Some(dir) = wanted.ancestors().find(|dir| dir.is_dir()).map(Path::to_path_buf) else {
+        return Box::new(|_| ());
+    };
+    let inside =
+        |dir: PathBuf| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let mut moved_aside: Vec<PathBuf> = inside(wanted.clone())
         .chain(inside(wanted.join("journal")))
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(".quarantine")))
+        .filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().contains(".quarantine"))
+        })
         .collect();
     moved_aside.sort();
     let at = dir.canonicalize().unwrap_or_else(|_| dir.clone());
@@ -67,10 +80,14 @@ fn writes(dir: &Path, mount: Option<&Mount>) -> WriteAccess {
     let file_system_has = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
     match host::disk_error(dir) {
         Some(error) => WriteAccess::DiskFailed(error),
-        _ if file_system_has("shutdown") => WriteAccess::DiskFailed("the kernel has shut down the file system".into()),
+        _ if file_system_has("shutdown") => {
+            WriteAccess::DiskFailed("the kernel has shut down the file system".into())
+        }
         _ if file_system_has("emergency_ro") => WriteAccess::StoppedByError,
         _ if !host::is_read_only(dir) => WriteAccess::Allowed,
-        _ if mount.is_some_and(|mount| mount.has("ro")) && !file_system_has("ro") => WriteAccess::MountReadOnly,
+        _ if mount.is_some_and(|mount| mount.has("ro")) && !file_system_has("ro") => {
+            WriteAccess::MountReadOnly
+        }
         _ => WriteAccess::ReadOnly,
     }
 }
@@ -79,9 +96,11 @@ pub(super) fn ledger(input: &ReaderInput) -> AddFacts {
     let roots = &input.target.roots;
     let boot_id = host::boot_id(&roots.host);
     let ledger = match store::peek(&roots.state) {
-        Ok(recovered) => {
-            Ledger { unreadable: None, findings: recovered.report.findings, clock: clock(&recovered.grants, boot_id.as_deref()) }
-        }
+        Ok(recovered) => Ledger {
+            unreadable: None,
+            findings: recovered.report.findings,
+            clock: clock(&recovered.grants, boot_id.as_deref()),
+        },
         // No daemon has run on this node yet.
         Err(StoreError::NoJournal { .. }) => return Box::new(|_| ()),
         Err(_) if !input.may_read_all => return Box::new(|_| ()),
@@ -92,7 +111,10 @@ pub(super) fn ledger(input: &ReaderInput) -> AddFacts {
 
 fn clock(grants: &[Grant], boot_id: Option<&str>) -> Clock {
     let of_boot = grants.iter().filter(|grant| boot_id == Some(grant.boot_id.as_str()));
-    Clock { newest: grants.iter().map(latest).max(), oldest_of_boot: of_boot.map(|grant| grant.granted_at).min() }
+    Clock {
+        newest: grants.iter().map(latest).max(),
+        oldest_of_boot: of_boot.map(|grant| grant.granted_at).min(),
+    }
 }
 
 /// The latest time in a grant.

@@ -16,22 +16,34 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
     let Some(config) = &input.config else { return Box::new(|_| ()) };
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
-    let names = store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
-    let found = hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&names));
+    let names =
+        store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
+    let found =
+        hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&names));
     let asks_nvml = requests_names(&hardware::nvml_query(&root, &found.selection));
     let taken = found.selection.resource_of();
     let resource = |spec: &Arc<ResourceSpec>| {
-        let devices = found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
+        let devices =
+            found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
         Resource {
             name: spec.name.to_string(),
             class: spec.class.to_string(),
             devices: devices.len(),
-            unhealthy: devices.iter().filter_map(|device| unhealthy(&root, &found, device)).collect(),
-            near: if devices.is_empty() { near_misses(&found.devices, &taken, spec) } else { Vec::new() },
+            unhealthy: devices
+                .iter()
+                .filter_map(|device| unhealthy(&root, &found, device))
+                .collect(),
+            near: if devices.is_empty() {
+                near_misses(&found.devices, &taken, spec)
+            } else {
+                Vec::new()
+            },
             needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
             paths: spec.paths.iter().map(|path| path.host.to_string()).collect(),
             is_for_guests: is_for_guests(spec, devices),
-            is_nvidia: devices.iter().any(|device| device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))),
+            is_nvidia: devices.iter().any(|device| {
+                device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))
+            }),
         }
     };
     // `specs` contains no pattern of "one resource for each node" that has no node.
@@ -48,7 +60,9 @@ fn unhealthy(root: &HostRoot, found: &Discovery, device: &Device) -> Option<(Str
 /// driver of its devices.
 fn is_for_guests(spec: &ResourceSpec, devices: &[Arc<Device>]) -> bool {
     let by_contract = spec.contract.kind() == ContractKind::Kubevirt;
-    let asks = spec.select.driver.iter().any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));
-    let has = |device: &Arc<Device>| device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/"));
+    let asks =
+        spec.select.driver.iter().any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));
+    let has =
+        |device: &Arc<Device>| device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/"));
     by_contract || asks || devices.iter().any(has)
 }

@@ -12,7 +12,8 @@ pub(in super::super) const INSTANCES_WANTED: usize = 3;
 pub(super) fn host(input: &ReaderInput) -> AddFacts {
     let roots = &input.target.roots;
     let root = HostRoot::new(&roots.host);
-    let iommu_groups = root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
+    let iommu_groups =
+        root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
     let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
     let is_enforcing = root.read("sys/fs/selinux/enforce").as_deref() == Some("1");
     let driver_nodes = driver_nodes(&root);
@@ -32,15 +33,23 @@ pub(super) fn host(input: &ReaderInput) -> AddFacts {
 /// `driver.hostRoot`), if `/dev` has none.
 fn driver_nodes(root: &HostRoot) -> Option<&'static str> {
     const DIRECTORY: &str = "run/nvidia/driver/dev";
-    let has = |directory: &str| root.entries(directory).iter().any(|name| name == "nvidiactl" || name == "nvidia0");
+    let has = |directory: &str| {
+        root.entries(directory).iter().any(|name| name == "nvidiactl" || name == "nvidia0")
+    };
     (has(DIRECTORY) && !has("dev")).then_some("/run/nvidia/driver/dev")
 }
 
 pub(super) fn kernel_log(input: &ReaderInput) -> AddFacts {
     let root = HostRoot::new(&input.target.roots.host);
     // A captured or simulated tree has no log.
-    let refused =
-        || super::ask(async { KernelLog::open(&root).err().map(|error| format!("the kernel log cannot be read: {error}")) }).flatten();
+    let refused = || {
+        super::ask(async {
+            KernelLog::open(&root)
+                .err()
+                .map(|error| format!("the kernel log cannot be read: {error}"))
+        })
+        .flatten()
+    };
     let refused = if root.is_live() { refused() } else { None };
     Box::new(move |facts: &mut Facts| facts.host.get_or_insert_default().kernel_log = refused)
 }

@@ -31,19 +31,29 @@ pub(super) fn directory(input: &ReaderInput) -> AddFacts {
     let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let is_mount = |path: PathBuf| mounts.iter().any(|mount| mount.at == path);
     let canonical_plugins = canonical(&plugins);
-    let root_is_layers = mounts.iter().any(|mount| mount.at == Path::new("/") && mount.kind == "overlay");
-    let mounted = || mount_of(&mounts, &canonical_plugins).is_some_and(|mount| mount.at != Path::new("/"));
-    let elsewhere = USUAL_DIRS.iter().map(|dir| host.path(dir)).filter(|dir| !is_same(dir, &roots.kubelet));
+    let root_is_layers =
+        mounts.iter().any(|mount| mount.at == Path::new("/") && mount.kind == "overlay");
+    let mounted =
+        || mount_of(&mounts, &canonical_plugins).is_some_and(|mount| mount.at != Path::new("/"));
+    let elsewhere =
+        USUAL_DIRS.iter().map(|dir| host.path(dir)).filter(|dir| !is_same(dir, &roots.kubelet));
     let kubelet = Kubelet {
         dir: kind_at(&roots.kubelet),
         plugins: kind_at(&plugins),
         socket: socket_state(&socket),
-        elsewhere: elsewhere.filter(|dir| is_socket(&dir.join("device-plugins/kubelet.sock"))).collect(),
+        elsewhere: elsewhere
+            .filter(|dir| is_socket(&dir.join("device-plugins/kubelet.sock")))
+            .collect(),
         root_dir: root_dir(&host),
-        is_file_mount: [&roots.kubelet, &plugins].into_iter().any(|dir| !dir.is_dir() && is_mount(canonical(dir))),
+        is_file_mount: [&roots.kubelet, &plugins]
+            .into_iter()
+            .any(|dir| !dir.is_dir() && is_mount(canonical(dir))),
         socket_is_mounted: is_mount(canonical_plugins.join("kubelet.sock")),
         is_mounted: root_is_layers.then(mounted),
-        checkpoint: checkpoint::read(&plugins).err().filter(|error| !error.is_missing()).map(|error| error.to_string()),
+        checkpoint: checkpoint::read(&plugins)
+            .err()
+            .filter(|error| !error.is_missing())
+            .map(|error| error.to_string()),
         others: others(&plugins),
         label: host::selinux_label(&plugins),
     };
@@ -51,7 +61,8 @@ pub(super) fn directory(input: &ReaderInput) -> AddFacts {
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {
-    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+    one == other
+        || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -78,12 +89,16 @@ fn socket_state(path: &Path) -> PathState {
         Ok(about) if about.file_type().is_socket() => {}
         Ok(about) if about.is_dir() => return PathState::Directory,
         Ok(_) => return PathState::Other,
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return PathState::Missing,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return PathState::Missing;
+        }
         Err(error) => return PathState::Denied(error.to_string()),
     }
     match ask(async { timeout(QUERY_DEADLINE, UnixStream::connect(path)).await }) {
         Some(Ok(Ok(_connected))) => PathState::Listening,
-        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => PathState::NoListener,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
+            PathState::NoListener
+        }
         Some(Ok(Err(error))) if error.kind() == ErrorKind::NotFound => PathState::Missing,
         // The backlog is full: the listener accepts no connections.
         Some(Ok(Err(error))) if error.kind() == ErrorKind::WouldBlock => PathState::Unresponsive,
@@ -95,8 +110,11 @@ fn socket_state(path: &Path) -> PathState {
 
 /// The sockets of other plugins, by name. Holdfast's own sockets are in a subdirectory.
 fn others(plugins: &Path) -> Vec<String> {
-    let entries = plugins.read_dir().into_iter().flatten().flatten().filter(|entry| is_socket(&entry.path()));
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name != "kubelet.sock");
+    let entries =
+        plugins.read_dir().into_iter().flatten().flatten().filter(|entry| is_socket(&entry.path()));
+    let names = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name != "kubelet.sock");
     let mut names: Vec<String> = names.take(OTHERS_MAX).collect();
     names.sort_unstable();
     names.retain(|name| socket_state(&plugins.join(name)) == PathState::Listening);
@@ -105,8 +123,13 @@ fn others(plugins: &Path) -> Vec<String> {
 
 /// The `--root-dir` of a kubelet of this host.
 fn root_dir(host: &HostRoot) -> Option<PathBuf> {
-    let is_kubelet = |pid: &String| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("kubelet");
-    let pid = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find(is_kubelet)?;
+    let is_kubelet =
+        |pid: &String| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("kubelet");
+    let pid = host
+        .entries("proc")
+        .into_iter()
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+        .find(is_kubelet)?;
     let arguments = super::daemon::arguments(host, &pid);
     super::daemon::option(&arguments, "root-dir")
 }
@@ -124,13 +147,17 @@ pub(super) fn listing(input: &ReaderInput) -> AddFacts {
     });
     let mut is_old = false;
     let allocatable = allocatable.flatten().map(|answer| match answer {
-        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect()),
+        Ok(Ok(found)) => {
+            Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect())
+        }
         Ok(Err(PodResourcesError::Refused { status, .. })) => {
             is_old = status.code() == tonic::Code::Unimplemented;
             Err(format!("the kubelet refused GetAllocatableResources: {}", status.message()))
         }
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_elapsed) => Err("the kubelet did not answer GetAllocatableResources in time".to_owned()),
+        Err(_elapsed) => {
+            Err("the kubelet did not answer GetAllocatableResources in time".to_owned())
+        }
     });
     let listing = Listing { socket, is, allocatable, is_old };
     Box::new(|facts: &mut Facts| facts.listing = Some(listing))

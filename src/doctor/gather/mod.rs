@@ -82,7 +82,9 @@ const READERS: &[Reader] = &[
 pub fn gather(target: Target) -> Facts {
     let mut facts = Facts::unknown(target.roots.clone(), system::now());
     facts.is_root = system::peer::is_root();
-    facts.uid_map = std::fs::read_to_string(target.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
+    facts.uid_map = std::fs::read_to_string(target.own.join("uid_map"))
+        .ok()
+        .and_then(|map| map.lines().next().map(str::to_owned));
     // First, since it contains paths for the other readers.
     let load = {
         let target = target.clone();
@@ -92,13 +94,20 @@ pub fn gather(target: Target) -> Facts {
             (loaded.ok(), wants)
         }
     };
-    let (what, loaded) = ("the configuration", all(vec![("", Box::new(load))], DEADLINE).pop().and_then(|(_, loaded)| loaded));
+    let (what, loaded) = (
+        "the configuration",
+        all(vec![("", Box::new(load))], DEADLINE).pop().and_then(|(_, loaded)| loaded),
+    );
     let (config, wants) = loaded.unzip();
     if wants.is_none() {
         facts.hanging.push(what);
     }
     facts.config = wants;
-    let input = Arc::new(ReaderInput { target, config: config.flatten(), may_read_all: facts.may_read_all() });
+    let input = Arc::new(ReaderInput {
+        target,
+        config: config.flatten(),
+        may_read_all: facts.may_read_all(),
+    });
     let runs = READERS.iter().map(|reader| {
         let (input, run) = (Arc::clone(&input), reader.run);
         (reader.what, Box::new(move || run(&input)) as Box<dyn FnOnce() -> AddFacts + Send>)
@@ -122,11 +131,14 @@ fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'stati
         let (sender, receiver) = mpsc::sync_channel(1);
         // The send fails after the deadline. A thread that cannot be created counts as one without
         // a result.
-        let started = thread::Builder::new().name("reader".into()).spawn(move || drop(sender.send(run())));
+        let started =
+            thread::Builder::new().name("reader".into()).spawn(move || drop(sender.send(run())));
         (what, started.is_ok().then_some(receiver))
     };
     let started: Vec<_> = runs.into_iter().map(start).collect();
-    let wait = |receiver: mpsc::Receiver<T>| receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+    let wait = |receiver: mpsc::Receiver<T>| {
+        receiver.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    };
     started.into_iter().map(|(what, receiver)| (what, receiver.and_then(wait))).collect()
 }
 

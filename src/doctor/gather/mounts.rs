@@ -34,7 +34,10 @@ pub(super) fn mounts(input: &ReaderInput) -> Vec<Mount> {
 /// The mount of a path without links.
 pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
     // Of several mounts at one place, the last one hides the others.
-    mounts.iter().filter(|mount| path.starts_with(&mount.at)).max_by_key(|mount| mount.at.components().count())
+    mounts
+        .iter()
+        .filter(|mount| path.starts_with(&mount.at))
+        .max_by_key(|mount| mount.at.components().count())
 }
 
 /// `36 35 98:0 /root /at rw,relatime master:1 - ext4 /dev/sda1 rw,errors=continue`; a space is
@@ -65,8 +68,17 @@ mod tests {
                     nonsense\n";
         let mounts = parse(text);
         let at = |path: &str| mount_of(&mounts, Path::new(path)).unwrap();
-        assert_eq!((mounts.len(), at("/var/lib").kind.as_str(), at("/var/lib/a b/journal").kind.as_str()), (3, "ext4", "xfs"));
-        assert!(at("/var/lib/a b").has("ro") && !at("/var/lib/a b").file_system_has("ro") && !at("/var/lib/a").has("ro"));
-        assert!(mounts[1].file_system_has("emergency_ro") && !mounts[1].file_system_has("emergency"));
+        assert_eq!(
+            (mounts.len(), at("/var/lib").kind.as_str(), at("/var/lib/a b/journal").kind.as_str()),
+            (3, "ext4", "xfs")
+        );
+        assert!(
+            at("/var/lib/a b").has("ro")
+                && !at("/var/lib/a b").file_system_has("ro")
+                && !at("/var/lib/a").has("ro")
+        );
+        assert!(
+            mounts[1].file_system_has("emergency_ro") && !mounts[1].file_system_has("emergency")
+        );
     }
 }

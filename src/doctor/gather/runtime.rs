@@ -21,14 +21,21 @@ pub(super) fn cdi(input: &ReaderInput) -> AddFacts {
     let host = HostRoot::new(&input.target.roots.host);
     let read = |patterns: &[&str]| {
         let paths = patterns.iter().flat_map(|pattern| host.glob(pattern));
-        let table = |path: String| Some((PathBuf::from(&path), host.read(&path)?.parse::<Table>().ok()?));
+        let table =
+            |path: String| Some((PathBuf::from(&path), host.read(&path)?.parse::<Table>().ok()?));
         paths.filter_map(table).collect::<Vec<_>>()
     };
     let cdi = Cdi {
         exists: config.cdi_directory.is_dir(),
         directory: config.cdi_directory.clone(),
-        containerd: read(&CONTAINERD).into_iter().map(|(path, table)| containerd(path, &table)).collect(),
-        crio_dirs: read(&CRIO).iter().filter_map(|(_, table)| directories(at(table, &["crio", "runtime", "cdi_spec_dirs"])?)).next_back(),
+        containerd: read(&CONTAINERD)
+            .into_iter()
+            .map(|(path, table)| containerd(path, &table))
+            .collect(),
+        crio_dirs: read(&CRIO)
+            .iter()
+            .filter_map(|(_, table)| directories(at(table, &["crio", "runtime", "cdi_spec_dirs"])?))
+            .next_back(),
     };
     Box::new(|facts: &mut Facts| facts.cdi = Some(cdi))
 }

@@ -2,7 +2,9 @@
 //! no device.
 
 use super::{Host, exclusion, is_usable, selects_mdev};
-use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -41,7 +43,8 @@ impl<'a> Nearest<'a> {
     #[must_use]
     pub fn of(misses: &'a [NearMiss]) -> Option<Self> {
         let is_unbound = misses.iter().all(NearMiss::is_unbound);
-        let count = |criterion: &str| misses.iter().filter(|miss| miss.criterion == criterion).count();
+        let count =
+            |criterion: &str| misses.iter().filter(|miss| miss.criterion == criterion).count();
         // Of equally frequent criteria, the first.
         let first = misses.iter().rev().max_by_key(|miss| count(miss.criterion))?;
         Some(Nearest { misses, first, is_unbound })
@@ -59,7 +62,11 @@ impl Display for Nearest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unbound {
             let them = if self.misses.len() == 1 { "it" } else { "them" };
-            return write!(f, "{} would be offered, but no driver is bound to {them}", named(self.misses.iter()));
+            return write!(
+                f,
+                "{} would be offered, but no driver is bound to {them}",
+                named(self.misses.iter())
+            );
         }
         let mut criteria: Vec<&str> = vec![self.first.criterion];
         for miss in self.misses {
@@ -71,10 +78,15 @@ impl Display for Nearest<'_> {
             let misses = || self.misses.iter().filter(|miss| miss.criterion == criterion);
             let known: BTreeSet<&str> = misses().filter_map(|miss| miss.found.as_deref()).collect();
             let unknown = misses().any(|miss| miss.found.is_none()).then_some("not known");
-            let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
+            let is =
+                known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
             let wanted = misses().next().map(|miss| miss.wanted.as_str()).unwrap_or_default();
             let between = if index == 0 { "" } else { "; " };
-            write!(f, "{between}{} would be offered if not for `{criterion}`: wanted {wanted}, found {is}", named(misses()))?;
+            write!(
+                f,
+                "{between}{} would be offered if not for `{criterion}`: wanted {wanted}, found {is}",
+                named(misses())
+            )?;
         }
         Ok(())
     }
@@ -176,7 +188,9 @@ const CRITERIA: &[Criterion] = &[
         key: "uuid",
         clear: |select| select.uuid.clear(),
         wanted: |select| list(&select.uuid),
-        found: |_, device| device.attribute("uuid").or(device.attribute("mdev_uuid")).map(str::to_owned),
+        found: |_, device| {
+            device.attribute("uuid").or(device.attribute("mdev_uuid")).map(str::to_owned)
+        },
     },
     Criterion {
         key: "mdev_type",
@@ -196,16 +210,29 @@ const CRITERIA: &[Criterion] = &[
 /// `taken` maps a device's key to its resource. A `char` resource has no near misses: it selects by
 /// paths only.
 #[must_use]
-pub fn near_misses(devices: &[Arc<Device>], taken: &BTreeMap<&str, &ResourceName>, spec: &ResourceSpec) -> Vec<NearMiss> {
+pub fn near_misses(
+    devices: &[Arc<Device>],
+    taken: &BTreeMap<&str, &ResourceName>,
+    spec: &ResourceSpec,
+) -> Vec<NearMiss> {
     if spec.class == DeviceClass::Char {
         return Vec::new();
     }
     let host = Host::of(devices);
     let of_class = devices.iter().filter(|device| device.class == spec.class);
-    of_class.filter_map(|device| near_miss(&host, device, taken.get(device.key.as_str()).copied(), spec)).collect()
+    of_class
+        .filter_map(|device| {
+            near_miss(&host, device, taken.get(device.key.as_str()).copied(), spec)
+        })
+        .collect()
 }
 
-fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spec: &ResourceSpec) -> Option<NearMiss> {
+fn near_miss(
+    host: &Host<'_>,
+    device: &Device,
+    taken: Option<&ResourceName>,
+    spec: &ResourceSpec,
+) -> Option<NearMiss> {
     let miss = |criterion, wanted: &str, found: Option<String>| {
         Some(NearMiss { device: device.id.clone(), criterion, wanted: wanted.to_owned(), found })
     };
@@ -214,8 +241,12 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     match (is_selected, is_excluded, is_usable(device) && selects_mdev(&spec.select, device)) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
-            Some(other) => miss("name", "not offered by an earlier resource", Some(other.to_string())),
-            None => exclusion(spec, device).and_then(|exclusion| miss(exclusion.criterion, exclusion.wanted, Some(exclusion.found))),
+            Some(other) => {
+                miss("name", "not offered by an earlier resource", Some(other.to_string()))
+            }
+            None => exclusion(spec, device).and_then(|exclusion| {
+                miss(exclusion.criterion, exclusion.wanted, Some(exclusion.found))
+            }),
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
         (true, false, false) if !has_driver => miss("driver", "any", None),
@@ -229,8 +260,15 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
             (criterion.clear)(&mut rest);
             // A device without a driver cannot be used. Then a missing driver is the one criterion.
             let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
-            let is_the_one = !wanted.is_empty() && is_usable && selects_mdev(&rest, device) && host.matches(&rest, device);
-            if is_the_one { miss(criterion.key, &wanted, (criterion.found)(host, device)) } else { None }
+            let is_the_one = !wanted.is_empty()
+                && is_usable
+                && selects_mdev(&rest, device)
+                && host.matches(&rest, device);
+            if is_the_one {
+                miss(criterion.key, &wanted, (criterion.found)(host, device))
+            } else {
+                None
+            }
         }),
         _ => None,
     }
@@ -245,7 +283,9 @@ fn hex(values: &[u16]) -> String {
 }
 
 fn pf(select: &PfSelect) -> String {
-    let range = |(from, to): &(u32, u32)| if from == to { from.to_string() } else { format!("{from}-{to}") };
+    let range = |(from, to): &(u32, u32)| {
+        if from == to { from.to_string() } else { format!("{from}-{to}") }
+    };
     let numbers: Vec<String> = select.vfs.iter().map(range).collect();
     let pf = match &select.pf {
         Pf::Interface(name) => name.clone(),
@@ -265,7 +305,8 @@ mod tests {
         gpu.numa_nodes = vec![1];
         gpu.attributes.insert("model", "NVIDIA A10");
         let function = gpu.pci.as_mut().unwrap();
-        (function.vendor, function.device, function.iommu_group) = (Some(0x10de), Some(0x2236), Some(7));
+        (function.vendor, function.device, function.iommu_group) =
+            (Some(0x10de), Some(0x2236), Some(7));
         function.net = vec!["ens1f0".into()];
         function.driver = driver.map(str::to_owned);
         if driver.is_some() {
@@ -278,7 +319,17 @@ mod tests {
     fn why(gpu: Arc<Device>, wanted: Select) -> Vec<String> {
         let spec = spec("a.com/gpu", DeviceClass::Gpu, wanted);
         let misses = near_misses(&[gpu], &BTreeMap::new(), &spec);
-        misses.into_iter().map(|miss| format!("{}: {}, {}", miss.criterion, miss.wanted, miss.found.as_deref().unwrap_or("-"))).collect()
+        misses
+            .into_iter()
+            .map(|miss| {
+                format!(
+                    "{}: {}, {}",
+                    miss.criterion,
+                    miss.wanted,
+                    miss.found.as_deref().unwrap_or("-")
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -303,11 +354,17 @@ mod tests {
             (Select { device: vec![0x20b0, 0x2330], ..all() }, "device: 20b0, 2330, 2236"),
             (Select { driver: vec!["vfio-pci".into()], ..all() }, "driver: vfio-pci, nvidia"),
             (Select { vf: Some(true), ..all() }, "vf: true, false"),
-            (Select { model: vec!["NVIDIA H100*".into()], ..all() }, "model: NVIDIA H100*, NVIDIA A10"),
+            (
+                Select { model: vec!["NVIDIA H100*".into()], ..all() },
+                "model: NVIDIA H100*, NVIDIA A10",
+            ),
             (Select { numa_node: vec![0], ..all() }, "numa_node: 0, 1"),
             (Select { iommu_group: vec![8], ..all() }, "iommu_group: 8, 7"),
             (Select { part: Some(true), ..all() }, "part: true, false"),
-            (Select { address: vec!["0000:02:00.0".parse().unwrap()], ..all() }, "address: 0000:02:00.0, 0000:01:00.0"),
+            (
+                Select { address: vec!["0000:02:00.0".parse().unwrap()], ..all() },
+                "address: 0000:02:00.0, 0000:01:00.0",
+            ),
             (Select { id: vec![DeviceId::new("GPU-1")], ..all() }, "id: GPU-1, 0000:01:00.0"),
             (Select { uuid: vec!["GPU-1".into()], ..all() }, "uuid: GPU-1, -"),
             (Select { link_type: vec!["ether".into()], ..all() }, "link_type: ether, -"),
@@ -316,14 +373,21 @@ mod tests {
         ] {
             assert_eq!(of(wanted), [expected]);
         }
-        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two criteria exclude it");
+        assert_eq!(
+            of(Select { vendor: vec![1], device: vec![1], ..all() }),
+            Vec::<String>::new(),
+            "two criteria exclude it"
+        );
     }
 
     #[test]
     fn a_missing_driver_is_named_with_and_without_a_wanted_one() {
         let unbound = || gpu("0000:01:00.0", None);
         assert_eq!(why(unbound(), Select::default()), ["driver: any, -"]);
-        assert_eq!(why(unbound(), Select { driver: vec!["nvidia".into()], ..Select::default() }), ["driver: nvidia, -"]);
+        assert_eq!(
+            why(unbound(), Select { driver: vec!["nvidia".into()], ..Select::default() }),
+            ["driver: nvidia, -"]
+        );
     }
 
     #[test]

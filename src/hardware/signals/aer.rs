@@ -37,8 +37,11 @@ fn read(probe: &mut Probe<'_>, at: PciAddress, file: &str, reason: Reason) {
 /// without it would appear as a reset.
 fn sum(text: &str) -> Option<u64> {
     let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("TOTAL_"));
-    let numbers = lines.map(|line| line.split_whitespace().next_back()?.parse::<u64>().ok()).collect::<Option<Vec<u64>>>()?;
-    (!numbers.is_empty()).then(|| numbers.iter().fold(0, |sum: u64, number| sum.saturating_add(*number)))
+    let numbers = lines
+        .map(|line| line.split_whitespace().next_back()?.parse::<u64>().ok())
+        .collect::<Option<Vec<u64>>>()?;
+    (!numbers.is_empty())
+        .then(|| numbers.iter().fold(0, |sum: u64, number| sum.saturating_add(*number)))
 }
 
 #[cfg(test)]
@@ -53,7 +56,8 @@ mod tests {
         assert_eq!(sum("Data Link Protocol 2\nMalformed TLP 40\nTOTAL_ERR_NONFATAL 42"), Some(42));
         assert_eq!(sum("Undefined 0\n"), Some(0));
         assert_eq!(sum(&format!("DLP {}\nTLP 1\n", u64::MAX)), Some(u64::MAX));
-        for unknown in ["", "TOTAL_ERR_FATAL 3", "DLP 1\nTLP", "DLP -1", "DLP 1\n\u{fffd}\u{fffd}"] {
+        for unknown in ["", "TOTAL_ERR_FATAL 3", "DLP 1\nTLP", "DLP -1", "DLP 1\n\u{fffd}\u{fffd}"]
+        {
             assert_eq!(sum(unknown), None, "{unknown}");
         }
     }
@@ -61,7 +65,8 @@ mod tests {
     #[test]
     fn the_device_and_every_bridge_above_it_count() {
         let mut host = Host::new("0000:18:00.0");
-        let [root_port, switch, absent] = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"].map(|text| text.parse().unwrap());
+        let [root_port, switch, absent] =
+            ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"].map(|text| text.parse().unwrap());
         host.function().bridges = vec![root_port, switch, absent];
         host.write("aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1");
         host.write("aer_dev_nonfatal", "DLP 2\nTOTAL_ERR_NONFATAL 2");
@@ -76,7 +81,13 @@ mod tests {
             (Reason::AerFatalAbove, root_port, 3),
             (Reason::AerNonfatal, switch, 4),
         ];
-        assert_eq!(signals.counters, expected.map(|(reason, at, value)| (Counter { reason, at }, value)).into());
-        assert!(signals.symptoms.is_empty() && signals.off.is_empty(), "a missing file is no signal that is off");
+        assert_eq!(
+            signals.counters,
+            expected.map(|(reason, at, value)| (Counter { reason, at }, value)).into()
+        );
+        assert!(
+            signals.symptoms.is_empty() && signals.off.is_empty(),
+            "a missing file is no signal that is off"
+        );
     }
 }

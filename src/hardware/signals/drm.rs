@@ -13,7 +13,10 @@ const SURVIVABILITY: &str = "survivability_mode";
 
 pub(super) fn probe(probe: &mut Probe<'_>) {
     if probe.root.exists(&format!("{}/{SURVIVABILITY}", probe.dir)) {
-        probe.add_symptom(Reason::NotReady, format!("{SURVIVABILITY} exists: the firmware must be flashed"));
+        probe.add_symptom(
+            Reason::NotReady,
+            format!("{SURVIVABILITY} exists: the firmware must be flashed"),
+        );
     }
 }
 
@@ -27,7 +30,10 @@ mod tests {
         let host = Host::new("0000:03:00.0");
         assert_eq!(host.symptoms(), []);
         host.write(SURVIVABILITY, "Survivability mode type: Boot\n");
-        assert_eq!(host.symptoms(), [(Reason::NotReady, "survivability_mode exists: the firmware must be flashed".into())]);
+        assert_eq!(
+            host.symptoms(),
+            [(Reason::NotReady, "survivability_mode exists: the firmware must be flashed".into())]
+        );
     }
 
     #[test]

@@ -12,7 +12,8 @@ use super::Probe;
 use crate::domain::{Device, Reason};
 
 /// The folders of regions, management half and port: of the framework, and of its predecessor.
-const FRAMEWORKS: [(&str, &str, &str); 2] = [("fpga_region", "dfl-fme.", "dfl-port."), ("fpga", "intel-fpga-fme.", "intel-fpga-port.")];
+const FRAMEWORKS: [(&str, &str, &str); 2] =
+    [("fpga_region", "dfl-fme.", "dfl-port."), ("fpga", "intel-fpga-fme.", "intel-fpga-port.")];
 
 pub(super) fn probe(probe: &mut Probe<'_>, device: &Device) {
     // Managers of other drivers are directly below the function.
@@ -23,7 +24,9 @@ pub(super) fn probe(probe: &mut Probe<'_>, device: &Device) {
                 probe.add_symptom(Reason::FpgaError, format!("catfatal_errors is {errors}"));
             }
             managers(probe, &half);
-            for entry in probe.root.entries(&half).iter().filter(|entry| is_numbered(entry, "dfl-fme-mgr.")) {
+            for entry in
+                probe.root.entries(&half).iter().filter(|entry| is_numbered(entry, "dfl-fme-mgr."))
+            {
                 managers(probe, &format!("{half}/{entry}"));
             }
         }
@@ -37,7 +40,8 @@ pub(super) fn probe(probe: &mut Probe<'_>, device: &Device) {
 /// Probes the ports of a device: all ports of an uncut card, the one port of a part, none of a card
 /// that is cut.
 pub(super) fn probe_ports(probe: &mut Probe<'_>, device: &Device) {
-    let is_own = |name: &str| device.nodes.iter().any(|node| node.host.strip_prefix("/dev/") == Some(name));
+    let is_own =
+        |name: &str| device.nodes.iter().any(|node| node.host.strip_prefix("/dev/") == Some(name));
     for (class, _, port) in FRAMEWORKS {
         for dir in below(probe, class, port) {
             let name = dir.rsplit('/').next().unwrap_or_default();
@@ -51,7 +55,10 @@ pub(super) fn probe_ports(probe: &mut Probe<'_>, device: &Device) {
             // threshold).
             for event in ["ap1_event", "ap2_event"] {
                 if nonzero(probe, &format!("{dir}/{event}")).is_some() {
-                    probe.add_symptom(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
+                    probe.add_symptom(
+                        Reason::TooHot,
+                        format!("{event} of {name}: the card has throttled it"),
+                    );
                 }
             }
         }
@@ -60,9 +67,14 @@ pub(super) fn probe_ports(probe: &mut Probe<'_>, device: &Device) {
 
 /// The folders of this kind in the regions of the function.
 fn below(probe: &Probe<'_>, class: &str, prefix: &str) -> Vec<String> {
-    let regions = probe.root.entries(&format!("{}/{class}", probe.dir)).into_iter().map(|region| format!("{}/{class}/{region}", probe.dir));
+    let regions = probe
+        .root
+        .entries(&format!("{}/{class}", probe.dir))
+        .into_iter()
+        .map(|region| format!("{}/{class}/{region}", probe.dir));
     let inside = |region: String| {
-        let entries = probe.root.entries(&region).into_iter().filter(|entry| is_numbered(entry, prefix));
+        let entries =
+            probe.root.entries(&region).into_iter().filter(|entry| is_numbered(entry, prefix));
         entries.map(|entry| format!("{region}/{entry}")).collect::<Vec<_>>()
     };
     regions.flat_map(inside).collect()
@@ -70,7 +82,10 @@ fn below(probe: &Probe<'_>, class: &str, prefix: &str) -> Vec<String> {
 
 fn managers(probe: &mut Probe<'_>, dir: &str) {
     for manager in probe.root.entries(&format!("{dir}/fpga_manager")) {
-        let state = probe.root.read(&format!("{dir}/fpga_manager/{manager}/state")).filter(|state| state.ends_with("error"));
+        let state = probe
+            .root
+            .read(&format!("{dir}/fpga_manager/{manager}/state"))
+            .filter(|state| state.ends_with("error"));
         if let Some(state) = state {
             probe.add_symptom(Reason::FpgaError, format!("{manager} is in the state `{state}`"));
         }
@@ -93,7 +108,8 @@ fn nonzero(probe: &Probe<'_>, file: &str) -> Option<String> {
 
 /// Parses a register, in hexadecimal with `0x` or decimal.
 fn number(text: &str) -> Option<u64> {
-    text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())
+    text.strip_prefix("0x")
+        .map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())
 }
 
 #[cfg(test)]
@@ -105,7 +121,8 @@ mod tests {
     fn card(ports: &[&str]) -> Host {
         let mut host = Host::new("0000:b1:00.0");
         host.device.class = DeviceClass::Fpga;
-        host.device.nodes = ports.iter().map(|port| DeviceNode::at(format!("/dev/{port}"))).collect();
+        host.device.nodes =
+            ports.iter().map(|port| DeviceNode::at(format!("/dev/{port}"))).collect();
         host
     }
 
@@ -122,7 +139,11 @@ mod tests {
             ("fpga_manager/fpga0/state".into(), "operating", false),
         ] {
             host.write(&file, state);
-            let expected = if is_bad { vec![(Reason::FpgaError, format!("fpga0 is in the state `{state}`"))] } else { Vec::new() };
+            let expected = if is_bad {
+                vec![(Reason::FpgaError, format!("fpga0 is in the state `{state}`"))]
+            } else {
+                Vec::new()
+            };
             assert_eq!(host.symptoms(), expected, "{file} {state}");
             host.write(&file, "unknown");
         }
@@ -130,9 +151,10 @@ mod tests {
 
     #[test]
     fn errors_of_the_management_half_are_the_cards_and_those_of_a_port_the_ports() {
-        for [class, fme, port] in
-            [["fpga_region/region0", "dfl-fme.0", "dfl-port."], ["fpga/intel-fpga-dev.0", "intel-fpga-fme.0", "intel-fpga-port."]]
-        {
+        for [class, fme, port] in [
+            ["fpga_region/region0", "dfl-fme.0", "dfl-port."],
+            ["fpga/intel-fpga-dev.0", "intel-fpga-fme.0", "intel-fpga-port."],
+        ] {
             let mut host = card(&[]);
             host.write(&format!("{class}/{fme}/errors/catfatal_errors"), "0x0\n");
             host.write(&format!("{class}/{fme}/errors/inject_errors"), "0x7\n");
@@ -145,7 +167,10 @@ mod tests {
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}0"))];
             assert_eq!(host.symptoms(), []);
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}1"))];
-            assert_eq!(host.symptoms(), [(Reason::FpgaError, format!("errors of {port}1 is 0x800"))]);
+            assert_eq!(
+                host.symptoms(),
+                [(Reason::FpgaError, format!("errors of {port}1 is 0x800"))]
+            );
         }
     }
 
@@ -154,7 +179,10 @@ mod tests {
         let host = card(&["dfl-port.0"]);
         host.write("fpga_region/region0/dfl-port.0/ap1_event", "0\n");
         host.write("fpga_region/region0/dfl-port.0/ap2_event", "1\n");
-        assert_eq!(host.symptoms(), [(Reason::TooHot, "ap2_event of dfl-port.0: the card has throttled it".into())]);
+        assert_eq!(
+            host.symptoms(),
+            [(Reason::TooHot, "ap2_event of dfl-port.0: the card has throttled it".into())]
+        );
     }
 
     #[test]
@@ -164,7 +192,9 @@ mod tests {
         assert_eq!(host.symptoms(), [], "another maker's `ready` may mean anything");
         host.function().vendor = Some(XILINX);
         assert_eq!(host.symptoms(), [(Reason::NotReady, "ready is 0x0".into())]);
-        for (file, good, bad) in [("ready", "0x1", "0"), ("dev_offline", "0", "1"), ("device_bad_state", "0", "1")] {
+        for (file, good, bad) in
+            [("ready", "0x1", "0"), ("dev_offline", "0", "1"), ("device_bad_state", "0", "1")]
+        {
             host.write(file, bad);
             host.write("ready", if file == "ready" { bad } else { "1" });
             assert_eq!(host.symptoms(), [(Reason::NotReady, format!("{file} is {bad}"))]);

@@ -26,7 +26,9 @@ mod rdma;
 mod thermal;
 
 use super::pci::{folder, uevent_value};
-use crate::domain::{Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom};
+use crate::domain::{
+    Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom,
+};
 use crate::host::HostRoot;
 use std::io;
 
@@ -40,7 +42,8 @@ use std::io;
 pub fn signals(root: &HostRoot, device: &Device) -> Signals {
     let root = &root.recording();
     let Some(function) = device.pci.as_ref() else { return Signals::default() };
-    let mut probe = Probe { root, function, dir: folder(function.address), signals: Signals::default() };
+    let mut probe =
+        Probe { root, function, dir: folder(function.address), signals: Signals::default() };
     if !root.is_dir(&probe.dir) {
         probe.end(&ALL);
         return probe.signals;
@@ -172,7 +175,9 @@ impl Probe<'_> {
     /// an unbinding.
     fn keeps_driver(&self) -> bool {
         let uevent = self.read("uevent").unwrap_or_default();
-        let driver = uevent_value(&uevent, "DRIVER").map(str::to_owned).or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
+        let driver = uevent_value(&uevent, "DRIVER")
+            .map(str::to_owned)
+            .or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
         driver.is_some() && driver == self.function.driver
     }
 
@@ -181,15 +186,30 @@ impl Probe<'_> {
     /// level between (`virtio0/net/ens3`).
     fn children(&self, class: &str, seen: &[String]) -> Vec<(String, String)> {
         let below = format!("{}/{class}", self.dir);
-        let mut children: Vec<(String, String)> =
-            self.root.entries(&below).into_iter().map(|name| (format!("{below}/{name}"), name)).map(|(dir, name)| (name, dir)).collect();
+        let mut children: Vec<(String, String)> = self
+            .root
+            .entries(&below)
+            .into_iter()
+            .map(|name| (format!("{below}/{name}"), name))
+            .map(|(dir, name)| (name, dir))
+            .collect();
         for name in seen {
             let dir = format!("sys/class/{class}/{name}");
-            let target = self.root.link_target(&dir).or_else(|| self.root.link_target(&format!("{dir}/device")));
+            let target = self
+                .root
+                .link_target(&dir)
+                .or_else(|| self.root.link_target(&format!("{dir}/device")));
             // The nearest function is the last address, as in a scan. By now the name may be that
             // of another device.
-            let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|part| part.parse().ok());
-            if above == Some(self.function.address) && children.iter().all(|(known, _)| known != name) && self.root.is_dir(&dir) {
+            let above = target
+                .as_deref()
+                .unwrap_or_default()
+                .rsplit('/')
+                .find_map(|part| part.parse().ok());
+            if above == Some(self.function.address)
+                && children.iter().all(|(known, _)| known != name)
+                && self.root.is_dir(&dir)
+            {
                 children.push((name.clone(), dir));
             }
         }
@@ -216,7 +236,10 @@ mod tests {
         let mut probe = host.probe();
         let refused: io::Result<()> = Err(io::ErrorKind::PermissionDenied.into());
         assert_eq!(probe.allowed(Source::Aer, refused), None);
-        assert_eq!(probe.allowed::<()>(Source::ConfigSpace, Err(io::ErrorKind::NotFound.into())), None);
+        assert_eq!(
+            probe.allowed::<()>(Source::ConfigSpace, Err(io::ErrorKind::NotFound.into())),
+            None
+        );
         assert_eq!(probe.allowed(Source::ConfigSpace, Ok(1)), Some(1));
         assert_eq!(probe.signals.off, [Source::Aer].into());
     }

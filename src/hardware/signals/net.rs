@@ -36,14 +36,21 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
 /// these, and are left out.
 pub(super) fn links(probe: &Probe<'_>) -> Vec<(String, Link)> {
     let children = probe.children("net", &probe.function.net);
-    let own =
-        children.into_iter().filter(|(_, dir)| !probe.root.read(&format!("{dir}/phys_port_name")).is_some_and(|port| stands_for(&port)));
+    let own = children.into_iter().filter(|(_, dir)| {
+        !probe.root.read(&format!("{dir}/phys_port_name")).is_some_and(|port| stands_for(&port))
+    });
     own.map(|(name, dir)| (name, link(probe, &dir))).collect()
 }
 
 fn link(probe: &Probe<'_>, dir: &str) -> Link {
-    let flags = probe.root.read(&format!("{dir}/flags")).and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
-    match (flags.map(|flags| flags & IFF_UP != 0), probe.root.read(&format!("{dir}/carrier")).as_deref()) {
+    let flags = probe
+        .root
+        .read(&format!("{dir}/flags"))
+        .and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
+    match (
+        flags.map(|flags| flags & IFF_UP != 0),
+        probe.root.read(&format!("{dir}/carrier")).as_deref(),
+    ) {
         (Some(true), Some("1")) => Link::Carrier,
         (Some(true), Some("0")) => Link::NoCarrier,
         (Some(false), _) => Link::Off,
@@ -55,7 +62,8 @@ fn link(probe: &Probe<'_>, dir: &str) -> Link {
 /// `pf0` of a DPU's host.
 fn stands_for(port: &str) -> bool {
     port.split_once("pf").is_some_and(|(controller, function)| {
-        (controller.is_empty() || controller.starts_with('c')) && function.starts_with(|c: char| c.is_ascii_digit())
+        (controller.is_empty() || controller.starts_with('c'))
+            && function.starts_with(|c: char| c.is_ascii_digit())
     })
 }
 
@@ -89,7 +97,8 @@ mod tests {
             host.write("net/ens1/carrier", carrier);
             // This value means neither.
             host.write("net/ens1/operstate", "unknown\n");
-            let expected: &[(Reason, String)] = &[(Reason::NoCarrier, "ens1 is up and has no carrier".into())];
+            let expected: &[(Reason, String)] =
+                &[(Reason::NoCarrier, "ens1 is up and has no carrier".into())];
             assert_eq!(host.symptoms(), if is_bad { expected } else { &[] }, "{flags} {carrier}");
         }
         std::fs::remove_dir_all(host.path("net")).unwrap();
@@ -99,7 +108,9 @@ mod tests {
     #[test]
     fn a_vf_representor_is_not_a_link_of_the_card() {
         let host = card();
-        for (port, is_bad) in [("pf0vf3", false), ("c1pf0vf3", false), ("pf1sf88", false), ("p0", true), ("", true)] {
+        for (port, is_bad) in
+            [("pf0vf3", false), ("c1pf0vf3", false), ("pf1sf88", false), ("p0", true), ("", true)]
+        {
             host.write("net/ens1/flags", "0x1003");
             host.write("net/ens1/carrier", "0");
             host.write("net/ens1/phys_port_name", port);
@@ -114,7 +125,8 @@ mod tests {
         host.write("virtio0/net/ens1/carrier", "0");
         host.write_at("sys/class/net/keep", "");
         let link = host.path("../../../../class/net/ens1");
-        std::os::unix::fs::symlink("../../bus/pci/devices/0000:3b:00.0/virtio0/net/ens1", &link).unwrap();
+        std::os::unix::fs::symlink("../../bus/pci/devices/0000:3b:00.0/virtio0/net/ens1", &link)
+            .unwrap();
         assert_eq!(host.symptoms().len(), 1);
         // By now another device has the name.
         std::fs::remove_file(&link).unwrap();

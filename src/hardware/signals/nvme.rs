@@ -18,14 +18,22 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
         match state.as_str() {
             "dead" => probe.add_symptom(Reason::NvmeDead, format!("{name} is dead")),
             // `deleting (no IO)` is also possible.
-            "new" | "resetting" | "connecting" => probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}")),
-            _ if state.starts_with("deleting") => probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}")),
+            "new" | "resetting" | "connecting" => {
+                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"))
+            }
+            _ if state.starts_with("deleting") => {
+                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"))
+            }
             _ => {}
         }
     }
     // Discovery saw a controller, or would have seen one: not every capture has the class.
     let has_seen = !probe.function.nvme.is_empty() || probe.root.is_dir("sys/class/nvme");
-    if controllers.is_empty() && has_seen && probe.function.driver.as_deref() == Some(DRIVER) && probe.keeps_driver() {
+    if controllers.is_empty()
+        && has_seen
+        && probe.function.driver.as_deref() == Some(DRIVER)
+        && probe.keeps_driver()
+    {
         probe.add_symptom(Reason::NvmeDead, "its driver is bound, but it has no controller");
     }
 }
@@ -67,7 +75,8 @@ mod tests {
     #[test]
     fn a_controller_that_its_driver_took_away_is_dead() {
         let mut host = disk();
-        let dead = vec![(Reason::NvmeDead, "its driver is bound, but it has no controller".to_owned())];
+        let dead =
+            vec![(Reason::NvmeDead, "its driver is bound, but it has no controller".to_owned())];
         assert_eq!(host.symptoms(), dead);
         host.function().nvme.clear();
         assert_eq!(host.symptoms(), [], "a capture without such a class");

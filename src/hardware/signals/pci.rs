@@ -29,8 +29,13 @@ pub(super) fn probe(probe: &mut Probe<'_>, class: DeviceClass) -> bool {
         // All users may read these bytes. If a rule of the system forbids it, the source is off.
         let config = probe.root.first_bytes(&format!("{present}/config"), ALL_ONES.len() as u64);
         if probe.allowed(Source::ConfigSpace, config).is_some_and(|bytes| bytes == ALL_ONES) {
-            let whose = function.physfn.map_or_else(String::new, |pf| format!(" of its physical function {pf}"));
-            probe.add_symptom(Reason::OffTheBus, format!("the configuration space{whose} reads ffffffff"));
+            let whose = function
+                .physfn
+                .map_or_else(String::new, |pf| format!(" of its physical function {pf}"));
+            probe.add_symptom(
+                Reason::OffTheBus,
+                format!("the configuration space{whose} reads ffffffff"),
+            );
         }
     }
     if is_powered {
@@ -58,9 +63,18 @@ fn link(probe: &mut Probe<'_>, class: DeviceClass) {
         return;
     }
     let now = |file: &str| probe.read(&format!("current_link_{file}"));
-    let best = |file: &str| Some((probe.read(&format!("max_link_{file}"))?, probe.root.read(&format!("{port}/max_link_{file}"))?));
-    let width = now("width").and_then(|text| lanes(&text)).zip(best("width").and_then(|(own, port)| Some(lanes(&own)?.min(lanes(&port)?))));
-    let speed = now("speed").and_then(|text| rate(&text)).zip(best("speed").and_then(|(own, port)| Some(rate(&own)?.min(rate(&port)?))));
+    let best = |file: &str| {
+        Some((
+            probe.read(&format!("max_link_{file}"))?,
+            probe.root.read(&format!("{port}/max_link_{file}"))?,
+        ))
+    };
+    let width = now("width")
+        .and_then(|text| lanes(&text))
+        .zip(best("width").and_then(|(own, port)| Some(lanes(&own)?.min(lanes(&port)?))));
+    let speed = now("speed")
+        .and_then(|text| rate(&text))
+        .zip(best("speed").and_then(|(own, port)| Some(rate(&own)?.min(rate(&port)?))));
     if let Some((now, best)) = width.filter(|(now, best)| now < best) {
         probe.remark(format!("its link has {now} lanes, but both ends support {best}"));
     }
@@ -97,7 +111,10 @@ mod tests {
         host.write_at(config, b"\xde\x10\x30\x23");
         assert_eq!(host.symptoms(), []);
         host.write_at(config, ONES);
-        assert_eq!(host.symptoms(), [(Reason::OffTheBus, "the configuration space reads ffffffff".into())]);
+        assert_eq!(
+            host.symptoms(),
+            [(Reason::OffTheBus, "the configuration space reads ffffffff".into())]
+        );
         for too_short in [&b""[..], b"\xff\xff\xff"] {
             host.write_at(config, too_short);
             assert_eq!(host.symptoms(), [], "unknown, as in a tree captured without the privilege");
@@ -154,13 +171,17 @@ mod tests {
     #[test]
     fn a_narrow_link_is_remarked_where_both_ends_can_do_more() {
         let mut host = Host::new("0000:18:00.0");
-        host.function().bridges = vec!["0000:00:01.0".parse().unwrap(), "0000:17:03.0".parse().unwrap()];
+        host.function().bridges =
+            vec!["0000:00:01.0".parse().unwrap(), "0000:17:03.0".parse().unwrap()];
         host.function().driver = Some("nvme".into());
         host.device.class = DeviceClass::Nvme;
         let mut link = |own: [&str; 4], port: [&str; 2], class| {
-            let names = ["current_link_width", "current_link_speed", "max_link_width", "max_link_speed"];
+            let names =
+                ["current_link_width", "current_link_speed", "max_link_width", "max_link_speed"];
             names.iter().zip(own).for_each(|(name, text)| host.write(name, text));
-            names[2..].iter().zip(port).for_each(|(name, text)| host.write_at(&format!("sys/bus/pci/devices/0000:17:03.0/{name}"), text));
+            names[2..].iter().zip(port).for_each(|(name, text)| {
+                host.write_at(&format!("sys/bus/pci/devices/0000:17:03.0/{name}"), text)
+            });
             host.device.class = class;
             assert_eq!(host.symptoms(), []);
             host.remarks()
@@ -168,12 +189,27 @@ mod tests {
         let (disk, gpu) = (DeviceClass::Nvme, DeviceClass::Gpu);
         let quick = "16.0 GT/s PCIe";
         assert_eq!(link(["4", quick, "4", quick], ["16", "32.0 GT/s PCIe"], disk), [""; 0]);
-        assert_eq!(link(["4", quick, "16", quick], ["4", quick], disk), [""; 0], "the slot has only 4 lanes");
-        assert_eq!(link(["4", quick, "16", quick], ["16", quick], gpu), ["its link has 4 lanes, but both ends support 16"]);
-        assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], gpu), [""; 0], "it is idle");
+        assert_eq!(
+            link(["4", quick, "16", quick], ["4", quick], disk),
+            [""; 0],
+            "the slot has only 4 lanes"
+        );
+        assert_eq!(
+            link(["4", quick, "16", quick], ["16", quick], gpu),
+            ["its link has 4 lanes, but both ends support 16"]
+        );
+        assert_eq!(
+            link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], gpu),
+            [""; 0],
+            "it is idle"
+        );
         let slow = ["its link runs at 2.5 GT/s, but both ends support 8"];
         assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], disk), slow);
         assert_eq!(link(["0", "Unknown", "255", "Unknown speed"], ["16", quick], disk), [""; 0]);
-        assert_eq!(link(["4", quick, "16", quick], ["16", quick], DeviceClass::Other), [""; 0], "a bridge");
+        assert_eq!(
+            link(["4", quick, "16", quick], ["16", quick], DeviceClass::Other),
+            [""; 0],
+            "a bridge"
+        );
     }
 }

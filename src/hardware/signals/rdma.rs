@@ -38,8 +38,14 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
     let mut ports: Vec<Port> = Vec::new();
     for (adapter, dir) in &adapters {
         let prefix = if adapters.len() == 1 { String::new() } else { format!("{adapter} ") };
-        let numbers = probe.root.entries(&format!("{dir}/ports")).into_iter().filter(|entry| is_numbered(entry, ""));
-        ports.extend(numbers.filter_map(|number| port(probe, &format!("{dir}/ports/{number}"), format!("{prefix}port {number}"))));
+        let numbers = probe
+            .root
+            .entries(&format!("{dir}/ports"))
+            .into_iter()
+            .filter(|entry| is_numbered(entry, ""));
+        ports.extend(numbers.filter_map(|number| {
+            port(probe, &format!("{dir}/ports/{number}"), format!("{prefix}port {number}"))
+        }));
     }
     let has_good = ports.iter().any(|port| port.is_good);
     let links: Vec<Link> = net::links(probe).into_iter().map(|(_, link)| link).collect();
@@ -48,11 +54,15 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
         let excuse = match port {
             Port { is_down: false, .. } => None,
             _ if has_good => Some("another port of the adapter is up"),
-            Port { is_ethernet: true, .. } if !links.is_empty() && links.iter().all(|link| *link == Link::Off) => {
+            Port { is_ethernet: true, .. }
+                if !links.is_empty() && links.iter().all(|link| *link == Link::Off) =>
+            {
                 Some("its interface is down")
             }
             // Its interface is in a pod, or its link is not set up before a pod gets it.
-            Port { is_ethernet, .. } if probe.function.is_vf() && (!is_ethernet || links.is_empty()) => {
+            Port { is_ethernet, .. }
+                if probe.function.is_vf() && (!is_ethernet || links.is_empty()) =>
+            {
                 Some("it belongs to a virtual function")
             }
             _ => None,
@@ -72,7 +82,13 @@ fn port(probe: &Probe<'_>, dir: &str, name: String) -> Option<Port> {
     let is_linked = physical.as_deref().and_then(number_of).is_none_or(|state| state == LINK_UP);
     let is_ethernet = probe.root.read(&format!("{dir}/link_layer")).as_deref() == Some("Ethernet");
     let text = physical.map_or(text.clone(), |physical| format!("{text}, {physical}"));
-    Some(Port { name, text, is_good: state == ACTIVE && is_linked, is_down: state == DOWN, is_ethernet })
+    Some(Port {
+        name,
+        text,
+        is_good: state == ACTIVE && is_linked,
+        is_down: state == DOWN,
+        is_ethernet,
+    })
 }
 
 /// The function still has its driver, but the RDMA device that discovery saw is missing. The driver
@@ -85,7 +101,10 @@ fn lost(probe: &mut Probe<'_>) {
     if probe.root.read("sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
         probe.remark(format!("{names} is not visible; it may be in a pod"));
     } else {
-        probe.add_symptom(Reason::RdmaLost, format!("{names} has disappeared, but its function still has its driver"));
+        probe.add_symptom(
+            Reason::RdmaLost,
+            format!("{names} has disappeared, but its function still has its driver"),
+        );
     }
 }
 
@@ -122,7 +141,11 @@ mod tests {
             ("4: ACTIVE", "", vec![]),
             ("1: DOWN", "2: Polling", down("port 1 is 1: DOWN, 2: Polling")),
             ("2: INIT", "5: LinkUp", down("port 1 is 2: INIT, 5: LinkUp")),
-            ("4: ACTIVE", "6: LinkErrorRecovery", down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery")),
+            (
+                "4: ACTIVE",
+                "6: LinkErrorRecovery",
+                down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery"),
+            ),
             ("5: ACTIVE_DEFER", "", down("port 1 is 5: ACTIVE_DEFER")),
             ("", "2: Polling", vec![]),
             ("what?", "2: Polling", vec![]),
@@ -138,7 +161,10 @@ mod tests {
         port(&host, 1, "InfiniBand", "4: ACTIVE", "5: LinkUp");
         port(&host, 2, "InfiniBand", "1: DOWN", "2: Polling");
         assert_eq!(host.symptoms(), []);
-        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another port of the adapter is up"]);
+        assert_eq!(
+            host.remarks(),
+            ["port 2 is 1: DOWN, 2: Polling; another port of the adapter is up"]
+        );
         // The link is up, but the port never becomes active.
         port(&host, 2, "InfiniBand", "2: INIT", "5: LinkUp");
         assert_eq!(host.symptoms(), down("port 2 is 2: INIT, 5: LinkUp"));
@@ -180,7 +206,10 @@ mod tests {
     #[test]
     fn an_rdma_device_that_its_driver_took_down_is_lost() {
         let host = adapter();
-        let lost = vec![(Reason::RdmaLost, "mlx5_0 has disappeared, but its function still has its driver".to_owned())];
+        let lost = vec![(
+            Reason::RdmaLost,
+            "mlx5_0 has disappeared, but its function still has its driver".to_owned(),
+        )];
         assert_eq!(host.symptoms(), lost);
         host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
         assert_eq!(host.symptoms(), lost);

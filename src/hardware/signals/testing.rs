@@ -46,7 +46,12 @@ impl Host {
 
     pub(super) fn probe(&self) -> Probe<'_> {
         let function = self.device.pci.as_ref().unwrap();
-        Probe { root: &self.root, function, dir: super::folder(function.address), signals: Signals::default() }
+        Probe {
+            root: &self.root,
+            function,
+            dir: super::folder(function.address),
+            signals: Signals::default(),
+        }
     }
 
     pub(super) fn signals(&self) -> Signals {
@@ -55,7 +60,11 @@ impl Host {
 
     /// The symptoms, as reason and text.
     pub(super) fn symptoms(&self) -> Vec<(Reason, String)> {
-        self.signals().symptoms.into_iter().map(|symptom| (symptom.reason, symptom.detail)).collect()
+        self.signals()
+            .symptoms
+            .into_iter()
+            .map(|symptom| (symptom.reason, symptom.detail))
+            .collect()
     }
 
     pub(super) fn remarks(&self) -> Vec<String> {

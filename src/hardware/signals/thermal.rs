@@ -13,9 +13,16 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
     for chip in probe.root.entries(&sensors).into_iter().filter(|name| is_numbered(name, "hwmon")) {
         let dir = format!("{sensors}/{chip}");
         for file in probe.root.entries(&dir) {
-            let Some(sensor) = file.strip_suffix("_crit_alarm").filter(|sensor| is_numbered(sensor, "temp")) else { continue };
+            let Some(sensor) =
+                file.strip_suffix("_crit_alarm").filter(|sensor| is_numbered(sensor, "temp"))
+            else {
+                continue;
+            };
             if probe.root.read(&format!("{dir}/{file}")).as_deref() == Some("1") {
-                let label = probe.root.read(&format!("{dir}/{sensor}_label")).map_or_else(String::new, |label| format!(" ({label})"));
+                let label = probe
+                    .root
+                    .read(&format!("{dir}/{sensor}_label"))
+                    .map_or_else(String::new, |label| format!(" ({label})"));
                 probe.add_symptom(Reason::TooHot, format!("{sensor}{label} is critical"));
             }
         }
@@ -41,7 +48,8 @@ mod tests {
         assert_eq!(host.symptoms(), []);
         host.write("hwmon/hwmon7/temp1_crit_alarm", "1\n");
         host.write("hwmon/hwmon7/temp2_crit_alarm", "1\n");
-        let critical = ["temp1 is critical", "temp2 (junction) is critical"].map(|text| (Reason::TooHot, text.to_owned()));
+        let critical = ["temp1 is critical", "temp2 (junction) is critical"]
+            .map(|text| (Reason::TooHot, text.to_owned()));
         assert_eq!(host.symptoms(), critical);
         host.write("power/runtime_status", "suspended\n");
         assert_eq!(host.symptoms(), [], "a sensor may not answer while the device is suspended");

@@ -1,7 +1,10 @@
 //! The state machine of one device's verdict, driven by observations and events. It is pure: the
 //! same events give the same verdict, with or without a restart of the daemon between them.
 
-use crate::domain::{Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom, Verdict, VerdictState};
+use crate::domain::{
+    Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom, Verdict,
+    VerdictState,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -52,7 +55,12 @@ pub(super) trait Case {
     /// operator.
     fn continue_in(&mut self, boot_id: &str);
     /// Takes the device's counters. A rise is a symptom of this probe, and of no later one.
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom>;
+    fn count(
+        &mut self,
+        counters: &BTreeMap<Counter, u64>,
+        own: PciAddress,
+        at: Moment,
+    ) -> BTreeSet<Symptom>;
     /// Takes an observation.
     fn observe(&mut self, observation: &Observation<'_>);
     /// Takes an event.
@@ -87,7 +95,12 @@ impl Case for Verdict {
         };
     }
 
-    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Symptom> {
+    fn count(
+        &mut self,
+        counters: &BTreeMap<Counter, u64>,
+        own: PciAddress,
+        at: Moment,
+    ) -> BTreeSet<Symptom> {
         let mut risen = BTreeSet::new();
         for (counter, &value) in counters {
             let known = self.baselines.insert(counter.clone(), value);
@@ -112,19 +125,37 @@ impl Case for Verdict {
         self.is_away = observation.is_away;
         // A probe from before a reset shows a failure that the reset has ended.
         let reset_at = self.reset_at;
-        let is_over = |seen: &SymptomSeen| seen.at.boot < reset_at && !seen.symptom.reason.timings().is_presence();
-        let symptoms_seen: Vec<&SymptomSeen> = observation.symptoms_seen.iter().filter(|seen| !is_over(seen)).collect();
-        for SymptomSeen { symptom, .. } in symptoms_seen.iter().filter(|seen| seen.symptom.reason.timings().is_sticky) {
+        let is_over = |seen: &SymptomSeen| {
+            seen.at.boot < reset_at && !seen.symptom.reason.timings().is_presence()
+        };
+        let symptoms_seen: Vec<&SymptomSeen> =
+            observation.symptoms_seen.iter().filter(|seen| !is_over(seen)).collect();
+        for SymptomSeen { symptom, .. } in
+            symptoms_seen.iter().filter(|seen| seen.symptom.reason.timings().is_sticky)
+        {
             self.faults.entry(symptom.reason).or_insert_with(|| symptom.detail.clone());
         }
-        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone(), observation.at));
-        let severity = |seen: &&&SymptomSeen| (seen.symptom.reason.timings().fail_after, seen.symptom.reason);
+        let fault = self
+            .faults
+            .iter()
+            .next()
+            .map(|(reason, detail)| (*reason, detail.clone(), observation.at));
+        let severity =
+            |seen: &&&SymptomSeen| (seen.symptom.reason.timings().fail_after, seen.symptom.reason);
         let worst = symptoms_seen.iter().min_by_key(severity);
-        let worst = fault.or_else(|| worst.map(|worst| (worst.symptom.reason, worst.symptom.detail.clone(), worst.at)));
+        let worst = fault.or_else(|| {
+            worst.map(|worst| (worst.symptom.reason, worst.symptom.detail.clone(), worst.at))
+        });
         match worst {
-            Some((reason, detail, at)) if counts_now(&self.state, reason, at.boot) => fail(self, reason, detail, at),
+            Some((reason, detail, at)) if counts_now(&self.state, reason, at.boot) => {
+                fail(self, reason, detail, at)
+            }
             Some((reason, _, at)) => {
-                let since = if let VerdictState::Suspect { since, .. } = self.state { since } else { at.boot };
+                let since = if let VerdictState::Suspect { since, .. } = self.state {
+                    since
+                } else {
+                    at.boot
+                };
                 self.state = VerdictState::Suspect { reason, since };
             }
             None => self.state = recover(self, observation),
@@ -138,7 +169,10 @@ impl Case for Verdict {
         }
         let fault = match kind {
             // If the driver no longer needs an action, a reset has ended.
-            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::RecoveryAction(None) => {
+            EventKind::Recovered
+            | EventKind::WasReset
+            | EventKind::Bound
+            | EventKind::RecoveryAction(None) => {
                 reset(self, at);
                 return require_newer_observation(self, at);
             }
@@ -148,7 +182,9 @@ impl Case for Verdict {
                 self.faults.remove(&Reason::ErrorRecovery);
                 (Reason::RecoveryFailed, String::new())
             }
-            EventKind::Wedged(methods) => (Reason::Wedged, format!("recovery methods of its driver: {methods}")),
+            EventKind::Wedged(methods) => {
+                (Reason::Wedged, format!("recovery methods of its driver: {methods}"))
+            }
             EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
             EventKind::Xid(_) => return,
             // The driver's own verdict, after any error.
@@ -161,7 +197,9 @@ impl Case for Verdict {
 
     fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment) {
         match instruction {
-            OperatorRequest::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
+            OperatorRequest::Cordon { reason } => {
+                self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall })
+            }
             OperatorRequest::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);
                 reset(self, at);
@@ -174,7 +212,9 @@ impl Case for Verdict {
         match self.state {
             // Only the next poll shows whether the counter still rises: directly after a probe,
             // another one shows nothing new.
-            VerdictState::Healthy | VerdictState::Unhealthy { .. } | VerdictState::Suspect { reason: Reason::AerNonfatal, .. } => None,
+            VerdictState::Healthy
+            | VerdictState::Unhealthy { .. }
+            | VerdictState::Suspect { reason: Reason::AerNonfatal, .. } => None,
             VerdictState::Suspect { reason, since } => Some(since + reason.timings().fail_after),
             VerdictState::Recovering { since, hold, .. } => Some(since + hold),
         }
@@ -201,14 +241,25 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
         if verdict.incidents.len() >= INCIDENTS_MAX {
             verdict.incidents.remove(0);
         }
-        verdict.incidents.push(Incident { reason, detail, at: at.wall, until: None, held_by: Vec::new() });
+        verdict.incidents.push(Incident {
+            reason,
+            detail,
+            at: at.wall,
+            until: None,
+            held_by: Vec::new(),
+        });
         // Failures of presence do not latch, and neither does one other failure after many of
         // these.
         let recent = verdict.incidents.iter().rev().take(verdict.flaps as usize);
-        let unexplained = recent.filter(|incident| !incident.reason.timings().is_presence()).count();
+        let unexplained =
+            recent.filter(|incident| !incident.reason.timings().is_presence()).count();
         verdict.is_latched |= unexplained >= FLAPS_MAX;
     }
-    let before = if let VerdictState::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
+    let before = if let VerdictState::Unhealthy { seen, .. } = verdict.state {
+        seen
+    } else {
+        Duration::ZERO
+    };
     verdict.state = VerdictState::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
@@ -223,14 +274,18 @@ fn recover(verdict: &mut Verdict, observation: &Observation<'_>) -> VerdictState
         }
         // `complete_at` is zero for a device that was not probed in this boot, so it stays
         // unhealthy.
-        VerdictState::Recovering { since, hold, .. } if observation.complete_at > since && observation.complete_at - since >= hold => {
+        VerdictState::Recovering { since, hold, .. }
+            if observation.complete_at > since && observation.complete_at - since >= hold =>
+        {
             verdict.healthy_since = observation.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
                 incident.until.get_or_insert(observation.at.wall);
             }
             VerdictState::Healthy
         }
-        VerdictState::Suspect { since, .. } if observation.complete_at > since => VerdictState::Healthy,
+        VerdictState::Suspect { since, .. } if observation.complete_at > since => {
+            VerdictState::Healthy
+        }
         state => state,
     }
 }

@@ -3,8 +3,8 @@
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Observation, SymptomSeen};
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment, OperatorRequest, PciAddress, Reason,
-    Signals, Symptom, Timestamp, Verdict, VerdictState,
+    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment,
+    OperatorRequest, PciAddress, Reason, Signals, Symptom, Timestamp, Verdict, VerdictState,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -87,7 +87,9 @@ impl Cases {
             verdict.continue_in(&cases.rules.boot_id);
             // The end of a recovery may have been reported while no daemon ran. And a reason that
             // is ignored now may not have been ignored then.
-            verdict.faults.retain(|reason, _| *reason != Reason::ErrorRecovery && !cases.rules.ignored.contains(reason));
+            verdict.faults.retain(|reason, _| {
+                *reason != Reason::ErrorRecovery && !cases.rules.ignored.contains(reason)
+            });
             if *verdict != before {
                 cases.changed.insert(id.clone());
             }
@@ -141,25 +143,45 @@ impl Cases {
     }
 
     /// Takes the result of a scan for a device's presence.
-    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, symptoms: BTreeSet<Symptom>) {
-        let is_away = symptoms.iter().any(|symptom| matches!(symptom.reason, Reason::DeviceGone | Reason::DriverLost));
+    pub(super) fn scanned(
+        &mut self,
+        id: &DeviceId,
+        is_probed: bool,
+        at: Moment,
+        symptoms: BTreeSet<Symptom>,
+    ) {
+        let is_away = symptoms
+            .iter()
+            .any(|symptom| matches!(symptom.reason, Reason::DeviceGone | Reason::DriverLost));
         // An earlier probe of an absent device is neither news, nor evidence after its return.
         if is_away {
             self.probes.remove(id);
         }
         let probe = self.probes.get(id);
         let check = self.checks.get(id).filter(|_| !is_away);
-        let has_symptoms = [probe, check].into_iter().flatten().any(|probe| !probe.symptoms_seen.is_empty());
+        let has_symptoms =
+            [probe, check].into_iter().flatten().any(|probe| !probe.symptoms_seen.is_empty());
         if symptoms.is_empty() && !has_symptoms && !self.verdicts.contains_key(id) {
             return;
         }
-        let mut symptoms_seen: Vec<SymptomSeen> = symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
-        symptoms_seen.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.symptoms_seen.iter().cloned()));
+        let mut symptoms_seen: Vec<SymptomSeen> =
+            symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
+        symptoms_seen.extend(
+            [probe, check]
+                .into_iter()
+                .flatten()
+                .flat_map(|probe| probe.symptoms_seen.iter().cloned()),
+        );
         // A passed check matters only to a device that has failed it. Others need not wait for the
         // next check.
         let check = check.filter(|_| self.waits_for_check(id));
-        let mut complete_at = [probe, check].into_iter().flatten().fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
-        let is_unread = |probe: &Probe| self.present_reason(id).is_some_and(|reason| probe.unread.contains(&reason));
+        let mut complete_at = [probe, check]
+            .into_iter()
+            .flatten()
+            .fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
+        let is_unread = |probe: &Probe| {
+            self.present_reason(id).is_some_and(|reason| probe.unread.contains(&reason))
+        };
         if is_probed && self.rules.has_probes && probe.is_none_or(is_unread) {
             complete_at = Duration::ZERO;
         }
@@ -176,23 +198,35 @@ impl Cases {
     }
 
     /// A probe has ended; its result counts with the next [`Cases::scanned`].
-    pub(super) fn probed(&mut self, id: &DeviceId, own: Option<PciAddress>, at: Moment, signals: &Signals) {
+    pub(super) fn probed(
+        &mut self,
+        id: &DeviceId,
+        own: Option<PciAddress>,
+        at: Moment,
+        signals: &Signals,
+    ) {
         let mut symptoms = signals.symptoms.clone();
         if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
             self.change(id, |verdict| symptoms.extend(verdict.count(&signals.counters, own, at)));
         }
         symptoms.retain(|symptom| !self.rules.ignored.contains(&symptom.reason));
         let has_risen = symptoms.iter().any(|symptom| symptom.reason == Reason::AerNonfatal);
-        let mut symptoms_seen: Vec<SymptomSeen> = symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
+        let mut symptoms_seen: Vec<SymptomSeen> =
+            symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
         // Not only the poll starts probes, and counters do not rise between two probes in quick
         // succession.
         let rose_lately = |before: &&SymptomSeen| {
             let age = at.boot.saturating_sub(before.at.boot);
-            before.symptom.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
+            before.symptom.reason == Reason::AerNonfatal
+                && !has_risen
+                && age < self.rules.poll * 3 / 2
         };
         let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.symptoms_seen);
-        let could_not_check = |before: &&SymptomSeen| signals.unread.contains(&before.symptom.reason);
-        symptoms_seen.extend(before.filter(|before| rose_lately(before) || could_not_check(before)).cloned());
+        let could_not_check =
+            |before: &&SymptomSeen| signals.unread.contains(&before.symptom.reason);
+        symptoms_seen.extend(
+            before.filter(|before| rose_lately(before) || could_not_check(before)).cloned(),
+        );
         self.probes.insert(id.clone(), Probe { at, symptoms_seen, unread: signals.unread.clone() });
     }
 
@@ -205,14 +239,25 @@ impl Cases {
             CheckResult::Failed(detail) => Some(Symptom { reason: Reason::CheckFailed, detail }),
             CheckResult::NotRun => {
                 let never = Moment { boot: Duration::ZERO, wall: Timestamp(0) };
-                self.checks.entry(id.clone()).or_insert(Probe { at: never, symptoms_seen: Vec::new(), unread: BTreeSet::new() });
+                self.checks.entry(id.clone()).or_insert(Probe {
+                    at: never,
+                    symptoms_seen: Vec::new(),
+                    unread: BTreeSet::new(),
+                });
                 return;
             }
         };
         let symptom = symptom.filter(|symptom| !self.rules.ignored.contains(&symptom.reason));
         self.checks.insert(
             id.clone(),
-            Probe { at, symptoms_seen: symptom.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect(), unread: BTreeSet::new() },
+            Probe {
+                at,
+                symptoms_seen: symptom
+                    .into_iter()
+                    .map(|symptom| SymptomSeen { at, symptom })
+                    .collect(),
+                unread: BTreeSet::new(),
+            },
         );
     }
 
@@ -220,9 +265,15 @@ impl Cases {
     /// and its failure must then count. A recovery that begins usually succeeds, and a part follows
     /// its whole.
     pub(super) fn must_record(&self, device: &Device, kind: &EventKind) -> bool {
-        let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
-        let stays =
-            matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)));
+        let may_be_offered =
+            device.class != DeviceClass::Other && device.attribute("part").is_none();
+        let stays = matches!(
+            kind,
+            EventKind::RecoveryFailed
+                | EventKind::Wedged(_)
+                | EventKind::Xid(_)
+                | EventKind::RecoveryAction(Some(_))
+        );
         may_be_offered && (stays || self.verdicts.contains_key(&device.id))
     }
 
@@ -237,7 +288,12 @@ impl Cases {
     }
 
     /// Takes an operator's order.
-    pub(super) fn apply_instruction(&mut self, id: &DeviceId, instruction: &OperatorRequest, at: Moment) {
+    pub(super) fn apply_instruction(
+        &mut self,
+        id: &DeviceId,
+        instruction: &OperatorRequest,
+        at: Moment,
+    ) {
         self.change(id, |verdict| verdict.apply_instruction(instruction, at));
     }
 
@@ -258,7 +314,8 @@ impl Cases {
             }
             let wanted = self.verdicts.get(id)?.next_observation_at()?;
             // Health checks have their own schedule, and are not requested here.
-            let waits_for_check = self.waits_for_check(id) && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
+            let waits_for_check = self.waits_for_check(id)
+                && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
             (!waits_for_check).then_some(wanted)
         };
         self.observed.iter().filter_map(wanted).min()
@@ -266,12 +323,16 @@ impl Cases {
 
     /// The verdicts to record since the last call; `None` if a verdict is no longer worth
     /// recording. `holders` returns the present holders of a device.
-    pub(super) fn take_changed(&mut self, mut holders: impl FnMut(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
+    pub(super) fn take_changed(
+        &mut self,
+        mut holders: impl FnMut(&DeviceId) -> Vec<AllocId>,
+    ) -> Vec<(DeviceId, Option<Verdict>)> {
         let changed = std::mem::take(&mut self.changed);
         let mut recorded = Vec::with_capacity(changed.len());
         for id in changed {
             let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
-            if let (VerdictState::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
+            if let (VerdictState::Unhealthy { .. }, Some(incident)) =
+                (verdict.state, verdict.incidents.last_mut())
                 && incident.until.is_none()
                 && incident.held_by.is_empty()
             {
@@ -291,9 +352,9 @@ impl Cases {
     fn present_reason(&self, id: &DeviceId) -> Option<Reason> {
         match self.verdicts.get(id)?.state {
             VerdictState::Healthy => None,
-            VerdictState::Suspect { reason, .. } | VerdictState::Unhealthy { reason, .. } | VerdictState::Recovering { reason, .. } => {
-                Some(reason)
-            }
+            VerdictState::Suspect { reason, .. }
+            | VerdictState::Unhealthy { reason, .. }
+            | VerdictState::Recovering { reason, .. } => Some(reason),
         }
     }
 
@@ -303,14 +364,18 @@ impl Cases {
         matches!(
             state,
             Some(
-                VerdictState::Unhealthy { reason: Reason::CheckFailed, .. } | VerdictState::Recovering { reason: Reason::CheckFailed, .. }
+                VerdictState::Unhealthy { reason: Reason::CheckFailed, .. }
+                    | VerdictState::Recovering { reason: Reason::CheckFailed, .. }
             )
         )
     }
 
     fn change(&mut self, id: &DeviceId, change: impl FnOnce(&mut Verdict)) {
         let known = self.verdicts.get(id);
-        let mut verdict = known.cloned().unwrap_or_else(|| Verdict { boot_id: self.rules.boot_id.clone(), ..Verdict::default() });
+        let mut verdict = known.cloned().unwrap_or_else(|| Verdict {
+            boot_id: self.rules.boot_id.clone(),
+            ..Verdict::default()
+        });
         change(&mut verdict);
         let is_new = match known {
             Some(known) => must_be_recorded(known, &verdict),
@@ -329,9 +394,10 @@ impl Cases {
 /// device would cause a write at every probe.
 fn must_be_recorded(before: &Verdict, after: &Verdict) -> bool {
     let timeless = |verdict: &Verdict| match verdict.state {
-        VerdictState::Unhealthy { reason, .. } => {
-            Verdict { state: VerdictState::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() }
-        }
+        VerdictState::Unhealthy { reason, .. } => Verdict {
+            state: VerdictState::Unhealthy { reason, seen: Duration::ZERO },
+            ..verdict.clone()
+        },
         _ => verdict.clone(),
     };
     before != after && timeless(before) != timeless(after)
@@ -339,8 +405,15 @@ fn must_be_recorded(before: &Verdict, after: &Verdict) -> bool {
 
 /// The devices that a device depends on: the whole of a part, the physical function of a virtual
 /// one.
-pub(super) fn parents(device: &Device, by_address: &BTreeMap<PciAddress, DeviceId>) -> Vec<DeviceId> {
+pub(super) fn parents(
+    device: &Device,
+    by_address: &BTreeMap<PciAddress, DeviceId>,
+) -> Vec<DeviceId> {
     let whole = device.attribute("parent").map(DeviceId::new);
-    let physical = device.pci.as_ref().and_then(|pci| pci.physfn).and_then(|physical| by_address.get(&physical).cloned());
+    let physical = device
+        .pci
+        .as_ref()
+        .and_then(|pci| pci.physfn)
+        .and_then(|physical| by_address.get(&physical).cloned());
     whole.into_iter().chain(physical).collect()
 }

@@ -12,7 +12,8 @@
 
 use super::{Held, Judge, Rules};
 use crate::domain::{
-    Device, DeviceId, Evidence, Health, Object, Objects, Offering, PendingHooks, Reason, ResourceName, ResourceSpec, share,
+    Device, DeviceId, Evidence, Health, Object, Objects, Offering, PendingHooks, Reason,
+    ResourceName, ResourceSpec, share,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -36,8 +37,18 @@ pub(super) struct IdsInUse {
 }
 
 impl IdsInUse {
-    pub(super) fn of(resource: &ResourceName, id: &DeviceId, device: &Device, is_held: bool) -> Self {
-        IdsInUse { resource: resource.clone(), ids: vec![id.clone()], objects: device.objects(), is_held }
+    pub(super) fn of(
+        resource: &ResourceName,
+        id: &DeviceId,
+        device: &Device,
+        is_held: bool,
+    ) -> Self {
+        IdsInUse {
+            resource: resource.clone(),
+            ids: vec![id.clone()],
+            objects: device.objects(),
+            is_held,
+        }
     }
 
     /// Whether an id may be granted at the same time.
@@ -45,8 +56,13 @@ impl IdsInUse {
         // Within one resource an id that leaves blocks nothing: the ledger refuses the later one of
         // two Allocates.
         let is_same_kind = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
-        let may_coexist =
-            |other: &DeviceId| if self.is_held { share((&self.resource, other), (resource, id)) } else { is_same_kind(other) };
+        let may_coexist = |other: &DeviceId| {
+            if self.is_held {
+                share((&self.resource, other), (resource, id))
+            } else {
+                is_same_kind(other)
+            }
+        };
         self.resource == *resource && self.ids.iter().any(may_coexist)
     }
 }
@@ -63,9 +79,11 @@ impl Judge {
     /// The resources to judge: those of the plan, then those that are being removed. Returns the
     /// number of the first group too.
     pub(super) fn judged(&self) -> (Vec<Arc<ResourceSpec>>, usize) {
-        let mut specs: Vec<Arc<ResourceSpec>> = self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
+        let mut specs: Vec<Arc<ResourceSpec>> =
+            self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
         let planned = specs.len();
-        let mut names: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let mut names: BTreeSet<ResourceName> =
+            specs.iter().map(|spec| spec.name.clone()).collect();
         let listed = self.inventory.resources.values().map(|offering| &offering.spec);
         // As it was in its list, or else as an orphan of the ledger.
         for spec in listed.chain(self.specs.iter()) {
@@ -78,7 +96,9 @@ impl Judge {
 
     /// Forgets these devices, except those that were found again since.
     pub(crate) fn forget(&mut self, mut devices: Vec<DeviceId>) {
-        devices.retain(|id| self.evidence.as_ref().is_none_or(|evidence| !evidence.devices.contains_key(id)));
+        devices.retain(|id| {
+            self.evidence.as_ref().is_none_or(|evidence| !evidence.devices.contains_key(id))
+        });
         self.cases.forget(&devices);
     }
 
@@ -89,10 +109,15 @@ impl Judge {
 
     /// Devices whose resource no longer has a check do not wait for one.
     fn forget_checks(&mut self) {
-        let is_checked = |name: &ResourceName| self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some());
+        let is_checked = |name: &ResourceName| {
+            self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some())
+        };
         let former = self.inventory.resources.iter().filter(|(name, _)| !is_checked(name));
-        let devices: BTreeSet<DeviceId> =
-            former.flat_map(|(_, offering)| offering.devices.values().map(|offered| offered.device.id.clone())).collect();
+        let devices: BTreeSet<DeviceId> = former
+            .flat_map(|(_, offering)| {
+                offering.devices.values().map(|offered| offered.device.id.clone())
+            })
+            .collect();
         self.cases.forget_checks(&devices);
     }
 }
@@ -111,7 +136,8 @@ pub(super) fn resolve_conflicts(
     for (resource, ids) in &held.ids {
         let devices = resources.get(resource).map(|offering| &offering.devices);
         let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
-        in_use.extend(listed.map(|(id, offered)| IdsInUse::of(resource, id, &offered.device, true)));
+        in_use
+            .extend(listed.map(|(id, offered)| IdsInUse::of(resource, id, &offered.device, true)));
     }
     // The device still has the state of its last holder, so no other id may grant it.
     let due_hooks = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
@@ -141,8 +167,16 @@ pub(super) fn resolve_conflicts(
                 continue;
             }
             let is_other = |used: &&IdsInUse| !used.may_coexist_with(name, id);
-            let by_id = || by_device.get(&offered.device.id).is_some_and(|in_use| in_use.iter().any(&is_other));
-            if by_id() || objects.conflict(&offered.device.objects(), |index| in_use[*index].may_coexist_with(name, id)).is_some() {
+            let by_id = || {
+                by_device.get(&offered.device.id).is_some_and(|in_use| in_use.iter().any(&is_other))
+            };
+            if by_id()
+                || objects
+                    .conflict(&offered.device.objects(), |index| {
+                        in_use[*index].may_coexist_with(name, id)
+                    })
+                    .is_some()
+            {
                 offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 has_conflicts = true;
             }
@@ -169,7 +203,10 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, PendingHooks, Sharing, Timestamp, Verdict};
+    use crate::domain::{
+        Attributes, DeviceClass, DeviceNode, Listed, Moment, PendingHooks, Sharing, Timestamp,
+        Verdict,
+    };
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -187,7 +224,10 @@ mod tests {
             class: DeviceClass::Char,
             pci: None,
             numa_nodes: Vec::new(),
-            nodes: vec![DeviceNode { container: format!("/dev/as/{id}"), ..DeviceNode::at(format!("/dev/{id}")) }],
+            nodes: vec![DeviceNode {
+                container: format!("/dev/as/{id}"),
+                ..DeviceNode::at(format!("/dev/{id}"))
+            }],
             attributes: Attributes::default(),
         })
     }
@@ -202,21 +242,33 @@ mod tests {
 
     impl TestJudge {
         fn new() -> Self {
-            let judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
+            let judge = Judge::new(
+                Arc::from([]),
+                Arc::default(),
+                &Listed::new(),
+                Rules::default(),
+                &Verdicts::new(),
+            );
             TestJudge { judge, held: Held::default() }
         }
 
         /// The devices `a` and `b` are present, under any plan.
         fn plan(&mut self, secs: u64, plan: &Plan<'_>) -> Arc<Inventory> {
             let spec = |(resource, sharing, _): &(&str, Sharing, _)| {
-                Arc::new(ResourceSpec { sharing: *sharing, ..ResourceSpec::new(name(resource), DeviceClass::Char) })
+                Arc::new(ResourceSpec {
+                    sharing: *sharing,
+                    ..ResourceSpec::new(name(resource), DeviceClass::Char)
+                })
             };
             self.judge.apply_plan(plan.iter().map(spec).collect(), Rules::default());
             let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
             let evidence = Evidence {
                 began: Moment { boot: at(secs), wall: Timestamp(0) },
                 devices: ["a", "b"].map(|id| (DeviceId::new(id), device(id))).into(),
-                selected: plan.iter().map(|(resource, _, selected)| (name(resource), ids(selected))).collect(),
+                selected: plan
+                    .iter()
+                    .map(|(resource, _, selected)| (name(resource), ids(selected)))
+                    .collect(),
                 missing_nodes: BTreeSet::new(),
                 unfulfilled: Default::default(),
                 unread: crate::domain::Unread::default(),
@@ -246,7 +298,10 @@ mod tests {
         let word = |health: Health| health.reason().map_or("ok", Reason::as_str);
         let of = |(name, offering): (&ResourceName, &Arc<Offering>)| {
             let short = name.as_str().rsplit('/').next().unwrap().to_owned();
-            let ids = offering.devices.iter().map(|(id, offered)| format!("{short}:{id}={}", word(offered.health)));
+            let ids = offering
+                .devices
+                .iter()
+                .map(|(id, offered)| format!("{short}:{id}={}", word(offered.health)));
             ids.chain(offering.devices.is_empty().then(|| format!("{short}:"))).collect::<Vec<_>>()
         };
         inventory.resources.iter().flat_map(of).collect()
@@ -262,7 +317,10 @@ mod tests {
         let removed = test.plan(1, &[]);
         assert_eq!(lists(&removed), ["x:a=ok", "x:b=deselected"]);
         // The list keeps the device as it was: its node has its own name in the container.
-        assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
+        assert_eq!(
+            removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container,
+            "/dev/as/a"
+        );
         assert_eq!(test.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
         assert_eq!(lists(&test.at(61)), ["x:a=ok"]);
         test.held.ids.clear();
@@ -280,7 +338,8 @@ mod tests {
         let mut test = TestJudge::new();
         test.hold("x", "a");
         let orphan: Arc<[_]> = Arc::from([Arc::new(ResourceSpec::orphan(name("x")))]);
-        test.judge = Judge::new(orphan, Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
+        test.judge =
+            Judge::new(orphan, Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
         let evidence = Evidence {
             began: Moment { boot: at(0), wall: Timestamp(0) },
             devices: [(DeviceId::new("a"), device("a"))].into(),
@@ -299,9 +358,12 @@ mod tests {
 
     #[test]
     fn a_forgotten_device_has_no_verdict_unless_it_was_found_again() {
-        let verdicts: Verdicts = ["a", "gone"].map(|id| (DeviceId::new(id), Verdict { is_latched: true, ..Verdict::default() })).into();
+        let verdicts: Verdicts = ["a", "gone"]
+            .map(|id| (DeviceId::new(id), Verdict { is_latched: true, ..Verdict::default() }))
+            .into();
         let mut test = TestJudge::new();
-        test.judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
+        test.judge =
+            Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
         test.plan(0, &[("x", Exclusive, &["a"])]);
         assert!(test.judge.verdicts().contains_key(&DeviceId::new("gone")));
         test.judge.forget(vec![DeviceId::new("a"), DeviceId::new("gone")]);
@@ -318,13 +380,23 @@ mod tests {
         assert_eq!(test.judge.next_deadline(at(1)), Some(at(1) + ALLOCATE_IN_FLIGHT_MAX));
         assert_eq!(lists(&test.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
         test.held.ids.clear();
-        assert_eq!(lists(&test.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
+        assert_eq!(
+            lists(&test.at(5))[..3],
+            ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]
+        );
         assert_eq!(lists(&test.at(8))[2..], ["y:a=ok", "y:b=ok"]);
         // And back again, with another name of the resource.
         let back = lists(&test.plan(9, &[("z", Exclusive, &["a", "b"])]));
         assert_eq!(
             back,
-            ["x:a=deselected", "x:b=deselected", "y:a=deselected", "y:b=deselected", "z:a=held_as_other", "z:b=held_as_other"]
+            [
+                "x:a=deselected",
+                "x:b=deselected",
+                "y:a=deselected",
+                "y:b=deselected",
+                "z:a=held_as_other",
+                "z:b=held_as_other"
+            ]
         );
         assert_eq!(lists(&test.at(12))[4..], ["z:a=ok", "z:b=ok"]);
     }
@@ -335,7 +407,9 @@ mod tests {
         test.plan(0, &[("x", Exclusive, &["a", "b"])]);
         test.hold("x", "a");
         let shared = test.plan(1, &[("x", Replicas(2), &["a", "b"])]);
-        let healthy = |inventory: &Inventory| lists(inventory).into_iter().filter(|list| list.ends_with("=ok")).collect::<Vec<_>>();
+        let healthy = |inventory: &Inventory| {
+            lists(inventory).into_iter().filter(|list| list.ends_with("=ok")).collect::<Vec<_>>()
+        };
         assert_eq!(healthy(&shared), ["x:a=ok"]);
         assert_eq!(healthy(&test.at(4)), ["x:a=ok", "x:b::0=ok", "x:b::1=ok"]);
         test.held.ids.clear();
@@ -344,8 +418,14 @@ mod tests {
         // With fewer shares the others stay healthy. An exclusive device waits for the last of the
         // shares.
         test.hold("x", "a::0");
-        assert_eq!(healthy(&test.plan(9, &[("x", Replicas(3), &["a"])])), ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]);
-        assert_eq!(healthy(&test.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
+        assert_eq!(
+            healthy(&test.plan(9, &[("x", Replicas(3), &["a"])])),
+            ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]
+        );
+        assert_eq!(
+            healthy(&test.plan(10, &[("x", Replicas(2), &["a"])])),
+            ["x:a::0=ok", "x:a::1=ok"]
+        );
         test.plan(11, &[("x", Exclusive, &["a"])]);
         assert_eq!(healthy(&test.at(20)), ["x:a::0=ok"]);
         test.held.ids.clear();
@@ -368,9 +448,17 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let sharing = || proptest::sample::select(vec![None, Some(Exclusive), Some(Exclusive), Some(Replicas(2))]);
+        let sharing = || {
+            proptest::sample::select(vec![
+                None,
+                Some(Exclusive),
+                Some(Exclusive),
+                Some(Replicas(2)),
+            ])
+        };
         prop_oneof![
-            ([0..3usize, 0..3usize], [sharing(), sharing()]).prop_map(|(to, sharing)| Step::Plan(to, sharing)),
+            ([0..3usize, 0..3usize], [sharing(), sharing()])
+                .prop_map(|(to, sharing)| Step::Plan(to, sharing)),
             (any::<usize>(), 0..3u64).prop_map(|(nth, late)| Step::Allocate(nth, late)),
             any::<usize>().prop_map(Step::Release),
             prop_oneof![0..5u64, 55..70u64].prop_map(Step::Wait),

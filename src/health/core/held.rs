@@ -33,7 +33,12 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
         let ids = held.ids.entry(grant.resource.clone()).or_default();
         ids.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
         let ids = grant.devices.iter().map(|device| device.id.clone()).collect();
-        held.grants.push(IdsInUse { resource: grant.resource.clone(), ids, objects: grant.objects(), is_held: true });
+        held.grants.push(IdsInUse {
+            resource: grant.resource.clone(),
+            ids,
+            objects: grant.objects(),
+            is_held: true,
+        });
     }
     held
 }

@@ -13,7 +13,8 @@ pub(super) fn id(spec: &ResourceSpec) -> DeviceId {
 ///
 /// It has no NUMA node: its members may be on several.
 pub(super) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> {
-    let health = members.iter().map(|member| member.health).min_by_key(|health| !health.is_healthy())?;
+    let health =
+        members.iter().map(|member| member.health).min_by_key(|health| !health.is_healthy())?;
     let mut nodes: Vec<DeviceNode> = Vec::new();
     // Unhealthy members are left out, if there is a healthy one.
     let usable = members.iter().filter(|member| member.health.is_healthy() == health.is_healthy());

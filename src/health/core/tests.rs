@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, HookState, Moment, PendingHook, Timestamp,
-    note_hook,
+    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice,
+    HookState, Moment, PendingHook, Timestamp, note_hook,
 };
 
 fn at(secs: u64) -> Duration {
@@ -15,7 +15,10 @@ fn spec(replicas: u32) -> Arc<ResourceSpec> {
 }
 
 fn shared(sharing: Sharing) -> Arc<ResourceSpec> {
-    Arc::new(ResourceSpec { sharing, ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char) })
+    Arc::new(ResourceSpec {
+        sharing,
+        ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char)
+    })
 }
 
 fn device(id: &str) -> Arc<Device> {
@@ -25,7 +28,10 @@ fn device(id: &str) -> Arc<Device> {
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: vec![1],
-        nodes: vec![DeviceNode::at(format!("/dev/{id}")), DeviceNode::at("/dev/optional").optional()],
+        nodes: vec![
+            DeviceNode::at(format!("/dev/{id}")),
+            DeviceNode::at("/dev/optional").optional(),
+        ],
         attributes: Attributes::default(),
     })
 }
@@ -34,7 +40,10 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
     Arc::new(Evidence {
         began: Moment { boot: at(secs), wall: Timestamp(0) },
         devices: found.iter().map(|id| (DeviceId::new(*id), device(id))).collect(),
-        selected: BTreeMap::from([(spec(1).name.clone(), selected.iter().map(|id| DeviceId::new(*id)).collect())]),
+        selected: BTreeMap::from([(
+            spec(1).name.clone(),
+            selected.iter().map(|id| DeviceId::new(*id)).collect(),
+        )]),
         missing_nodes: missing.iter().map(|path| (*path).to_owned()).collect(),
         unfulfilled: Default::default(),
         unread: crate::domain::Unread::default(),
@@ -43,7 +52,13 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
 
 /// A device as recorded in the ledger.
 fn known(id: &str) -> GrantedDevice {
-    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1], nodes: Vec::new(), objects: Vec::new() }
+    GrantedDevice {
+        id: DeviceId::new(id),
+        key: format!("dev:/dev/{id}"),
+        numa_nodes: vec![1],
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    }
 }
 
 fn holding(ids: &[&str]) -> Held {
@@ -114,7 +129,10 @@ fn an_unchanged_list_is_not_copied() {
 fn every_replica_follows_its_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(0))),
+        ["a::0=node_missing", "a::1=node_missing"]
+    );
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
     assert_eq!(
         list(judge.judge(&Held::default(), &PendingHooks::new(), at(1))),
@@ -123,7 +141,10 @@ fn every_replica_follows_its_device() {
     );
     assert_eq!(judge.next_probe(), Some(at(2)));
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))),
+        ["a::0=ok", "a::1=ok"]
+    );
     assert_eq!(judge.next_probe(), None);
 }
 
@@ -133,14 +154,23 @@ fn an_unusable_device_stays_unhealthy_until_newer_evidence_clears_it() {
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(0));
     judge.report_unusable(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))),
+        ["a::0=node_missing", "a::1=node_missing"]
+    );
     // A scan that had begun before the failure proves nothing.
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(6))),
+        ["a::0=node_missing", "a::1=node_missing"]
+    );
     judge.discovered(evidence(6, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(6));
     judge.discovered(evidence(7, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(7))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(7))),
+        ["a::0=ok", "a::1=ok"]
+    );
 }
 
 #[test]
@@ -149,9 +179,15 @@ fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(0));
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=device_gone", "b=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))),
+        ["a=device_gone", "b=ok"]
+    );
     assert_eq!(judge.next_deadline(at(10)), Some(at(70)));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(69))), ["a=device_gone", "b=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(69))),
+        ["a=device_gone", "b=ok"]
+    );
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(70))), ["b=ok"]);
     assert_eq!(judge.next_deadline(at(0)), None);
 }
@@ -162,10 +198,19 @@ fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
     judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0));
     judge.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(10))), ["a=device_gone"]);
-    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(100_000))), ["a=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(10))),
+        ["a=device_gone"]
+    );
+    assert_eq!(
+        list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(100_000))),
+        ["a=device_gone"]
+    );
     assert_eq!(judge.next_deadline(at(0)), None);
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100_010))), ["a=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(100_010))),
+        ["a=device_gone"]
+    );
     assert!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100_070))).is_empty());
 }
 
@@ -196,7 +241,10 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let published = first.judge(&Held::default(), &PendingHooks::new(), at(0)).unwrap();
     let mut second = new_judge(spec(1), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(
+        list(second.judge(&Held::default(), &PendingHooks::new(), at(10))),
+        ["a=device_gone"]
+    );
 }
 
 #[test]
@@ -204,11 +252,21 @@ fn an_id_listed_by_an_earlier_process_stays_for_a_minute_after_its_first_absence
     let earlier = Listed::from([(spec(1).name.clone(), [known("a"), known("b")].into())]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["a=device_gone", "b=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))),
+        ["a=device_gone", "b=ok"]
+    );
     assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(64))), ["a=device_gone", "b=ok"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(64))),
+        ["a=device_gone", "b=ok"]
+    );
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(65))), ["b=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(66))), ["b=ok"], "it does not return");
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(66))),
+        ["b=ok"],
+        "it does not return"
+    );
 }
 
 #[test]
@@ -242,7 +300,10 @@ fn another_card_in_the_same_slot_does_not_make_the_old_one_healthy() {
     let mut seen = (*evidence(0, &[], &["new"], &[])).clone();
     seen.devices.insert(DeviceId::new("new"), Arc::new(replaced));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))), ["a=device_gone", "new=ok"]);
+    assert_eq!(
+        list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))),
+        ["a=device_gone", "new=ok"]
+    );
 }
 
 #[test]
@@ -253,8 +314,14 @@ fn a_node_held_under_an_older_name_is_not_given_under_its_new_one() {
     let mut seen = (*evidence(0, &["a"], &["by-id"], &[])).clone();
     seen.devices.insert(DeviceId::new("by-id"), Arc::new(renamed));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))), ["a=ok", "by-id=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))), ["a=deselected", "by-id=ok"]);
+    assert_eq!(
+        list(judge.judge(&holding(&["a"]), &PendingHooks::new(), at(0))),
+        ["a=ok", "by-id=held_as_other"]
+    );
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(10))),
+        ["a=deselected", "by-id=ok"]
+    );
 }
 
 #[test]
@@ -262,7 +329,10 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
     let mut judge = judge(1);
     judge.discovered(evidence(10, &["a"], &["a"], &["/dev/a"]));
     judge.discovered(evidence(9, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(11))), ["a=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(11))),
+        ["a=node_missing"]
+    );
 }
 
 #[test]
@@ -270,7 +340,12 @@ fn a_held_disk_is_not_given_again_by_its_second_path() {
     let disk = |id: &str| {
         let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
         let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
-        Arc::new(Device { class: DeviceClass::Nvme, pci: Some(Box::new(function)), nodes, ..(*device(id)).clone() })
+        Arc::new(Device {
+            class: DeviceClass::Nvme,
+            pci: Some(Box::new(function)),
+            nodes,
+            ..(*device(id)).clone()
+        })
     };
     let observe = |secs: u64, id: &str| {
         let mut evidence = (*evidence(secs, &[], &[id], &[])).clone();
@@ -281,8 +356,14 @@ fn a_held_disk_is_not_given_again_by_its_second_path() {
     judge.discovered(observe(1, "first"));
     assert_eq!(list(judge.judge(&holding(&["first"]), &PendingHooks::new(), at(1))), ["first=ok"]);
     judge.discovered(observe(2, "second"));
-    assert_eq!(list(judge.judge(&holding(&["first"]), &PendingHooks::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["first=device_gone", "second=ok"]);
+    assert_eq!(
+        list(judge.judge(&holding(&["first"]), &PendingHooks::new(), at(2))),
+        ["first=device_gone", "second=held_as_other"]
+    );
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))),
+        ["first=device_gone", "second=ok"]
+    );
 }
 
 #[test]
@@ -290,15 +371,23 @@ fn a_blocked_iommu_group_is_unhealthy_until_its_sibling_is_released() {
     let mut judge = judge(1);
     let observe = |secs: u64, blocked: bool| {
         let mut device = (*device("gpu")).clone();
-        device.attributes.extend(blocked.then_some(("group_blocked_by", "0000:01:00.1 (snd_hda_intel)")));
+        device
+            .attributes
+            .extend(blocked.then_some(("group_blocked_by", "0000:01:00.1 (snd_hda_intel)")));
         let mut evidence = (*evidence(secs, &[], &["gpu"], &[])).clone();
         evidence.devices.insert(device.id.clone(), Arc::new(device));
         Arc::new(evidence)
     };
     judge.discovered(observe(1, true));
-    assert_eq!(list(judge.judge(&holding(&["gpu"]), &PendingHooks::new(), at(1))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(
+        list(judge.judge(&holding(&["gpu"]), &PendingHooks::new(), at(1))),
+        ["gpu=iommu_group_not_viable"]
+    );
     judge.discovered(observe(2, false));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))),
+        ["gpu=iommu_group_not_viable"]
+    );
     judge.discovered(observe(3, false));
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["gpu=ok"]);
 }
@@ -311,7 +400,12 @@ fn pool_of(containers: u32) -> Judge {
 /// The nodes for a container of the pool.
 fn pool_nodes(judge: &Judge) -> Vec<String> {
     let offering = &judge.inventory.resources[&spec(1).name];
-    offering.devices[&DeviceId::new("0")].device.nodes.iter().map(|node| node.host.clone()).collect()
+    offering.devices[&DeviceId::new("0")]
+        .device
+        .nodes
+        .iter()
+        .map(|node| node.host.clone())
+        .collect()
 }
 
 #[test]
@@ -324,7 +418,10 @@ fn a_pool_offers_the_nodes_of_its_healthy_members_under_numbers() {
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/b", "/dev/optional"]);
     judge.discovered(evidence(3, &["a", "b"], &["a", "b"], &["/dev/a", "/dev/b"]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["0=node_missing", "1=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))),
+        ["0=node_missing", "1=node_missing"]
+    );
 }
 
 #[test]
@@ -333,7 +430,10 @@ fn a_pool_that_an_allocate_found_unusable_is_unhealthy_until_the_next_scan() {
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     judge.report_unusable(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["0=node_missing"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))),
+        ["0=node_missing"]
+    );
     judge.discovered(evidence(3, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3))), ["0=ok"]);
 }
@@ -345,9 +445,15 @@ fn a_held_id_of_a_pool_stays_when_the_pool_shrinks_or_disappears() {
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(1))), ["0=ok", "7=ok"]);
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(2))), ["0=device_gone", "7=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&held, &PendingHooks::new(), at(2))),
+        ["0=device_gone", "7=device_gone"]
+    );
     judge.judge(&Held::default(), &PendingHooks::new(), at(3));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(3 + 60))), Vec::<String>::new());
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(3 + 60))),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -377,11 +483,17 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
     let failed = HookState::Failed { tries: 1, failed_at: Timestamp(2), why: "no key".into() };
     assert_eq!(list(judge.judge(&Held::default(), &due(failed), at(2)))[0], "a::0=hook_failed");
     // The ledger reports a free device; the holders here may be of an earlier time.
-    assert_eq!(list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0], "a::0=hook_pending");
+    assert_eq!(
+        list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0],
+        "a::0=hook_pending"
+    );
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(4)))[0], "a::0=ok");
     // A failure of the device itself comes first.
     judge.discovered(evidence(5, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
+    assert_eq!(
+        list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0],
+        "a::0=device_gone"
+    );
 }
 
 /// A function of a card: the card's own, or the virtual one of `physical`.
@@ -389,7 +501,12 @@ fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
     let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
     pci.physfn = physical.map(|address| address.parse().unwrap());
     pci.bridges = vec!["0000:00:01.0".parse().unwrap()];
-    Arc::new(Device { class: DeviceClass::Gpu, pci: Some(Box::new(pci)), nodes: Vec::new(), ..(*device(id)).clone() })
+    Arc::new(Device {
+        class: DeviceClass::Gpu,
+        pci: Some(Box::new(pci)),
+        nodes: Vec::new(),
+        ..(*device(id)).clone()
+    })
 }
 
 const CARD: &str = "0000:01:00.0";
@@ -399,8 +516,14 @@ fn cards(secs: u64) -> Arc<Evidence> {
     let mut evidence = (*evidence(secs, &[], &["vf", "mig"], &[])).clone();
     let mut mig = (*function("mig", "0000:02:00.0", None)).clone();
     mig.attributes = [("part", "mig"), ("parent", "whole")].into_iter().collect();
-    let cards = [function("card", CARD, None), function("vf", "0000:01:00.4", Some(CARD)), function("whole", "0000:02:00.0", None)];
-    evidence.devices.extend(cards.into_iter().chain([Arc::new(mig)]).map(|device| (device.id.clone(), device)));
+    let cards = [
+        function("card", CARD, None),
+        function("vf", "0000:01:00.4", Some(CARD)),
+        function("whole", "0000:02:00.0", None),
+    ];
+    evidence
+        .devices
+        .extend(cards.into_iter().chain([Arc::new(mig)]).map(|device| (device.id.clone(), device)));
     Arc::new(evidence)
 }
 
@@ -414,13 +537,22 @@ fn observe(judge: &mut Judge, secs: u64, of: &str, symptoms: &[Reason]) -> Vec<S
     judge.discovered(Arc::clone(&evidence));
     for device in judge.probed_devices(&Held::default()) {
         let symptoms: &[Reason] = if device.id.as_str() == of { symptoms } else { &[] };
-        let symptoms = symptoms.iter().map(|reason| Symptom { reason: *reason, detail: String::new() }).collect();
+        let symptoms = symptoms
+            .iter()
+            .map(|reason| Symptom { reason: *reason, detail: String::new() })
+            .collect();
         judge.probed(&device, moment(secs), &Signals { symptoms, ..Signals::default() });
     }
     list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
 }
 
-fn deliver_event(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
+fn deliver_event(
+    judge: &mut Judge,
+    secs: u64,
+    to: &str,
+    kind: EventKind,
+    whole_slot: bool,
+) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
     judge.apply_event(&event, moment(secs), &Held::default());
     list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
@@ -435,19 +567,34 @@ fn devices_below_an_unhealthy_device_are_unhealthy_too() {
     assert_eq!(observe(&mut judge, 3, "", &[]), ["mig=ok", "vf=off_the_bus"]);
     assert_eq!(observe(&mut judge, 33, "", &[]), ["mig=ok", "vf=ok"]);
     assert_eq!(deliver_event(&mut judge, 40, "0000:02:00.0", Xid(79), true), ["mig=xid", "vf=ok"]);
-    assert_eq!(deliver_event(&mut judge, 41, "0000:02:00.0", Bound, false), ["mig=xid", "vf=ok"], "there has been no probe since");
+    assert_eq!(
+        deliver_event(&mut judge, 41, "0000:02:00.0", Bound, false),
+        ["mig=xid", "vf=ok"],
+        "there has been no probe since"
+    );
     assert_eq!(observe(&mut judge, 42, "", &[]), ["mig=xid", "vf=ok"]);
     assert_eq!(observe(&mut judge, 72, "", &[]), ["mig=ok", "vf=ok"]);
-    assert_eq!(deliver_event(&mut judge, 80, "0000:00:01.0", RecoveryFailed, false), ["mig=recovery_failed", "vf=recovery_failed"]);
-    assert_eq!(deliver_event(&mut judge, 81, "0000:07:00.0", Xid(79), true), ["mig=recovery_failed", "vf=recovery_failed"]);
+    assert_eq!(
+        deliver_event(&mut judge, 80, "0000:00:01.0", RecoveryFailed, false),
+        ["mig=recovery_failed", "vf=recovery_failed"]
+    );
+    assert_eq!(
+        deliver_event(&mut judge, 81, "0000:07:00.0", Xid(79), true),
+        ["mig=recovery_failed", "vf=recovery_failed"]
+    );
 }
 
 #[test]
 fn a_function_does_not_recover_before_it_was_probed() {
     let mut first = judge(1);
     observe(&mut first, 1, "vf", &[Reason::OffTheBus]);
-    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
-    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
+    let remembered: Verdicts = first
+        .take_changed(|_| Vec::new())
+        .into_iter()
+        .map(|(id, verdict)| (id, verdict.unwrap()))
+        .collect();
+    let mut second =
+        Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
         assert_eq!(
@@ -468,14 +615,28 @@ fn a_cordon_survives_restarts_and_reboots_until_the_uncordon() {
     assert!(!first.apply_instruction(&id, &cordon, moment(0)), "the device is unknown");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
     assert!(first.apply_instruction(&id, &cordon, moment(1)));
-    assert_eq!(list(first.judge(&Held::default(), &PendingHooks::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
-    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    assert_eq!(
+        list(first.judge(&Held::default(), &PendingHooks::new(), at(1))),
+        ["a::0=cordoned", "a::1=cordoned"]
+    );
+    let remembered: Verdicts = first
+        .take_changed(|_| Vec::new())
+        .into_iter()
+        .map(|(id, verdict)| (id, verdict.unwrap()))
+        .collect();
     let rules = Rules { boot_id: "next".into(), ..rules() };
-    let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
+    let mut second =
+        Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
     second.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(
+        list(second.judge(&Held::default(), &PendingHooks::new(), at(1))),
+        ["a::0=cordoned", "a::1=cordoned"]
+    );
     assert!(second.apply_instruction(&id, &OperatorRequest::Uncordon, moment(2)));
-    assert_eq!(list(second.judge(&Held::default(), &PendingHooks::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(
+        list(second.judge(&Held::default(), &PendingHooks::new(), at(2))),
+        ["a::0=ok", "a::1=ok"]
+    );
     assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to record");
 }
 
@@ -489,12 +650,20 @@ fn soft_failures_of_held_devices_are_hidden_from_a_kubelet_that_just_started() {
     assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(41))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(100));
     assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(50))), ["mig=ok", "vf=ok"]);
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(50))), ["mig=port_down", "vf=ok"], "no new container gets it");
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(50))),
+        ["mig=port_down", "vf=ok"],
+        "no new container gets it"
+    );
     assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
     assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(100))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(200));
     observe(&mut judge, 110, "mig", &[Reason::OffTheBus]);
-    assert_eq!(list(judge.judge(&held, &PendingHooks::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard failure is shown");
+    assert_eq!(
+        list(judge.judge(&held, &PendingHooks::new(), at(110))),
+        ["mig=off_the_bus", "vf=ok"],
+        "a hard failure is shown"
+    );
 }
 
 #[test]
@@ -503,10 +672,20 @@ fn a_device_named_by_its_path_fails_like_any_other() {
     judge.discovered(evidence(1, &["/dev/a"], &["/dev/a"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(1));
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))), ["/dev/a=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))),
+        ["/dev/a=device_gone"]
+    );
     let recorded = judge.take_changed(|_| Vec::new());
-    let reasons: Vec<_> = recorded.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
-    assert_eq!(reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(), [Reason::DeviceGone]);
+    let reasons: Vec<_> = recorded
+        .iter()
+        .filter_map(|(_, verdict)| verdict.as_ref())
+        .flat_map(|verdict| &verdict.incidents)
+        .collect();
+    assert_eq!(
+        reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(),
+        [Reason::DeviceGone]
+    );
 }
 
 #[test]
@@ -517,7 +696,10 @@ fn an_incident_records_the_holders_of_the_device() {
     let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
     let recorded = judge.take_changed(|id| holders(&grants, id));
     let incident = &recorded[0].1.as_ref().unwrap().incidents[0];
-    assert_eq!((incident.to_string().as_str(), incident.held_by.as_slice()), ("node_missing (/dev/a)", &[AllocId::new("a-1")][..]));
+    assert_eq!(
+        (incident.to_string().as_str(), incident.held_by.as_slice()),
+        ("node_missing (/dev/a)", &[AllocId::new("a-1")][..])
+    );
 }
 
 #[test]
@@ -526,14 +708,22 @@ fn an_incident_records_the_holders_of_parts_of_the_device() {
     observe(&mut judge, 1, "", &[]);
     deliver_event(&mut judge, 2, "0000:02:00.0", EventKind::Xid(79), true);
     let grants = [Arc::new(grant(&["mig"]))];
-    let recorded: BTreeMap<_, _> = judge.take_changed(|id| holders(&grants, id)).into_iter().collect();
-    assert_eq!(recorded[&DeviceId::new("whole")].as_ref().unwrap().incidents[0].held_by, [AllocId::new("a-1")]);
+    let recorded: BTreeMap<_, _> =
+        judge.take_changed(|id| holders(&grants, id)).into_iter().collect();
+    assert_eq!(
+        recorded[&DeviceId::new("whole")].as_ref().unwrap().incidents[0].held_by,
+        [AllocId::new("a-1")]
+    );
 }
 
 #[test]
 fn events_from_before_the_first_scan_are_kept() {
     let mut judge = judge(1);
-    let event = DeviceEvent { at: "0000:02:00.0".parse().unwrap(), whole_slot: true, kind: EventKind::Xid(79) };
+    let event = DeviceEvent {
+        at: "0000:02:00.0".parse().unwrap(),
+        whole_slot: true,
+        kind: EventKind::Xid(79),
+    };
     judge.apply_event(&event, moment(1), &Held::default());
     assert_eq!(observe(&mut judge, 2, "", &[]), ["mig=xid", "vf=ok"]);
 }
@@ -556,13 +746,22 @@ fn a_fault_of_an_unselected_device_counts_when_a_resource_selects_it() {
         }
         list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
     };
-    let recorded = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
+    let recorded = |judge: &mut Judge| {
+        judge
+            .take_changed(|_| Vec::new())
+            .into_iter()
+            .map(|(id, _)| id.to_string())
+            .collect::<Vec<_>>()
+    };
     let mut judge = judge(1);
     scan(&mut judge, 1, &[]);
     deliver_event(&mut judge, 2, gpu, RecoveryBegan, false);
     deliver_event(&mut judge, 2, gpu, Xid(13), true);
     deliver_event(&mut judge, 2, gpu, Bound, false);
-    assert!(recorded(&mut judge).is_empty(), "a recovery that usually succeeds, an application's error, a bind");
+    assert!(
+        recorded(&mut judge).is_empty(),
+        "a recovery that usually succeeds, an application's error, a bind"
+    );
 
     deliver_event(&mut judge, 3, gpu, Xid(79), true);
     assert_eq!(scan(&mut judge, 10, &["gpu"]), ["gpu=xid"]);
@@ -593,9 +792,14 @@ fn recorded_faults_of_ignored_reasons_do_not_count() {
     let mut first = judge(1);
     observe(&mut first, 1, "", &[]);
     deliver_event(&mut first, 2, "0000:01:00.4", EventKind::Xid(79), false);
-    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    let remembered: Verdicts = first
+        .take_changed(|_| Vec::new())
+        .into_iter()
+        .map(|(id, verdict)| (id, verdict.unwrap()))
+        .collect();
     let rules = Rules { ignored: [Reason::Xid, Reason::CheckFailed].into(), ..rules() };
-    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &remembered);
+    let mut second =
+        Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &remembered);
     assert_eq!(observe(&mut second, 10, "", &[]), ["mig=ok", "vf=xid"]);
     assert_eq!(observe(&mut second, 40, "", &[]), ["mig=ok", "vf=ok"]);
     second.checked(&DeviceId::new("vf"), moment(41), CheckResult::Failed("no".into()));
@@ -614,9 +818,15 @@ fn a_device_that_returns_need_not_wait_for_its_next_check() {
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(7))), ["a=ok"]);
     // Recovery needs the health check itself.
     judge.checked(&DeviceId::new("a"), moment(8), CheckResult::Failed("no".into()));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))), ["a=check_failed"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))),
+        ["a=check_failed"]
+    );
     judge.discovered(evidence(100, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(100))), ["a=check_failed"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(100))),
+        ["a=check_failed"]
+    );
     for secs in [101, 161] {
         judge.checked(&DeviceId::new("a"), moment(secs), CheckResult::Passed);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
@@ -637,10 +847,19 @@ fn a_check_that_could_not_be_run_changes_nothing() {
     };
     assert_eq!(observe(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
     assert_eq!(observe(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
-    assert_eq!(observe(&mut first, 900, CheckResult::NotRun), ["a=check_failed"], "the last result stays");
+    assert_eq!(
+        observe(&mut first, 900, CheckResult::NotRun),
+        ["a=check_failed"],
+        "the last result stays"
+    );
     // The same after a restart, without a check result of this process.
-    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
-    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
+    let remembered: Verdicts = first
+        .take_changed(|_| Vec::new())
+        .into_iter()
+        .map(|(id, verdict)| (id, verdict.unwrap()))
+        .collect();
+    let mut second =
+        Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [1000, 1100, 2000] {
         assert_eq!(observe(&mut second, secs, CheckResult::NotRun), ["a=check_failed"]);
     }
@@ -653,7 +872,19 @@ fn a_pool_follows_its_check() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &PendingHooks::new(), at(1));
-    let pool = judge.inventory.resources.values().next().unwrap().devices.values().next().unwrap().device.id.clone();
+    let pool = judge
+        .inventory
+        .resources
+        .values()
+        .next()
+        .unwrap()
+        .devices
+        .values()
+        .next()
+        .unwrap()
+        .device
+        .id
+        .clone();
     judge.checked(&pool, moment(2), CheckResult::Failed("no".into()));
     let now = list(judge.judge(&Held::default(), &PendingHooks::new(), at(2)));
     assert!(!now.is_empty() && now.iter().all(|id| id.ends_with("=check_failed")), "{now:?}");
@@ -661,15 +892,26 @@ fn a_pool_follows_its_check() {
 
 #[test]
 fn nonfatal_errors_count_when_they_rise_at_several_polls_in_a_row() {
-    let counter = crate::domain::Counter { reason: Reason::AerNonfatal, at: "0000:01:00.4".parse().unwrap() };
+    let counter =
+        crate::domain::Counter { reason: Reason::AerNonfatal, at: "0000:01:00.4".parse().unwrap() };
     let lists_after = |values: &[(u64, u64)]| {
         let rules = Rules { poll: Duration::from_secs(10), ..rules() };
-        let mut judge = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &Verdicts::new());
+        let mut judge = Judge::new(
+            Arc::from([spec(1)]),
+            Arc::default(),
+            &Listed::new(),
+            rules,
+            &Verdicts::new(),
+        );
         let mut now = Vec::new();
         for (secs, value) in values {
             judge.discovered(cards(*secs));
             for device in judge.probed_devices(&Held::default()) {
-                let counters = if device.id.as_str() == "vf" { [(counter.clone(), *value)].into() } else { BTreeMap::new() };
+                let counters = if device.id.as_str() == "vf" {
+                    [(counter.clone(), *value)].into()
+                } else {
+                    BTreeMap::new()
+                };
                 judge.probed(&device, moment(*secs), &Signals { counters, ..Signals::default() });
             }
             now = list(judge.judge(&Held::default(), &PendingHooks::new(), at(*secs)));
@@ -679,8 +921,14 @@ fn nonfatal_errors_count_when_they_rise_at_several_polls_in_a_row() {
     // Probes of other causes come between the polls.
     let rising = [(0, 0), (10, 1), (11, 1), (20, 2), (21, 2), (30, 3), (39, 3), (40, 4)];
     assert_eq!(lists_after(&rising), ["mig=ok", "vf=aer_nonfatal"]);
-    assert_eq!(lists_after(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
-    assert_eq!(lists_after(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]), ["mig=ok", "vf=ok"]);
+    assert_eq!(
+        lists_after(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]),
+        ["mig=ok", "vf=ok"]
+    );
+    assert_eq!(
+        lists_after(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]),
+        ["mig=ok", "vf=ok"]
+    );
 }
 
 #[test]
@@ -691,10 +939,16 @@ fn a_device_that_returns_is_probed_at_once() {
     away.devices.remove(&DeviceId::new("vf"));
     away.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
     judge.discovered(Arc::new(away));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(5))),
+        ["mig=ok", "vf=device_gone"]
+    );
     assert_eq!(judge.next_probe(), None);
     judge.discovered(cards(8));
-    assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(8))),
+        ["mig=ok", "vf=device_gone"]
+    );
     assert_eq!(judge.next_probe(), Some(at(9)));
     observe(&mut judge, 9, "", &[]);
     assert_eq!(judge.next_probe(), Some(at(10)));
@@ -713,10 +967,16 @@ fn a_deselected_device_is_probed_and_shows_a_lost_driver_as_its_reason() {
         evidence.devices.insert(vf.id.clone(), Arc::new(vf));
         Arc::new(evidence)
     };
-    let lists_after = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))[1].clone();
+    let lists_after = |judge: &mut Judge, secs| {
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))[1].clone()
+    };
     judge.discovered(without(5, Some("nvme")));
     assert_eq!(lists_after(&mut judge, 5), "vf=deselected");
-    let vf = judge.probed_devices(&Held::default()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();
+    let vf = judge
+        .probed_devices(&Held::default())
+        .into_iter()
+        .find(|device| device.id.as_str() == "vf")
+        .unwrap();
     let symptoms = [Symptom { reason: Reason::NvmeDead, detail: String::new() }].into();
     judge.probed(&vf, moment(6), &Signals { symptoms, ..Signals::default() });
     assert_eq!(lists_after(&mut judge, 6), "vf=nvme_dead");

@@ -57,7 +57,12 @@ pub trait ApiPackage: fmt::Debug + Send + Sync {
     fn keeps_annotations(&self) -> bool;
 
     /// Registers with the kubelet behind `channel`. The kubelet must give up after `time`.
-    async fn register(&self, channel: Channel, request: RegisterRequest, time: Duration) -> Result<(), Status>;
+    async fn register(
+        &self,
+        channel: Channel,
+        request: RegisterRequest,
+        time: Duration,
+    ) -> Result<(), Status>;
 
     /// Adds the service that answers this package's calls with `plugin`.
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services;
@@ -119,7 +124,9 @@ impl fmt::Debug for Version {
 
 /// Every version, the preferred one first.
 pub fn versions() -> impl Iterator<Item = Version> {
-    API_PACKAGES.iter().flat_map(|package| package.versions().iter().map(|name| Version { name, package: *package }))
+    API_PACKAGES.iter().flat_map(|package| {
+        package.versions().iter().map(|name| Version { name, package: *package })
+    })
 }
 
 /// The service behind a socket, for every version of the API.
@@ -133,10 +140,19 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status>;
 
     /// The answer for each container's ids; the grants are durable before this returns (I1).
-    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: ApiCapabilities) -> Result<Vec<ContainerEdits>, Status>;
+    async fn allocate(
+        &self,
+        containers: Vec<Vec<DeviceId>>,
+        wire: ApiCapabilities,
+    ) -> Result<Vec<ContainerEdits>, Status>;
 
     /// The ids of `available` that the plugin prefers.
-    fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status>;
+    fn preferred(
+        &self,
+        available: Vec<DeviceId>,
+        must_include: Vec<DeviceId>,
+        size: usize,
+    ) -> Result<Vec<DeviceId>, Status>;
 
     /// Whether the kubelet must call [`Plugin::pre_start`] before a container starts.
     fn needs_pre_start(&self) -> bool;
@@ -148,12 +164,16 @@ pub trait Plugin: fmt::Debug + Send + Sync {
 
 /// A server for one socket, with its limits (I14).
 pub fn server() -> Server {
-    Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
+    Server::builder()
+        .max_concurrent_streams(CALLS_MAX)
+        .http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
 
 /// The services of all packages with one plugin, for one socket.
 pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
-    API_PACKAGES.iter().fold(Services::default(), |services, package| package.serve(Arc::clone(plugin), services))
+    API_PACKAGES
+        .iter()
+        .fold(Services::default(), |services, package| package.serve(Arc::clone(plugin), services))
 }
 
 /// The stream of one ListAndWatch, in one package's messages.
@@ -161,12 +181,21 @@ type ListStream<M> = BoxStream<'static, Result<M, Status>>;
 
 /// A plugin's lists as messages. A list that is too large for the kubelet is left out, so the last
 /// list that was sent stays in force.
-fn list_stream<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Result<ListStream<M>, Status> {
-    Ok(plugin.lists()?.filter_map(move |offering| std::future::ready(within_size_limit(&offering, message))).boxed())
+fn list_stream<M: Message + 'static>(
+    plugin: &dyn Plugin,
+    message: fn(&Offering) -> M,
+) -> Result<ListStream<M>, Status> {
+    Ok(plugin
+        .lists()?
+        .filter_map(move |offering| std::future::ready(within_size_limit(&offering, message)))
+        .boxed())
 }
 
 /// A list as a message, if the kubelet accepts its size.
-fn within_size_limit<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Option<Result<M, Status>> {
+fn within_size_limit<M: Message>(
+    offering: &Offering,
+    message: fn(&Offering) -> M,
+) -> Option<Result<M, Status>> {
     let list = message(offering);
     if list.encoded_len() > LIST_BYTES_MAX {
         tracing::error!(

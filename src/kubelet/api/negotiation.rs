@@ -43,7 +43,10 @@ impl Negotiation {
     }
 
     /// The next version to try; `None` when the kubelet speaks none of the remaining ones.
-    #[expect(clippy::should_implement_trait, reason = "the next version depends on the kubelet's answers in between")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "the next version depends on the kubelet's answers in between"
+    )]
     pub fn next(&mut self) -> Option<Version> {
         (!self.remaining.is_empty()).then(|| self.remaining.remove(0))
     }
@@ -54,7 +57,9 @@ impl Negotiation {
         match Answer::of(status) {
             Answer::NoService => self.remaining.retain(|version| !version.shares_package(tried)),
             Answer::NoVersion { known } if known.is_empty() => {}
-            Answer::NoVersion { known } => self.remaining.retain(|version| known.contains(&version.name())),
+            Answer::NoVersion { known } => {
+                self.remaining.retain(|version| known.contains(&version.name()))
+            }
             Answer::Other => return false,
         }
         true
@@ -77,11 +82,17 @@ impl<'a> Answer<'a> {
         let text = status.message();
         match status.code() {
             Code::Unimplemented => Answer::NoService,
-            Code::Unknown => match text.split_once("is not supported by kubelet. Supported version") {
-                Some((_, known)) => Answer::NoVersion { known: known.split('"').skip(1).step_by(2).collect() },
-                None if text.starts_with("unsupported API version") => Answer::NoVersion { known: Vec::new() },
-                None => Answer::Other,
-            },
+            Code::Unknown => {
+                match text.split_once("is not supported by kubelet. Supported version") {
+                    Some((_, known)) => {
+                        Answer::NoVersion { known: known.split('"').skip(1).step_by(2).collect() }
+                    }
+                    None if text.starts_with("unsupported API version") => {
+                        Answer::NoVersion { known: Vec::new() }
+                    }
+                    None => Answer::Other,
+                }
+            }
             _ => Answer::Other,
         }
     }
@@ -96,13 +107,16 @@ mod tests {
     }
 
     fn no_version(tried: &str, known: &str) -> Status {
-        Status::unknown(format!("requested API version {tried:?} is not supported by kubelet. Supported version is {known}"))
+        Status::unknown(format!(
+            "requested API version {tried:?} is not supported by kubelet. Supported version is {known}"
+        ))
     }
 
     /// The versions that are tried with a kubelet that answers so, until one is accepted or no
     /// other can be.
     fn tried(worked: Option<&str>, answer: impl Fn(&str) -> Option<Status>) -> Vec<&'static str> {
-        let mut negotiation = Negotiation::new(versions().find(|version| Some(version.name()) == worked));
+        let mut negotiation =
+            Negotiation::new(versions().find(|version| Some(version.name()) == worked));
         let mut tried = Vec::new();
         while let Some(version) = negotiation.next() {
             tried.push(version.name());
@@ -117,7 +131,10 @@ mod tests {
     fn the_preferred_version_is_tried_first_and_the_one_that_worked_before_it() {
         assert_eq!(tried(None, |_| None), ["v1beta1"]);
         assert_eq!(tried(Some("v1alpha1"), |_| None), ["v1alpha1"]);
-        assert_eq!(tried(Some("v1alpha1"), |_| Some(Status::unimplemented(""))), ["v1alpha1", "v1beta1"]);
+        assert_eq!(
+            tried(Some("v1alpha1"), |_| Some(Status::unimplemented(""))),
+            ["v1alpha1", "v1beta1"]
+        );
     }
 
     #[test]
@@ -125,7 +142,10 @@ mod tests {
         let kubelet = |inode| Some(KubeletGeneration { inode, made_ns: 0 });
         let version = versions().last().unwrap();
         let spoken = NegotiatedVersion { version, kubelet: kubelet(1) };
-        assert_eq!((spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)), (Some(version), None, None));
+        assert_eq!(
+            (spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)),
+            (Some(version), None, None)
+        );
         // If its socket cannot be seen, each Register shows whether the version still works.
         assert_eq!(NegotiatedVersion { version, kubelet: None }.with(None), Some(version));
     }
@@ -133,7 +153,10 @@ mod tests {
     #[test]
     fn a_package_that_is_not_served_is_tried_once() {
         assert_eq!(tried(None, |_| Some(no_service())), ["v1beta1", "v1alpha2"]);
-        assert_eq!(tried(Some("v1alpha2"), |name| (name != "v1beta1").then(no_service)), ["v1alpha2", "v1beta1"]);
+        assert_eq!(
+            tried(Some("v1alpha2"), |name| (name != "v1beta1").then(no_service)),
+            ["v1alpha2", "v1beta1"]
+        );
     }
 
     #[test]
@@ -146,11 +169,22 @@ mod tests {
             }
         };
         assert_eq!(tried(None, kubelet(r#""v1alpha2""#, "v1alpha2")), ["v1beta1", "v1alpha2"]);
-        assert_eq!(tried(None, kubelet(r#""v1alpha1""#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
-        assert_eq!(tried(None, kubelet(r#"["v1alpha1" "v1alpha0"]"#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
-        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "no common version remains");
         assert_eq!(
-            tried(Some("v1alpha2"), |name| (name != "v1beta1").then(|| no_version(name, r#"["v1beta1"]"#))),
+            tried(None, kubelet(r#""v1alpha1""#, "v1alpha1")),
+            ["v1beta1", "v1alpha2", "v1alpha1"]
+        );
+        assert_eq!(
+            tried(None, kubelet(r#"["v1alpha1" "v1alpha0"]"#, "v1alpha1")),
+            ["v1beta1", "v1alpha2", "v1alpha1"]
+        );
+        assert_eq!(
+            tried(None, kubelet(r#"["v2" "v3"]"#, "")),
+            ["v1beta1", "v1alpha2"],
+            "no common version remains"
+        );
+        assert_eq!(
+            tried(Some("v1alpha2"), |name| (name != "v1beta1")
+                .then(|| no_version(name, r#"["v1beta1"]"#))),
             ["v1alpha2", "v1beta1"]
         );
     }

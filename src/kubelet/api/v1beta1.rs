@@ -1,7 +1,12 @@
 //! `v1beta1`: the API of kubelet 1.10 and newer.
 
-use super::{ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream, on_one_line, with_timeout};
-use crate::domain::{ApiCapabilities, ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering};
+use super::{
+    ApiPackage, ListStream, Plugin, REQUEST_BYTES_MAX, RegisterRequest, ids, list_stream,
+    on_one_line, with_timeout,
+};
+use crate::domain::{
+    ApiCapabilities, ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering,
+};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
@@ -13,7 +18,8 @@ use tonic::{Request, Response, Status};
 
 /// An answer can carry every field. Kubelets before 1.28 drop CDI names silently, and the API does
 /// not show a kubelet's version.
-const WIRE: ApiCapabilities = ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
+const WIRE: ApiCapabilities =
+    ApiCapabilities { api: "v1beta1", has_cdi: true, has_pre_start: true };
 
 /// The package.
 #[derive(Debug)]
@@ -35,21 +41,36 @@ impl ApiPackage for V1Beta1 {
         true
     }
 
-    async fn register(&self, channel: Channel, request: RegisterRequest, time: Duration) -> Result<(), Status> {
+    async fn register(
+        &self,
+        channel: Channel,
+        request: RegisterRequest,
+        time: Duration,
+    ) -> Result<(), Status> {
         let RegisterRequest { version, resource, endpoint, pre_start } = request;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());
-        let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options(pre_start)) };
+        let request = api::RegisterRequest {
+            version,
+            endpoint,
+            resource_name,
+            options: Some(options(pre_start)),
+        };
         RegistrationClient::new(channel).register(with_timeout(time, request)).await.map(drop)
     }
 
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services {
-        services.and(DevicePluginServer::new(Service(plugin)).max_decoding_message_size(REQUEST_BYTES_MAX))
+        services.and(
+            DevicePluginServer::new(Service(plugin)).max_decoding_message_size(REQUEST_BYTES_MAX),
+        )
     }
 }
 
 /// The options of every resource of Holdfast.
 fn options(pre_start: bool) -> api::DevicePluginOptions {
-    api::DevicePluginOptions { pre_start_required: pre_start, get_preferred_allocation_available: true }
+    api::DevicePluginOptions {
+        pre_start_required: pre_start,
+        get_preferred_allocation_available: true,
+    }
 }
 
 struct Service(Arc<dyn Plugin>);
@@ -60,18 +81,34 @@ impl DevicePlugin for Service {
 
     /// Answered without waiting for an actor: the kubelet calls this while our own Register call is
     /// open.
-    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
         Ok(Response::new(options(self.0.needs_pre_start())))
     }
 
-    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         Ok(Response::new(list_stream(self.0.as_ref(), list)?))
     }
 
-    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        let containers = request.into_inner().container_requests.into_iter().map(|container| ids(container.devices_ids)).collect();
+    async fn allocate(
+        &self,
+        request: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
+        let containers = request
+            .into_inner()
+            .container_requests
+            .into_iter()
+            .map(|container| ids(container.devices_ids))
+            .collect();
         let answers = self.0.allocate(containers, WIRE).await.map_err(on_one_line)?;
-        Ok(Response::new(api::AllocateResponse { container_responses: answers.into_iter().map(response).collect() }))
+        Ok(Response::new(api::AllocateResponse {
+            container_responses: answers.into_iter().map(response).collect(),
+        }))
     }
 
     async fn get_preferred_allocation(
@@ -80,11 +117,22 @@ impl DevicePlugin for Service {
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
         let choose = |request: api::ContainerPreferredAllocationRequest| {
             let size = usize::try_from(request.allocation_size).unwrap_or_default();
-            let chosen = self.0.preferred(ids(request.available_device_i_ds), ids(request.must_include_device_i_ds), size)?;
-            Ok(api::ContainerPreferredAllocationResponse { device_i_ds: chosen.iter().map(ToString::to_string).collect() })
+            let chosen = self.0.preferred(
+                ids(request.available_device_i_ds),
+                ids(request.must_include_device_i_ds),
+                size,
+            )?;
+            Ok(api::ContainerPreferredAllocationResponse {
+                device_i_ds: chosen.iter().map(ToString::to_string).collect(),
+            })
         };
-        let container_responses =
-            request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>().map_err(on_one_line)?;
+        let container_responses = request
+            .into_inner()
+            .container_requests
+            .into_iter()
+            .map(choose)
+            .collect::<Result<_, Status>>()
+            .map_err(on_one_line)?;
         Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
     }
 
@@ -112,16 +160,27 @@ pub fn list(offering: &Offering) -> api::ListAndWatchResponse {
 /// NUMA nodes in the kubelet's form: unset if none is known, and without nodes beyond its 64-bit
 /// mask.
 fn topology(numa_nodes: &[u32]) -> Option<api::TopologyInfo> {
-    let nodes: Vec<_> = numa_nodes.iter().filter(|node| **node < 64).map(|node| api::NumaNode { id: i64::from(*node) }).collect();
+    let nodes: Vec<_> = numa_nodes
+        .iter()
+        .filter(|node| **node < 64)
+        .map(|node| api::NumaNode { id: i64::from(*node) })
+        .collect();
     (!nodes.is_empty()).then_some(api::TopologyInfo { nodes })
 }
 
 /// The edits of a container as the API's response.
 #[must_use]
 pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
-    let mount = |mount: EditMount| api::Mount { container_path: mount.container, host_path: mount.host, read_only: mount.read_only };
-    let device =
-        |device: EditDevice| api::DeviceSpec { container_path: device.container, host_path: device.host, permissions: device.permissions };
+    let mount = |mount: EditMount| api::Mount {
+        container_path: mount.container,
+        host_path: mount.host,
+        read_only: mount.read_only,
+    };
+    let device = |device: EditDevice| api::DeviceSpec {
+        container_path: device.container,
+        host_path: device.host,
+        permissions: device.permissions,
+    };
     api::ContainerAllocateResponse {
         envs: edits.envs,
         mounts: edits.mounts.into_iter().map(mount).collect(),
@@ -134,9 +193,16 @@ pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
 /// The API's response as the edits of a container.
 #[must_use]
 pub fn edits(response: api::ContainerAllocateResponse) -> ContainerEdits {
-    let mount = |mount: api::Mount| EditMount { host: mount.host_path, container: mount.container_path, read_only: mount.read_only };
-    let device =
-        |device: api::DeviceSpec| EditDevice { host: device.host_path, container: device.container_path, permissions: device.permissions };
+    let mount = |mount: api::Mount| EditMount {
+        host: mount.host_path,
+        container: mount.container_path,
+        read_only: mount.read_only,
+    };
+    let device = |device: api::DeviceSpec| EditDevice {
+        host: device.host_path,
+        container: device.container_path,
+        permissions: device.permissions,
+    };
     ContainerEdits {
         envs: response.envs,
         mounts: response.mounts.into_iter().map(mount).collect(),
@@ -154,7 +220,8 @@ mod tests {
     fn the_topology_has_every_numa_node_and_is_absent_without_one() {
         assert_eq!(topology(&[]), None);
         assert_eq!(topology(&[64, 250]), None);
-        let nodes: Vec<i64> = topology(&[0, 8, 64]).unwrap().nodes.iter().map(|node| node.id).collect();
+        let nodes: Vec<i64> =
+            topology(&[0, 8, 64]).unwrap().nodes.iter().map(|node| node.id).collect();
         assert_eq!(nodes, [0, 8]);
     }
 }

@@ -51,7 +51,10 @@ struct Version {
 impl Version {
     /// `None` if the next version could have the same times.
     fn of(metadata: &Metadata, now: Timestamp) -> Option<Self> {
-        let changed = Duration::new(metadata.ctime().try_into().ok()?, metadata.ctime_nsec().try_into().ok()?);
+        let changed = Duration::new(
+            metadata.ctime().try_into().ok()?,
+            metadata.ctime_nsec().try_into().ok()?,
+        );
         let version = Version {
             inode: (metadata.dev(), metadata.ino()),
             size: metadata.size(),
@@ -66,7 +69,11 @@ impl CheckpointReader {
     /// A reader of the checkpoint in this device-plugin directory.
     #[must_use]
     pub fn new(device_plugins: PathBuf) -> Self {
-        CheckpointReader { device_plugins: device_plugins.into(), parsed: Arc::default(), unread: Arc::default() }
+        CheckpointReader {
+            device_plugins: device_plugins.into(),
+            parsed: Arc::default(),
+            unread: Arc::default(),
+        }
     }
 
     /// The current checkpoint; `None` if it is missing or cannot be read. Parsing a large one is
@@ -164,7 +171,9 @@ mod tests {
         let put = |what: &str| match what {
             "missing" => {}
             "directory" => fs::create_dir(&path).unwrap(),
-            "pipe" => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap(),
+            "pipe" => {
+                nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap()
+            }
             "device" => symlink("/dev/zero", &path).unwrap(),
             "loop" => symlink(&path, &path).unwrap(),
             "large" => File::create(&path).unwrap().set_len(BYTES_MAX + 1).unwrap(),
@@ -173,7 +182,19 @@ mod tests {
         let secret = r#"{"Data":"hunter2-of-a-container"}"#;
         let reader = CheckpointReader::new(dir.path().to_owned());
         assert_eq!(reader.unread(), None, "before the first try");
-        for what in ["missing", "directory", "pipe", "device", "loop", "large", "", "\u{0}\u{1}", &NULL[..40], "[]", secret] {
+        for what in [
+            "missing",
+            "directory",
+            "pipe",
+            "device",
+            "loop",
+            "large",
+            "",
+            "\u{0}\u{1}",
+            &NULL[..40],
+            "[]",
+            secret,
+        ] {
             put(what);
             assert_eq!(reader.read(), None, "{what}");
             let unread = reader.unread().unwrap();
@@ -181,7 +202,11 @@ mod tests {
             assert!(!unread.why.contains("hunter2"), "{unread:?}");
             assert_eq!(reader.read(), None, "{what}");
             assert_eq!(reader.unread(), Some(unread), "{what}: the time is that of the first try");
-            if path.is_dir() { fs::remove_dir(&path).unwrap() } else { drop(fs::remove_file(&path)) }
+            if path.is_dir() {
+                fs::remove_dir(&path).unwrap()
+            } else {
+                drop(fs::remove_file(&path))
+            }
         }
         fs::write(&path, NULL).unwrap();
         assert!(reader.read().is_some());
@@ -201,7 +226,10 @@ mod tests {
             _ => false,
         };
         put(NULL);
-        assert!(!is_same(&reader.find(young), &reader.find(young)), "the next one could have the same times");
+        assert!(
+            !is_same(&reader.find(young), &reader.find(young)),
+            "the next one could have the same times"
+        );
         let first = reader.find(old);
         assert!(first.is_ok() && is_same(&first, &reader.find(old)));
         // As the kubelet does it, with the same size.
@@ -211,7 +239,10 @@ mod tests {
         assert!(second.is_ok() && !is_same(&first, &second) && is_same(&second, &reader.find(old)));
         put("[");
         let broken = reader.find(old);
-        assert!(broken.is_err() && is_same(&broken, &reader.find(old)), "an invalid checkpoint is not parsed again either");
+        assert!(
+            broken.is_err() && is_same(&broken, &reader.find(old)),
+            "an invalid checkpoint is not parsed again either"
+        );
         put(NULL);
         assert!(reader.find(old).is_ok());
     }

@@ -45,7 +45,10 @@ pub(super) enum Promise {
 
 impl Promise {
     /// The configuration's durability, unless `promise` names one.
-    pub(super) fn durability(promise: Option<Promise>, global: &Global) -> Result<Durability, Failed> {
+    pub(super) fn durability(
+        promise: Option<Promise>,
+        global: &Global,
+    ) -> Result<Durability, Failed> {
         Ok(match promise {
             Some(Promise::PowerLoss) => Durability::PowerLoss,
             Some(Promise::ProcessCrash) => Durability::ProcessCrash,
@@ -98,15 +101,21 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let report = match &options.endpoint {
         None => {
             let durability = Promise::durability(options.durability, global)?;
-            let instance = Instance::create(options.common.place(&global.state_dir)?, durability, OFFER)?;
-            let (device_plugins, state_dir) = (instance.kubelet_dir().join("device-plugins"), instance.state_dir().to_owned());
+            let instance =
+                Instance::create(options.common.place(&global.state_dir)?, durability, OFFER)?;
+            let (device_plugins, state_dir) =
+                (instance.kubelet_dir().join("device-plugins"), instance.state_dir().to_owned());
             let options = options.clone();
             instance.measure_with_daemon(Box::new(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async {
                     let mut heard = caller::serve(&device_plugins)?;
-                    let first = tokio::time::timeout(READY_DEADLINE, heard.recv()).await.ok().flatten();
-                    let caller = Caller::new(first.ok_or_else(|| failed("the private daemon did not register in time"))?)?;
+                    let first =
+                        tokio::time::timeout(READY_DEADLINE, heard.recv()).await.ok().flatten();
+                    let caller =
+                        Caller::new(first.ok_or_else(|| {
+                            failed("the private daemon did not register in time")
+                        })?)?;
                     measure(&caller, &state_dir, Some(durability), &options).await
                 })
             }))?
@@ -157,12 +166,18 @@ impl Measured {
 
 /// Measures. `durability` is that of the private daemon, whose journal gives the size of its
 /// records.
-async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, options: &Options) -> Result<Report, Failed> {
+async fn measure(
+    caller: &Caller,
+    dir: &Path,
+    durability: Option<Durability>,
+    options: &Options,
+) -> Result<Report, Failed> {
     let mut measured = Measured::new()?;
     let written = || durability.map_or(Ok(0), |_| journal_bytes(dir));
     let before = written()?;
     caller.allocate(options.warm_up, options.concurrency, options.devices, |_| {}).await?;
-    let record_bytes = if durability.is_some() { (written()? - before) / options.warm_up } else { RECORD_BYTES };
+    let record_bytes =
+        if durability.is_some() { (written()? - before) / options.warm_up } else { RECORD_BYTES };
     let (mut disk, mut checkpoint) = (Append::create(dir, record_bytes)?, Rewrite::new(dir));
 
     // One after the other, so that each finds the processors and the disk as idle as the others do:
@@ -186,7 +201,11 @@ async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, op
         left -= calls;
         pause().await;
         let began = Instant::now();
-        caller.allocate(calls, options.concurrency, options.devices, |took| measured.allocate.add(took)).await?;
+        caller
+            .allocate(calls, options.concurrency, options.devices, |took| {
+                measured.allocate.add(took)
+            })
+            .await?;
         measured.allocating += began.elapsed();
         pause().await;
         for _ in 0..calls {
@@ -211,10 +230,12 @@ async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, op
 
 #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
 fn report(options: &Options, durability: Option<Durability>, measured: Measured) -> Report {
-    let Measured { allocate, grpc_empty, append, rewrite, rewrite_synced, allocating, emptying } = measured;
+    let Measured { allocate, grpc_empty, append, rewrite, rewrite_synced, allocating, emptying } =
+        measured;
     let per_second = |took: Duration| tenth(options.calls as f64 / took.as_secs_f64());
     let (allocates, empties) = (per_second(allocating), per_second(emptying));
-    let (p50, grpc, disk, file) = (allocate.us(0.5), grpc_empty.us(0.5), append.us(0.5), rewrite.us(0.5));
+    let (p50, grpc, disk, file) =
+        (allocate.us(0.5), grpc_empty.us(0.5), append.us(0.5), rewrite.us(0.5));
     let mut document = allocate.document();
     let more = json!({
         "calls": options.calls,
@@ -246,9 +267,14 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
         document.extend(more);
     }
 
-    let whose = durability.map_or_else(|| "another plugin".to_owned(), |durability| durability.as_str().to_owned());
-    let peace = options.pause_ms().map_or_else(String::new, |ms| format!(" behind {ms} ms of peace"));
-    let title = format!("Allocate: {} calls, {} at a time{peace}, {whose}", options.calls, options.concurrency);
+    let whose = durability
+        .map_or_else(|| "another plugin".to_owned(), |durability| durability.as_str().to_owned());
+    let peace =
+        options.pause_ms().map_or_else(String::new, |ms| format!(" behind {ms} ms of peace"));
+    let title = format!(
+        "Allocate: {} calls, {} at a time{peace}, {whose}",
+        options.calls, options.concurrency
+    );
     let mut remarks = vec![format!("{title}: {allocates:.0} per second")];
     if options.concurrency == 1 && durability == Some(Durability::ProcessCrash) {
         remarks.push(format!("p50 is {:.2} × an empty call: no disk is waited for", p50 / grpc));
@@ -291,7 +317,8 @@ mod tests {
     }
 
     fn reported(concurrency: &str, durability: Durability) -> Report {
-        let options = Line::parse_from(["allocate", "--calls=1000", "--concurrency", concurrency]).options;
+        let options =
+            Line::parse_from(["allocate", "--calls=1000", "--concurrency", concurrency]).options;
         let mut measured = Measured::new().unwrap();
         (1..=1000).for_each(|us| measured.allocate.add(Duration::from_micros(us)));
         let us = |us| {
@@ -301,13 +328,18 @@ mod tests {
         };
         (measured.grpc_empty, measured.append) = (us(50), us(200));
         (measured.rewrite, measured.rewrite_synced) = (us(450), us(700));
-        (measured.allocating, measured.emptying) = (Duration::from_secs(2), Duration::from_millis(250));
+        (measured.allocating, measured.emptying) =
+            (Duration::from_secs(2), Duration::from_millis(250));
         report(&options, Some(durability), measured)
     }
 
     #[test]
     fn the_document_is_what_is_promised() {
-        let one = |us: f64| format!(r#"{{"count":1,"max_us":{us:?},"p50_us":{us:?},"p90_us":{us:?},"p999_us":{us:?},"p99_us":{us:?}}}"#);
+        let one = |us: f64| {
+            format!(
+                r#"{{"count":1,"max_us":{us:?},"p50_us":{us:?},"p90_us":{us:?},"p999_us":{us:?},"p99_us":{us:?}}}"#
+            )
+        };
         let wanted = [
             r#"{"calls":1000,"concurrency":1,"count":1000,"durability":"power-loss","endpoint":null,"floor":{"append_fdatasync":"#,
             &one(200.1),

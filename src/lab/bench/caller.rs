@@ -43,11 +43,16 @@ struct Registrations {
 impl Registration for Registrations {
     /// Connects to the plugin and calls GetDevicePluginOptions before it answers, as kubelets since
     /// 1.25 do.
-    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
+    async fn register(
+        &self,
+        request: Request<api::RegisterRequest>,
+    ) -> Result<Response<api::Empty>, Status> {
         let registered = Instant::now();
         let api::RegisterRequest { endpoint, resource_name, .. } = request.into_inner();
         let channel = uds::connect(self.device_plugins.join(endpoint)).await;
-        let mut plugin = DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+        let mut plugin = DevicePluginClient::new(
+            channel.map_err(|error| Status::unavailable(error.to_string()))?,
+        );
         plugin.get_device_plugin_options(api::Empty {}).await?;
         tokio::spawn(watch(plugin, resource_name, registered, self.first_lists.clone()));
         Ok(Response::new(api::Empty {}))
@@ -66,7 +71,13 @@ async fn watch(
     let mut lists = lists.into_inner();
     let Ok(Some(api::ListAndWatchResponse { devices })) = lists.message().await else { return };
     // The send fails when the measurement has all its lists and dropped the receiver.
-    drop(first_lists.send(FirstList { resource, registered, listed: Instant::now(), devices, plugin }));
+    drop(first_lists.send(FirstList {
+        resource,
+        registered,
+        listed: Instant::now(),
+        devices,
+        plugin,
+    }));
     while let Ok(Some(_)) = lists.message().await {}
 }
 
@@ -75,7 +86,10 @@ async fn watch(
 pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<FirstList>, Failed> {
     let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
     let (first_lists, receiver) = mpsc::unbounded_channel();
-    let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), first_lists });
+    let service = RegistrationServer::new(Registrations {
+        device_plugins: device_plugins.to_owned(),
+        first_lists,
+    });
     let incoming = UnixListenerStream::new(listener).map_ok(TrackedStream::from);
     tokio::spawn(Server::builder().serve_with_incoming(Services::default().and(service), incoming));
     Ok(receiver)
@@ -103,12 +117,18 @@ impl Caller {
     /// The plugin behind this socket; it need not be registered.
     pub(super) async fn dial(socket: &Path, deadline: Duration) -> Result<Caller, Failed> {
         let reached = uds::connect(socket).await;
-        let reached = reached.map_err(|error| failed(format_args!("no process serves `{}`: {}", socket.display(), root(&error))))?;
-        let (plugin, (first_lists, mut first)) = (DevicePluginClient::new(reached), mpsc::unbounded_channel());
+        let reached = reached.map_err(|error| {
+            failed(format_args!("no process serves `{}`: {}", socket.display(), root(&error)))
+        })?;
+        let (plugin, (first_lists, mut first)) =
+            (DevicePluginClient::new(reached), mpsc::unbounded_channel());
         tokio::spawn(watch(plugin, String::new(), Instant::now(), first_lists));
         match tokio::time::timeout(deadline, first.recv()).await {
             Ok(Some(first_list)) => Caller::new(first_list),
-            _ => Err(failed(format_args!("`{}` sends no list; it is not a device plugin of v1beta1", socket.display()))),
+            _ => Err(failed(format_args!(
+                "`{}` sends no list; it is not a device plugin of v1beta1",
+                socket.display()
+            ))),
         }
     }
 
@@ -133,16 +153,21 @@ impl Caller {
         mut record: impl FnMut(Duration),
     ) -> Result<(), Failed> {
         let call = |_| {
-            let container_requests = vec![api::ContainerAllocateRequest { devices_ids: self.take(devices) }];
+            let container_requests =
+                vec![api::ContainerAllocateRequest { devices_ids: self.take(devices) }];
             let mut plugin = self.plugin.clone();
             async move {
                 let began = Instant::now();
                 let answer = plugin.allocate(api::AllocateRequest { container_requests }).await;
                 let took = began.elapsed();
-                let answer = answer.map_err(|status| failed(format_args!("an Allocate was refused: {}", status.message())))?;
+                let answer = answer.map_err(|status| {
+                    failed(format_args!("an Allocate was refused: {}", status.message()))
+                })?;
                 match answer.into_inner().container_responses.len() {
                     1 => Ok(took),
-                    answers => Err(failed(format_args!("an Allocate for 1 container got {answers} answers"))),
+                    answers => Err(failed(format_args!(
+                        "an Allocate for 1 container got {answers} answers"
+                    ))),
                 }
             }
         };
@@ -157,7 +182,11 @@ impl Caller {
     /// Makes `calls` empty calls (GetDevicePluginOptions), `concurrency` at a time.
     pub(super) async fn empties(&self, calls: u64, concurrency: u64) -> Result<(), Failed> {
         let concurrency = usize::try_from(concurrency).unwrap_or(1);
-        stream::iter(0..calls).map(|_| self.empty()).buffer_unordered(concurrency).try_for_each(|_| async { Ok(()) }).await
+        stream::iter(0..calls)
+            .map(|_| self.empty())
+            .buffer_unordered(concurrency)
+            .try_for_each(|_| async { Ok(()) })
+            .await
     }
 
     /// One empty call: the cost of gRPC on this socket.

@@ -82,7 +82,8 @@ impl Rewrite {
         self.noise.fill(&mut self.bytes);
         let (temporary, name) = (self.dir.join(".checkpoint.tmp"), self.dir.join("checkpoint"));
         let began = Instant::now();
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         file.write_all(&self.bytes)?;
         file.sync_all()?;
         drop(file);
@@ -107,9 +108,16 @@ mod tests {
             std::fs::read(dir.path().join("checkpoint")).unwrap()
         };
         let (first, second) = (write(), write());
-        assert_eq!((first.len(), second.len()), (LIST_BYTES + ENTRY_BYTES, LIST_BYTES + 2 * ENTRY_BYTES));
+        assert_eq!(
+            (first.len(), second.len()),
+            (LIST_BYTES + ENTRY_BYTES, LIST_BYTES + 2 * ENTRY_BYTES)
+        );
         assert_ne!(first[..LIST_BYTES], second[..LIST_BYTES]);
-        assert_eq!((2..=ENTRIES_MAX).map(|_| write().len()).last(), Some(first.len()), "it starts again");
+        assert_eq!(
+            (2..=ENTRIES_MAX).map(|_| write().len()).last(),
+            Some(first.len()),
+            "it starts again"
+        );
         assert_eq!(dir.path().read_dir().unwrap().count(), 1);
     }
 }

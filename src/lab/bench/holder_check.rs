@@ -40,7 +40,10 @@ fn held(node: &Node) -> Vec<Held> {
         let devices = holder.devices.clone().into_iter();
         devices
             .map(move |(resource, devices)| Held {
-                alloc_id: alloc_ids.get(&resource).map(|id| id.as_str().to_owned()).unwrap_or_default(),
+                alloc_id: alloc_ids
+                    .get(&resource)
+                    .map(|id| id.as_str().to_owned())
+                    .unwrap_or_default(),
                 pod_uid: pod_uid.clone(),
                 container: container.clone(),
                 resource,
@@ -53,14 +56,22 @@ fn held(node: &Node) -> Vec<Held> {
 
 /// Differences between the ledger's document and the containers, in words.
 fn differences(held: &[Held], who: &Value) -> Vec<String> {
-    let grants: BTreeMap<&str, &Value> =
-        who["grants"].as_array().into_iter().flatten().filter_map(|grant| Some((grant["alloc_id"].as_str()?, grant))).collect();
+    let grants: BTreeMap<&str, &Value> = who["grants"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|grant| Some((grant["alloc_id"].as_str()?, grant)))
+        .collect();
     let difference = |held: &Held| {
         let at = format!("{} of pod {} ({})", held.container, held.pod_uid, held.resource);
         let Some(grant) = grants.get(held.alloc_id.as_str()) else {
-            return Some(format!("{at} runs with grant `{}`, which is not live in the ledger", held.alloc_id));
+            return Some(format!(
+                "{at} runs with grant `{}`, which is not live in the ledger",
+                held.alloc_id
+            ));
         };
-        let devices: BTreeSet<&str> = grant["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let devices: BTreeSet<&str> =
+            grant["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let same = devices.iter().copied().eq(held.devices.iter().map(String::as_str))
             && grant["resource"] == held.resource.as_str()
             && grant["pod"]["uid"] == held.pod_uid.as_str()
@@ -85,7 +96,9 @@ mod tests {
             devices: ["x".to_owned(), "y".to_owned()].into(),
         };
         let grant = json!({ "alloc_id": "a", "resource": "example.com/bench0", "devices": ["y", "x"], "pod": { "uid": "uid" }, "container": "main" });
-        let differing = |grant: Value| differences(std::slice::from_ref(&held), &json!({ "grants": [grant] })).len();
+        let differing = |grant: Value| {
+            differences(std::slice::from_ref(&held), &json!({ "grants": [grant] })).len()
+        };
         assert_eq!(differing(grant.clone()), 0);
         for (key, other) in [
             ("alloc_id", json!("b")),

@@ -63,7 +63,12 @@ pub(super) fn scratch() -> Result<TempDir, Failed> {
 /// A private directory; dropping the value removes it.
 pub(super) fn temporary(dir: &Path) -> Result<TempDir, Failed> {
     let made = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir_in(dir);
-    made.map_err(|error| Failed::new(FAILURE, format_args!("cannot create a directory in `{}`: {error}", dir.display())))
+    made.map_err(|error| {
+        Failed::new(
+            FAILURE,
+            format_args!("cannot create a directory in `{}`: {error}", dir.display()),
+        )
+    })
 }
 
 /// The resources of the private daemon.
@@ -87,13 +92,20 @@ pub(super) struct Instance {
 
 impl Instance {
     /// Creates the directories; `state` is the ledger's.
-    pub(super) fn create(state: TempDir, durability: Durability, offer: Offer) -> Result<Self, Failed> {
+    pub(super) fn create(
+        state: TempDir,
+        durability: Durability,
+        offer: Offer,
+    ) -> Result<Self, Failed> {
         let instance = Instance { scratch: scratch()?, state };
         let roots = instance.roots();
         for dir in [roots.host.join("dev"), roots.kubelet.join("device-plugins"), roots.run] {
             fs::create_dir_all(dir)?;
         }
-        let mut config = format!("[ledger]\ndurability = \"{}\"\n[telemetry]\nlisten = \"off\"\n", durability.as_str());
+        let mut config = format!(
+            "[ledger]\ndurability = \"{}\"\n[telemetry]\nlisten = \"off\"\n",
+            durability.as_str()
+        );
         for resource in 0..offer.resources {
             for file in 0..offer.files {
                 fs::write(roots.host.join(format!("dev/bench{resource}-{file}")), "")?;
@@ -119,7 +131,12 @@ impl Instance {
 
     pub(super) fn roots(&self) -> Roots {
         let below = |name: &str| self.scratch.path().join(name);
-        Roots { host: below("host"), kubelet: self.kubelet_dir(), state: self.state_dir().to_owned(), run: below("run") }
+        Roots {
+            host: below("host"),
+            kubelet: self.kubelet_dir(),
+            state: self.state_dir().to_owned(),
+            run: below("run"),
+        }
     }
 
     pub(super) fn kubelet_dir(&self) -> PathBuf {
@@ -131,12 +148,18 @@ impl Instance {
     }
 
     fn settings(&self) -> Result<Settings, Failed> {
-        Ok(Settings::new(self.roots(), config::load(Some(&self.config_file()), &config::Node::default())?))
+        Ok(Settings::new(
+            self.roots(),
+            config::load(Some(&self.config_file()), &config::Node::default())?,
+        ))
     }
 
     /// Runs the daemon on this thread as `holdfast run` would, and the measurement on its own
     /// thread, as the kubelet is another process.
-    pub(super) fn measure_with_daemon(&self, measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>) -> Result<Report, Failed> {
+    pub(super) fn measure_with_daemon(
+        &self,
+        measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>,
+    ) -> Result<Report, Failed> {
         actix::System::new().block_on(async {
             let interrupts = Interrupts::new()?;
             let (done, answer) = oneshot::channel();
@@ -145,7 +168,11 @@ impl Instance {
                 drop(done.send(measure()));
             })?;
             let app = App::start(self.settings()?).await?;
-            let measured = interrupts.or(async { answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread panicked"))? }).await;
+            let measured = interrupts
+                .or(async {
+                    answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread panicked"))?
+                })
+                .await;
             app.shut_down().await;
             match measured {
                 Ok(_) => drop(thread.join()),
@@ -167,12 +194,18 @@ pub(super) struct Interrupts {
 impl Interrupts {
     /// Installs handlers, so that the signals no longer end the process.
     pub(super) fn new() -> Result<Self, Failed> {
-        Ok(Interrupts { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        Ok(Interrupts {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
     }
 
     /// The result of a measurement, or an error if a signal ends it early. Its directories are
     /// removed in both cases.
-    pub(super) async fn or(mut self, measuring: impl Future<Output = Result<Report, Failed>>) -> Result<Report, Failed> {
+    pub(super) async fn or(
+        mut self,
+        measuring: impl Future<Output = Result<Report, Failed>>,
+    ) -> Result<Report, Failed> {
         tokio::select! {
             measured = measuring => measured,
             _ = self.interrupt.recv() => Err(Failed::new(FAILURE, "interrupted")),

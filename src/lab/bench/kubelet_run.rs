@@ -51,26 +51,40 @@ impl KubeletRun {
                 drop(stopped.await);
             });
         })?;
-        let (began, first_lists) = receiver.blocking_recv().map_err(|_| failed("the private kubelet ended"))??;
+        let (began, first_lists) =
+            receiver.blocking_recv().map_err(|_| failed("the private kubelet ended"))??;
         Ok(KubeletRun { began, first_lists, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Waits for the first list of `resources` resources. Returns the lists by resource, and their
     /// times.
-    pub(super) fn lists(&mut self, resources: u64, within: Duration) -> Result<(BTreeMap<String, FirstList>, Recovery), Failed> {
+    pub(super) fn lists(
+        &mut self,
+        resources: u64,
+        within: Duration,
+    ) -> Result<(BTreeMap<String, FirstList>, Recovery), Failed> {
         let deadline = Instant::now() + within;
         let mut lists = BTreeMap::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         while u64::try_from(lists.len()).unwrap_or(u64::MAX) < resources {
-            let next = async { tokio::time::timeout_at(deadline.into(), self.first_lists.recv()).await };
+            let next =
+                async { tokio::time::timeout_at(deadline.into(), self.first_lists.recv()).await };
             let Ok(Some(first_list)) = runtime.block_on(next) else {
-                return Err(failed(format_args!("only {} of {resources} resources were registered within {within:?}", lists.len())));
+                return Err(failed(format_args!(
+                    "only {} of {resources} resources were registered within {within:?}",
+                    lists.len()
+                )));
             };
             // Ignore a second Register of the same resource (the settling Register).
             lists.entry(first_list.resource.clone()).or_insert(first_list);
         }
-        let after = |of: fn(&FirstList) -> Instant| lists.values().map(|first_list| of(first_list) - self.began).max().unwrap_or_default();
-        let recovery = Recovery { registered: after(|first_list| first_list.registered), listed: after(|first_list| first_list.listed) };
+        let after = |of: fn(&FirstList) -> Instant| {
+            lists.values().map(|first_list| of(first_list) - self.began).max().unwrap_or_default()
+        };
+        let recovery = Recovery {
+            registered: after(|first_list| first_list.registered),
+            listed: after(|first_list| first_list.listed),
+        };
         Ok((lists, recovery))
     }
 

@@ -32,7 +32,13 @@ impl LoggedDaemon {
     pub(super) fn start(instance: &Instance, verb: &[&str]) -> Result<LoggedDaemon, Failed> {
         let roots = instance.roots();
         let mut command = Command::new(daemon()?);
-        command.args(verb).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+            .args(verb)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
         for (option, path) in [
             ("--host-root", roots.host),
             ("--kubelet-dir", roots.kubelet),
@@ -43,7 +49,10 @@ impl LoggedDaemon {
             command.arg(option).arg(path);
         }
         let mut child = command.spawn()?;
-        let stderr = child.stderr.take().ok_or_else(|| failed("the private daemon has no standard error"))?;
+        let stderr = child
+            .stderr
+            .take()
+            .ok_or_else(|| failed("the private daemon has no standard error"))?;
         let (lines_out, log) = unbounded_channel();
         tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
@@ -71,7 +80,10 @@ impl LoggedDaemon {
         match tokio::time::timeout(LOG_TIMEOUT, found_line).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(failed(format_args!("the private daemon exited: {}", self.last))),
-            Err(_) => Err(failed(format_args!("the private daemon did not log `{wanted}` in time; its last line: {}", self.last))),
+            Err(_) => Err(failed(format_args!(
+                "the private daemon did not log `{wanted}` in time; its last line: {}",
+                self.last
+            ))),
         }
     }
 

@@ -57,7 +57,11 @@ impl Measurements {
             digits => json!(rounded(figure, digits)),
         };
         let object = |row: &Vec<f64>| {
-            self.columns.iter().zip(row).map(|(column, figure)| (column.key.to_owned(), value(column, *figure))).collect::<Map<_, _>>()
+            self.columns
+                .iter()
+                .zip(row)
+                .map(|(column, figure)| (column.key.to_owned(), value(column, *figure)))
+                .collect::<Map<_, _>>()
         };
         self.rows.iter().map(|row| Value::Object(object(row))).collect()
     }
@@ -86,15 +90,29 @@ impl Measurements {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub(super) fn draw(&self, file: &Path, title: &str, x: (&str, Axis<'_>), y: Axis<'_>, of: &[(&str, &str)]) -> Result<(), Failed> {
+    pub(super) fn draw(
+        &self,
+        file: &Path,
+        title: &str,
+        x: (&str, Axis<'_>),
+        y: Axis<'_>,
+        of: &[(&str, &str)],
+    ) -> Result<(), Failed> {
         let across = self.all(x.0);
         let line = |(key, name): &(&str, &str)| Line {
             name: (*name).to_owned(),
-            points: across.iter().copied().zip(self.all(key)).filter(|(_, value)| value.is_finite()).collect(),
+            points: across
+                .iter()
+                .copied()
+                .zip(self.all(key))
+                .filter(|(_, value)| value.is_finite())
+                .collect(),
         };
         let lines: Vec<Line> = of.iter().map(line).collect();
         let written = std::fs::write(file, svg(title, x.1, y, &lines));
-        written.map_err(|error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display())))
+        written.map_err(|error| {
+            Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display()))
+        })
     }
 }
 
@@ -129,19 +147,36 @@ mod tests {
 
     #[test]
     fn a_row_is_an_object_and_a_line_of_the_table() {
-        const COLUMNS: [Column; 3] = [column("functions", "functions", 0), column("p50_ms", "p50 ms", 2), column("us", "µs", 1)];
+        const COLUMNS: [Column; 3] = [
+            column("functions", "functions", 0),
+            column("p50_ms", "p50 ms", 2),
+            column("us", "µs", 1),
+        ];
         let mut measurements = Measurements::new(&COLUMNS);
         measurements.add(&[560.0, 1.234_5, f64::NAN]);
-        assert_eq!(measurements.json().to_string(), r#"[{"functions":560,"p50_ms":1.23,"us":null}]"#);
-        let cells: Vec<String> = measurements.table().lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        assert_eq!(cells, ["FUNCTIONS P50 MS µS".replace("µS", &"µs".to_uppercase()), "560 1.23 -".to_owned()]);
+        assert_eq!(
+            measurements.json().to_string(),
+            r#"[{"functions":560,"p50_ms":1.23,"us":null}]"#
+        );
+        let cells: Vec<String> = measurements
+            .table()
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            cells,
+            ["FUNCTIONS P50 MS µS".replace("µS", &"µs".to_uppercase()), "560 1.23 -".to_owned()]
+        );
         assert_eq!(measurements.all("p50_ms"), [1.234_5]);
     }
 
     #[test]
     fn a_quantile_is_one_of_the_figures() {
         let figures: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|of| quantile(&figures, of)), [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!(
+            [0.0, 0.5, 0.99, 1.0].map(|of| quantile(&figures, of)),
+            [1.0, 50.0, 99.0, 100.0]
+        );
         assert_eq!(quantile(&[3.0], 0.99), 3.0);
         assert!(quantile(&[], 0.5).is_nan());
     }

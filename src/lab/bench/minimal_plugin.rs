@@ -37,7 +37,10 @@ pub(super) struct MinimalPlugin {
 
 impl MinimalPlugin {
     /// Serves these lists by resource.
-    pub(super) fn start(device_plugins: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Result<MinimalPlugin> {
+    pub(super) fn start(
+        device_plugins: &Path,
+        lists: BTreeMap<String, Vec<api::Device>>,
+    ) -> io::Result<MinimalPlugin> {
         let dir = device_plugins.to_owned();
         std::fs::create_dir_all(dir.join(SOCKETS))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -71,9 +74,16 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
         let listener = UnixListener::bind(dir.join(&endpoint))?;
         let service = DevicePluginServer::new(Listed(api::ListAndWatchResponse { devices }));
         let incoming = UnixListenerStream::new(listener).map_ok(TrackedStream::from);
-        tokio::spawn(Server::builder().serve_with_incoming(Services::default().and(service), incoming));
+        tokio::spawn(
+            Server::builder().serve_with_incoming(Services::default().and(service), incoming),
+        );
         let options = Some(api::DevicePluginOptions::default());
-        requests.push(api::RegisterRequest { version: "v1beta1".into(), endpoint, resource_name, options });
+        requests.push(api::RegisterRequest {
+            version: "v1beta1".into(),
+            endpoint,
+            resource_name,
+            options,
+        });
     }
     let mut changes = DirWatch::new([dir.to_owned()])?;
     let (socket, mut known) = (dir.join("kubelet.sock"), None);
@@ -90,11 +100,14 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
 
 /// Distinguishes the sockets of successive kubelets: inode and change time.
 fn identity(socket: &PathBuf) -> Option<(u64, i64, i64)> {
-    std::fs::metadata(socket).ok().map(|metadata| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+    std::fs::metadata(socket)
+        .ok()
+        .map(|metadata| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
 async fn register(socket: &Path, requests: &[api::RegisterRequest]) -> Result<(), Status> {
-    let channel = uds::connect(socket).await.map_err(|error| Status::unavailable(error.to_string()))?;
+    let channel =
+        uds::connect(socket).await.map_err(|error| Status::unavailable(error.to_string()))?;
     let calls = requests.iter().cloned().map(|request| {
         let mut client = RegistrationClient::new(channel.clone());
         async move { client.register(request).await.map(drop) }
@@ -109,16 +122,25 @@ struct Listed(api::ListAndWatchResponse);
 impl DevicePlugin for Listed {
     type ListAndWatchStream = BoxStream<'static, Result<api::ListAndWatchResponse, Status>>;
 
-    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
         Ok(Response::new(api::DevicePluginOptions::default()))
     }
 
-    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+    async fn list_and_watch(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let list = self.0.clone();
         Ok(Response::new(stream::once(async { Ok(list) }).chain(stream::pending()).boxed()))
     }
 
-    async fn allocate(&self, _: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        _: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
         Err(Status::unimplemented("the minimal plugin only registers"))
     }
 

@@ -56,7 +56,8 @@ pub(super) fn plain_config(resources: usize, replicas: usize) -> String {
 /// Creates files that replace the device nodes of [`plain_config`], evenly distributed among the
 /// resources.
 pub(super) fn plain_files(host: &Path, resources: usize, files: usize) -> std::io::Result<()> {
-    (0..files).try_for_each(|file| fs::write(plain_file(host, file % resources, file / resources), ""))
+    (0..files)
+        .try_for_each(|file| fs::write(plain_file(host, file % resources, file / resources), ""))
 }
 
 /// The path of one of these files.
@@ -81,20 +82,43 @@ impl NodeOptions {
         }
         host(&roots.host)?;
         write_config(scratch.path(), config)?;
-        let loaded = crate::config::load(Some(&config_file(scratch.path())), &crate::config::Node::default())?;
-        let resources: Vec<ResourceName> = loaded.resources.iter().map(|spec| spec.name.clone()).collect();
+        let loaded = crate::config::load(
+            Some(&config_file(scratch.path())),
+            &crate::config::Node::default(),
+        )?;
+        let resources: Vec<ResourceName> =
+            loaded.resources.iter().map(|spec| spec.name.clone()).collect();
         let hooks = HookTable::default();
-        let settings = KubeletConfig { hooks: hooks.clone(), ..KubeletConfig::new(&roots.kubelet, &roots.host) };
+        let settings = KubeletConfig {
+            hooks: hooks.clone(),
+            ..KubeletConfig::new(&roots.kubelet, &roots.host)
+        };
         let kubelet = Kubelet::start(settings).await?;
         let began = Instant::now();
-        let daemon = Daemon::start(self.binary.as_deref(), &roots, &config_file(scratch.path()), &log(scratch.path()))?;
+        let daemon = Daemon::start(
+            self.binary.as_deref(),
+            &roots,
+            &config_file(scratch.path()),
+            &log(scratch.path()),
+        )?;
         let binary = self.binary.clone();
-        let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state, binary };
+        let mut node = Node {
+            daemon,
+            kubelet,
+            hooks,
+            resources,
+            first_lists: Duration::ZERO,
+            scratch,
+            state,
+            binary,
+        };
         let until = began + LISTS_TIMEOUT;
         while let Err(unseen) = node.listed(CHECK_EVERY).await {
             node.daemon.check_running(&log(node.scratch.path()))?;
             if Instant::now() > until {
-                let what = format_args!("the private daemon did not list every resource within {LISTS_TIMEOUT:?}: {unseen}");
+                let what = format_args!(
+                    "the private daemon did not list every resource within {LISTS_TIMEOUT:?}: {unseen}"
+                );
                 return Err(Failed::new(FAILURE, what));
             }
         }
@@ -106,7 +130,9 @@ impl NodeOptions {
 impl Node {
     /// Waits for the first list of every resource.
     async fn listed(&self, within: Duration) -> Result<(), WaitError> {
-        self.kubelet.wait_for(|view| self.resources.iter().all(|resource| view.lists(resource) > 0), within).await
+        self.kubelet
+            .wait_for(|view| self.resources.iter().all(|resource| view.lists(resource) > 0), within)
+            .await
     }
 
     pub(super) fn roots(&self) -> Roots {
@@ -136,19 +162,36 @@ impl Node {
     /// Kills the daemon and starts another one.
     pub(super) fn kill(&mut self) -> Result<(), Failed> {
         self.daemon.kill();
-        self.daemon = Daemon::start(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()), &log(self.scratch.path()))?;
+        self.daemon = Daemon::start(
+            self.binary.as_deref(),
+            &self.roots(),
+            &config_file(self.scratch.path()),
+            &log(self.scratch.path()),
+        )?;
         Ok(())
     }
 
     /// The JSON document of a verb on this node.
     pub(super) async fn query(&self, verb: &str) -> Result<serde_json::Value, Failed> {
-        let command = process::command(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()))?;
+        let command = process::command(
+            self.binary.as_deref(),
+            &self.roots(),
+            &config_file(self.scratch.path()),
+        )?;
         // Do not block: the simulated kubelet runs on this thread.
-        let output = tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
+        let output =
+            tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
         let document = serde_json::from_slice(&output.stdout);
         document.map_err(|_| {
             let stderr = String::from_utf8_lossy(&output.stderr);
-            Failed::new(FAILURE, format_args!("`holdfast {verb}` did not answer ({}): {}", output.status, stderr.trim()))
+            Failed::new(
+                FAILURE,
+                format_args!(
+                    "`holdfast {verb}` did not answer ({}): {}",
+                    output.status,
+                    stderr.trim()
+                ),
+            )
         })
     }
 
@@ -159,7 +202,12 @@ impl Node {
 }
 
 fn roots(scratch: &Path, state: &Path) -> Roots {
-    Roots { host: scratch.join("host"), kubelet: scratch.join("kubelet"), state: state.to_owned(), run: scratch.join("run") }
+    Roots {
+        host: scratch.join("host"),
+        kubelet: scratch.join("kubelet"),
+        state: state.to_owned(),
+        run: scratch.join("run"),
+    }
 }
 
 fn config_file(scratch: &Path) -> PathBuf {
@@ -176,7 +224,9 @@ fn write_config(scratch: &Path, resources: &str) -> std::io::Result<()> {
 
 /// Returns when SIGINT or SIGTERM arrives.
 pub(super) async fn interrupted() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
         return std::future::pending().await;
     };
     tokio::select! {

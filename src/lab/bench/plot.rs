@@ -52,19 +52,33 @@ pub(super) struct Line {
 
 /// Draws lines over common axes.
 pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> String {
-    let values = |of: fn(&(f64, f64)) -> f64| lines.iter().flat_map(|line| &line.points).map(of).collect::<Vec<_>>();
-    let (across, up) = (Ruler::new(x.scale, &values(|point| point.0)), Ruler::new(y.scale, &values(|point| point.1)));
+    let values = |of: fn(&(f64, f64)) -> f64| {
+        lines.iter().flat_map(|line| &line.points).map(of).collect::<Vec<_>>()
+    };
+    let (across, up) = (
+        Ruler::new(x.scale, &values(|point| point.0)),
+        Ruler::new(y.scale, &values(|point| point.1)),
+    );
     let mut text = format!("<text x=\"0\" y=\"16\" class=\"hf-head\">{}</text>", escape(title));
     let top = legend(&mut text, lines) + 42.0;
     let height = top + HEIGHT;
     let (right, bottom) = (WIDTH - RIGHT, height - BOTTOM);
-    let (to_x, to_y) = (|place: f64| LEFT + place * (right - LEFT), |place: f64| bottom - place * (bottom - top));
+    let (to_x, to_y) =
+        (|place: f64| LEFT + place * (right - LEFT), |place: f64| bottom - place * (bottom - top));
 
     let put = |text: &mut String, x: f64, y: f64, anchor: &str, words: &str| {
-        let _infallible = write!(text, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>", escape(words));
+        let _infallible = write!(
+            text,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>",
+            escape(words)
+        );
     };
     let rule = |text: &mut String, from: (f64, f64), to: (f64, f64)| {
-        let _infallible = write!(text, "<path d=\"M{:.1} {:.1}L{:.1} {:.1}\" class=\"hf-rule\"/>", from.0, from.1, to.0, to.1);
+        let _infallible = write!(
+            text,
+            "<path d=\"M{:.1} {:.1}L{:.1} {:.1}\" class=\"hf-rule\"/>",
+            from.0, from.1, to.0, to.1
+        );
     };
     for (place, words) in up.ticks() {
         rule(&mut text, (LEFT, to_y(place)), (right, to_y(place)));
@@ -79,8 +93,18 @@ pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Stri
 
     for (line, (colour, dashes)) in lines.iter().zip(STYLES.iter().cycle()) {
         let mut path = String::new();
-        for place in line.points.iter().filter_map(|(x, y)| Some((to_x(across.place(*x)?), to_y(up.place(*y)?)))) {
-            let _infallible = write!(path, "{}{:.1} {:.1}", if path.is_empty() { 'M' } else { 'L' }, place.0, place.1);
+        for place in line
+            .points
+            .iter()
+            .filter_map(|(x, y)| Some((to_x(across.place(*x)?), to_y(up.place(*y)?))))
+        {
+            let _infallible = write!(
+                path,
+                "{}{:.1} {:.1}",
+                if path.is_empty() { 'M' } else { 'L' },
+                place.0,
+                place.1
+            );
         }
         if !path.is_empty() {
             let _infallible = write!(
@@ -107,7 +131,9 @@ pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Stri
 fn legend(text: &mut String, lines: &[Line]) -> f64 {
     let (mut x, mut y) = (0.0, 38.0);
     for (line, (colour, dashes)) in lines.iter().zip(STYLES.iter().cycle()) {
-        let wide = 44.0 + CHAR_WIDTH * f64::from(u32::try_from(line.name.chars().count().min(256)).unwrap_or(0));
+        let wide = 44.0
+            + CHAR_WIDTH
+                * f64::from(u32::try_from(line.name.chars().count().min(256)).unwrap_or(0));
         if x > 0.0 && x + wide > WIDTH {
             (x, y) = (0.0, y + LEGEND_ROW);
         }
@@ -136,7 +162,8 @@ struct Ruler {
 
 impl Ruler {
     fn new(scale: Scale, values: &[f64]) -> Ruler {
-        let known: Vec<f64> = values.iter().copied().filter(|value| scaled(scale, *value).is_some()).collect();
+        let known: Vec<f64> =
+            values.iter().copied().filter(|value| scaled(scale, *value).is_some()).collect();
         let least = known.iter().copied().reduce(f64::min);
         let most = known.iter().copied().reduce(f64::max);
         match scale {
@@ -144,18 +171,27 @@ impl Ruler {
                 let (least, most) = (least.unwrap_or(0.0).min(0.0), most.unwrap_or(0.0).max(0.0));
                 let most = if most > least { most } else { least + 1.0 };
                 let step = round((most - least) / TICKS);
-                Ruler { scale, from: (least / step).floor() * step, to: (most / step).ceil() * step, step }
+                Ruler {
+                    scale,
+                    from: (least / step).floor() * step,
+                    to: (most / step).ceil() * step,
+                    step,
+                }
             }
             Scale::Logarithmic => {
                 // Both ends are 1, 2 or 5 times a power of ten: a full decade could be almost
                 // empty.
                 let least = least.unwrap_or(1.0);
                 let power = 10_f64.powf(least.log10().floor());
-                let from = [5.0, 2.0].into_iter().find(|of| of * power <= least * 1.0001).unwrap_or(1.0) * power;
+                let from =
+                    [5.0, 2.0].into_iter().find(|of| of * power <= least * 1.0001).unwrap_or(1.0)
+                        * power;
                 let to = round(most.unwrap_or(1.0).max(least)).max(from * 10.0);
                 Ruler { scale, from, to, step: 0.0 }
             }
-            Scale::Percentiles => Ruler { scale, from: 0.0, to: most.unwrap_or(0.0).max(90.0), step: 0.0 },
+            Scale::Percentiles => {
+                Ruler { scale, from: 0.0, to: most.unwrap_or(0.0).max(90.0), step: 0.0 }
+            }
         }
     }
 
@@ -180,19 +216,28 @@ impl Ruler {
                 let decades = (self.to / self.from).log10();
                 let within: &[f64] = if decades > 3.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let every = (decades / 8.0).ceil().max(1.0);
-                let is_within = |value: &f64| *value >= self.from * 0.999 && *value <= self.to * 1.001;
+                let is_within =
+                    |value: &f64| *value >= self.from * 0.999 && *value <= self.to * 1.001;
                 let mut decade = self.from.log10().floor();
                 while decade <= self.to.log10() + 0.01 {
-                    values.extend(within.iter().map(|of| 10_f64.powf(decade) * of).filter(is_within));
+                    values
+                        .extend(within.iter().map(|of| 10_f64.powf(decade) * of).filter(is_within));
                     decade += every;
                 }
             }
             Scale::Percentiles => {
-                values.extend([0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999].into_iter().filter(|percentile| *percentile <= self.to));
+                values.extend(
+                    [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999]
+                        .into_iter()
+                        .filter(|percentile| *percentile <= self.to),
+                );
             }
         }
         let steps = if self.scale == Scale::Linear { self.step } else { 0.0 };
-        values.into_iter().filter_map(|value| Some((self.place(value)?, words(value, steps)))).collect()
+        values
+            .into_iter()
+            .filter_map(|value| Some((self.place(value)?, words(value, steps))))
+            .collect()
     }
 }
 
@@ -225,14 +270,24 @@ fn words(value: f64, step: f64) -> String {
         _ => (value, ""),
     };
     // Sums of steps have rounding errors.
-    let short = if step > 0.0 && unit.is_empty() && step < 1.0 { format!("{value:.*}", digits(step)) } else { format!("{value:.6}") };
-    let short = if short.contains('.') { short.trim_end_matches('0').trim_end_matches('.') } else { &short };
+    let short = if step > 0.0 && unit.is_empty() && step < 1.0 {
+        format!("{value:.*}", digits(step))
+    } else {
+        format!("{value:.6}")
+    };
+    let short = if short.contains('.') {
+        short.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &short
+    };
     format!("{}{unit}", if short == "-0" { "0" } else { short })
 }
 
 /// Number of decimal digits of a step.
 fn digits(step: f64) -> usize {
-    (1..9).find(|digits| step * 10f64.powi(*digits) >= 0.9999).map_or(9, |digits| usize::try_from(digits).unwrap_or(9))
+    (1..9)
+        .find(|digits| step * 10f64.powi(*digits) >= 0.9999)
+        .map_or(9, |digits| usize::try_from(digits).unwrap_or(9))
 }
 
 #[cfg(test)]
@@ -249,9 +304,18 @@ mod tests {
         assert_eq!(ticks(Scale::Linear, &[3.0, 57.0]), ["0", "10", "20", "30", "40", "50", "60"]);
         assert_eq!(ticks(Scale::Linear, &[0.0, 0.7]), ["0", "0.2", "0.4", "0.6", "0.8"]);
         assert_eq!(ticks(Scale::Linear, &[-5.0, 5.0]), ["-6", "-4", "-2", "0", "2", "4", "6"]);
-        assert_eq!(ticks(Scale::Linear, &[120_000.0]), ["0", "20k", "40k", "60k", "80k", "100k", "120k"]);
-        assert_eq!(ticks(Scale::Logarithmic, &[30.0, 700.0]), ["20", "50", "100", "200", "500", "1000"]);
-        assert_eq!(ticks(Scale::Logarithmic, &[12.0, 3e6]), ["10", "100", "1000", "10k", "100k", "1M"]);
+        assert_eq!(
+            ticks(Scale::Linear, &[120_000.0]),
+            ["0", "20k", "40k", "60k", "80k", "100k", "120k"]
+        );
+        assert_eq!(
+            ticks(Scale::Logarithmic, &[30.0, 700.0]),
+            ["20", "50", "100", "200", "500", "1000"]
+        );
+        assert_eq!(
+            ticks(Scale::Logarithmic, &[12.0, 3e6]),
+            ["10", "100", "1000", "10k", "100k", "1M"]
+        );
         assert_eq!(ticks(Scale::Percentiles, &[0.0, 99.95]), ["0", "50", "90", "99", "99.9"]);
     }
 
@@ -268,10 +332,19 @@ mod tests {
         let points = vec![(0.0, 0.0), (50.0, 40.0), (99.0, f64::NAN), (100.0, 900.0)];
         let lines = [Line { name: "one".into(), points }];
         let axis = |label, scale| Axis { label, scale };
-        let drawn = svg("a figure", axis("percentile", Scale::Percentiles), axis("µs", Scale::Logarithmic), &lines);
+        let drawn = svg(
+            "a figure",
+            axis("percentile", Scale::Percentiles),
+            axis("µs", Scale::Logarithmic),
+            &lines,
+        );
         elements(&drawn);
-        let path = drawn.rsplit_once("<path d=\"").and_then(|(_, rest)| rest.split_once('"')).map(|(path, _)| path.to_owned());
-        let places: Vec<f64> = path.unwrap().split(['M', 'L', ' ']).filter_map(|number| number.parse().ok()).collect();
+        let path = drawn
+            .rsplit_once("<path d=\"")
+            .and_then(|(_, rest)| rest.split_once('"'))
+            .map(|(path, _)| path.to_owned());
+        let places: Vec<f64> =
+            path.unwrap().split(['M', 'L', ' ']).filter_map(|number| number.parse().ok()).collect();
         assert_eq!(places.len(), 4, "{places:?}");
         assert!(places.iter().all(|place| (0.0..=WIDTH).contains(place)), "{places:?}");
     }
@@ -279,7 +352,10 @@ mod tests {
     #[test]
     fn names_are_text_and_nothing_measured_is_an_empty_figure() {
         let evil = "</title><script>alert(1)</script>";
-        let lines = [Line { name: evil.into(), points: vec![(0.0, 1.0)] }, Line { name: "empty".into(), points: Vec::new() }];
+        let lines = [
+            Line { name: evil.into(), points: vec![(0.0, 1.0)] },
+            Line { name: "empty".into(), points: Vec::new() },
+        ];
         let axis = Axis { label: evil, scale: Scale::Linear };
         for drawn in [svg(evil, axis, axis, &lines), svg(evil, axis, axis, &[])] {
             elements(&drawn);

@@ -16,7 +16,11 @@ const TICKS_PER_SECOND: f64 = 100.0;
 const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_EVERY: Duration = Duration::from_millis(10);
 /// The settings of glibc's allocator in the unit and in the image.
-const ALLOCATOR: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536")];
+const ALLOCATOR: [(&str, &str); 3] = [
+    ("MALLOC_ARENA_MAX", "1"),
+    ("MALLOC_MMAP_THRESHOLD_", "65536"),
+    ("MALLOC_TRIM_THRESHOLD_", "65536"),
+];
 
 /// The daemon. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -40,12 +44,20 @@ pub(super) struct Readings {
 }
 
 /// Command of a binary (by default that of [`daemon`]), with the directories of a private instance.
-pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Result<Command, Failed> {
+pub(super) fn command(
+    binary: Option<&Path>,
+    roots: &Roots,
+    config: &Path,
+) -> Result<Command, Failed> {
     let mut command = Command::new(binary.map_or_else(daemon, |binary| Ok(binary.to_path_buf()))?);
     let Roots { host, kubelet, state, run } = roots;
-    for (option, path) in
-        [("--host-root", host.as_path()), ("--kubelet-dir", kubelet), ("--state-dir", state), ("--run-dir", run), ("--config", config)]
-    {
+    for (option, path) in [
+        ("--host-root", host.as_path()),
+        ("--kubelet-dir", kubelet),
+        ("--state-dir", state),
+        ("--run-dir", run),
+        ("--config", config),
+    ] {
         command.arg(option).arg(path);
     }
     // A private instance must not notify systemd. Its log is read only after it has exited.
@@ -56,12 +68,19 @@ pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Re
 
 impl Daemon {
     /// Starts it, with its log in `log`.
-    pub(super) fn start(binary: Option<&Path>, roots: &Roots, config: &Path, log: &Path) -> Result<Daemon, Failed> {
+    pub(super) fn start(
+        binary: Option<&Path>,
+        roots: &Roots,
+        config: &Path,
+        log: &Path,
+    ) -> Result<Daemon, Failed> {
         let log = File::options().create(true).append(true).open(log)?;
         let mut command = command(binary, roots, config)?;
         let child = command.arg("run").stdout(Stdio::null()).stderr(log).spawn();
         let program = command.get_program().to_string_lossy();
-        let child = child.map_err(|error| Failed::new(FAILURE, format_args!("cannot run `{program}`: {error}")))?;
+        let child = child.map_err(|error| {
+            Failed::new(FAILURE, format_args!("cannot run `{program}`: {error}"))
+        })?;
         Ok(Daemon { child })
     }
 
@@ -73,7 +92,10 @@ impl Daemon {
         if let Some(status) = self.child.try_wait()? {
             let text = fs::read_to_string(log).unwrap_or_default();
             let last = text.lines().last().unwrap_or("its log is empty");
-            return Err(Failed::new(FAILURE, format_args!("the private daemon exited ({status}): {last}")));
+            return Err(Failed::new(
+                FAILURE,
+                format_args!("the private daemon exited ({status}): {last}"),
+            ));
         }
         Ok(())
     }
@@ -109,7 +131,12 @@ impl Daemon {
             }
             tokio::time::sleep(POLL_EVERY).await;
         }
-        Err(Failed::new(FAILURE, format_args!("the private daemon did not exit within {EXIT_TIMEOUT:?} of SIGTERM and was killed")))
+        Err(Failed::new(
+            FAILURE,
+            format_args!(
+                "the private daemon did not exit within {EXIT_TIMEOUT:?} of SIGTERM and was killed"
+            ),
+        ))
     }
 }
 
@@ -126,7 +153,8 @@ fn readings(dir: &str) -> io::Result<Readings> {
     // The file exists only with CONFIG_PROC_PAGE_MONITOR.
     let shared = read("smaps_rollup").unwrap_or_default();
     let tasks: Vec<_> = fs::read_dir(format!("{dir}/task"))?.flatten().collect();
-    let switches = tasks.iter().filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let switches =
+        tasks.iter().filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
     // After the name, which may contain spaces: utime and stime are the 12th and 13th
     // (proc_pid_stat(5) counts them as 14 and 15).
     let times = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').skip(11).take(2);
@@ -137,7 +165,8 @@ fn readings(dir: &str) -> io::Result<Readings> {
         descriptors: super::measurements::number(fs::read_dir(format!("{dir}/fd"))?.count()),
         threads: super::measurements::number(tasks.len()),
         switches: switches.map(|status| figure(&status, "voluntary_ctxt_switches:")).sum(),
-        cpu_seconds: times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND,
+        cpu_seconds: times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>()
+            / TICKS_PER_SECOND,
     })
 }
 
@@ -153,7 +182,9 @@ mod tests {
 
     #[test]
     fn the_allocators_settings_are_those_of_the_unit_and_the_image() {
-        let read = |file: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let read = |file: &str| {
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+        };
         let (unit, image) = (read("systemd/holdfast.service"), read("packaging/image/build"));
         for (name, value) in ALLOCATOR {
             let set = format!("{name}={value}");
@@ -165,7 +196,13 @@ mod tests {
     fn this_process_has_memory_threads_and_descriptors() {
         let own = readings("/proc/self").unwrap();
         assert!(own.rss_kib > own.anon_kib && own.anon_kib > 100.0, "{own:?}");
-        assert!(own.descriptors >= 3.0 && own.threads >= 1.0 && own.switches >= 1.0 && own.cpu_seconds >= 0.0, "{own:?}");
+        assert!(
+            own.descriptors >= 3.0
+                && own.threads >= 1.0
+                && own.switches >= 1.0
+                && own.cpu_seconds >= 0.0,
+            "{own:?}"
+        );
         assert!(readings("/proc/0").is_err());
     }
 

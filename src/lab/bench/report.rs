@@ -107,8 +107,11 @@ impl Report {
     fn table(&self) -> String {
         let mut table = Table::new(&[self.heading, "count", "p50", "p90", "p99", "p99.9", "max"]);
         for (name, durations) in self.rows.iter().filter(|(_, durations)| durations.count() > 0) {
-            let quantiles = [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| span(durations.us(quantile)));
-            table.row([(*name).to_owned(), durations.count().to_string()].into_iter().chain(quantiles));
+            let quantiles =
+                [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| span(durations.us(quantile)));
+            table.row(
+                [(*name).to_owned(), durations.count().to_string()].into_iter().chain(quantiles),
+            );
         }
         let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
         let text = format!("{}\n{remarks}", table.on(Screen::get()));
@@ -120,9 +123,16 @@ impl Report {
         let rows = self.rows.iter().filter(|(_, durations)| durations.count() > 0);
         let longest = rows.clone().map(|(_, durations)| durations.us(1.0)).fold(0.0, f64::max);
         let (unit, of) = if longest >= 1e5 { ("ms", 1e3) } else { ("µs", 1.0) };
-        let scaled = |durations: &Durations| durations.curve().into_iter().map(|(x, us)| (x, us / of)).collect();
-        let lines: Vec<Line> = rows.map(|(name, durations)| Line { name: (*name).to_owned(), points: scaled(durations) }).collect();
-        let (x, y) = (Axis { label: "percentile", scale: Scale::Percentiles }, Axis { label: unit, scale: Scale::Logarithmic });
+        let scaled = |durations: &Durations| {
+            durations.curve().into_iter().map(|(x, us)| (x, us / of)).collect()
+        };
+        let lines: Vec<Line> = rows
+            .map(|(name, durations)| Line { name: (*name).to_owned(), points: scaled(durations) })
+            .collect();
+        let (x, y) = (
+            Axis { label: "percentile", scale: Scale::Percentiles },
+            Axis { label: unit, scale: Scale::Logarithmic },
+        );
         plot::svg(&self.title, x, y, &lines)
     }
 }
@@ -189,7 +199,11 @@ mod tests {
         assert_eq!(report.table(), wanted);
         let figure = report.figure();
         elements(&figure);
-        assert!(figure.contains("Allocate, 1000 calls") && figure.contains(">99.9</text>") && !figure.contains("empty call"));
+        assert!(
+            figure.contains("Allocate, 1000 calls")
+                && figure.contains(">99.9</text>")
+                && !figure.contains("empty call")
+        );
     }
 
     #[test]

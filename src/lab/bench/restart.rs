@@ -44,11 +44,14 @@ pub struct Options {
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let offer = Offer { resources: options.resources, files: options.devices, replicas: 1 };
-    let instance = Instance::create(options.common.place(&global.state_dir)?, Durability::PowerLoss, offer)?;
-    let (ours, theirs) = (instance.kubelet_dir().join("device-plugins"), instance.kubelet_dir().join("bare"));
+    let instance =
+        Instance::create(options.common.place(&global.state_dir)?, Durability::PowerLoss, offer)?;
+    let (ours, theirs) =
+        (instance.kubelet_dir().join("device-plugins"), instance.kubelet_dir().join("bare"));
     std::fs::create_dir(&theirs)?;
     let measured = options.clone();
-    let report = instance.measure_with_daemon(Box::new(move || measure(&ours, &theirs, &measured)))?;
+    let report =
+        instance.measure_with_daemon(Box::new(move || measure(&ours, &theirs, &measured)))?;
     report.show(global, options.common.plot.as_deref())
 }
 
@@ -67,7 +70,8 @@ impl Side {
 fn measure(ours: &Path, theirs: &Path, options: &Options) -> Result<Report, Failed> {
     let mut own = KubeletRun::begin(ours)?;
     let (lists, _) = own.lists(options.resources, BACK_WITHIN)?;
-    let lists = lists.into_iter().map(|(resource, first_list)| (resource, first_list.devices)).collect();
+    let lists =
+        lists.into_iter().map(|(resource, first_list)| (resource, first_list.devices)).collect();
     let plugin = MinimalPlugin::start(theirs, lists)?;
     let mut other = KubeletRun::begin(theirs)?;
     other.lists(options.resources, BACK_WITHIN)?;
@@ -78,7 +82,9 @@ fn measure(ours: &Path, theirs: &Path, options: &Options) -> Result<Report, Fail
     let number = |count| usize::try_from(count).unwrap_or(usize::MAX);
     for round in 0..options.rounds {
         progress.at(number(round), Some(number(options.rounds)));
-        for (side, kubelet_run, dir) in [(&mut holdfast, &mut own, ours), (&mut floor, &mut other, theirs)] {
+        for (side, kubelet_run, dir) in
+            [(&mut holdfast, &mut own, ours), (&mut floor, &mut other, theirs)]
+        {
             let Recovery { registered, listed } = restart(kubelet_run, dir, options.resources)?;
             side.registered.add(registered);
             side.listed.add(listed);
@@ -111,7 +117,9 @@ fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
         "floor": { "registered": floor.registered.document(), "listed": floor.listed.document() },
         "ratio": { "listed_p50": ratio(p50, floor50), "listed_p99": ratio(p99, floor99) },
     });
-    let title = format!("Restart of a kubelet: {rounds} rounds, {resources} × {devices} devices, until the last resource is back");
+    let title = format!(
+        "Restart of a kubelet: {rounds} rounds, {resources} × {devices} devices, until the last resource is back"
+    );
     let remarks = vec![
         title.clone(),
         format!(
@@ -154,9 +162,17 @@ mod tests {
         };
         let report = report(&Line::parse_from(["restart"]).options, side(1500), side(1000));
         let document = &report.document;
-        assert_eq!([&document["rounds"], &document["resources"], &document["devices"]], [&json!(50), &json!(1), &json!(8)]);
+        assert_eq!(
+            [&document["rounds"], &document["resources"], &document["devices"]],
+            [&json!(50), &json!(1), &json!(8)]
+        );
         assert_eq!(document["ratio"], json!({ "listed_p50": 1.5, "listed_p99": 1.5 }));
-        for distribution in [&document["registered"], &document["listed"], &document["floor"]["registered"], &document["floor"]["listed"]] {
+        for distribution in [
+            &document["registered"],
+            &document["listed"],
+            &document["floor"]["registered"],
+            &document["floor"]["listed"],
+        ] {
             assert_eq!(distribution["count"], 1);
         }
         assert_eq!(

@@ -91,7 +91,8 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
     let nothing = [&options.devices, &options.vfs, &options.daemons].into_iter().all(Vec::is_empty);
-    let points = |asked: &[u64], usual: &[u64]| if nothing { usual.to_vec() } else { asked.to_vec() };
+    let points =
+        |asked: &[u64], usual: &[u64]| if nothing { usual.to_vec() } else { asked.to_vec() };
     let idle = Duration::from_secs(options.idle);
     let resources = count(options.resources);
     let mut tables = Vec::new();
@@ -112,7 +113,9 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
                       [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { vendor = [\"10de\"] }\n";
         // Further functions: those of a large server (560), and twice as many as the adapters of
         // the virtual functions need.
-        let host = |host: &Path| SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop);
+        let host = |host: &Path| {
+            SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop)
+        };
         let mut nodes = [options.node.start(&global.state_dir, config, host).await?];
         measurements.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
         end(nodes).await?;
@@ -127,7 +130,14 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
         let mut progress = Progress::new("daemons started");
         while nodes.len() < count(daemons) {
             progress.at(nodes.len(), Some(count(daemons)));
-            nodes.push(options.node.start(&global.state_dir, &plain_config(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
+            nodes.push(
+                options
+                    .node
+                    .start(&global.state_dir, &plain_config(1, 1), |host| {
+                        plain_files(host, 1, DEVICES_OF_EACH)
+                    })
+                    .await?,
+            );
         }
         drop(progress);
         measurements.add(&row(daemons, &mut nodes, |_| f64::NAN, idle).await?);
@@ -139,11 +149,16 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
     print_results(global, options, &tables)
 }
 
-fn print_results(global: &Global, options: &Options, tables: &[(&str, &str, Measurements)]) -> Result<(), Failed> {
+fn print_results(
+    global: &Global,
+    options: &Options,
+    tables: &[(&str, &str, Measurements)],
+) -> Result<(), Failed> {
     for (key, title, measurements) in tables {
         if let Some(file) = &options.plot {
             let axis = |label, scale| Axis { label, scale };
-            let lines = [("rss_mib", "resident"), ("private_mib", "private"), ("anon_mib", "anonymous")];
+            let lines =
+                [("rss_mib", "resident"), ("private_mib", "private"), ("anon_mib", "anonymous")];
             let file = plot_file(file, key, tables.len());
             measurements.draw(
                 &file,
@@ -154,15 +169,19 @@ fn print_results(global: &Global, options: &Options, tables: &[(&str, &str, Meas
             )?;
         }
     }
-    let mut document: Map<String, Value> = tables.iter().map(|(key, _, measurements)| ((*key).to_owned(), measurements.json())).collect();
+    let mut document: Map<String, Value> = tables
+        .iter()
+        .map(|(key, _, measurements)| ((*key).to_owned(), measurements.json()))
+        .collect();
     document.extend([
         ("schema".to_owned(), json!(1)),
         ("resources".to_owned(), json!(options.resources)),
         ("idle_seconds".to_owned(), json!(options.idle)),
     ]);
     show(global.output, &Value::Object(document), |_| {
-        let parts =
-            tables.iter().map(|(key, title, measurements)| format!("{title}\n{}{}\n", measurements.table(), summary(key, measurements)));
+        let parts = tables.iter().map(|(key, title, measurements)| {
+            format!("{title}\n{}{}\n", measurements.table(), summary(key, measurements))
+        });
         Text::document(&parts.collect::<String>())
     })
 }
@@ -199,7 +218,12 @@ fn summary(key: &str, measurements: &Measurements) -> String {
 /// One row of the table with `of` devices, functions or daemons. The scan is that of the first
 /// daemon. Private memory, CPU time and context switches are means over all daemons; all other
 /// figures are their maximum.
-async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Duration) -> Result<[f64; 11], Failed> {
+async fn row(
+    of: u64,
+    nodes: &mut [Node],
+    scan: impl Fn(&Node) -> f64,
+    idle: Duration,
+) -> Result<[f64; 11], Failed> {
     let first_lists = nodes.iter().map(|node| node.first_lists).max().unwrap_or_default();
     // The start ends with the settling Registers; then measure an idle window.
     tokio::time::sleep(SETTLED_AFTER).await;
@@ -215,7 +239,9 @@ async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Dur
     let (minutes, after) = (began.elapsed().as_secs_f64() / 60.0, readings(nodes)?);
     let most = |of: fn(&Readings) -> f64| after.iter().map(of).fold(0.0, f64::max);
     let mean = |of: fn(&Readings) -> f64| after.iter().map(of).sum::<f64>() / number(after.len());
-    let grown = |of: fn(&Readings) -> f64| mean(of) - before.iter().map(of).sum::<f64>() / number(before.len());
+    let grown = |of: fn(&Readings) -> f64| {
+        mean(of) - before.iter().map(of).sum::<f64>() / number(before.len())
+    };
     let bytes: u64 = nodes.iter().map(Node::state_bytes).max().unwrap_or_default();
     Ok([
         number(count(of)),
@@ -243,7 +269,9 @@ fn readings(nodes: &mut [Node]) -> Result<Vec<Readings>, Failed> {
 /// Duration of one scan of the node, made in this process as the daemon makes it.
 fn scan_ms(node: &Node) -> f64 {
     let root = HostRoot::new(node.roots().host);
-    let Ok(config) = config::load(Some(&node.config_file()), &config::Node::default()) else { return f64::NAN };
+    let Ok(config) = config::load(Some(&node.config_file()), &config::Node::default()) else {
+        return f64::NAN;
+    };
     let took = |_| {
         let began = Instant::now();
         let found = hardware::discover(&root, &config.resources, &BTreeMap::new());
@@ -265,8 +293,11 @@ fn plot_file(file: &Path, key: &str, tables: usize) -> PathBuf {
     if tables < 2 {
         return file.to_owned();
     }
-    let part = |of: Option<&std::ffi::OsStr>| of.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
-    let suffix = file.extension().map(|suffix| format!(".{}", suffix.to_string_lossy())).unwrap_or_default();
+    let part = |of: Option<&std::ffi::OsStr>| {
+        of.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    let suffix =
+        file.extension().map(|suffix| format!(".{}", suffix.to_string_lossy())).unwrap_or_default();
     file.with_file_name(format!("{}-{key}{suffix}", part(file.file_stem())))
 }
 
@@ -295,7 +326,10 @@ mod tests {
             measurements.add(&row);
             summary("devices", &measurements)
         };
-        assert_eq!(with(10_000.0, 31.25), "10000 devices: 31.2 MiB resident; the limit is 40 MiB for 10000: it holds\n");
+        assert_eq!(
+            with(10_000.0, 31.25),
+            "10000 devices: 31.2 MiB resident; the limit is 40 MiB for 10000: it holds\n"
+        );
         assert!(with(10_000.0, 41.0).ends_with("it does NOT hold\n"));
     }
 }

@@ -79,10 +79,15 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let stop = Stop::new()?;
     let mut measurements = Measurements::new(&COLUMNS);
     let sizes = if options.sweep { SWEEP.to_vec() } else { options.functions.clone() };
-    let sizes = if sizes.is_empty() && options.vfs > 0 { vec![SWEEP[0].max(2 * options.vfs)] } else { sizes };
+    let sizes = if sizes.is_empty() && options.vfs > 0 {
+        vec![SWEEP[0].max(2 * options.vfs)]
+    } else {
+        sizes
+    };
     let root = options.root.as_deref().unwrap_or(&global.host_root);
     if sizes.is_empty() {
-        let configured = if options.root.is_some() { Vec::new() } else { global.load_config()?.resources };
+        let configured =
+            if options.root.is_some() { Vec::new() } else { global.load_config()?.resources };
         measurements.add(&measure(root, &configured, options.rounds, &stop)?);
     }
     for functions in &sizes {
@@ -96,13 +101,16 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     }
     if let Some(file) = &options.plot {
         let axis = |label, scale| Axis { label, scale };
-        let lines = [("p99_ms", "scan, p99"), ("p50_ms", "scan, p50"), ("floor_p50_ms", "floor, p50")];
+        let lines =
+            [("p99_ms", "scan, p99"), ("p50_ms", "scan, p50"), ("floor_p50_ms", "floor, p50")];
         let x = ("functions", axis("PCI functions", Scale::Linear));
         measurements.draw(file, "Duration of a scan", x, axis("ms", Scale::Linear), &lines)?;
     }
     let tree = sizes.is_empty().then(|| root.display().to_string());
     let document = json!({ "schema": 1, "root": tree, "rounds": options.rounds, "floor": FLOOR, "scans": measurements.json() });
-    show(global.output, &document, |_: &Value| Text::document(&table(&measurements, options.rounds)))
+    show(global.output, &document, |_: &Value| {
+        Text::document(&table(&measurements, options.rounds))
+    })
 }
 
 /// Whether a signal has requested the end. A scan blocks, so this is checked between rounds.
@@ -113,20 +121,26 @@ impl Stop {
     fn new() -> Result<Self, Failed> {
         let wanted = Arc::new(AtomicBool::new(false));
         let stop = Stop(Arc::clone(&wanted));
-        let listen = move || block_on(interrupted()).map(|()| wanted.store(true, Ordering::Relaxed));
+        let listen =
+            move || block_on(interrupted()).map(|()| wanted.store(true, Ordering::Relaxed));
         std::thread::Builder::new().name("interrupts".into()).spawn(listen)?;
         Ok(stop)
     }
 
     fn check(&self) -> Result<(), Failed> {
-        if self.0.load(Ordering::Relaxed) { Err(Failed::new(FAILURE, "interrupted; all files were removed")) } else { Ok(()) }
+        if self.0.load(Ordering::Relaxed) {
+            Err(Failed::new(FAILURE, "interrupted; all files were removed"))
+        } else {
+            Ok(())
+        }
     }
 }
 
 fn table(measurements: &Measurements, rounds: u64) -> String {
     let mut text = format!("{}floor of the same {rounds} rounds: {FLOOR}\n", measurements.table());
     let (functions, each) = (measurements.all("functions"), measurements.all("us_per_function"));
-    if let (Some(few), Some(many), Some(first), Some(last)) = (functions.first(), functions.last(), each.first(), each.last())
+    if let (Some(few), Some(many), Some(first), Some(last)) =
+        (functions.first(), functions.last(), each.first(), each.last())
         && many > few
     {
         let (of_functions, of_time) = (many / few, last / first * many / few);
@@ -136,13 +150,21 @@ fn table(measurements: &Measurements, rounds: u64) -> String {
 }
 
 /// One row of the table.
-fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &Stop) -> Result<[f64; COLUMNS.len()], Failed> {
+fn measure(
+    tree: &Path,
+    configured: &[Arc<ResourceSpec>],
+    rounds: u64,
+    stop: &Stop,
+) -> Result<[f64; COLUMNS.len()], Failed> {
     let root = HostRoot::new(tree);
     let found = scan_once(&root, configured);
     let function_dirs = function_dirs(&root, &found);
     if function_dirs.is_empty() {
         let place = root.path("sys/bus/pci/devices");
-        return Err(Failed::new(FAILURE, format_args!("`{}` has no PCI functions; there is nothing to scan", place.display())));
+        return Err(Failed::new(
+            FAILURE,
+            format_args!("`{}` has no PCI functions; there is nothing to scan", place.display()),
+        ));
     }
     let (mut scans, mut floors, mut files) = (Vec::new(), Vec::new(), 0);
     let mut progress = Progress::new("scans");

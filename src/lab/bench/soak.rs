@@ -105,7 +105,14 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 6] = [Fault::DeviceGone, Fault::DeviceBack, Fault::KubeletRestart, Fault::StreamEnd, Fault::Reload, Fault::Kill];
+    const ALL: [Fault; 6] = [
+        Fault::DeviceGone,
+        Fault::DeviceBack,
+        Fault::KubeletRestart,
+        Fault::StreamEnd,
+        Fault::Reload,
+        Fault::Kill,
+    ];
 
     fn as_str(self) -> &'static str {
         match self {
@@ -121,10 +128,18 @@ impl Fault {
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     if !(0.01..=60.0 * 24.0 * 30.0).contains(&options.minutes) {
-        return Err(Failed::new(crate::console::exit::USAGE, "--minutes must be between 0.01 and 43200"));
+        return Err(Failed::new(
+            crate::console::exit::USAGE,
+            "--minutes must be between 0.01 and 43200",
+        ));
     }
     block_on(async {
-        let node = options.node.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
+        let node = options
+            .node
+            .start(&global.state_dir, &config(0), |host| {
+                plain_files(host, RESOURCES, RESOURCES * FILES)
+            })
+            .await?;
         let mut soak = Soak::new(node, options);
         // An early end is a normal end: report the data so far.
         let outcome = tokio::select! {
@@ -138,7 +153,8 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 /// The configuration; another number changes it, but not the offered devices.
 fn config(number: u64) -> String {
-    plain_config(RESOURCES, REPLICAS).replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
+    plain_config(RESOURCES, REPLICAS)
+        .replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
 }
 
 struct Soak<'a> {
@@ -186,7 +202,10 @@ impl<'a> Soak<'a> {
         let mut kinds = kinds.iter().cycle();
         let faults = Duration::from_secs(self.options.faults_every);
         let (mut next_fault, mut next_sample) = (faults, Duration::ZERO);
-        let mut tick = tokio::time::interval(Duration::from_secs(60) / u32::try_from(self.options.grants_per_minute).unwrap_or(u32::MAX));
+        let mut tick = tokio::time::interval(
+            Duration::from_secs(60)
+                / u32::try_from(self.options.grants_per_minute).unwrap_or(u32::MAX),
+        );
         // Pods that were delayed by a fault follow in a burst, as on a node.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut progress = Progress::new("seconds");
@@ -218,7 +237,11 @@ impl<'a> Soak<'a> {
         let resource = &self.node.resources[self.random.below(RESOURCES)];
         let devices = 1 + u32::from(self.random.chance(0.2));
         let spec = PodSpec::new("soak", format!("pod-{}", self.made));
-        let spec = if self.made.is_multiple_of(WITH_INIT) { spec.init("init", resource, devices) } else { spec };
+        let spec = if self.made.is_multiple_of(WITH_INIT) {
+            spec.init("init", resource, devices)
+        } else {
+            spec
+        };
         let spec = spec.app("main", resource, devices);
         let uid = spec.uid.clone();
         // A pod without a decision stays; the next run of the kubelet or of the daemon decides it.
@@ -310,9 +333,14 @@ impl<'a> Soak<'a> {
     async fn finish(self, global: &Global) -> Result<(), Failed> {
         let (held, different) = check_holders(&self.node).await?;
         let panicked = self.node.kubelet.panicked();
-        let trends = [("anon_kib", "RssAnon", "KiB/h"), ("descriptors", "descriptors", "1/h"), ("threads", "threads", "1/h")]
-            .map(|(key, name, unit)| (key, name, unit, trend(&self.measurements, key)));
-        let faults: BTreeMap<&str, u64> = self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
+        let trends = [
+            ("anon_kib", "RssAnon", "KiB/h"),
+            ("descriptors", "descriptors", "1/h"),
+            ("threads", "threads", "1/h"),
+        ]
+        .map(|(key, name, unit)| (key, name, unit, trend(&self.measurements, key)));
+        let faults: BTreeMap<&str, u64> =
+            self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
         let document = json!({
             "schema": 1,
             "minutes": (self.began.elapsed().as_secs_f64() / 6.0).round() / 10.0,
@@ -331,36 +359,64 @@ impl<'a> Soak<'a> {
         if let Some(file) = &self.options.plot {
             let axis = |label| Axis { label, scale: Scale::Linear };
             let lines = [("rss_kib", "resident"), ("anon_kib", "anonymous")];
-            self.measurements.draw(file, "Memory of a daemon under load and faults", ("minute", axis("minutes")), axis("KiB"), &lines)?;
+            self.measurements.draw(
+                file,
+                "Memory of a daemon under load and faults",
+                ("minute", axis("minutes")),
+                axis("KiB"),
+                &lines,
+            )?;
         }
         show(global.output, &document, |_: &Value| {
             let mut text = self.measurements.thinned(ROWS_MAX).table();
-            let of_faults: Vec<String> = faults.iter().map(|(name, count)| format!("{count} × {name}")).collect();
-            let happened = if of_faults.is_empty() { "no faults".to_owned() } else { of_faults.join(", ") };
-            text.push_str(&format!("{} grants to {} pods, {} pods rejected; {happened}\n", self.grants, self.made, self.rejected));
+            let of_faults: Vec<String> =
+                faults.iter().map(|(name, count)| format!("{count} × {name}")).collect();
+            let happened =
+                if of_faults.is_empty() { "no faults".to_owned() } else { of_faults.join(", ") };
+            text.push_str(&format!(
+                "{} grants to {} pods, {} pods rejected; {happened}\n",
+                self.grants, self.made, self.rejected
+            ));
             for (_, name, unit, trend) in &trends {
-                text.push_str(&trend.map_or_else(|| format!("{name}: too few samples for a trend\n"), |trend| trend.in_words(name, unit)));
+                text.push_str(&trend.map_or_else(
+                    || format!("{name}: too few samples for a trend\n"),
+                    |trend| trend.in_words(name, unit),
+                ));
             }
-            text.push_str(&format!("{held} holders compared with the ledger: {} differ\n", different.len()));
+            text.push_str(&format!(
+                "{held} holders compared with the ledger: {} differ\n",
+                different.len()
+            ));
             Text::document(&text)
         })?;
         self.node.stop().await?;
         if let Some(site) = panicked {
-            return Err(Failed::new(FAILURE, format_args!("a real kubelet would have crashed {site}")));
+            return Err(Failed::new(
+                FAILURE,
+                format_args!("a real kubelet would have crashed {site}"),
+            ));
         }
         match different.first() {
             None => Ok(()),
-            Some(first) => Err(Failed::new(FAILURE, format_args!("{} holders differ from the kubelet: {first}", different.len()))),
+            Some(first) => Err(Failed::new(
+                FAILURE,
+                format_args!("{} holders differ from the kubelet: {first}", different.len()),
+            )),
         }
     }
 }
 
 /// The trend of a column per hour, of the longest run without its first third.
 fn trend(measurements: &Measurements, key: &str) -> Option<Trend> {
-    let (runs, minutes, figures) = (measurements.all("life"), measurements.all("minute"), measurements.all(key));
-    let rows: Vec<_> =
-        runs.iter().zip(minutes.iter().zip(figures)).map(|(daemon_run, (minute, figure))| (*daemon_run, (minute / 60.0, figure))).collect();
-    let longest = rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|daemon_run| daemon_run.len())?;
+    let (runs, minutes, figures) =
+        (measurements.all("life"), measurements.all("minute"), measurements.all(key));
+    let rows: Vec<_> = runs
+        .iter()
+        .zip(minutes.iter().zip(figures))
+        .map(|(daemon_run, (minute, figure))| (*daemon_run, (minute / 60.0, figure)))
+        .collect();
+    let longest =
+        rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|daemon_run| daemon_run.len())?;
     let points: Vec<_> = longest.iter().skip(longest.len() / 3).map(|(_, point)| *point).collect();
     Trend::of(&points)
 }
@@ -377,8 +433,11 @@ mod tests {
             row[0] = f64::from(minute);
             // A run of ten minutes, and one of thirty that first grows in steps and then by 1 KiB a
             // minute.
-            (row[13], row[2]) =
-                if minute < 10 { (1.0, 1e6) } else { (2.0, if minute < 20 { 50.0 * f64::from(minute) } else { f64::from(minute) }) };
+            (row[13], row[2]) = if minute < 10 {
+                (1.0, 1e6)
+            } else {
+                (2.0, if minute < 20 { 50.0 * f64::from(minute) } else { f64::from(minute) })
+            };
             measurements.add(&row);
         }
         let trend = trend(&measurements, "anon_kib").unwrap();

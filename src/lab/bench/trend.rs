@@ -34,12 +34,14 @@ impl Trend {
             return None;
         }
         let slope = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum::<f64>() / spread;
-        let off: Vec<f64> = points.iter().map(|point| point.1 - y - slope * (point.0 - x)).collect();
+        let off: Vec<f64> =
+            points.iter().map(|point| point.1 - y - slope * (point.0 - x)).collect();
         let squares: f64 = off.iter().map(|off| off * off).sum();
         let next: f64 = off.iter().zip(off.iter().skip(1)).map(|(one, next)| one * next).sum();
         let correlation = if squares > 0.0 { (next / squares).clamp(0.0, 0.99) } else { 0.0 };
         let degrees = n - 2.0;
-        let deviation = (squares / degrees / spread * (1.0 + correlation) / (1.0 - correlation)).sqrt();
+        let deviation =
+            (squares / degrees / spread * (1.0 + correlation) / (1.0 - correlation)).sqrt();
         Some(Trend { count: points.len(), slope, margin: student(degrees) * deviation })
     }
 
@@ -50,8 +52,15 @@ impl Trend {
 
     /// The trend in words, with the unit of the slope.
     pub(super) fn in_words(self, what: &str, unit: &str) -> String {
-        let verdict = if self.is_distinct() { "distinguishable from zero" } else { "not distinguishable from zero" };
-        format!("{what}: {:+.2} ± {:.2} {unit} ({} samples): {verdict}\n", self.slope, self.margin, self.count)
+        let verdict = if self.is_distinct() {
+            "distinguishable from zero"
+        } else {
+            "not distinguishable from zero"
+        };
+        format!(
+            "{what}: {:+.2} ± {:.2} {unit} ({} samples): {verdict}\n",
+            self.slope, self.margin, self.count
+        )
     }
 
     pub(super) fn json(self) -> Value {

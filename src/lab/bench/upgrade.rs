@@ -53,11 +53,14 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let instance = Instance::create(options.common.place(&global.state_dir)?, durability, offer)?;
     let measured = async {
         Ok(match options.in_place {
-            true => restarts(options, durability.as_str(), restart_in_place(&instance, options).await?),
+            true => {
+                restarts(options, durability.as_str(), restart_in_place(&instance, options).await?)
+            }
             false => report(options, durability.as_str(), measure(&instance, options).await?),
         })
     };
-    block_on(async { Interrupts::new()?.or(measured).await })??.show(global, options.common.plot.as_deref())
+    block_on(async { Interrupts::new()?.or(measured).await })??
+        .show(global, options.common.plot.as_deref())
 }
 
 /// What was seen in one part of the rounds.
@@ -116,20 +119,27 @@ impl Found {
                     };
                     part.allocate.add(*took);
                     // A silence that the handover meets is the handover's.
-                    let part = usize::from(event.at >= round.handover) + usize::from(last >= round.handed);
+                    let part =
+                        usize::from(event.at >= round.handover) + usize::from(last >= round.handed);
                     longest[part] = longest[part].max(event.at - last);
                     last = event.at;
                 }
-                EventKind::Rejected { reason, message, .. } => self.refused.push(format!("{reason}: {message}")),
+                EventKind::Rejected { reason, message, .. } => {
+                    self.refused.push(format!("{reason}: {message}"))
+                }
                 EventKind::Registered { .. } => self.registers += 1,
                 EventKind::RegisterFailed { .. } => self.failed_registers += 1,
                 EventKind::Disconnected { .. } => lost = lost.or(Some(event.at)),
                 EventKind::Listed { healthy, .. } if *healthy < devices => self.shrunk += 1,
-                EventKind::Listed { .. } => lost.take().into_iter().for_each(|since| self.dips.add(event.at - since)),
+                EventKind::Listed { .. } => {
+                    lost.take().into_iter().for_each(|since| self.dips.add(event.at - since))
+                }
                 _ => {}
             }
         }
-        for (part, longest) in [&mut self.before, &mut self.during, &mut self.after].into_iter().zip(longest) {
+        for (part, longest) in
+            [&mut self.before, &mut self.during, &mut self.after].into_iter().zip(longest)
+        {
             part.silence.add(longest);
         }
         self.handover.add(round.handed - round.handover);
@@ -156,9 +166,13 @@ impl Node {
     async fn start(instance: &Instance, options: &Options) -> Result<Node, Failed> {
         let resource: ResourceName = Instance::resource(0).parse().map_err(failed)?;
         let devices = usize::try_from(options.devices).unwrap_or(usize::MAX);
-        let kubelet = Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host)).await?;
+        let kubelet =
+            Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host))
+                .await?;
         let daemon = LoggedDaemon::start(instance, &["run"])?;
-        let offered = kubelet.wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE).await;
+        let offered = kubelet
+            .wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE)
+            .await;
         offered.map_err(|_| failed("the private daemon did not register in time"))?;
         Ok(Node { kubelet, resource, devices, daemon })
     }
@@ -166,7 +180,9 @@ impl Node {
     /// Waits until the kubelet has lost all devices since then, and has them again.
     async fn is_back(&self, since: Duration) -> Result<(), Failed> {
         let is_back = |view: &View<'_>| {
-            let lost = view.last(|kind| matches!(kind, EventKind::Disconnected { .. })).filter(|lost| lost.at >= since);
+            let lost = view
+                .last(|kind| matches!(kind, EventKind::Disconnected { .. }))
+                .filter(|lost| lost.at >= since);
             let listed = view.last(|kind| matches!(kind, EventKind::Listed { .. }));
             lost.zip(listed).is_some_and(|(lost, listed)| listed.at > lost.at)
         };
@@ -179,12 +195,17 @@ impl Node {
 async fn restart_in_place(instance: &Instance, options: &Options) -> Result<Durations, Failed> {
     let mut node = Node::start(instance, options).await?;
     for number in 0..node.devices / 2 {
-        node.kubelet.add_pod(PodSpec::new("bench", format!("pod-{number}")).app("main", &node.resource, 1)).await;
+        node.kubelet
+            .add_pod(PodSpec::new("bench", format!("pod-{number}")).app("main", &node.resource, 1))
+            .await;
     }
     let mut found = Found::new()?;
     let mut progress = Progress::new("restarts measured");
     for number in 0..options.rounds {
-        progress.at(usize::try_from(number).unwrap_or(usize::MAX), usize::try_from(options.rounds).ok());
+        progress.at(
+            usize::try_from(number).unwrap_or(usize::MAX),
+            usize::try_from(options.rounds).ok(),
+        );
         let began = node.kubelet.now();
         tokio::time::sleep(PEACE).await;
         let handover = node.kubelet.now();
@@ -209,7 +230,10 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
         let mut found = Found::new()?;
         let mut progress = Progress::new("handovers measured");
         for number in 0..options.rounds {
-            progress.at(usize::try_from(number).unwrap_or(usize::MAX), usize::try_from(options.rounds).ok());
+            progress.at(
+                usize::try_from(number).unwrap_or(usize::MAX),
+                usize::try_from(options.rounds).ok(),
+            );
             let began = kubelet.now();
             tokio::time::sleep(PEACE).await;
             let handover = kubelet.now();
@@ -240,11 +264,17 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
 }
 
 /// One pod after the other is admitted with a device, and deleted.
-async fn pods_come_and_go(kubelet: &Kubelet, resource: &ResourceName, stop: &Cell<bool>) -> Result<(), Failed> {
+async fn pods_come_and_go(
+    kubelet: &Kubelet,
+    resource: &ResourceName,
+    stop: &Cell<bool>,
+) -> Result<(), Failed> {
     let mut number = 0_u64;
     while !stop.get() {
         number += 1;
-        let outcome = kubelet.add_pod(PodSpec::new("bench", format!("pod-{number}")).app("main", resource, 1)).await;
+        let outcome = kubelet
+            .add_pod(PodSpec::new("bench", format!("pod-{number}")).app("main", resource, 1))
+            .await;
         if outcome.phase == PodPhase::Pending {
             return Err(failed(format_args!(
                 "the private kubelet has ended{}",
@@ -258,7 +288,8 @@ async fn pods_come_and_go(kubelet: &Kubelet, resource: &ResourceName, stop: &Cel
 
 fn restarts(options: &Options, durability: &str, dips: Durations) -> Report {
     let Options { rounds, devices, .. } = options;
-    let title = format!("Restart in place: {rounds} of a daemon with {devices} devices, {durability}");
+    let title =
+        format!("Restart in place: {rounds} of a daemon with {devices} devices, {durability}");
     Report {
         heading: "what",
         title: title.clone(),
@@ -275,7 +306,17 @@ fn restarts(options: &Options, durability: &str, dips: Durations) -> Report {
 
 fn report(options: &Options, durability: &str, found: Found) -> Report {
     let Options { rounds, devices, .. } = options;
-    let Found { before, during, after, handover, dips, refused, shrunk, registers, failed_registers } = found;
+    let Found {
+        before,
+        during,
+        after,
+        handover,
+        dips,
+        refused,
+        shrunk,
+        registers,
+        failed_registers,
+    } = found;
     let part = |part: &Part| json!({ "allocate": part.allocate.document(), "longest_silence": part.silence.document() });
     let document = json!({
         "rounds": rounds,
@@ -292,7 +333,9 @@ fn report(options: &Options, durability: &str, found: Found) -> Report {
         "registers": registers,
         "failed_registers": failed_registers,
     });
-    let title = format!("Upgrade: {rounds} handovers of {devices} devices, {durability}, pods without a pause");
+    let title = format!(
+        "Upgrade: {rounds} handovers of {devices} devices, {durability}, pods without a pause"
+    );
     let mut remarks = vec![
         title.clone(),
         format!(
@@ -300,7 +343,11 @@ fn report(options: &Options, durability: &str, found: Found) -> Report {
             span(during.silence.us(1.0)),
             span(before.silence.us(1.0).max(after.silence.us(1.0)))
         ),
-        format!("refused: {}; lists that lost a device: {shrunk}; moments in which the kubelet had none: {}", refused.len(), dips.count()),
+        format!(
+            "refused: {}; lists that lost a device: {shrunk}; moments in which the kubelet had none: {}",
+            refused.len(),
+            dips.count()
+        ),
         format!("Registers: {registers}, and {failed_registers} that failed"),
     ];
     remarks.extend(refused.first().map(|why| format!("the first refusal: {why}")));
@@ -334,8 +381,10 @@ mod tests {
     }
 
     fn found(events: &[(u64, EventKind)]) -> Found {
-        let events: Vec<Event> = events.iter().map(|(at, kind)| Event { at: ms(*at), kind: kind.clone() }).collect();
-        let round = Round { began: ms(1000), handover: ms(2000), handed: ms(3000), ended: ms(4000) };
+        let events: Vec<Event> =
+            events.iter().map(|(at, kind)| Event { at: ms(*at), kind: kind.clone() }).collect();
+        let round =
+            Round { began: ms(1000), handover: ms(2000), handed: ms(3000), ended: ms(4000) };
         let mut found = Found::new().unwrap();
         found.read(events.iter(), &round, 16);
         found
@@ -347,7 +396,13 @@ mod tests {
 
     fn allocated(took: u64) -> EventKind {
         let (pod_uid, container) = (String::new(), String::new());
-        EventKind::Allocated { resource: gpu(), pod_uid, container, devices: BTreeSet::new(), took: ms(took) }
+        EventKind::Allocated {
+            resource: gpu(),
+            pod_uid,
+            container,
+            devices: BTreeSet::new(),
+            took: ms(took),
+        }
     }
 
     /// To three digits, as they are kept.
@@ -357,22 +412,48 @@ mod tests {
 
     #[test]
     fn a_call_belongs_to_when_it_was_asked_and_a_silence_to_the_handover_that_it_meets() {
-        let answers = [(900, 1), (1200, 10), (1900, 10), (2300, 350), (2800, 20), (3100, 200), (3400, 30), (4100, 1)];
+        let answers = [
+            (900, 1),
+            (1200, 10),
+            (1900, 10),
+            (2300, 350),
+            (2800, 20),
+            (3100, 200),
+            (3400, 30),
+            (4100, 1),
+        ];
         let found = found(&answers.map(|(at, took)| (at, allocated(took))));
-        let calls = [&found.before, &found.during, &found.after].map(|part| longest(&part.allocate));
+        let calls =
+            [&found.before, &found.during, &found.after].map(|part| longest(&part.allocate));
         assert_eq!(calls, [(3, "35".into()), (2, "20".into()), (1, "3".into())]);
-        let silences = [&found.before, &found.during, &found.after].map(|part| longest(&part.silence));
+        let silences =
+            [&found.before, &found.during, &found.after].map(|part| longest(&part.silence));
         assert_eq!(silences, [(1, "70".into()), (1, "50".into()), (1, "30".into())]);
         assert_eq!(longest(&found.handover), (1, "100".into()));
     }
 
     #[test]
     fn what_the_kubelet_has_lost_is_counted_until_it_has_all_of_it_again() {
-        let listed = |healthy| EventKind::Listed { resource: gpu(), client: 2, healthy, unhealthy: 16 - healthy };
-        let rejected = EventKind::Rejected { pod_uid: String::new(), reason: "Unexpected".into(), message: "no endpoint".into() };
+        let listed = |healthy| EventKind::Listed {
+            resource: gpu(),
+            client: 2,
+            healthy,
+            unhealthy: 16 - healthy,
+        };
+        let rejected = EventKind::Rejected {
+            pod_uid: String::new(),
+            reason: "Unexpected".into(),
+            message: "no endpoint".into(),
+        };
         let found = found(&[
             (1500, listed(16)),
-            (2100, EventKind::RegisterFailed { resource: "example.com/gpu".into(), error: "on purpose".into() }),
+            (
+                2100,
+                EventKind::RegisterFailed {
+                    resource: "example.com/gpu".into(),
+                    error: "on purpose".into(),
+                },
+            ),
             (2200, EventKind::Disconnected { resource: gpu(), client: 1 }),
             (2250, rejected),
             (2300, EventKind::Registered { resource: gpu(), client: 2, endpoint: String::new() }),
@@ -383,7 +464,11 @@ mod tests {
         assert_eq!(longest(&found.dips), (1, "40".into()));
         let report = report(&Line::parse_from(["upgrade"]).options, "power-loss", found);
         assert_eq!(report.document["refused"], 1);
-        let wanted = "refused: 1; lists that lost a device: 1; moments in which the kubelet had none: 1";
-        assert_eq!((report.remarks[2].as_str(), report.remarks[4].as_str()), (wanted, "the first refusal: Unexpected: no endpoint"));
+        let wanted =
+            "refused: 1; lists that lost a device: 1; moments in which the kubelet had none: 1";
+        assert_eq!(
+            (report.remarks[2].as_str(), report.remarks[4].as_str()),
+            (wanted, "the first refusal: Unexpected: no endpoint")
+        );
     }
 }

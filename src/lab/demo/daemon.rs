@@ -31,7 +31,9 @@ impl Daemon {
             drop(end);
         })?;
         match reported.await {
-            Ok(Ok((actors, views))) => Ok(Daemon { actors, views, stop: Some(stop), ended, thread: Some(thread) }),
+            Ok(Ok((actors, views))) => {
+                Ok(Daemon { actors, views, stop: Some(stop), ended, thread: Some(thread) })
+            }
             Ok(Err(error)) => Err(Stop::Aborted(error.to_string())),
             Err(_) => Err(Stop::Aborted("the daemon's thread panicked".to_owned())),
         }
@@ -56,7 +58,11 @@ impl Drop for Daemon {
     }
 }
 
-async fn serve(settings: Settings, report: oneshot::Sender<Result<(Actors, Views), StartError>>, stopped: oneshot::Receiver<()>) {
+async fn serve(
+    settings: Settings,
+    report: oneshot::Sender<Result<(Actors, Views), StartError>>,
+    stopped: oneshot::Receiver<()>,
+) {
     match App::start(settings).await {
         Ok(app) => {
             if report.send(Ok((app.actors.clone(), app.views.clone()))).is_ok() {

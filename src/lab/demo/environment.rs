@@ -71,21 +71,32 @@ impl Environment {
         let first_batch_after = Duration::from_millis(options.admit_after.into());
         let temp = std::env::temp_dir();
         let temp = if temp.as_os_str().len() > TEMP_DIR_MAX { PathBuf::from("/tmp") } else { temp };
-        let cannot = |error: std::io::Error| Stop::Aborted(format!("cannot create a temporary directory in `{}`: {error}", temp.display()));
+        let cannot = |error: std::io::Error| {
+            Stop::Aborted(format!(
+                "cannot create a temporary directory in `{}`: {error}",
+                temp.display()
+            ))
+        };
         let dir = tempfile::Builder::new().prefix("hf-").tempdir_in(&temp).map_err(cannot)?;
         let at = |name: &str| dir.path().join(name);
 
         let file = at("config.toml");
         std::fs::write(&file, CONFIG)?;
-        let config = config::load(Some(&file), &config::Node::default()).map_err(|error| Stop::Aborted(error.to_string()))?;
+        let config = config::load(Some(&file), &config::Node::default())
+            .map_err(|error| Stop::Aborted(error.to_string()))?;
         let [gpu, rdma, fpga] = config.resources.as_slice() else {
             return Err(Stop::Aborted("the demo's configuration lacks a resource".to_owned()));
         };
         let (gpu, rdma, fpga) = (gpu.name.clone(), rdma.name.clone(), fpga.name.clone());
 
         let node = SimNode::create(at("host"))?;
-        let kubelet = Kubelet::start(KubeletConfig { first_batch_after, ..KubeletConfig::new(at("kubelet"), at("host")) }).await?;
-        let roots = Roots { host: at("host"), kubelet: at("kubelet"), state: at("state"), run: at("run") };
+        let kubelet = Kubelet::start(KubeletConfig {
+            first_batch_after,
+            ..KubeletConfig::new(at("kubelet"), at("host"))
+        })
+        .await?;
+        let roots =
+            Roots { host: at("host"), kubelet: at("kubelet"), state: at("state"), run: at("run") };
         let settings = Settings::new(roots, config);
         Ok(Environment {
             daemon: None,
@@ -167,7 +178,11 @@ impl Environment {
     }
 
     /// Waits until the kubelet shows the expected text. Returns its last text.
-    pub(super) async fn kubelet_shows(&self, expected: &str, text_of: impl Fn(&View<'_>) -> String) -> String {
+    pub(super) async fn kubelet_shows(
+        &self,
+        expected: &str,
+        text_of: impl Fn(&View<'_>) -> String,
+    ) -> String {
         match self.kubelet.wait_for(|view| text_of(view) == expected, self.timeout()).await {
             Ok(()) => expected.to_owned(),
             Err(_) => self.kubelet.view(text_of),
@@ -175,9 +190,17 @@ impl Environment {
     }
 
     /// Waits until a view of the daemon shows the expected text. Returns its last text.
-    pub(super) async fn daemon_shows<T>(&self, view: &watch::Receiver<T>, expected: &str, text_of: impl Fn(&T) -> String) -> String {
+    pub(super) async fn daemon_shows<T>(
+        &self,
+        view: &watch::Receiver<T>,
+        expected: &str,
+        text_of: impl Fn(&T) -> String,
+    ) -> String {
         let mut view = view.clone();
-        if let Ok(Ok(_)) = tokio::time::timeout(self.timeout(), view.wait_for(|value| text_of(value) == expected)).await {
+        if let Ok(Ok(_)) =
+            tokio::time::timeout(self.timeout(), view.wait_for(|value| text_of(value) == expected))
+                .await
+        {
             return expected.to_owned();
         }
         text_of(&view.borrow())
@@ -195,15 +218,22 @@ impl Environment {
     /// The expected text of the same.
     pub(super) fn capacities_of(&self, allocatable: [usize; 3], capacity: [usize; 3]) -> String {
         let counts = allocatable.into_iter().zip(capacity);
-        let of = |(resource, (allocatable, capacity))| format!("{resource}: {allocatable} of {capacity} allocatable");
+        let of = |(resource, (allocatable, capacity))| {
+            format!("{resource}: {allocatable} of {capacity} allocatable")
+        };
         self.resources().into_iter().zip(counts).map(of).collect::<Vec<_>>().join("\n")
     }
 }
 
 /// The number of healthy devices of each resource.
 pub(super) fn offered(inventory: &Inventory) -> String {
-    let healthy = |offering: &crate::domain::Offering| offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
-    let lines = inventory.resources.iter().map(|(name, offering)| format!("{name}: {} healthy", healthy(offering)));
+    let healthy = |offering: &crate::domain::Offering| {
+        offering.devices.values().filter(|offered| offered.health.is_healthy()).count()
+    };
+    let lines = inventory
+        .resources
+        .iter()
+        .map(|(name, offering)| format!("{name}: {} healthy", healthy(offering)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
@@ -214,14 +244,20 @@ pub(super) fn pods(view: &View<'_>) -> String {
         PodPhase::Running if pod.is_alive() => format!("{}: running", pod.spec.name),
         PodPhase::Running => format!("{}: admitted, but no container runs", pod.spec.name),
         PodPhase::Succeeded => format!("{}: completed", pod.spec.name),
-        PodPhase::Failed { reason, message } => format!("{}: killed, {reason}: {message}", pod.spec.name),
+        PodPhase::Failed { reason, message } => {
+            format!("{}: killed, {reason}: {message}", pod.spec.name)
+        }
     };
     view.pods().iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
 /// The expected text of the same if all pods run.
 pub(super) fn all_run(view: &View<'_>) -> String {
-    view.pods().iter().map(|pod| format!("{}: running", pod.spec.name)).collect::<Vec<_>>().join("\n")
+    view.pods()
+        .iter()
+        .map(|pod| format!("{}: running", pod.spec.name))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// The holders by the kubelet's own record.
@@ -266,7 +302,9 @@ pub(super) fn answered(view: &View<'_>, from: usize) -> String {
 
 /// The same from grants.
 pub(super) fn recorded<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
-    let of = |grant: &Grant| granted_line(&grant.resource, grant.devices.iter().map(|device| device.id.to_string()));
+    let of = |grant: &Grant| {
+        granted_line(&grant.resource, grant.devices.iter().map(|device| device.id.to_string()))
+    };
     let mut lines: Vec<String> = grants.into_iter().map(of).collect();
     lines.sort();
     lines.join("\n")

@@ -137,7 +137,9 @@ impl From<Stop> for Failed {
     fn from(stop: Stop) -> Self {
         match stop {
             Stop::ClaimFailed(failed_claim) => Failed::new(FAILURE, failed_claim.claim),
-            Stop::Aborted(why) => Failed::new(FAILURE, format_args!("the demo cannot continue: {why}")),
+            Stop::Aborted(why) => {
+                Failed::new(FAILURE, format_args!("the demo cannot continue: {why}"))
+            }
         }
     }
 }
@@ -167,7 +169,14 @@ impl Demo {
         match (&stop, self.screen.current()) {
             (Stop::ClaimFailed(failed_claim), Some(step)) => {
                 drop(self.screen.failed_claim(failed_claim));
-                Failed::new(FAILURE, format_args!("the demo's claim `{}` does not hold: {}", step.name(), failed_claim.claim))
+                Failed::new(
+                    FAILURE,
+                    format_args!(
+                        "the demo's claim `{}` does not hold: {}",
+                        step.name(),
+                        failed_claim.claim
+                    ),
+                )
             }
             _ => stop.into(),
         }

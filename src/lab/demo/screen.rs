@@ -44,7 +44,12 @@ impl Screen {
     }
 
     /// Writes `text` after `line`; wrapped lines are indented by `indent` columns.
-    fn append_wrapped(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
+    fn append_wrapped(
+        &self,
+        mut line: Text,
+        indent: usize,
+        text: impl fmt::Display,
+    ) -> Result<(), Stop> {
         line.wrap(self.on, indent, &text.to_string());
         line.end_line();
         Ok(print(&line)?)
@@ -62,7 +67,9 @@ impl Screen {
             print(&self.paragraph(text, 0, Tint::Plain))?;
         }
         match broken_step {
-            Some(step) => self.line(format_args!("The step `{}` is broken deliberately.", step.name())),
+            Some(step) => {
+                self.line(format_args!("The step `{}` is broken deliberately.", step.name()))
+            }
             None => Ok(()),
         }
     }
@@ -100,10 +107,19 @@ impl Screen {
     }
 
     /// Checks and prints a claim. If it does not hold, the compared texts are printed line by line.
-    pub(super) fn claim(&mut self, claim: impl fmt::Display, expected: impl fmt::Display, seen: impl fmt::Display) -> Result<(), Stop> {
+    pub(super) fn claim(
+        &mut self,
+        claim: impl fmt::Display,
+        expected: impl fmt::Display,
+        seen: impl fmt::Display,
+    ) -> Result<(), Stop> {
         let (expected, seen) = (expected.to_string(), seen.to_string());
         if expected != seen {
-            return Err(Stop::ClaimFailed(FailedClaim { claim: claim.to_string(), expected, seen }));
+            return Err(Stop::ClaimFailed(FailedClaim {
+                claim: claim.to_string(),
+                expected,
+                seen,
+            }));
         }
         self.claims += 1;
         self.append_wrapped(self.verdict(Tint::Green, "ok"), 7, claim)
@@ -149,6 +165,10 @@ impl Screen {
 
     pub(super) fn end(&self, took: Duration) -> Result<(), Stop> {
         self.line("")?;
-        self.line(format_args!("{} claims were checked, and all of them hold. It took {}.", self.claims, ms(took)))
+        self.line(format_args!(
+            "{} claims were checked, and all of them hold. It took {}.",
+            self.claims,
+            ms(took)
+        ))
     }
 }

@@ -52,7 +52,9 @@ impl Executor {
             polls: 0,
             since_advance: 0,
         };
-        Executor { handle: Handle(Arc::new(Inner { state: Mutex::new(state), ready: Arc::default() })) }
+        Executor {
+            handle: Handle(Arc::new(Inner { state: Mutex::new(state), ready: Arc::default() })),
+        }
     }
 
     /// The handle that tasks and their creators use.
@@ -78,7 +80,11 @@ impl Executor {
     }
 
     /// Runs a future to its end, for at most `within`. `None` if it did not end.
-    pub fn run<T: Send + 'static>(&mut self, within: Duration, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    pub fn run<T: Send + 'static>(
+        &mut self,
+        within: Duration,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         let result = Arc::new(Mutex::new(None));
         let place = Arc::clone(&result);
         let task = self.handle.spawn(async move {
@@ -110,7 +116,10 @@ pub struct Handle(Arc<Inner>);
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
-        f.debug_struct("Handle").field("now", &state.now).field("tasks", &state.tasks.len()).finish_non_exhaustive()
+        f.debug_struct("Handle")
+            .field("now", &state.now)
+            .field("tasks", &state.tasks.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -232,7 +241,11 @@ impl Handle {
                 let waker = slot.waker.clone();
                 state.polls += 1;
                 state.since_advance += 1;
-                assert!(state.since_advance < STEPS_MAX, "task {id} or others are polled without ever waiting, at {:?}", state.now);
+                assert!(
+                    state.since_advance < STEPS_MAX,
+                    "task {id} or others are polled without ever waiting, at {:?}",
+                    state.now
+                );
                 return Some((id, future, waker));
             }
         }
@@ -363,10 +376,15 @@ mod tests {
                 for step in 0..5 {
                     match handle.random(|random| random.below(3)) {
                         0 => handle.pass().await,
-                        1 => handle.sleep(handle.random(|random| random.between(Duration::ZERO, HOUR))).await,
+                        1 => {
+                            handle
+                                .sleep(handle.random(|random| random.between(Duration::ZERO, HOUR)))
+                                .await
+                        }
                         _ => {
                             // Either result will do: a change or a timeout.
-                            let _ = handle.timeout(Duration::from_millis(3), changes.changed()).await;
+                            let _ =
+                                handle.timeout(Duration::from_millis(3), changes.changed()).await;
                         }
                     }
                     log.lock().unwrap().push((handle.now(), task, step));

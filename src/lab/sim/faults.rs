@@ -8,8 +8,8 @@ use super::hardware::SimNode;
 use super::health::HealthSimulation;
 use super::random::Random;
 use crate::domain::{
-    AllocId, CharPath, ContainerEdits, DeviceClass, DeviceId, Grant, GrantState, GrantedDevice, HealthPolicy, Inventory, ResourceName,
-    ResourceSpec, Select, Sharing, Timestamp,
+    AllocId, CharPath, ContainerEdits, DeviceClass, DeviceId, Grant, GrantState, GrantedDevice,
+    HealthPolicy, Inventory, ResourceName, ResourceSpec, Select, Sharing, Timestamp,
 };
 use crate::host::faults::{ERRORS, with_faults};
 use crate::host::pods::PodCgroups;
@@ -43,9 +43,20 @@ fn link(root: &Path, target: &str, rel: &str) {
 }
 
 /// A PCI function with these files, directly in the bus's folder.
-fn function(root: &Path, address: &str, class: &str, ids: &str, driver: &str, files: &[(&str, &str)]) {
+fn function(
+    root: &Path,
+    address: &str,
+    class: &str,
+    ids: &str,
+    driver: &str,
+    files: &[(&str, &str)],
+) {
     let place = format!("sys/bus/pci/devices/{address}");
-    write(root, &format!("{place}/uevent"), &format!("DRIVER={driver}\nPCI_CLASS={class}\nPCI_ID={ids}\nMODALIAS=pci\n"));
+    write(
+        root,
+        &format!("{place}/uevent"),
+        &format!("DRIVER={driver}\nPCI_CLASS={class}\nPCI_ID={ids}\nMODALIAS=pci\n"),
+    );
     write(root, &format!("{place}/config"), "abcd");
     for (file, text) in files {
         write(root, &format!("{place}/{file}"), text);
@@ -58,25 +69,50 @@ impl Node {
         SimNode::create(dir.path()).unwrap();
         let root = dir.path();
         // AMD: a GPU that is split into two partitions.
-        let drm = [("drm/card1/dev", "226:1\n"), ("drm/renderD128/dev", "226:128\n"), ("unique_id", "5a1f2c3d4e5f6071\n")];
+        let drm = [
+            ("drm/card1/dev", "226:1\n"),
+            ("drm/renderD128/dev", "226:128\n"),
+            ("unique_id", "5a1f2c3d4e5f6071\n"),
+        ];
         function(root, "0000:0a:00.0", "120000", "1002:74A1", "amdgpu", &drm);
         for (number, minor, unique) in [(1, 128, 7), (2, 129, 8)] {
-            let text = format!("simd_count 80\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id 2560\ndomain 0\n");
+            let text = format!(
+                "simd_count 80\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id 2560\ndomain 0\n"
+            );
             write(root, &format!("sys/class/kfd/kfd/topology/nodes/{number}/properties"), &text);
         }
         fs::create_dir_all(root.join("sys/devices/platform/amdgpu_xcp_0/drm/renderD129")).unwrap();
         // NVMe: a disk for pods, a disk of the host, and a disk with two namespaces.
-        for (address, number, serial) in [("0000:05:00.0", 0, "FREE"), ("0000:06:00.0", 1, "HOST"), ("0000:07:00.0", 2, "TWO")] {
+        for (address, number, serial) in
+            [("0000:05:00.0", 0, "FREE"), ("0000:06:00.0", 1, "HOST"), ("0000:07:00.0", 2, "TWO")]
+        {
             let controller = format!("nvme/nvme{number}");
-            let (model, serial_file) = (format!("{controller}/model"), format!("{controller}/serial"));
+            let (model, serial_file) =
+                (format!("{controller}/model"), format!("{controller}/serial"));
             let state = format!("{controller}/state");
-            let files = [(model.as_str(), "Disk\n"), (serial_file.as_str(), serial), (state.as_str(), "live\n")];
+            let files = [
+                (model.as_str(), "Disk\n"),
+                (serial_file.as_str(), serial),
+                (state.as_str(), "live\n"),
+            ];
             function(root, address, "010802", "144D:A808", "nvme", &files);
             for namespace in 1..=if serial == "TWO" { 2 } else { 1 } {
                 let disk = format!("nvme{number}n{namespace}");
-                write(root, &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/wwid"), &format!("eui.00{number}{namespace}\n"));
-                write(root, &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/nsid"), &format!("{namespace}\n"));
-                write(root, &format!("sys/class/block/{disk}/dev"), &format!("259:{}\n", number * 10 + namespace));
+                write(
+                    root,
+                    &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/wwid"),
+                    &format!("eui.00{number}{namespace}\n"),
+                );
+                write(
+                    root,
+                    &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/nsid"),
+                    &format!("{namespace}\n"),
+                );
+                write(
+                    root,
+                    &format!("sys/class/block/{disk}/dev"),
+                    &format!("259:{}\n", number * 10 + namespace),
+                );
                 write(root, &format!("dev/{disk}"), "");
             }
         }
@@ -97,32 +133,49 @@ impl Node {
                     (&format!("net/{name}/carrier"), "1\n"),
                 ],
             );
-            link(root, &format!("../../bus/pci/devices/{address}/net/{name}"), &format!("sys/class/net/{name}"));
+            link(
+                root,
+                &format!("../../bus/pci/devices/{address}/net/{name}"),
+                &format!("sys/class/net/{name}"),
+            );
         }
         let route = "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101A8C0 0003 0 0 0 00000000\n";
         write(root, "proc/1/net/route", route);
         // For guests.
         function(root, "0000:81:00.0", "030000", "10DE:2204", "vfio-pci", &[]);
-        link(root, "../../../../kernel/iommu_groups/20", "sys/bus/pci/devices/0000:81:00.0/iommu_group");
-        for node in ["vfio/vfio", "vfio/20", "kfd", "dri/card1", "dri/renderD128", "dri/renderD129"] {
+        link(
+            root,
+            "../../../../kernel/iommu_groups/20",
+            "sys/bus/pci/devices/0000:81:00.0/iommu_group",
+        );
+        for node in ["vfio/vfio", "vfio/20", "kfd", "dri/card1", "dri/renderD128", "dri/renderD129"]
+        {
             write(root, &format!("dev/{node}"), "");
         }
         // Nodes with udev's links, and disks by their nodes: a free one, and one that the host
         // uses.
         for number in 0..3 {
             write(root, &format!("dev/ttyUSB{number}"), "");
-            link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-path/pci-{number}"));
+            link(
+                root,
+                &format!("../../ttyUSB{number}"),
+                &format!("dev/serial/by-path/pci-{number}"),
+            );
             link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-id/usb-{number}"));
         }
         for (disk, holder) in [("sdx", None), ("sdy", Some("dm-1"))] {
             write(root, &format!("dev/{disk}"), "");
             write(root, &format!("sys/class/block/{disk}/dev"), "8:0\n");
             if let Some(holder) = holder {
-                fs::create_dir_all(root.join(format!("sys/class/block/{disk}/holders/{holder}"))).unwrap();
+                fs::create_dir_all(root.join(format!("sys/class/block/{disk}/holders/{holder}")))
+                    .unwrap();
             }
         }
         // A pod that runs.
-        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice", RUNNING_POD.replace('-', "_"));
+        let pod = format!(
+            "sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice",
+            RUNNING_POD.replace('-', "_")
+        );
         write(root, "sys/fs/cgroup/cgroup.controllers", "cpu\n");
         for folder in [pod.clone(), format!("{pod}/cri-a.scope"), format!("{pod}/cri-b.scope")] {
             write(root, &format!("{folder}/cgroup.events"), "populated 1\n");
@@ -138,14 +191,25 @@ fn specs() -> Vec<Arc<ResourceSpec>> {
     let vendor = |vendor| Select { vendor: vec![vendor], ..Select::default() };
     let driver = |driver: &str| Select { driver: vec![driver.to_owned()], ..Select::default() };
     let char = |name: &str, globs: &[&str]| {
-        let path = |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
+        let path = |glob: &&str| CharPath {
+            host: (*glob).into(),
+            container: None,
+            permissions: "rw".into(),
+        };
         ResourceSpec { paths: globs.iter().map(path).collect(), ..of(name, DeviceClass::Char) }
     };
     let specs = [
         ResourceSpec { select: driver("nvidia"), ..of("a.com/nvidia", DeviceClass::Gpu) },
-        ResourceSpec { select: vendor(0x1002), sharing: Sharing::Replicas(2), ..of("a.com/amd", DeviceClass::Gpu) },
+        ResourceSpec {
+            select: vendor(0x1002),
+            sharing: Sharing::Replicas(2),
+            ..of("a.com/amd", DeviceClass::Gpu)
+        },
         ResourceSpec { select: driver("vfio-pci"), ..of("a.com/guest", DeviceClass::Gpu) },
-        ResourceSpec { select: Select { vf: Some(true), ..Select::default() }, ..of("a.com/vf", DeviceClass::Rdma) },
+        ResourceSpec {
+            select: Select { vf: Some(true), ..Select::default() },
+            ..of("a.com/vf", DeviceClass::Rdma)
+        },
         ResourceSpec { sharing: Sharing::Pool(4), ..of("a.com/hca", DeviceClass::Rdma) },
         of("a.com/disk", DeviceClass::Nvme),
         of("a.com/nic", DeviceClass::Nic),
@@ -181,7 +245,10 @@ fn grant(number: u32, resource: &ResourceName, id: &DeviceId, inventory: &Invent
 fn list(inventory: &Inventory) -> BTreeMap<(String, String), String> {
     let of = |(name, offering): (&ResourceName, &Arc<crate::domain::Offering>)| {
         let devices = offering.devices.iter().map(|(id, offered)| {
-            let health = offered.health.reason().map_or_else(|| "ok".to_owned(), |reason| reason.to_string());
+            let health = offered
+                .health
+                .reason()
+                .map_or_else(|| "ok".to_owned(), |reason| reason.to_string());
             ((name.to_string(), id.to_string()), health)
         });
         devices.collect::<Vec<_>>()
@@ -215,16 +282,32 @@ fn fail_some(root: &Path) {
 
 #[test]
 fn a_failing_host_call_changes_no_id_and_no_health_and_releases_nothing() {
-    let runs: u64 = std::env::var("HOLDFAST_FAULTS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
+    let runs: u64 =
+        std::env::var("HOLDFAST_FAULTS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
     let node = Node::new();
-    let start = |now| HealthSimulation::start(node.root.clone(), node.specs.clone(), HealthPolicy::default(), now);
+    let start = |now| {
+        HealthSimulation::start(node.root.clone(), node.specs.clone(), HealthPolicy::default(), now)
+    };
     let mut simulation = start(Duration::from_secs(60));
     let all = list(simulation.inventory());
     assert!(all.values().all(|health| health == "ok"), "{all:?}");
-    assert!(all.len() > 30 && !all.keys().any(|(_, id)| id.contains("HOST") || id == "dev:sdy" || id == "0000:41:00.0"), "{all:?}");
+    assert!(
+        all.len() > 30
+            && !all
+                .keys()
+                .any(|(_, id)| id.contains("HOST") || id == "dev:sdy" || id == "0000:41:00.0"),
+        "{all:?}"
+    );
     fail_some(node.root.path("").as_path());
     let inventory = simulation.inventory().clone();
-    let held = [("a.com/nvidia", 0), ("a.com/tty", 1), ("a.com/disk", 1), ("a.com/amd", 0), ("a.com/vf", 2)].map(|(name, at)| {
+    let held = [
+        ("a.com/nvidia", 0),
+        ("a.com/tty", 1),
+        ("a.com/disk", 1),
+        ("a.com/amd", 0),
+        ("a.com/vf", 2),
+    ]
+    .map(|(name, at)| {
         let name: ResourceName = name.parse().unwrap();
         let id = inventory.resources[&name].devices.keys().nth(at).unwrap().clone();
         grant(at as u32, &name, &id, &inventory)
@@ -233,8 +316,11 @@ fn a_failing_host_call_changes_no_id_and_no_health_and_releases_nothing() {
     simulation.scan();
     simulation.advance(Duration::from_secs(200));
     let settled = list(simulation.inventory());
-    let unhealthy: Vec<_> =
-        settled.iter().filter(|(_, health)| *health != "ok").map(|((_, id), health)| format!("{id}: {health}")).collect();
+    let unhealthy: Vec<_> = settled
+        .iter()
+        .filter(|(_, health)| *health != "ok")
+        .map(|((_, id), health)| format!("{id}: {health}"))
+        .collect();
     assert_eq!(unhealthy.len(), 3, "{unhealthy:?}");
 
     let (_, calls) = with_faults(|_| None, || simulation.scan());
@@ -257,8 +343,14 @@ fn a_failing_host_call_changes_no_id_and_no_health_and_releases_nothing() {
             // under the same ids.
             let fault = plan(&mut random, calls);
             let (fresh, _) = with_faults(fault, || start(now));
-            let known = |(key, health): (&(String, String), &String)| all.contains_key(key) && (health == "ok" || settled[key] != "ok");
-            assert!(list(fresh.inventory()).iter().all(known), "seed {seed}: {:?}", list(fresh.inventory()));
+            let known = |(key, health): (&(String, String), &String)| {
+                all.contains_key(key) && (health == "ok" || settled[key] != "ok")
+            };
+            assert!(
+                list(fresh.inventory()).iter().all(known),
+                "seed {seed}: {:?}",
+                list(fresh.inventory())
+            );
         }
         let fault = plan(&mut random, 20);
         let root = node.root.path("");

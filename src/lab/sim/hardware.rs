@@ -143,7 +143,13 @@ impl SimNode {
         let (numa, slot) = (index / GPUS_PER_SWITCH % ADAPTERS, index % GPUS_PER_SWITCH);
         let address = self.gpu_address(index);
         let path = format!("{}/{address}", downstream(numa, slot));
-        self.function(&Function { path, numa, class: "0x030200", ids: ("0x10de", "0x2330"), driver: Some("nvidia") })?;
+        self.function(&Function {
+            path,
+            numa,
+            class: "0x030200",
+            ids: ("0x10de", "0x2330"),
+            driver: Some("nvidia"),
+        })?;
         self.gpu_information(index, address)
     }
 
@@ -151,8 +157,9 @@ impl SimNode {
     /// node.
     fn gpu_information(&self, index: usize, address: PciAddress) -> io::Result<()> {
         let uuid = self.gpu_uuid(index);
-        let information =
-            format!("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Location: \t {address}\nDevice Minor: \t {index}\n");
+        let information = format!(
+            "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Location: \t {address}\nDevice Minor: \t {index}\n"
+        );
         self.write(&format!("proc/driver/nvidia/gpus/{address}/information"), &information)?;
         self.restore_gpu_node(index)
     }
@@ -162,37 +169,66 @@ impl SimNode {
         let folder = format!("sys/bus/pci/devices/{address}");
         let uevent = self.root.join(&folder).join("uevent");
         let text = fs::read_to_string(&uevent)?;
-        let rest: String = text.lines().filter(|line| !line.starts_with("DRIVER=")).map(|line| format!("{line}\n")).collect();
+        let rest: String = text
+            .lines()
+            .filter(|line| !line.starts_with("DRIVER="))
+            .map(|line| format!("{line}\n"))
+            .collect();
         fs::write(uevent, rest)?;
         fs::remove_file(self.root.join(folder).join("driver"))
     }
 
     fn write_switch(&self, numa: usize) -> io::Result<()> {
-        let bridge = |path: String, ids| Function { path, numa, class: "0x060400", ids, driver: Some("pcieport") };
+        let bridge = |path: String, ids| Function {
+            path,
+            numa,
+            class: "0x060400",
+            ids,
+            driver: Some("pcieport"),
+        };
         self.function(&bridge(root_port(numa), ("0x8086", "0x352a")))?;
         self.function(&bridge(upstream(numa), ("0x1000", "0xc030")))?;
-        (0..=GPUS_PER_SWITCH).try_for_each(|slot| self.function(&bridge(downstream(numa, slot), ("0x1000", "0xc030"))))
+        (0..=GPUS_PER_SWITCH).try_for_each(|slot| {
+            self.function(&bridge(downstream(numa, slot), ("0x1000", "0xc030")))
+        })
     }
 
     fn write_adapter(&self, index: usize) -> io::Result<()> {
         let pf = self.adapter_address(index);
         let slot = downstream(index, GPUS_PER_SWITCH);
         let at = |address: PciAddress| format!("{slot}/{address}");
-        let function = |path, device| Function { path, numa: index, class: "0x020000", ids: ("0x15b3", device), driver: Some("mlx5_core") };
+        let function = |path, device| Function {
+            path,
+            numa: index,
+            class: "0x020000",
+            ids: ("0x15b3", device),
+            driver: Some("mlx5_core"),
+        };
         self.function(&function(at(pf), "0x1021"))?;
         self.write(&format!("sys/devices/{}/sriov_totalvfs", at(pf)), "16")?;
         self.write(&format!("sys/devices/{}/sriov_numvfs", at(pf)), &VFS_PER_ADAPTER.to_string())?;
         // As on real machines, the numbers of the nodes do not follow those of the RDMA devices.
         let first_node = index * (VFS_PER_ADAPTER + 1);
-        self.rdma_device(&at(pf), &format!("mlx5_{index}"), first_node, &format!("a088:c203:0050:{:04x}", 0x1000 + index))?;
+        self.rdma_device(
+            &at(pf),
+            &format!("mlx5_{index}"),
+            first_node,
+            &format!("a088:c203:0050:{:04x}", 0x1000 + index),
+        )?;
         self.net_device(&at(pf), &format!("ens{}np0", index + 1))?;
         for number in 0..VFS_PER_ADAPTER {
-            let vf = PciAddress { function: pf.function + u8::try_from(number + 1).unwrap_or(0), ..pf };
+            let vf =
+                PciAddress { function: pf.function + u8::try_from(number + 1).unwrap_or(0), ..pf };
             self.function(&function(at(vf), "0x101e"))?;
             self.link(&format!("sys/devices/{}/virtfn{number}", at(pf)), &format!("../{vf}"))?;
             self.link(&format!("sys/devices/{}/physfn", at(vf)), &format!("../{pf}"))?;
             let device = ADAPTERS + index * VFS_PER_ADAPTER + number;
-            self.rdma_device(&at(vf), &format!("mlx5_{device}"), first_node + 1 + number, "0000:0000:0000:0000")?;
+            self.rdma_device(
+                &at(vf),
+                &format!("mlx5_{device}"),
+                first_node + 1 + number,
+                "0000:0000:0000:0000",
+            )?;
             self.net_device(&at(vf), &format!("ens{}v{number}", index + 1))?;
         }
         Ok(())
@@ -200,11 +236,26 @@ impl SimNode {
 
     fn write_fpga(&self) -> io::Result<()> {
         let port = format!("pci0000:b0/{}", PciAddress { device: 2, ..address(0xb0, 0) });
-        self.function(&Function { path: port.clone(), numa: 1, class: "0x060400", ids: ("0x8086", "0x352a"), driver: Some("pcieport") })?;
+        self.function(&Function {
+            path: port.clone(),
+            numa: 1,
+            class: "0x060400",
+            ids: ("0x8086", "0x352a"),
+            driver: Some("pcieport"),
+        })?;
         let path = format!("{port}/{}", self.fpga_address());
-        self.function(&Function { path: path.clone(), numa: 1, class: "0x120000", ids: ("0x8086", "0xbcce"), driver: Some("dfl-pci") })?;
+        self.function(&Function {
+            path: path.clone(),
+            numa: 1,
+            class: "0x120000",
+            ids: ("0x8086", "0xbcce"),
+            driver: Some("dfl-pci"),
+        })?;
         let region = format!("{path}/fpga_region/region0");
-        self.write(&format!("sys/devices/{region}/dfl-port.0/afu_id"), "d8424dc4a4a3c413f89e433683f9040b")?;
+        self.write(
+            &format!("sys/devices/{region}/dfl-port.0/afu_id"),
+            "d8424dc4a4a3c413f89e433683f9040b",
+        )?;
         self.write(&format!("sys/devices/{region}/dfl-fme.0/ports_num"), "1")?;
         self.class_link("fpga_region", "region0", &region)?;
         self.create_node("/dev/dfl-port.0")?;
@@ -304,7 +355,10 @@ fn upstream(numa: usize) -> String {
 }
 
 fn downstream(numa: usize, slot: usize) -> String {
-    let port = PciAddress { device: u8::try_from(slot).unwrap_or(u8::MAX), ..address([0x17, 0x99][numa % ADAPTERS], 0) };
+    let port = PciAddress {
+        device: u8::try_from(slot).unwrap_or(u8::MAX),
+        ..address([0x17, 0x99][numa % ADAPTERS], 0)
+    };
     format!("{}/{port}", upstream(numa))
 }
 
@@ -313,7 +367,9 @@ mod tests {
     use super::*;
     use crate::domain::{Device, DeviceClass, Health, Reason, ResourceSpec, Select};
     use crate::hardware::testing::spec;
-    use crate::hardware::{DiscoverInput, Discovery, defaults, discover, discover_with, node_health, scan};
+    use crate::hardware::{
+        DiscoverInput, Discovery, defaults, discover, discover_with, node_health, scan,
+    };
     use crate::host::HostRoot;
     use std::collections::BTreeMap;
     use std::sync::Arc;
@@ -327,7 +383,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = SimNode::create(dir.path()).unwrap();
         let root = HostRoot::new(node.root());
-        let mut specs: Vec<Arc<ResourceSpec>> = defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
+        let mut specs: Vec<Arc<ResourceSpec>> =
+            defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
         assert_eq!(specs.len(), 1);
         specs.push(spec("example.com/rdma", DeviceClass::Rdma, Select::default()));
         specs.push(spec("example.com/fpga", DeviceClass::Fpga, Select::default()));
@@ -347,18 +404,24 @@ mod tests {
         // The virtual functions are offered, therefore the two physical ones are not.
         let vfs = offered(&found, "example.com/rdma");
         assert_eq!(vfs.len(), ADAPTERS * VFS_PER_ADAPTER);
-        assert!(vfs.iter().all(|vf| vf.pci.as_ref().unwrap().is_vf() && node_health(&root, vf) == Some(Health::Healthy)));
+        assert!(vfs.iter().all(|vf| vf.pci.as_ref().unwrap().is_vf()
+            && node_health(&root, vf) == Some(Health::Healthy)));
         assert_eq!(vfs[0].id.as_str(), "0000:1c:00.1");
         assert_eq!(vfs[0].nodes[0].host, "/dev/infiniband/uverbs1");
         assert_eq!(found.selection.warnings.len(), ADAPTERS);
         let fpgas = offered(&found, "example.com/fpga");
         assert_eq!((fpgas.len(), fpgas[0].nodes[0].host.as_str()), (1, "/dev/dfl-port.0"));
 
-        let bridges = found.devices.iter().filter(|device| device.class == DeviceClass::Other).count();
+        let bridges =
+            found.devices.iter().filter(|device| device.class == DeviceClass::Other).count();
         assert_eq!(bridges, 2 * (2 + GPUS_PER_SWITCH + 1) + 1);
         assert_eq!(found.devices.len(), bridges + GPUS + ADAPTERS * (1 + VFS_PER_ADAPTER) + 1);
         assert_eq!(found.named.len(), GPUS + ADAPTERS * VFS_PER_ADAPTER + 1);
-        let pf = found.devices.iter().find(|device| device.attribute("node_guid") == Some("a088:c203:0050:1000")).unwrap();
+        let pf = found
+            .devices
+            .iter()
+            .find(|device| device.attribute("node_guid") == Some("a088:c203:0050:1000"))
+            .unwrap();
         assert_eq!(pf.pci.as_ref().unwrap().net, ["ens1np0"]);
     }
 
@@ -372,7 +435,8 @@ mod tests {
             let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
             discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()))
         };
-        let health = |index: usize| node_health(&root, &offered(&discover(), "nvidia.com/gpu")[index]);
+        let health =
+            |index: usize| node_health(&root, &offered(&discover(), "nvidia.com/gpu")[index]);
 
         node.remove_gpu_node(3).unwrap();
         assert_eq!(health(3), Some(Health::Unhealthy(Reason::NodeMissing)));
@@ -405,10 +469,19 @@ mod tests {
         ];
         let found = discover(&root, &specs, &BTreeMap::new());
         let of = |names: [&str; 2]| {
-            let devices = names.iter().flat_map(|name| offered(&found, name)).map(|device| device.pci.as_ref().unwrap().address);
-            devices.filter(|address| address.bus == 0x1c).map(|address| address.to_string()).collect()
+            let devices = names
+                .iter()
+                .flat_map(|name| offered(&found, name))
+                .map(|device| device.pci.as_ref().unwrap().address);
+            devices
+                .filter(|address| address.bus == 0x1c)
+                .map(|address| address.to_string())
+                .collect()
         };
-        (of(["example.com/nic", "example.com/hca"]), of(["example.com/nic-vf", "example.com/hca-vf"]))
+        (
+            of(["example.com/nic", "example.com/hca"]),
+            of(["example.com/nic-vf", "example.com/hca-vf"]),
+        )
     }
 
     /// The kernel's order. On creation, `add` of a virtual function comes before the links between
@@ -418,27 +491,44 @@ mod tests {
     fn a_changing_virtual_function_is_never_treated_as_a_whole_adapter() {
         let dir = tempfile::tempdir().unwrap();
         let node = SimNode::create(dir.path()).unwrap();
-        let (pf, vf) = (node.adapter_address(0), PciAddress { function: 1, ..node.adapter_address(0) });
+        let (pf, vf) =
+            (node.adapter_address(0), PciAddress { function: 1, ..node.adapter_address(0) });
         let folder = format!("sys/devices/{}", downstream(0, GPUS_PER_SWITCH));
-        let remove_link = |path: &str| fs::remove_file(node.root.join(format!("{folder}/{path}"))).unwrap();
+        let remove_link =
+            |path: &str| fs::remove_file(node.root.join(format!("{folder}/{path}"))).unwrap();
         for number in 0..VFS_PER_ADAPTER {
             remove_link(&format!("{pf}/virtfn{number}"));
-            node.remove_function(PciAddress { function: u8::try_from(number + 1).unwrap(), ..pf }).unwrap();
+            node.remove_function(PciAddress { function: u8::try_from(number + 1).unwrap(), ..pf })
+                .unwrap();
         }
         let (whole, none) = ([pf.to_string()], Vec::<String>::new());
         assert_eq!(adapters(&node), (whole.to_vec(), none.clone()));
 
         let path = format!("{}/{vf}", downstream(0, GPUS_PER_SWITCH));
-        let function = |driver| Function { path: path.clone(), numa: 0, class: "0x020000", ids: ("0x15b3", "0x101e"), driver };
+        let function = |driver| Function {
+            path: path.clone(),
+            numa: 0,
+            class: "0x020000",
+            ids: ("0x15b3", "0x101e"),
+            driver,
+        };
         node.function(&function(None)).unwrap();
         assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "add");
         node.link(&format!("{folder}/{pf}/virtfn0"), &format!("../{vf}")).unwrap();
-        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "it is named by its physical function");
+        assert_eq!(
+            adapters(&node),
+            (whole.to_vec(), none.clone()),
+            "it is named by its physical function"
+        );
         node.link(&format!("{folder}/{vf}/physfn"), &format!("../{pf}")).unwrap();
         assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "change");
         fs::remove_file(node.root.join(format!("sys/bus/pci/devices/{vf}"))).unwrap();
         node.function(&function(Some("mlx5_core"))).unwrap();
-        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "a driver, and nothing below it yet: only an interface");
+        assert_eq!(
+            adapters(&node),
+            (none.clone(), vec![vf.to_string()]),
+            "a driver, and nothing below it yet: only an interface"
+        );
         node.rdma_device(&path, "mlx5_2", 1, "0000:0000:0000:0000").unwrap();
         node.net_device(&path, "ens1v0").unwrap();
         assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "bind");

@@ -7,8 +7,9 @@
 
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Inventory, Listed, Moment, NvmlSnapshot, OperatorRequest, PendingHooks,
-    Reason, ResourceSpec, Timestamp, Verdict, Verdicts,
+    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Inventory, Listed, Moment,
+    NvmlSnapshot, OperatorRequest, PendingHooks, Reason, ResourceSpec, Timestamp, Verdict,
+    Verdicts,
 };
 use crate::hardware;
 use crate::health::PROBE_DEADLINE;
@@ -41,13 +42,29 @@ pub struct HealthSimulation {
 impl HealthSimulation {
     /// A daemon that has just been started, `now` after the boot.
     #[must_use]
-    pub fn start(root: HostRoot, specs: Vec<Arc<ResourceSpec>>, policy: HealthPolicy, now: Duration) -> Self {
+    pub fn start(
+        root: HostRoot,
+        specs: Vec<Arc<ResourceSpec>>,
+        policy: HealthPolicy,
+        now: Duration,
+    ) -> Self {
         let specs: Arc<[_]> = specs.into();
         let judge = judge(&specs, &policy, "first", &Verdicts::new());
         let (names, remembered, inventory, hanging) = Default::default();
         let grants = Vec::new();
-        let mut simulation =
-            HealthSimulation { root, specs, policy, names, former: None, grants, judge, inventory, remembered, hanging, now };
+        let mut simulation = HealthSimulation {
+            root,
+            specs,
+            policy,
+            names,
+            former: None,
+            grants,
+            judge,
+            inventory,
+            remembered,
+            hanging,
+            now,
+        };
         simulation.scan_and_probe();
         simulation
     }
@@ -69,12 +86,26 @@ impl HealthSimulation {
     /// Scans, as the daemon does after an event.
     pub fn scan(&mut self) {
         let began = self.moment();
-        let scan = hardware::scan_after(&self.root, self.former.as_ref().map_or(&[], |former| &former.devices));
+        let scan = hardware::scan_after(
+            &self.root,
+            self.former.as_ref().map_or(&[], |former| &former.devices),
+        );
         let held = discovery::held_nodes(&self.grants);
         let nvml = NvmlSnapshot::default();
-        let known = hardware::DiscoverInput { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let known = hardware::DiscoverInput {
+            names: &self.names,
+            nvml: &nvml,
+            held: &held,
+            former: self.former.as_ref(),
+        };
         let mut found = hardware::discover_with(&self.root, scan, &self.specs, &known);
-        let evidence = discovery::evidence(&self.root, began, &mut found, discovery::held_devices(&self.grants), std::iter::empty());
+        let evidence = discovery::evidence(
+            &self.root,
+            began,
+            &mut found,
+            discovery::held_devices(&self.grants),
+            std::iter::empty(),
+        );
         self.names.extend(found.named.clone());
         self.former = Some(found);
         self.judge.discovered(Arc::new(evidence));
@@ -112,11 +143,16 @@ impl HealthSimulation {
     /// Runs until that time, with every probe and scan that falls due.
     pub fn advance(&mut self, until: Duration) {
         loop {
-            let wanted = self.judge.next_probe().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
+            let wanted = self
+                .judge
+                .next_probe()
+                .map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
             let (poll, scan) = (next_tick(self.now, self.policy.poll), next_tick(self.now, SCAN));
-            let given_up = self.hanging.values().flatten().map(|(_, began)| began.boot + PROBE_DEADLINE);
+            let given_up =
+                self.hanging.values().flatten().map(|(_, began)| began.boot + PROBE_DEADLINE);
             let given_up = given_up.filter(|at| *at > self.now).min();
-            let dues = [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now), given_up];
+            let dues =
+                [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now), given_up];
             let next = dues.into_iter().flatten().min().unwrap_or(poll);
             if next > until {
                 self.now = until;
@@ -143,7 +179,9 @@ impl HealthSimulation {
     #[must_use]
     pub fn unhealthy(&self) -> BTreeMap<DeviceId, Reason> {
         let offered = self.inventory.resources.values().flat_map(|offering| &offering.devices);
-        offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).collect()
+        offered
+            .filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?)))
+            .collect()
     }
 
     /// The number of ids in the lists.
@@ -212,11 +250,19 @@ impl HealthSimulation {
     }
 
     fn moment(&self) -> Moment {
-        Moment { boot: self.now, wall: Timestamp(u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX)) }
+        Moment {
+            boot: self.now,
+            wall: Timestamp(u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX)),
+        }
     }
 }
 
-fn judge(specs: &Arc<[Arc<ResourceSpec>]>, policy: &HealthPolicy, boot_id: &str, remembered: &Verdicts) -> Judge {
+fn judge(
+    specs: &Arc<[Arc<ResourceSpec>]>,
+    policy: &HealthPolicy,
+    boot_id: &str,
+    remembered: &Verdicts,
+) -> Judge {
     let rules = Rules {
         boot_id: boot_id.to_owned(),
         has_probes: true,

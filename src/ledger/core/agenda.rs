@@ -41,7 +41,11 @@ impl Agenda {
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });
-        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).collect();
+        let placed = ledger
+            .grants()
+            .filter(|grant| grant.pod().is_some())
+            .map(|grant| grant.alloc_id.clone())
+            .collect();
         Agenda { pods, list, placed }
     }
 
@@ -50,7 +54,9 @@ impl Agenda {
     #[must_use]
     pub fn needs_listing(&self, files: &Observation) -> bool {
         let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
-        let is_known = |id: &AllocId| files.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.answered(id).is_some());
+        let is_known = |id: &AllocId| {
+            files.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.answered(id).is_some())
+        };
         self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(is_known)
     }
 }
@@ -75,11 +81,17 @@ pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
 
 /// The wait until the next pass, unless an event triggers one earlier.
 #[must_use]
-pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, has_dead_holder: bool, now: Timestamp) -> Duration {
+pub fn next_look(
+    ledger: &Ledger,
+    watchlist: &Watchlist,
+    has_dead_holder: bool,
+    now: Timestamp,
+) -> Duration {
     let is_open = |grant: &Grant| match &grant.state {
         GrantState::Granted => true,
         GrantState::Bound { pod, bound_at, .. } => {
-            pod.name.is_none() && u128::from(now.0.saturating_sub(bound_at.0)) < NAMED_WITHIN.as_millis()
+            pod.name.is_none()
+                && u128::from(now.0.saturating_sub(bound_at.0)) < NAMED_WITHIN.as_millis()
         }
         GrantState::Suspect { .. } | GrantState::Released { .. } => false,
     };

@@ -2,7 +2,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    CgroupState, Checkpoint, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
+    CgroupState, Checkpoint, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod,
+    Observation, PodName, PodRef, ResourceName,
 };
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,9 @@ impl<'a> Evidence<'a> {
             ledger,
             checkpoint: observation.checkpoint.as_deref(),
             listed: grouped(observation.pods.iter().flatten().map(|pod| (name_of(pod), pod))),
-            namesakes: grouped(observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str()))),
+            namesakes: grouped(
+                observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str())),
+            ),
             orphan: OnceCell::new(),
         }
     }
@@ -76,12 +79,19 @@ impl<'a> Evidence<'a> {
             return Some(name.clone());
         }
         // Another pod's grant of the same ids could be the listed one.
-        let rival = grant.devices.iter().flat_map(|device| self.ledger.holders(&grant.resource, &device.id));
-        if rival.into_iter().any(|other| other.pod().is_none_or(|pod| pod.uid != uid) && other.alloc_id != grant.alloc_id) {
+        let rival = grant
+            .devices
+            .iter()
+            .flat_map(|device| self.ledger.holders(&grant.resource, &device.id));
+        if rival.into_iter().any(|other| {
+            other.pod().is_none_or(|pod| pod.uid != uid) && other.alloc_id != grant.alloc_id
+        }) {
             return None;
         }
         let ids = ids(grant);
-        let same = |listed: &ListedContainer| listed.name == container && listed.devices.get(&grant.resource) == Some(&ids);
+        let same = |listed: &ListedContainer| {
+            listed.name == container && listed.devices.get(&grant.resource) == Some(&ids)
+        };
         let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
         match (found.next(), found.next()) {
             // The log folder of another UID with this name shows that the name is taken.
@@ -100,16 +110,21 @@ impl<'a> Evidence<'a> {
         let present = match (&pod.namespace, &pod.name) {
             (Some(namespace), Some(name)) => {
                 let name = (namespace.as_str(), name.as_str());
-                self.listed.get(&name).into_iter().flatten().any(|listed| self.is_ours(grant, &pod.uid, name, listed))
+                self.listed
+                    .get(&name)
+                    .into_iter()
+                    .flatten()
+                    .any(|listed| self.is_ours(grant, &pod.uid, name, listed))
             }
             // The kubelet has forgotten it and none of its processes runs: a pod that is listed
             // with its ids got them later.
             _ if self.checkpoint_lacks(&pod.uid) && self.cgroup(&pod.uid).is_dead() => false,
             // Without a name: a pod that has one of our ids, or a pod without a known UID, may be
             // this one.
-            _ => self
-                .listed()
-                .any(|listed| has_one_of(listed, &grant.resource, &ids(grant)) || !self.namesakes.contains_key(&name_of(listed))),
+            _ => self.listed().any(|listed| {
+                has_one_of(listed, &grant.resource, &ids(grant))
+                    || !self.namesakes.contains_key(&name_of(listed))
+            }),
         };
         match (present, self.observation.kubelet_settled) {
             (true, _) => Listing::Present,
@@ -126,10 +141,12 @@ impl<'a> Evidence<'a> {
             return true;
         }
         // The next pod of a StatefulSet has the same name and another UID.
-        let namesakes = self.namesakes.get(&name).into_iter().flatten().filter(|other| **other != uid);
+        let namesakes =
+            self.namesakes.get(&name).into_iter().flatten().filter(|other| **other != uid);
         let replaced = namesakes.into_iter().any(|other| {
             let in_its_place = self.checkpoint_has(other) && self.checkpoint_lacks(uid);
-            let alive_instead = self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
+            let alive_instead =
+                self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
             in_its_place || alive_instead
         });
         // Kubelets before 1.34 list pods that have ended, without devices; their checkpoint entries
@@ -144,17 +161,21 @@ impl<'a> Evidence<'a> {
     pub(super) fn may_be_in_use(&self, grant: &Grant) -> bool {
         let ids = ids(grant);
         // A grant of another plugin may be known as such.
-        let is_unmarked = |entry: &CheckpointEntry| entry.alloc_id.is_none() && self.ledger.grant(&entry.grant_id()).is_none();
-        let has_unmarked = |checkpoint: &Checkpoint| ids.iter().any(|id| checkpoint.having(&grant.resource, id).any(is_unmarked));
+        let is_unmarked = |entry: &CheckpointEntry| {
+            entry.alloc_id.is_none() && self.ledger.grant(&entry.grant_id()).is_none()
+        };
+        let has_unmarked = |checkpoint: &Checkpoint| {
+            ids.iter().any(|id| checkpoint.having(&grant.resource, id).any(is_unmarked))
+        };
         if self.checkpoint.is_some_and(has_unmarked) {
             return true;
         }
         let explained = |listed: &ListedPod| {
             let others = ids.iter().flat_map(|id| self.ledger.holders(&grant.resource, id));
-            others
-                .into_iter()
-                .filter_map(|other| other.pod())
-                .any(|pod| pod.namespace.as_deref() == Some(listed.namespace.as_str()) && pod.name.as_deref() == Some(listed.name.as_str()))
+            others.into_iter().filter_map(|other| other.pod()).any(|pod| {
+                pod.namespace.as_deref() == Some(listed.namespace.as_str())
+                    && pod.name.as_deref() == Some(listed.name.as_str())
+            })
         };
         self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed))
             || *self.orphan.get_or_init(|| self.has_unexplained_orphan())
@@ -164,10 +185,22 @@ impl<'a> Evidence<'a> {
     /// deletion removes a pod's entries from the checkpoint at once, perhaps before they were read.
     /// Then this pod may be the holder of any grant.
     fn has_unexplained_orphan(&self) -> bool {
-        let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
+        let running = self
+            .observation
+            .cgroups
+            .iter()
+            .filter(|(_, state)| **state == CgroupState::Populated)
+            .map(|(uid, _)| uid.as_str());
         let bound = self.ledger.pods();
-        let is_listed = |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed.contains_key(&as_name(name)));
-        running.into_iter().any(|uid| !self.checkpoint_has(uid) && !is_listed(uid) && !bound.contains(uid))
+        let is_listed = |uid: &str| {
+            self.observation
+                .names
+                .get(uid)
+                .is_some_and(|name| self.listed.contains_key(&as_name(name)))
+        };
+        running
+            .into_iter()
+            .any(|uid| !self.checkpoint_has(uid) && !is_listed(uid) && !bound.contains(uid))
     }
 
     fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {
@@ -196,5 +229,9 @@ fn grouped<'a, T>(named: impl Iterator<Item = (Name<'a>, T)>) -> BTreeMap<Name<'
 }
 
 fn has_one_of(listed: &ListedPod, resource: &ResourceName, ids: &BTreeSet<DeviceId>) -> bool {
-    listed.containers.iter().filter_map(|container| container.devices.get(resource)).any(|devices| !devices.is_disjoint(ids))
+    listed
+        .containers
+        .iter()
+        .filter_map(|container| container.devices.get(resource))
+        .any(|devices| !devices.is_disjoint(ids))
 }

@@ -88,11 +88,19 @@ impl Ledger {
 
     /// The devices that a grant or a list contains.
     fn in_use(&self, inventory: &Inventory) -> BTreeSet<DeviceId> {
-        let held = self.grants.values().flat_map(|grant| &grant.devices).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
+        let held = self
+            .grants
+            .values()
+            .flat_map(|grant| &grant.devices)
+            .flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
         let listed = inventory.resources.values().flat_map(|offering| &offering.devices);
-        let listed = listed.flat_map(|(id, offered)| [Some(id.clone()), Some(offered.device.id.clone())]);
-        let offered =
-            self.listed.values().flat_map(|devices| devices.iter()).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
+        let listed =
+            listed.flat_map(|(id, offered)| [Some(id.clone()), Some(offered.device.id.clone())]);
+        let offered = self
+            .listed
+            .values()
+            .flat_map(|devices| devices.iter())
+            .flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
         held.chain(listed).chain(offered).flatten().collect()
     }
 
@@ -131,11 +139,13 @@ pub fn forget(
     }
     let mut kinds: BTreeMap<Kind, Vec<(Timestamp, &DeviceId)>> = BTreeMap::new();
     for device in missing {
-        let is_true = |since: &Timestamp| *since <= now && (*since >= CLOCK_IS_SET || now < CLOCK_IS_SET);
+        let is_true =
+            |since: &Timestamp| *since <= now && (*since >= CLOCK_IS_SET || now < CLOCK_IS_SET);
         let since = ledger.gone.get(device).copied().filter(is_true).unwrap_or(now);
         kinds.entry(ledger.kind(device)).or_default().push((since, device));
     }
-    let oldest = now.0.saturating_sub(u64::try_from(FORGOTTEN_AFTER.as_millis()).unwrap_or(u64::MAX));
+    let oldest =
+        now.0.saturating_sub(u64::try_from(FORGOTTEN_AFTER.as_millis()).unwrap_or(u64::MAX));
     let (mut gone, mut forgotten, mut reported) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, mut devices) in kinds {
         devices.sort();
@@ -156,7 +166,11 @@ pub fn forget(
     entries.extend(in_batches(&back, &|devices| Entry::Gone { devices, since: None }));
     entries.extend(in_batches(&gone, &|devices| Entry::Gone { devices, since: Some(now) }));
     let dropped = forgotten.iter().flat_map(|device| ledger.owed_hooks(device));
-    entries.extend(dropped.map(|hook| Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))));
+    entries.extend(
+        dropped.map(|hook| {
+            Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))
+        }),
+    );
     entries.extend(in_batches(&forgotten, &|devices| Entry::Forgotten { devices }));
     (entries, reported)
 }
@@ -165,8 +179,9 @@ pub fn forget(
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, ContainerEdits, Cordon, Device, DeviceClass, Grant, GrantState, GrantedDevice, Health, Incident, Offered,
-        Offering, PodRef, Reason, ResourceSpec, Unread, VerdictState,
+        AllocId, Attributes, ContainerEdits, Cordon, Device, DeviceClass, Grant, GrantState,
+        GrantedDevice, Health, Incident, Offered, Offering, PodRef, Reason, ResourceSpec, Unread,
+        VerdictState,
     };
 
     const DAY: u64 = 24 * 3600 * 1000;
@@ -185,8 +200,15 @@ mod tests {
 
     /// The verdict that health leaves for an absent device.
     fn went() -> Verdict {
-        let incident = Incident { reason: Reason::DeviceGone, detail: String::new(), at: Timestamp(1), until: None, held_by: Vec::new() };
-        let state = VerdictState::Unhealthy { reason: Reason::DeviceGone, seen: Duration::from_secs(1) };
+        let incident = Incident {
+            reason: Reason::DeviceGone,
+            detail: String::new(),
+            at: Timestamp(1),
+            until: None,
+            held_by: Vec::new(),
+        };
+        let state =
+            VerdictState::Unhealthy { reason: Reason::DeviceGone, seen: Duration::from_secs(1) };
         Verdict { state, is_away: true, incidents: vec![incident], ..Verdict::default() }
     }
 
@@ -229,7 +251,12 @@ mod tests {
             for entry in entries {
                 ledger.evolve(&entry);
             }
-            Stage { ledger, found: BTreeSet::new(), unread: Unread::default(), inventory: Inventory::default() }
+            Stage {
+                ledger,
+                found: BTreeSet::new(),
+                unread: Unread::default(),
+                inventory: Inventory::default(),
+            }
         }
 
         fn list(&mut self, n: usize) {
@@ -256,7 +283,14 @@ mod tests {
 
         fn look_at(&mut self, now: Timestamp) -> Vec<DeviceId> {
             let found = |ledger: &Ledger, inventory: &Inventory| {
-                forget(ledger, |id, keys| self.found.contains(id) || keys.iter().any(|key| self.unread.may_hide(key)), inventory, now)
+                forget(
+                    ledger,
+                    |id, keys| {
+                        self.found.contains(id) || keys.iter().any(|key| self.unread.may_hide(key))
+                    },
+                    inventory,
+                    now,
+                )
             };
             let (entries, reported) = found(&self.ledger, &self.inventory);
             for entry in &entries {
@@ -276,13 +310,22 @@ mod tests {
     fn a_device_that_has_gone_is_remembered_for_its_time_and_then_no_more() {
         let verdicts = [(1, went()), (2, faulty()), (3, cordoned()), (4, latched())];
         let names = (0..6).map(named);
-        let mut stage = Stage::new(names.chain(verdicts.map(|(n, verdict)| judged(n, verdict))).chain([owed(5)]));
+        let mut stage = Stage::new(
+            names.chain(verdicts.map(|(n, verdict)| judged(n, verdict))).chain([owed(5)]),
+        );
         assert!(stage.look(0).is_empty());
         assert_eq!(stage.ledger.gone.len(), 6);
         stage.look(29);
-        assert!((0..6).all(|n| stage.knows(n)) && stage.ledger.verdicts().len() == 4, "an operator may put it back");
+        assert!(
+            (0..6).all(|n| stage.knows(n)) && stage.ledger.verdicts().len() == 4,
+            "an operator may put it back"
+        );
         let reported = stage.look(31);
-        assert_eq!((0..6).filter(|n| stage.knows(*n)).collect::<Vec<_>>(), [3, 4], "a cordon stays, and a device that waits for a person");
+        assert_eq!(
+            (0..6).filter(|n| stage.knows(*n)).collect::<Vec<_>>(),
+            [3, 4],
+            "a cordon stays, and a device that waits for a person"
+        );
         assert_eq!(
             (reported, stage.ledger.owed().len()),
             (vec![id(5)], 0),
@@ -305,7 +348,13 @@ mod tests {
         let grant = |alloc_id: &str, device: DeviceId, state| Grant {
             alloc_id: AllocId::new(alloc_id),
             resource: "example.com/sensor".parse().unwrap(),
-            devices: vec![GrantedDevice { id: device, key: String::new(), numa_nodes: Vec::new(), nodes: Vec::new(), objects: Vec::new() }],
+            devices: vec![GrantedDevice {
+                id: device,
+                key: String::new(),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                objects: Vec::new(),
+            }],
             edits: ContainerEdits::default(),
             boot_id: String::new(),
             kubelet: None,
@@ -313,8 +362,16 @@ mod tests {
             version: String::new(),
             state,
         };
-        let (pod, container) = (PodRef { namespace: Some("x".into()), name: Some("p".into()), uid: "u".into() }, "main".to_owned());
-        let doubted = GrantState::Suspect { pod, container, bound_at: Timestamp(1), suspect_at: Timestamp(2) };
+        let (pod, container) = (
+            PodRef { namespace: Some("x".into()), name: Some("p".into()), uid: "u".into() },
+            "main".to_owned(),
+        );
+        let doubted = GrantState::Suspect {
+            pod,
+            container,
+            bound_at: Timestamp(1),
+            suspect_at: Timestamp(2),
+        };
         // One is held by one of its shares, one by a grant whose pod is missing.
         let share = DeviceId::new(format!("{}::3", id(3)));
         for grant in [grant("a-1", share, GrantState::Granted), grant("a-2", id(4), doubted)] {
@@ -333,15 +390,25 @@ mod tests {
         stage.found.clear();
         stage.look(4035);
         stage.look(4060);
-        assert!(stage.knows(1) && stage.ledger.verdicts().contains_key(&id(1)), "its fault is not forgotten within the time");
+        assert!(
+            stage.knows(1) && stage.ledger.verdicts().contains_key(&id(1)),
+            "its fault is not forgotten within the time"
+        );
         stage.look(4066);
         assert!(!stage.knows(1) && stage.ledger.verdicts().is_empty());
     }
 
     #[test]
     fn a_flood_of_ever_new_names_is_small_at_once_and_pushes_out_no_fault_and_no_word() {
-        let mut stage =
-            Stage::new([named(0), judged(0, cordoned()), named(1), judged(1, faulty()), owed(2), named(3), judged(3, latched())]);
+        let mut stage = Stage::new([
+            named(0),
+            judged(0, cordoned()),
+            named(1),
+            judged(1, faulty()),
+            owed(2),
+            named(3),
+            judged(3, latched()),
+        ]);
         stage.look(0);
         for n in 10..20_010 {
             stage.ledger.evolve(&named(n));
@@ -351,9 +418,15 @@ mod tests {
             }
         }
         stage.look(2);
-        assert_eq!((stage.ledger.gone.len(), stage.ledger.names().len(), stage.ledger.verdicts().len()), (260, 259, 259));
+        assert_eq!(
+            (stage.ledger.gone.len(), stage.ledger.names().len(), stage.ledger.verdicts().len()),
+            (260, 259, 259)
+        );
         assert!([0, 1, 3].into_iter().all(|n| stage.knows(n)) && stage.ledger.owed().len() == 1);
-        assert!(stage.knows(20_009) && !stage.knows(10), "those leave that have been gone for longest");
+        assert!(
+            stage.knows(20_009) && !stage.knows(10),
+            "those leave that have been gone for longest"
+        );
         // Too many devices that need a person: that is reported, with the names.
         for n in 30_000..31_000 {
             stage.ledger.evolve(&judged(n, latched()));
@@ -364,11 +437,16 @@ mod tests {
 
     #[test]
     fn what_could_not_be_read_has_not_gone() {
-        let gpu = Entry::Named { key: "pci:0000:3b:00.0/10de:2330".into(), id: DeviceId::new("GPU-1") };
+        let gpu =
+            Entry::Named { key: "pci:0000:3b:00.0/10de:2330".into(), id: DeviceId::new("GPU-1") };
         let mut stage = Stage::new((0..1000).map(named).chain([gpu]));
         stage.unread.resources.insert("example.com/sensor".parse().unwrap(), "EIO".into());
         stage.look(0);
-        assert_eq!(stage.ledger.gone.keys().map(DeviceId::as_str).collect::<Vec<_>>(), ["GPU-1"], "all PCI functions were read");
+        assert_eq!(
+            stage.ledger.gone.keys().map(DeviceId::as_str).collect::<Vec<_>>(),
+            ["GPU-1"],
+            "all PCI functions were read"
+        );
         stage.look(3650);
         assert_eq!((stage.ledger.names().len(), stage.ledger.gone.len()), (1000, 0));
         stage.unread = Unread::default();
@@ -384,7 +462,9 @@ mod tests {
     fn a_clock_that_is_set_later_makes_nothing_old() {
         let mut stage = Stage::new([named(0)]);
         stage.look_at(Timestamp(5000));
-        let writes = |stage: &Stage, now| !forget(&stage.ledger, |_, _| false, &stage.inventory, Timestamp(now)).0.is_empty();
+        let writes = |stage: &Stage, now| {
+            !forget(&stage.ledger, |_, _| false, &stage.inventory, Timestamp(now)).0.is_empty()
+        };
         assert!(!writes(&stage, 6000), "a clock that is never set does not cause repeated writes");
         stage.look(0);
         assert!(stage.knows(0));

@@ -13,8 +13,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, DeviceId, DueHooks, Entry, Grant, GrantState, GrantedDevice, HookState, PendingHook, PendingHooks, Refusal, ResourceName,
-    Sharing, Timestamp, note_hook, overlap,
+    AllocId, DeviceId, DueHooks, Entry, Grant, GrantState, GrantedDevice, HookState, PendingHook,
+    PendingHooks, Refusal, ResourceName, Sharing, Timestamp, note_hook, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,11 +38,15 @@ impl Ledger {
         let mut due = DueHooks::default();
         for hook in self.owed.values().flat_map(BTreeMap::values) {
             let Some(sharing) = hooks.get(&hook.resource) else { continue };
-            let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook)).peekable();
+            let mut holders =
+                self.grants.values().filter(|grant| holds(grant, *sharing, hook)).peekable();
             let is_held_back = || held_back.contains(&(hook.resource.clone(), hook.device.clone()));
             if holders.peek().is_none() {
                 note_hook(&mut due.free, hook);
-            } else if *sharing == Sharing::Exclusive && is_held_back() && holders.all(|grant| comes_after(grant, hook)) {
+            } else if *sharing == Sharing::Exclusive
+                && is_held_back()
+                && holders.all(|grant| comes_after(grant, hook))
+            {
                 note_hook(&mut due.gated, hook);
             }
         }
@@ -52,7 +56,12 @@ impl Ledger {
     /// Why a grant has to wait: one of its devices has a pending hook, or will have one by the
     /// entries that wait for the commit. That counts for every id of the device: the last holder's
     /// data is still on it.
-    pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
+    pub fn waits<'a>(
+        &self,
+        hooks: &ReleaseHooks,
+        written: impl Iterator<Item = &'a Entry>,
+        wanted: &Grant,
+    ) -> Option<Refusal> {
         if hooks.is_empty() {
             return None;
         }
@@ -70,18 +79,25 @@ impl Ledger {
         // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
             let sharing = hooks.get(&hook.resource);
-            sharing.is_some_and(|sharing| !self.grants.values().any(|grant| holds(grant, *sharing, hook)))
+            sharing.is_some_and(|sharing| {
+                !self.grants.values().any(|grant| holds(grant, *sharing, hook))
+            })
         };
         let is_its = |device: &GrantedDevice, hook: &PendingHook| {
             let sharing = hooks.get(&wanted.resource).filter(|_| hook.resource == wanted.resource);
-            let by_id = sharing.is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
+            let by_id = sharing
+                .is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
             by_id || overlap(&device.objects, &hook.objects)
         };
         let owed = |device: &GrantedDevice| {
             let mut known = self.owed.values().flat_map(BTreeMap::values);
             let due = known.find(|hook| is_its(device, hook) && is_due(hook));
             let hook = due.or_else(|| about.iter().copied().find(|hook| is_its(device, hook)))?;
-            Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: device.id.clone(), reason: hook.reason() })
+            Some(Refusal::Unhealthy {
+                resource: wanted.resource.clone(),
+                id: device.id.clone(),
+                reason: hook.reason(),
+            })
         };
         wanted.devices.iter().find_map(owed)
     }
@@ -89,8 +105,12 @@ impl Ledger {
 
 /// Whether a live grant has the device of a hook, by its id or by another one.
 fn holds(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
-    let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
-    let is_its = |device: &GrantedDevice| !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects);
+    let is_same = |id: &DeviceId| {
+        grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device
+    };
+    let is_its = |device: &GrantedDevice| {
+        !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects)
+    };
     grant.devices.iter().any(|device| is_same(&device.id) || is_its(device))
 }
 
@@ -114,11 +134,18 @@ fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
 
 /// The hooks that these moves make pending, to be written before them. `written` are entries that
 /// wait for the commit: a grant among them already holds its devices.
-pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written: impl Iterator<Item = &'a Entry>) -> Vec<Entry> {
+pub fn owing<'a>(
+    ledger: &Ledger,
+    hooks: &ReleaseHooks,
+    moves: &[Entry],
+    written: impl Iterator<Item = &'a Entry>,
+) -> Vec<Entry> {
     let released: Vec<(&AllocId, &GrantState)> = moves
         .iter()
         .filter_map(|entry| match entry {
-            Entry::Moved { alloc_id, state: state @ GrantState::Released { .. } } => Some((alloc_id, state)),
+            Entry::Moved { alloc_id, state: state @ GrantState::Released { .. } } => {
+                Some((alloc_id, state))
+            }
             _ => None,
         })
         .collect();
@@ -126,8 +153,10 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
         return Vec::new();
     }
     let gone: BTreeSet<&AllocId> = released.iter().map(|(alloc_id, _)| *alloc_id).collect();
-    let staying = ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
-    let coming = written.filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
+    let staying =
+        ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
+    let coming = written
+        .filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     let holders: Vec<&Grant> = staying.chain(coming).collect();
     // If several holders end at once, the last one is named.
     let mut owed: BTreeMap<(ResourceName, DeviceId), PendingHook> = BTreeMap::new();
@@ -158,8 +187,17 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
 /// The entry to write when a run has ended. `None` for the run of an earlier release: the later one
 /// has its own run.
 #[must_use]
-pub fn ended(ledger: &Ledger, ran: &PendingHook, result: Result<(), String>, now: Timestamp) -> Option<Entry> {
-    let owed = ledger.owed.get(&ran.resource)?.get(&ran.device).filter(|owed| owed.alloc_id == ran.alloc_id)?;
+pub fn ended(
+    ledger: &Ledger,
+    ran: &PendingHook,
+    result: Result<(), String>,
+    now: Timestamp,
+) -> Option<Entry> {
+    let owed = ledger
+        .owed
+        .get(&ran.resource)?
+        .get(&ran.device)
+        .filter(|owed| owed.alloc_id == ran.alloc_id)?;
     let before = if let HookState::Failed { tries, .. } = owed.state { tries } else { 0 };
     let state = match result {
         Ok(()) => HookState::Done,
@@ -172,7 +210,9 @@ pub fn ended(ledger: &Ledger, ran: &PendingHook, result: Result<(), String>, now
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
     let former = ledger.owed.iter().filter(|(resource, _)| !hooks.contains_key(*resource));
-    let done = |hook: &PendingHook| Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }));
+    let done = |hook: &PendingHook| {
+        Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))
+    };
     former.flat_map(|(_, devices)| devices.values().map(done)).collect()
 }
 
@@ -207,7 +247,11 @@ mod tests {
             kubelet: None,
             granted_at: Timestamp(n),
             version: "1".into(),
-            state: GrantState::Bound { pod: pod("u1"), container: "main".into(), bound_at: Timestamp(n) },
+            state: GrantState::Bound {
+                pod: pod("u1"),
+                container: "main".into(),
+                bound_at: Timestamp(n),
+            },
         }
     }
 
@@ -243,7 +287,10 @@ mod tests {
     }
 
     fn devices(owed: &PendingHooks) -> Vec<String> {
-        owed.values().flatten().map(|(device, hook)| format!("{device} after {}", hook.alloc_id)).collect()
+        owed.values()
+            .flatten()
+            .map(|(device, hook)| format!("{device} after {}", hook.alloc_id))
+            .collect()
     }
 
     /// Decides and applies, as the actor does.
@@ -266,19 +313,32 @@ mod tests {
         assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), ["a after a-2"]);
         let mut both = self::ledger(&[made(1, "a"), made(2, "a")]);
         release(&mut both, &hooks, &[released(1), released(2)]);
-        assert_eq!(devices(&both.due(&hooks, &HeldBack::new()).free), ["a after a-2"], "once for both");
+        assert_eq!(
+            devices(&both.due(&hooks, &HeldBack::new()).free),
+            ["a after a-2"],
+            "once for both"
+        );
     }
 
     #[test]
     fn a_shared_device_and_a_pool_are_free_when_every_share_is() {
-        for (sharing, ids, whole) in [(Sharing::Replicas(3), ["a::0", "a::2"], "a"), (Sharing::Pool(3), ["0", "2"], "example.com/gpu")] {
+        for (sharing, ids, whole) in [
+            (Sharing::Replicas(3), ["a::0", "a::2"], "a"),
+            (Sharing::Pool(3), ["0", "2"], "example.com/gpu"),
+        ] {
             let hooks = hooks(sharing);
             let mut ledger = ledger(&[made(1, ids[0]), made(2, ids[1])]);
             release(&mut ledger, &hooks, &[released(1)]);
             assert!(ledger.owed().is_empty());
             release(&mut ledger, &hooks, &[released(2)]);
-            assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), [format!("{whole} after a-2")]);
-            assert!(ledger.waits(&hooks, [].iter(), &grant(3, ids[0])).is_some(), "no share of it is given");
+            assert_eq!(
+                devices(&ledger.due(&hooks, &HeldBack::new()).free),
+                [format!("{whole} after a-2")]
+            );
+            assert!(
+                ledger.waits(&hooks, [].iter(), &grant(3, ids[0])).is_some(),
+                "no share of it is given"
+            );
         }
     }
 
@@ -287,18 +347,33 @@ mod tests {
         let hooks = hooks(Sharing::Exclusive);
         let mut ledger = ledger(&[made(1, "a")]);
         let reason = |refusal: Option<Refusal>| {
-            refusal.map(|refusal| if let Refusal::Unhealthy { reason, .. } = refusal { reason } else { Reason::Deselected })
+            refusal.map(|refusal| {
+                if let Refusal::Unhealthy { reason, .. } = refusal {
+                    reason
+                } else {
+                    Reason::Deselected
+                }
+            })
         };
         let written = owing(&ledger, &hooks, &[released(1)], [].iter());
-        assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "a"))), Some(Reason::HookPending));
+        assert_eq!(
+            reason(ledger.waits(&hooks, written.iter(), &grant(2, "a"))),
+            Some(Reason::HookPending)
+        );
         assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "b"))), None);
         // A grant that waits for the commit already holds the device.
         assert_eq!(owing(&ledger, &hooks, &[released(1)], [made(2, "a")].iter()), []);
         release(&mut ledger, &hooks, &[released(1)]);
-        assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), Some(Reason::HookPending));
+        assert_eq!(
+            reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))),
+            Some(Reason::HookPending)
+        );
         let failed = ended(&ledger, &run(&ledger), Err("no".into()), Timestamp(7)).unwrap();
         ledger.evolve(&failed);
-        assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), Some(Reason::HookFailed));
+        assert_eq!(
+            reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))),
+            Some(Reason::HookFailed)
+        );
         let done = ended(&ledger, &run(&ledger), Ok(()), Timestamp(8)).unwrap();
         ledger.evolve(&done);
         assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), None);
@@ -313,9 +388,15 @@ mod tests {
         for tries in 1..=2 {
             let failed = ended(&ledger, &run(&ledger), Err("no".into()), Timestamp(7)).unwrap();
             ledger.evolve(&failed);
-            assert_eq!(run(&ledger).state, HookState::Failed { tries, failed_at: Timestamp(7), why: "no".into() });
+            assert_eq!(
+                run(&ledger).state,
+                HookState::Failed { tries, failed_at: Timestamp(7), why: "no".into() }
+            );
         }
-        ledger.evolve(&Entry::Hook(Box::new(PendingHook { alloc_id: AllocId::new("a-9"), ..first.clone() })));
+        ledger.evolve(&Entry::Hook(Box::new(PendingHook {
+            alloc_id: AllocId::new("a-9"),
+            ..first.clone()
+        })));
         assert_eq!(ended(&ledger, &first, Ok(()), Timestamp(8)), None);
     }
 
@@ -326,7 +407,10 @@ mod tests {
         // The state after a torn write: the hook without the release.
         let owed = owing(&ledger, &hooks, &[released(1)], [].iter());
         apply(&mut ledger, &owed);
-        assert!(ledger.due(&hooks, &HeldBack::new()).free.is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
+        assert!(
+            ledger.due(&hooks, &HeldBack::new()).free.is_empty()
+                && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none()
+        );
         release(&mut ledger, &hooks, &[released(1)]);
         assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), ["a after a-1"]);
     }
@@ -339,7 +423,10 @@ mod tests {
             grant.devices[0].key = "pci:0000:18:00.0/10de:2330".into();
             Entry::Grant(Arc::new(grant))
         };
-        let mut ledger = ledger(&[keyed(grant(1, "a"), "example.com/gpu"), keyed(grant(2, "other"), "example.com/other")]);
+        let mut ledger = ledger(&[
+            keyed(grant(1, "a"), "example.com/gpu"),
+            keyed(grant(2, "other"), "example.com/other"),
+        ]);
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(ledger.owed().is_empty());
         // That resource has no gate: no container is held back there.
@@ -351,7 +438,8 @@ mod tests {
     }
 
     #[test]
-    fn an_exclusive_device_that_another_pod_has_already_is_owed_its_hook_which_waits_for_that_pod_to_be_held_back() {
+    fn an_exclusive_device_that_another_pod_has_already_is_owed_its_hook_which_waits_for_that_pod_to_be_held_back()
+     {
         let hooks = hooks(Sharing::Exclusive);
         let of = |uid: Option<&str>, n: u64| {
             let state = uid.map_or(GrantState::Granted, |uid| GrantState::Bound {
@@ -364,10 +452,22 @@ mod tests {
         for next in [Some("u2"), None] {
             let mut ledger = ledger(&[of(Some("u1"), 1), of(next, 2)]);
             let written = owing(&ledger, &hooks, &[released(1)], [].iter());
-            assert_eq!((written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))), (1, None), "nor while it is written");
+            assert_eq!(
+                (written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))),
+                (1, None),
+                "nor while it is written"
+            );
             release(&mut ledger, &hooks, &[released(1)]);
-            assert_eq!(ledger.due(&hooks, &HeldBack::new()), DueHooks::default(), "a container may run with it");
-            assert_eq!(ledger.waits(&hooks, [].iter(), &grant(3, "a")), None, "the kubelet decides who has it");
+            assert_eq!(
+                ledger.due(&hooks, &HeldBack::new()),
+                DueHooks::default(),
+                "a container may run with it"
+            );
+            assert_eq!(
+                ledger.waits(&hooks, [].iter(), &grant(3, "a")),
+                None,
+                "the kubelet decides who has it"
+            );
             let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
             let due = ledger.due(&hooks, &held_back);
             assert_eq!((devices(&due.gated), due.free.len()), (vec!["a after a-1".to_owned()], 0));
@@ -388,7 +488,13 @@ mod tests {
             let (released_at, released_by) = (Timestamp(100), "never_started".to_owned());
             Entry::Moved {
                 alloc_id: grant(n, "").alloc_id,
-                state: GrantState::Released { pod: None, container: None, bound_at: None, released_at, released_by },
+                state: GrantState::Released {
+                    pod: None,
+                    container: None,
+                    bound_at: None,
+                    released_at,
+                    released_by,
+                },
             }
         };
         let mut ledger = ledger(&[made(1, "a"), made(2, "a")]);

@@ -25,8 +25,8 @@
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
 use crate::domain::{
-    CgroupState, Checkpoint, DeviceId, Entry, FormerHolder, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, StartBlocked,
-    Timestamp,
+    CgroupState, Checkpoint, DeviceId, Entry, FormerHolder, Grant, GrantState, PodName, PodRef,
+    ResourceName, Sharing, StartBlocked, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -59,7 +59,11 @@ impl Passage {
     /// kept from starting.
     #[must_use]
     pub fn waits_for_hooks(&self) -> bool {
-        matches!(self, Passage::HandedOn(..) | Passage::Barred(_, StartBlocked::Due { .. } | StartBlocked::Failed { .. }))
+        matches!(
+            self,
+            Passage::HandedOn(..)
+                | Passage::Barred(_, StartBlocked::Due { .. } | StartBlocked::Failed { .. })
+        )
     }
 }
 
@@ -105,7 +109,8 @@ fn former<'a>(
     holders: &[&'a Arc<Grant>],
     view: &impl View,
 ) -> Result<Vec<(&'a Grant, FormerHolder)>, StartBlocked> {
-    let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
+    let known: BTreeSet<Option<&str>> =
+        holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
     }
@@ -114,16 +119,28 @@ fn former<'a>(
     // The pod of each grant: the checkpoint may know it before the ledger does.
     let mut pods: BTreeMap<&str, Vec<(&Grant, Option<FormerHolder>)>> = BTreeMap::new();
     for grant in holders {
-        let former = grant.pod().zip(grant.container()).map(|(pod, container)| former_of(pod, container, view));
-        let uid = grant.pod().map(|pod| pod.uid.as_str()).or_else(|| Some(in_checkpoint(grant)?.pod_uid.as_str()));
-        let Some(uid) = uid else { return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() }) };
+        let former = grant
+            .pod()
+            .zip(grant.container())
+            .map(|(pod, container)| former_of(pod, container, view));
+        let uid = grant
+            .pod()
+            .map(|pod| pod.uid.as_str())
+            .or_else(|| Some(in_checkpoint(grant)?.pod_uid.as_str()));
+        let Some(uid) = uid else {
+            return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() });
+        };
         pods.entry(uid).or_default().push((grant, former));
     }
     if pods.len() <= 1 {
         return Ok(Vec::new());
     }
-    let having = holders.first().zip(checkpoint).map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
-    let present: BTreeSet<&str> = having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).collect();
+    let having = holders
+        .first()
+        .zip(checkpoint)
+        .map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
+    let present: BTreeSet<&str> =
+        having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).collect();
     let mut gone = Vec::new();
     for (uid, grants) in &pods {
         if present.len() == 1 && present.contains(uid) {
@@ -131,14 +148,18 @@ fn former<'a>(
         }
         for (grant, former) in grants {
             // A pod that only the checkpoint knows is still in the checkpoint.
-            let Some(former) = former.clone() else { return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() }) };
+            let Some(former) = former.clone() else {
+                return Err(StartBlocked::Unknown { alloc_id: grant.alloc_id.clone() });
+            };
             let is_in_it = checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty());
             if present.len() != 1 || is_in_it && !ledger.is_superseded(grant, checkpoint) {
                 return Err(StartBlocked::CheckpointUnclear { former });
             }
             match view.cgroup(uid) {
                 CgroupState::Absent | CgroupState::Empty => gone.push((*grant, former)),
-                cgroup @ (CgroupState::Populated | CgroupState::Unknown) => return Err(StartBlocked::Runs { former, cgroup }),
+                cgroup @ (CgroupState::Populated | CgroupState::Unknown) => {
+                    return Err(StartBlocked::Runs { former, cgroup });
+                }
             }
         }
     }

@@ -7,7 +7,9 @@
 //! In the same way the ledger takes over grants of another plugin when a node moves to Holdfast:
 //! its containers keep running, and their devices are held like any others.
 
-use crate::domain::{AllocId, CheckpointGrant, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
+use crate::domain::{
+    AllocId, CheckpointGrant, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version in a rebuilt grant: the version that made it is not known.
@@ -22,11 +24,19 @@ const OTHER_PLUGIN: &str = "other plugin";
 /// releases its grant. The rebuilt grant has no boot id, which requires more evidence than a grant
 /// of this boot would.
 #[must_use]
-pub fn rebuild(kept: Vec<CheckpointGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
+pub fn rebuild(
+    kept: Vec<CheckpointGrant>,
+    known: &BTreeSet<AllocId>,
+    names: &BTreeMap<String, DeviceId>,
+    now: Timestamp,
+) -> Vec<Grant> {
     let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
-        let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());
+        let key = keys
+            .get(&id)
+            .or_else(|| keys.get(whole.as_ref()?))
+            .map_or_else(String::new, |key| (*key).clone());
         GrantedDevice { id, key, numa_nodes, nodes: Vec::new(), objects: Vec::new() }
     };
     let lost = kept.into_iter().filter(|kept| !known.contains(&kept.alloc_id));
@@ -57,7 +67,9 @@ pub fn unheard_of(
     released: &BTreeSet<AllocId>,
     forgotten_until: Option<Timestamp>,
 ) -> Vec<CheckpointGrant> {
-    kept.retain(|kept| !released.contains(&kept.alloc_id) && kept.alloc_id.made_at() > forgotten_until);
+    kept.retain(|kept| {
+        !released.contains(&kept.alloc_id) && kept.alloc_id.made_at() > forgotten_until
+    });
     kept
 }
 
@@ -73,7 +85,10 @@ mod tests {
             container: "main".into(),
             resource: "nvidia.com/gpu".parse().unwrap(),
             devices: BTreeMap::from([(DeviceId::new(id), vec![1])]),
-            edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
+            edits: ContainerEdits {
+                cdi_devices: vec!["a/b=c".into()],
+                ..ContainerEdits::default()
+            },
         }
     }
 
@@ -81,8 +96,12 @@ mod tests {
     fn what_the_ledger_lost_comes_back_bound_with_its_id_its_time_and_its_answer() {
         let id = "01890a5d-ac96-774b-bcce-b302099a8057";
         let names = BTreeMap::from([("pci:0000:01:00.0".to_owned(), DeviceId::new("GPU-1"))]);
-        let rebuilt =
-            rebuild(vec![kept(id, "GPU-1"), kept("known", "GPU-2")], &BTreeSet::from([AllocId::new("known")]), &names, Timestamp(7));
+        let rebuilt = rebuild(
+            vec![kept(id, "GPU-1"), kept("known", "GPU-2")],
+            &BTreeSet::from([AllocId::new("known")]),
+            &names,
+            Timestamp(7),
+        );
         let [grant] = &rebuilt[..] else { panic!("{rebuilt:?}") };
         assert_eq!((grant.alloc_id.as_str(), grant.granted_at), (id, Timestamp(0x0189_0a5d_ac96)));
         assert_eq!(
@@ -95,17 +114,27 @@ mod tests {
                 objects: Vec::new()
             }]
         );
-        assert_eq!((grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()), ("u1", Some("main"), "bound"));
+        assert_eq!(
+            (grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()),
+            ("u1", Some("main"), "bound")
+        );
         assert_eq!(grant.edits.cdi_devices, ["a/b=c"]);
     }
 
     #[test]
     fn what_was_released_or_may_have_been_is_nothing_that_a_sound_ledger_lacks() {
-        let ids = ["01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac97-774b-bcce-b302099a8057", "01890a5d-ac98-774b-bcce-b302099a8057"];
+        let ids = [
+            "01890a5d-ac96-774b-bcce-b302099a8057",
+            "01890a5d-ac97-774b-bcce-b302099a8057",
+            "01890a5d-ac98-774b-bcce-b302099a8057",
+        ];
         let all = || ids.map(|id| kept(id, "GPU-1")).to_vec();
         let lacking = |released: &[&str], forgotten| {
             let released = released.iter().copied().map(AllocId::new).collect();
-            unheard_of(all(), &released, forgotten).into_iter().map(|kept| kept.alloc_id.to_string()).collect::<Vec<_>>()
+            unheard_of(all(), &released, forgotten)
+                .into_iter()
+                .map(|kept| kept.alloc_id.to_string())
+                .collect::<Vec<_>>()
         };
         assert_eq!(lacking(&[], None), ids);
         assert_eq!(lacking(&ids[1..2], None), [ids[0], ids[2]]);
@@ -115,7 +144,11 @@ mod tests {
     #[test]
     fn a_share_has_the_key_of_its_device_and_an_unknown_device_none() {
         let names = BTreeMap::from([("dev:/dev/a".to_owned(), DeviceId::new("a"))]);
-        let keys = |id: &str| rebuild(vec![kept("x", id)], &BTreeSet::new(), &names, Timestamp(7))[0].devices[0].key.clone();
+        let keys = |id: &str| {
+            rebuild(vec![kept("x", id)], &BTreeSet::new(), &names, Timestamp(7))[0].devices[0]
+                .key
+                .clone()
+        };
         assert_eq!([keys("a::3"), keys("b")], ["dev:/dev/a", ""]);
     }
 }

@@ -34,7 +34,10 @@
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
-use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
+use crate::domain::{
+    AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef,
+    Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -93,7 +96,9 @@ impl Watchlist {
 
     /// Whether a grant has been without a container long enough to count as never started.
     pub(super) fn has_waited(&self, alloc_id: &AllocId, now: Duration) -> bool {
-        self.unbound.get(alloc_id).is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
+        self.unbound
+            .get(alloc_id)
+            .is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
     }
 
     /// Whether the running kubelet has had a grant in its memory.
@@ -104,7 +109,10 @@ impl Watchlist {
 
     /// A kubelet writes what it remembers. Before its first write the file is its predecessor's.
     fn note_known(&mut self, observation: &Observation) {
-        let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
+        let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint)
+        else {
+            return;
+        };
         if checkpoint.written_at() > kubelet.made_at().unwrap_or(Timestamp(0)) {
             let ids = checkpoint.grant_ids().cloned();
             self.known.extend(ids.map(|id| (id, kubelet)));
@@ -125,13 +133,20 @@ impl Watchlist {
         self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.ended.retain(|id| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
-        self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
+        self.unbound.retain(|id, _| {
+            ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
+        });
     }
 }
 
 /// Decides which grants change their state. At most one entry per grant; an observation without
 /// news gives no entry.
-pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Observation, now: Moment) -> Vec<Entry> {
+pub fn reconcile(
+    watchlist: &mut Watchlist,
+    ledger: &Ledger,
+    observation: &Observation,
+    now: Moment,
+) -> Vec<Entry> {
     let evidence = Evidence::new(ledger, observation);
     let running = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated);
     watchlist.alive.extend(running.map(|(uid, _)| uid.clone()));
@@ -158,12 +173,17 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
                 placed(watchlist, grant, &held, &evidence, observation, now)
             }
             GrantState::Suspect { pod, container, bound_at, suspect_at } => {
-                let held = Held { pod, container, bound_at: *bound_at, suspect_at: Some(*suspect_at) };
+                let held =
+                    Held { pod, container, bound_at: *bound_at, suspect_at: Some(*suspect_at) };
                 placed(watchlist, grant, &held, &evidence, observation, now)
             }
             GrantState::Released { .. } => continue,
         };
-        entries.extend(state.filter(|state| *state != grant.state).map(|state| Entry::Moved { alloc_id: grant.alloc_id.clone(), state }));
+        entries.extend(
+            state
+                .filter(|state| *state != grant.state)
+                .map(|state| Entry::Moved { alloc_id: grant.alloc_id.clone(), state }),
+        );
     }
     entries
 }
@@ -179,12 +199,22 @@ fn unbound(
     if let Some(entry) = evidence.checkpointed(grant) {
         watchlist.unbound.remove(&grant.alloc_id);
         let (uid, container) = (entry.pod_uid.clone(), entry.container.clone());
-        let (namespace, name) = evidence.names(grant, &uid, &container).map(|name| (name.namespace, name.name)).unzip();
-        return Some(GrantState::Bound { pod: PodRef { uid, namespace, name }, container, bound_at: now.wall });
+        let (namespace, name) =
+            evidence.names(grant, &uid, &container).map(|name| (name.namespace, name.name)).unzip();
+        return Some(GrantState::Bound {
+            pod: PodRef { uid, namespace, name },
+            container,
+            bound_at: now.wall,
+        });
     }
     let written_at = observation.checkpoint.as_ref().map(|checkpoint| checkpoint.written_at());
-    let watch = *watchlist.unbound.entry(grant.alloc_id.clone()).or_insert(Unbound { since: now.boot, checkpoint: written_at });
-    let written_after = written_at.is_some_and(|at| at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at));
+    let watch = *watchlist
+        .unbound
+        .entry(grant.alloc_id.clone())
+        .or_insert(Unbound { since: now.boot, checkpoint: written_at });
+    let written_after = written_at.is_some_and(|at| {
+        at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at)
+    });
     let waited = watchlist.has_waited(&grant.alloc_id, now.boot);
     // Without a listing it is not known whether a container is listed with these ids.
     let asked = observation.kubelet_settled && observation.pods.is_some();
@@ -193,7 +223,13 @@ fn unbound(
     }
     watchlist.unbound.remove(&grant.alloc_id);
     let released_by = NEVER_STARTED.to_owned();
-    Some(GrantState::Released { pod: None, container: None, bound_at: None, released_at: now.wall, released_by })
+    Some(GrantState::Released {
+        pod: None,
+        container: None,
+        bound_at: None,
+        released_at: now.wall,
+        released_by,
+    })
 }
 
 /// The common part of a bound and a suspect grant.
@@ -221,8 +257,15 @@ fn placed(
     }
     let (container, bound_at) = (held.container.to_owned(), held.bound_at);
     let released = |pod, container, released_by: &str| {
-        let (pod, container, bound_at, released_at) = (Some(pod), Some(container), Some(bound_at), now.wall);
-        Some(GrantState::Released { pod, container, bound_at, released_at, released_by: released_by.to_owned() })
+        let (pod, container, bound_at, released_at) =
+            (Some(pod), Some(container), Some(bound_at), now.wall);
+        Some(GrantState::Released {
+            pod,
+            container,
+            bound_at,
+            released_at,
+            released_by: released_by.to_owned(),
+        })
     };
     if is_over(watchlist, grant, &pod.uid, evidence) {
         return released(pod, container, SUPERSEDED);
@@ -234,9 +277,13 @@ fn placed(
             return Some(GrantState::Bound { pod, container, bound_at });
         }
         Listing::Absent => {
-            let absence = watchlist.absent.entry(grant.alloc_id.clone()).or_insert(Absence { since: now.boot, listings: 0 });
+            let absence = watchlist
+                .absent
+                .entry(grant.alloc_id.clone())
+                .or_insert(Absence { since: now.boot, listings: 0 });
             absence.listings += 1;
-            let absent_twice = absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
+            let absent_twice =
+                absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
             if absent_twice && is_dead(watchlist, grant, &pod.uid, evidence, observation) {
                 watchlist.absent.remove(&grant.alloc_id);
                 return released(pod, container, POD_GONE);
@@ -264,7 +311,13 @@ fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evide
 }
 
 /// Whether no process of the pod runs, and none will run again.
-fn is_dead(watchlist: &Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
+fn is_dead(
+    watchlist: &Watchlist,
+    grant: &Grant,
+    uid: &str,
+    evidence: &Evidence<'_>,
+    observation: &Observation,
+) -> bool {
     let gone = evidence.cgroup(uid) == CgroupState::Absent;
     let started_again = grant.boot_id == observation.boot_id || watchlist.alive.contains(uid);
     gone && (started_again || evidence.checkpoint_lacks(uid))

@@ -23,7 +23,10 @@
 //! With less proof the grant is made, and the doubt is logged: [`Doubt`].
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard, overlap};
+use crate::domain::{
+    AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard,
+    overlap,
+};
 
 /// The number of latest grants of a device that are checked. An unreleased device collects more
 /// grants, but none of a running pod: the next grant would have found it, and would have been
@@ -75,13 +78,23 @@ pub enum Proof {
 /// Whether a container has one of the ids of a requested grant; a proven doubt comes before any
 /// other. Meant for devices that one container has at a time.
 #[must_use]
-pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
+pub fn doubt(
+    ledger: &Ledger,
+    watchlist: &Watchlist,
+    wanted: &Grant,
+    sight: &impl Sight,
+) -> Option<Doubt> {
     let latest = |id| ledger.holders(&wanted.resource, id).rev().take(HOLDERS_MAX);
-    let mut doubts = wanted.devices.iter().flat_map(|device| latest(&device.id).map(|holder| (&device.id, holder)));
+    let mut doubts = wanted
+        .devices
+        .iter()
+        .flat_map(|device| latest(&device.id).map(|holder| (&device.id, holder)));
     let mut first = None;
     doubts
         .find_map(|(id, holder)| {
-            let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &holder.state else {
+            let (GrantState::Bound { pod, container, .. }
+            | GrantState::Suspect { pod, container, .. }) = &holder.state
+            else {
                 return None;
             };
             let is_listed = sight.is_listed(&holder.alloc_id);
@@ -92,13 +105,25 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
                 Err(why) => Proof::Unreadable(why),
             };
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
-            let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
+            let knew_it = wanted
+                .kubelet
+                .is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
-            let remembers = is_listed || gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
-            let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
-            let proven = may_be_proven && sight.checkpoint().and_then(|checkpoint| checkpoint.in_place_of(holder)).is_none();
+            let remembers = is_listed
+                || gave_it
+                || knew_it
+                || is_unlisted
+                || is_checkpointed(sight, &holder.alloc_id);
+            let may_be_proven =
+                Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
+            let proven = may_be_proven
+                && sight
+                    .checkpoint()
+                    .and_then(|checkpoint| checkpoint.in_place_of(holder))
+                    .is_none();
             let proof = if proven { proof } else { Proof::None };
-            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proof };
+            let doubt =
+                Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proof };
             if doubt.proof != Proof::None {
                 return Some(doubt);
             }
@@ -113,18 +138,28 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
 /// the next container of a pod, so this needs no further proof. `pending` grants wait for the
 /// commit.
 #[must_use]
-pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &'a Grant>, wanted: &Grant) -> Option<Refusal> {
+pub fn held_as_other<'a>(
+    ledger: &'a Ledger,
+    mut pending: impl Iterator<Item = &'a Grant>,
+    wanted: &Grant,
+) -> Option<Refusal> {
     let by_pending = pending.find_map(|other| {
         let others = other.objects();
-        let is_other = |device: &&GrantedDevice| !other.is_beside(&wanted.resource, &device.id) && overlap(&device.objects, &others);
+        let is_other = |device: &&GrantedDevice| {
+            !other.is_beside(&wanted.resource, &device.id) && overlap(&device.objects, &others)
+        };
         wanted.devices.iter().find(is_other).map(|device| (device, other))
     });
     let (device, holder) = by_pending.or_else(|| ledger.holder_by_another_id(wanted))?;
     let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);
     let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
     let theirs = holder.objects();
-    let object = device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
-    let who = holder.pod().map_or_else(|| format!("a container that got it by grant {}", holder.alloc_id), |pod| format!("pod {pod}"));
+    let object =
+        device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
+    let who = holder.pod().map_or_else(
+        || format!("a container that got it by grant {}", holder.alloc_id),
+        |pod| format!("pod {pod}"),
+    );
     Some(Refusal::HeldAsOther {
         resource: wanted.resource.clone(),
         id: device.id.clone(),

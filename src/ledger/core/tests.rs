@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::domain::{
-    Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, DeviceNumber, GrantState, Health,
-    ListedContainer, ListedPod, Moment, Object, Observation, Offered, Offering, PendingHooks, PodName, PodRef, Reason, ResourceSpec,
-    Timestamp,
+    Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass,
+    DeviceNumber, GrantState, Health, ListedContainer, ListedPod, Moment, Object, Observation,
+    Offered, Offering, PendingHooks, PodName, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -56,11 +56,16 @@ fn entry(uid: &str, container: &str, device: &str, alloc_id: Option<AllocId>) ->
 
 fn listed(name: &str, devices: &[&str]) -> ListedPod {
     let ids: BTreeSet<_> = devices.iter().map(|id| DeviceId::new(*id)).collect();
-    let devices = if ids.is_empty() { BTreeMap::new() } else { BTreeMap::from([(resource(), ids)]) };
+    let devices =
+        if ids.is_empty() { BTreeMap::new() } else { BTreeMap::from([(resource(), ids)]) };
     ListedPod {
         namespace: "default".into(),
         name: name.into(),
-        containers: vec![ListedContainer { name: "main".into(), devices, ..ListedContainer::default() }],
+        containers: vec![ListedContainer {
+            name: "main".into(),
+            devices,
+            ..ListedContainer::default()
+        }],
     }
 }
 
@@ -80,7 +85,10 @@ impl World {
     fn new() -> Self {
         let mut ledger = Ledger::default();
         ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
-        let checkpoint = Arc::new(Checkpoint::new(vec![entry("u1", "main", "gpu0", Some(alloc(1)))], Timestamp(WALL + 1)));
+        let checkpoint = Arc::new(Checkpoint::new(
+            vec![entry("u1", "main", "gpu0", Some(alloc(1)))],
+            Timestamp(WALL + 1),
+        ));
         let seen = Observation {
             boot_id: BOOT.into(),
             kubelet: None,
@@ -143,7 +151,8 @@ fn released_by(entries: &[Entry]) -> Option<&str> {
 fn a_grant_is_bound_by_its_alloc_id_in_the_checkpoint() {
     let mut world = World::new();
     let entries = world.look(3);
-    let pod = PodRef { uid: "u1".into(), namespace: Some("default".into()), name: Some("web".into()) };
+    let pod =
+        PodRef { uid: "u1".into(), namespace: Some("default".into()), name: Some("web".into()) };
     let state = GrantState::Bound { pod, container: "main".into(), bound_at: at(3).wall };
     assert_eq!(entries, [Entry::Moved { alloc_id: alloc(1), state }]);
     assert_eq!(world.look(4), [], "and that is reported once");
@@ -173,12 +182,17 @@ fn a_name_that_is_found_later_is_filled_in() {
 #[test]
 fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
     let mut world = World::new();
-    let after = |world: &World, seconds| next_look(&world.ledger, &world.watchlist, false, at(seconds).wall);
+    let after = |world: &World, seconds| {
+        next_look(&world.ledger, &world.watchlist, false, at(seconds).wall)
+    };
     world.seen.names.clear();
     world.seen.pods = None;
     world.look(0);
     assert_eq!(world.state(1), "bound");
-    assert!(after(&world, 29) < Duration::from_secs(2), "its log folder comes later than the checkpoint");
+    assert!(
+        after(&world, 29) < Duration::from_secs(2),
+        "its log folder comes later than the checkpoint"
+    );
     assert!(after(&world, 31) > Duration::from_secs(10), "there is none");
     world.seen.names.insert("u1".into(), name("web"));
     world.look(1);
@@ -199,8 +213,12 @@ fn an_ambiguous_listing_names_nothing() {
         let mut world = World::new();
         world.seen.names.clear();
         match change {
-            "two pods" => world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]),
-            "another grant of the id" => drop(world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))))),
+            "two pods" => {
+                world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])])
+            }
+            "another grant of the id" => {
+                drop(world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT)))))
+            }
             _ => drop(world.seen.names.insert("u9".into(), name("web"))),
         }
         world.look(0);
@@ -243,7 +261,9 @@ fn a_pod_that_is_listed_again_is_bound_again_and_its_absence_forgotten() {
 
 #[test]
 fn a_cgroup_that_is_not_gone_holds_the_grant_for_ever() {
-    for cgroup in [Some(CgroupState::Populated), Some(CgroupState::Empty), Some(CgroupState::Unknown), None] {
+    for cgroup in
+        [Some(CgroupState::Populated), Some(CgroupState::Empty), Some(CgroupState::Unknown), None]
+    {
         let mut world = World::gone();
         world.seen.cgroups = cgroup.map(|state| ("u1".to_owned(), state)).into_iter().collect();
         for seconds in 0..50 {
@@ -310,7 +330,8 @@ fn a_pod_that_comes_back_from_an_empty_cgroup_has_its_grant_still() {
 #[test]
 fn neither_a_missing_checkpoint_nor_a_silent_kubelet_frees_anything() {
     let mut world = World::gone();
-    world.seen = Observation { boot_id: BOOT.into(), kubelet_settled: true, ..Observation::default() };
+    world.seen =
+        Observation { boot_id: BOOT.into(), kubelet_settled: true, ..Observation::default() };
     for seconds in 0..100 {
         assert_eq!(world.look(seconds * 100), []);
     }
@@ -373,7 +394,10 @@ fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
 fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
     let mut world = World::new();
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
-    world.write(vec![entry("u1", "init", "gpu0", Some(alloc(1))), entry("u1", "main", "gpu0", Some(alloc(2)))]);
+    world.write(vec![
+        entry("u1", "init", "gpu0", Some(alloc(1))),
+        entry("u1", "main", "gpu0", Some(alloc(2))),
+    ]);
     world.look(0);
     assert_eq!((world.state(1), world.state(2)), ("bound", "bound"));
     assert_eq!(world.ledger.holders(&resource(), &DeviceId::new("gpu0")).count(), 2);
@@ -396,7 +420,8 @@ fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_li
 }
 
 #[test]
-fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_as_its_pod_is_listed() {
+fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_as_its_pod_is_listed()
+ {
     let mut world = World::bound();
     world.seen.pods = Some(vec![ListedPod { containers: Vec::new(), ..listed("web", &[]) }]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
@@ -428,7 +453,8 @@ fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
 /// A pod that was rejected after our Allocate has neither a sandbox nor a log folder, so its name
 /// is never known.
 #[test]
-fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that_has_its_device_next() {
+fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that_has_its_device_next()
+ {
     // The next pod has the device. A kubelet before 1.34 lists the rejected pod too. One pod's log
     // folder was removed.
     for others in [vec![], vec![listed("web", &[])], vec![listed("evicted", &[])]] {
@@ -444,7 +470,11 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
         world.write(vec![entry("u7", "main", "gpu0", Some(alloc(7)))]);
         world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
         world.look(30);
-        assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "one of its processes runs, even if the kubelet has forgotten it");
+        assert_eq!(
+            (world.look(40), world.state(1)),
+            (vec![], "bound"),
+            "one of its processes runs, even if the kubelet has forgotten it"
+        );
         world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world.look(50);
         assert_eq!(world.state(1), "suspect", "once is not twice");
@@ -464,14 +494,19 @@ fn come_back(world: &mut World, cgroup: CgroupState) {
 #[test]
 fn what_a_static_pod_had_before_it_came_back_is_released_when_all_of_it_had_ended() {
     // It was gone at the last look, or nothing of it has started again yet.
-    for (looks, cgroup) in [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Absent)] {
+    for (looks, cgroup) in
+        [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Absent)]
+    {
         let mut world = World::gone();
         if looks {
             world.look(10);
         }
         come_back(&mut world, cgroup);
         let entries = world.look(13);
-        assert!(matches!(&entries[..], [former, _] if released_by(std::slice::from_ref(former)) == Some(SUPERSEDED)), "{entries:?}");
+        assert!(
+            matches!(&entries[..], [former, _] if released_by(std::slice::from_ref(former)) == Some(SUPERSEDED)),
+            "{entries:?}"
+        );
         assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
         assert_eq!(world.look(14), []);
     }
@@ -528,11 +563,17 @@ fn a_grant_that_reached_no_checkpoint_was_never_started() {
 fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() {
     let mut world = World::new();
     world.write(vec![]);
-    let asked = |world: &World, seconds| Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen);
+    let asked = |world: &World, seconds| {
+        Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen)
+    };
     assert!(!asked(&world, 0));
     let day_back = Moment { wall: Timestamp(WALL - 86_400_000), ..at(0) };
     reconcile(&mut world.watchlist, &world.ledger, &world.seen, day_back);
-    assert_eq!([asked(&world, 59), asked(&world, 60)], [false, true], "when it can be decided, and not before");
+    assert_eq!(
+        [asked(&world, 59), asked(&world, 60)],
+        [false, true],
+        "when it can be decided, and not before"
+    );
 }
 
 /// A forced deletion removes the entry from the checkpoint, perhaps before it was read there.
@@ -625,7 +666,9 @@ fn evolving_twice_changes_nothing() {
     };
     let released = Entry::Moved { alloc_id: alloc(1), state };
     assert_eq!(ledger.evolve(&released), Change::Nothing, "nothing to release");
-    for (entry, change) in [(&made, Change::Granted), (&named, Change::Named), (&released, Change::Released)] {
+    for (entry, change) in
+        [(&made, Change::Granted), (&named, Change::Named), (&released, Change::Released)]
+    {
         assert_eq!(ledger.evolve(entry), change);
         let once = ledger.clone();
         assert_eq!(ledger.evolve(entry), Change::Nothing);
@@ -633,7 +676,13 @@ fn evolving_twice_changes_nothing() {
     }
     assert_eq!(
         ledger,
-        Ledger::from_recovered([], (**ledger.names()).clone(), ledger.listed().clone(), PendingHooks::new(), ledger.verdicts().clone())
+        Ledger::from_recovered(
+            [],
+            (**ledger.names()).clone(),
+            ledger.listed().clone(),
+            PendingHooks::new(),
+            ledger.verdicts().clone()
+        )
     );
 }
 
@@ -656,7 +705,9 @@ fn observation() -> impl Strategy<Value = Observation> {
             kubelet: None,
             kubelet_settled: settled,
             checkpoint: checkpoint.map(|(entries, written)| {
-                let entries = entries.into_iter().map(|(u, d, a)| entry(&format!("u{u}"), "main", &format!("gpu{d}"), a.map(alloc)));
+                let entries = entries.into_iter().map(|(u, d, a)| {
+                    entry(&format!("u{u}"), "main", &format!("gpu{d}"), a.map(alloc))
+                });
                 Arc::new(Checkpoint::new(entries.collect(), Timestamp(WALL + written)))
             }),
             pods: pods.map(|pods| {
@@ -666,7 +717,10 @@ fn observation() -> impl Strategy<Value = Observation> {
                 };
                 pods.into_iter().map(one).collect()
             }),
-            names: names.into_iter().map(|(u, n)| (format!("u{u}"), name(&format!("pod-{n}")))).collect(),
+            names: names
+                .into_iter()
+                .map(|(u, n)| (format!("u{u}"), name(&format!("pod-{n}"))))
+                .collect(),
             cgroups: cgroups.into_iter().map(|(u, state)| (format!("u{u}"), state)).collect(),
         })
 }
@@ -787,9 +841,18 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
         by_ledger.map(|refusal| refusal.to_string())
     };
     let refused = ask(&held, &of_node(2, tty, "pci-1", &stick)).unwrap();
-    assert!(refused.contains("`pci-1`") && refused.contains("/dev/ttyUSB0") && refused.contains("`usb-a` of a.com/tty"), "{refused}");
+    assert!(
+        refused.contains("`pci-1`")
+            && refused.contains("/dev/ttyUSB0")
+            && refused.contains("`usb-a` of a.com/tty"),
+        "{refused}"
+    );
     assert!(ask(&held, &of_node(2, other, "usb-a", &[number(0)])).is_some(), "another resource");
-    assert_eq!(ask(&held, &of_node(2, tty, "usb-a", &stick)), None, "an init container hands it on");
+    assert_eq!(
+        ask(&held, &of_node(2, tty, "usb-a", &stick)),
+        None,
+        "an init container hands it on"
+    );
     assert_eq!(ask(&held, &of_node(2, tty, "usb-b", &[number(1)])), None);
     assert_eq!(ask(&held, &of_node(2, tty, "usb-b", &[])), None, "nothing is known of it");
     let disk = |partition| Object::disk("eui.1", partition);
@@ -806,9 +869,26 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
     assert!(ask(&earlier, &of_node(2, tty, "pci-1", &stick)).is_some());
     let mut gpu = of_node(1, tty, "GPU-1", &[]);
     gpu.devices[0].key = "pci:0000:18:00.0/10de:2330".into();
-    assert!(ask(&gpu, &of_node(2, other, "x", &[Object::kernel_device("pci0000:16/0000:18:00.0/drm/renderD128")])).is_some());
+    assert!(
+        ask(
+            &gpu,
+            &of_node(
+                2,
+                other,
+                "x",
+                &[Object::kernel_device("pci0000:16/0000:18:00.0/drm/renderD128")]
+            )
+        )
+        .is_some()
+    );
     let released = Grant {
-        state: GrantState::Released { pod: None, container: None, bound_at: None, released_at: Timestamp(1), released_by: POD_GONE.into() },
+        state: GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(1),
+            released_by: POD_GONE.into(),
+        },
         ..held
     };
     let mut ledger = Ledger::default();
@@ -830,16 +910,22 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
     let taken = || {
         let mut world = World { ledger: Ledger::default(), ..World::new() };
         world.write(vec![entry("u1", "main", "gpu0", None)]);
-        for grant in rebuild(vec![kept.clone()], &BTreeSet::new(), &BTreeMap::new(), Timestamp(WALL)) {
+        for grant in
+            rebuild(vec![kept.clone()], &BTreeSet::new(), &BTreeMap::new(), Timestamp(WALL))
+        {
             world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
         }
         world
     };
-    let state = |world: &World| world.ledger.grant(&other).map_or("released", |grant| grant.state_name());
+    let state =
+        |world: &World| world.ledger.grant(&other).map_or("released", |grant| grant.state_name());
     let mut world = taken();
     world.look(0);
     let pod = world.ledger.grant(&other).unwrap().pod().unwrap().to_string();
-    assert_eq!((state(&world), pod.as_str(), world.watchlist.has_forgotten()), ("bound", "default/web", false));
+    assert_eq!(
+        (state(&world), pod.as_str(), world.watchlist.has_forgotten()),
+        ("bound", "default/web", false)
+    );
     for seconds in [60, 120] {
         assert_eq!(world.look(seconds), []);
     }
@@ -891,12 +977,19 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     use crate::domain::KubeletGeneration;
     let kubelet = |inode| Some(KubeletGeneration { inode, made_ns: 0 });
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
-    let bound = GrantState::Bound { pod: pod.clone(), container: "main".into(), bound_at: Timestamp(WALL) };
+    let bound =
+        GrantState::Bound { pod: pod.clone(), container: "main".into(), bound_at: Timestamp(WALL) };
     let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
     let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
     let ask = |held: Grant, seen: Seen| {
         doubt(
-            &Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new(), PendingHooks::new(), BTreeMap::new()),
+            &Ledger::from_recovered(
+                [held],
+                BTreeMap::new(),
+                BTreeMap::new(),
+                PendingHooks::new(),
+                BTreeMap::new(),
+            ),
             &Watchlist::default(),
             &wanted,
             &seen,
@@ -904,21 +997,63 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
         .map(|doubt| doubt.proof == Proof::Complete)
     };
     let with = |entries| Checkpoint::new(entries, Timestamp(WALL));
-    let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
+    let all = || Seen {
+        settled: true,
+        running: true,
+        listed: false,
+        checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]),
+    };
     let lost = || Seen { checkpoint: with(vec![]), ..all() };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
-    assert_eq!(ask(holder(bound.clone(), 7), lost()), Some(true), "this kubelet gave it: a forced deletion");
-    assert_eq!(ask(holder(bound.clone(), 6), all()), Some(true), "an earlier one gave it, and this one knows");
+    assert_eq!(
+        ask(holder(bound.clone(), 7), lost()),
+        Some(true),
+        "this kubelet gave it: a forced deletion"
+    );
+    assert_eq!(
+        ask(holder(bound.clone(), 6), all()),
+        Some(true),
+        "an earlier one gave it, and this one knows"
+    );
     assert_eq!(ask(holder(bound.clone(), 6), lost()), Some(false), "the checkpoint was lost");
-    assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to decide");
-    assert_eq!(ask(holder(bound.clone(), 7), Seen { running: false, ..all() }), None, "a pod that is just admitted, or through");
+    assert_eq!(
+        ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }),
+        Some(false),
+        "too early to decide"
+    );
+    assert_eq!(
+        ask(holder(bound.clone(), 7), Seen { running: false, ..all() }),
+        None,
+        "a pod that is just admitted, or through"
+    );
     let listed = || Seen { running: false, listed: true, ..lost() };
-    assert_eq!(ask(holder(bound.clone(), 6), listed()), Some(true), "the kubelet itself lists it, where no cgroup can be seen");
-    assert_eq!(ask(holder(bound.clone(), 6), Seen { settled: false, ..listed() }), Some(false), "a young kubelet may list anything");
-    assert_eq!(ask(holder(GrantState::Granted, 7), all()), None, "the init container of the same pod");
-    let suspect = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(WALL), suspect_at: Timestamp(WALL) };
+    assert_eq!(
+        ask(holder(bound.clone(), 6), listed()),
+        Some(true),
+        "the kubelet itself lists it, where no cgroup can be seen"
+    );
+    assert_eq!(
+        ask(holder(bound.clone(), 6), Seen { settled: false, ..listed() }),
+        Some(false),
+        "a young kubelet may list anything"
+    );
+    assert_eq!(
+        ask(holder(GrantState::Granted, 7), all()),
+        None,
+        "the init container of the same pod"
+    );
+    let suspect = GrantState::Suspect {
+        pod,
+        container: "main".into(),
+        bound_at: Timestamp(WALL),
+        suspect_at: Timestamp(WALL),
+    };
     assert_eq!(ask(holder(suspect, 7), all()), Some(true));
-    assert_eq!(ask(Grant { devices: grant(1, "gpu1", BOOT).devices, ..holder(bound, 7) }, all()), None, "another device");
+    assert_eq!(
+        ask(Grant { devices: grant(1, "gpu1", BOOT).devices, ..holder(bound, 7) }, all()),
+        None,
+        "another device"
+    );
 }
 
 #[test]
@@ -937,7 +1072,13 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
             };
             let offered = |id: &str| Offered { device: Arc::new(device(id)), health: *health };
             let devices = ids.iter().map(|id| (DeviceId::new(*id), offered(id))).collect();
-            (resource(name), Arc::new(Offering { spec: Arc::new(ResourceSpec::orphan(resource(name))), devices }))
+            (
+                resource(name),
+                Arc::new(Offering {
+                    spec: Arc::new(ResourceSpec::orphan(resource(name))),
+                    devices,
+                }),
+            )
         };
         Inventory { resources: resources.iter().map(offering).collect() }
     };
@@ -948,7 +1089,14 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
             .iter()
             .map(|entry| match entry {
                 Entry::Listed { resource, devices } => {
-                    format!("{resource}: {}", devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(" "))
+                    format!(
+                        "{resource}: {}",
+                        devices
+                            .iter()
+                            .map(|device| device.id.as_str())
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                    )
                 }
                 other => panic!("{other:?}"),
             })
@@ -958,10 +1106,19 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
         lists
     };
     let sick = Health::Unhealthy(Reason::NodeMissing);
-    assert_eq!(listed(inventory(&[("a.com/x", &["1", "2"], Health::Healthy), ("a.com/y", &[], sick)])), ["a.com/x: 1 2"]);
-    assert!(listed(inventory(&[("a.com/x", &["1", "2"], sick)])).is_empty(), "health is no part of it");
+    assert_eq!(
+        listed(inventory(&[("a.com/x", &["1", "2"], Health::Healthy), ("a.com/y", &[], sick)])),
+        ["a.com/x: 1 2"]
+    );
+    assert!(
+        listed(inventory(&[("a.com/x", &["1", "2"], sick)])).is_empty(),
+        "health is no part of it"
+    );
     assert!(listed(Inventory::default()).is_empty(), "not judged yet");
-    assert_eq!(listed(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])), ["a.com/x: 2", "a.com/y: 3"]);
+    assert_eq!(
+        listed(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])),
+        ["a.com/x: 2", "a.com/y: 3"]
+    );
     assert_eq!(listed(inventory(&[("a.com/y", &["3"], sick)])), ["a.com/x: "]);
 }
 
@@ -980,7 +1137,12 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     );
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, made_ns: 0 });
     let ask = |entries| {
-        let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint::new(entries, Timestamp(WALL)) };
+        let seen = Seen {
+            settled: true,
+            running: true,
+            listed: false,
+            checkpoint: Checkpoint::new(entries, Timestamp(WALL)),
+        };
         let held = Ledger::from_recovered(
             ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }),
             BTreeMap::new(),
@@ -988,13 +1150,29 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
             PendingHooks::new(),
             BTreeMap::new(),
         );
-        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proof == Proof::Complete)
+        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen)
+            .map(|doubt| doubt.proof == Proof::Complete)
     };
     let main = |device, alloc_id| entry("u1", "main", device, alloc_id);
     assert_eq!(ask(vec![main("gpu0", Some(alloc(1)))]), Some(true));
-    assert_eq!(ask(vec![main("gpu1", Some(alloc(2)))]), Some(false), "its container has another one");
-    assert_eq!(ask(vec![entry("u1", "side", "gpu1", Some(alloc(2)))]), Some(true), "another container proves nothing about it");
-    assert_eq!(ask(vec![entry("u2", "main", "gpu1", Some(alloc(2)))]), Some(true), "nor does another pod");
-    let other = CheckpointEntry { resource: "example.com/other".parse().unwrap(), ..main("x", Some(alloc(2))) };
+    assert_eq!(
+        ask(vec![main("gpu1", Some(alloc(2)))]),
+        Some(false),
+        "its container has another one"
+    );
+    assert_eq!(
+        ask(vec![entry("u1", "side", "gpu1", Some(alloc(2)))]),
+        Some(true),
+        "another container proves nothing about it"
+    );
+    assert_eq!(
+        ask(vec![entry("u2", "main", "gpu1", Some(alloc(2)))]),
+        Some(true),
+        "nor does another pod"
+    );
+    let other = CheckpointEntry {
+        resource: "example.com/other".parse().unwrap(),
+        ..main("x", Some(alloc(2)))
+    };
     assert_eq!(ask(vec![other]), Some(true), "nor another resource");
 }

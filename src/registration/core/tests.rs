@@ -76,7 +76,10 @@ fn a_lost_stream_is_answered_at_once_and_settled_later() {
 fn a_failed_register_is_settled_after_the_longest_time_that_a_kubelet_may_be_stuck() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
-    let again = machine.on(Event::Refused(2), ms(12_000)).or_else(|| machine.on(Event::Tick, ms(12_010))).unwrap();
+    let again = machine
+        .on(Event::Refused(2), ms(12_000))
+        .or_else(|| machine.on(Event::Tick, ms(12_010)))
+        .unwrap();
     machine.on(Event::Registered(again), ms(12_011));
     machine.on(Event::StreamOpened(again), ms(12_012));
     let settled = machine.on(Event::Tick, ms(12_012) + SETTLE_AFTER).unwrap();
@@ -106,23 +109,35 @@ fn a_connection_that_closes_before_the_lists_leads_to_register_at_once() {
     let after = |events: &[Event]| {
         let mut machine = steady();
         assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
-        let begun: Vec<u64> = events.iter().filter_map(|event| machine.on(*event, ms(10_001))).collect();
+        let begun: Vec<u64> =
+            events.iter().filter_map(|event| machine.on(*event, ms(10_001))).collect();
         (begun, machine)
     };
     let (begun, mut machine) = after(&[Event::Registered(2), Event::ClosedEarly(2)]);
     let next = machine.next_deadline().unwrap();
-    assert!(begun.is_empty() && next == ms(10_002), "the second try comes a millisecond later: {next:?}");
+    assert!(
+        begun.is_empty() && next == ms(10_002),
+        "the second try comes a millisecond later: {next:?}"
+    );
     assert_eq!(machine.on(Event::Tick, next), Some(3));
     machine.on(Event::Registered(3), ms(10_003));
-    assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
+    assert_eq!(
+        machine.next_deadline(),
+        Some(ms(10_003) + STREAM_DEADLINE),
+        "that was another registration's"
+    );
     // The event may come before the answer.
     let (_, machine) = after(&[Event::ClosedEarly(2), Event::Registered(2)]);
     assert_eq!(machine.next_deadline(), Some(ms(10_002)));
     // Other registrations' connections do not count.
-    for events in [[Event::ClosedEarly(1), Event::Registered(2)], [Event::Registered(2), Event::ClosedEarly(1)]] {
+    for events in [
+        [Event::ClosedEarly(1), Event::Registered(2)],
+        [Event::Registered(2), Event::ClosedEarly(1)],
+    ] {
         assert_eq!(after(&events).1.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
     }
-    let (begun, machine) = after(&[Event::Registered(2), Event::StreamOpened(2), Event::ClosedEarly(2)]);
+    let (begun, machine) =
+        after(&[Event::Registered(2), Event::StreamOpened(2), Event::ClosedEarly(2)]);
     assert!(begun.is_empty() && matches!(machine.state(), State::Settling { .. }));
 }
 
@@ -138,14 +153,27 @@ fn a_stream_that_comes_and_goes_before_the_answer_leads_to_register_at_once() {
     };
     let mut machine = after(&[Event::StreamOpened(2), Event::StreamEnded(2), Event::Registered(2)]);
     let next = machine.next_deadline().unwrap();
-    assert_eq!((next, machine.on(Event::Tick, next)), (ms(10_002), Some(3)), "the second try comes a millisecond later");
+    assert_eq!(
+        (next, machine.on(Event::Tick, next)),
+        (ms(10_002), Some(3)),
+        "the second try comes a millisecond later"
+    );
     machine.on(Event::Registered(3), ms(10_003));
-    assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
+    assert_eq!(
+        machine.next_deadline(),
+        Some(ms(10_003) + STREAM_DEADLINE),
+        "that was another registration's"
+    );
     // After another registration's stream ended, this one's may still come. If one of two ended,
     // one is open.
     let machine = after(&[Event::StreamOpened(1), Event::StreamEnded(1), Event::Registered(2)]);
     assert_eq!(machine.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
-    let machine = after(&[Event::StreamOpened(2), Event::StreamOpened(2), Event::StreamEnded(2), Event::Registered(2)]);
+    let machine = after(&[
+        Event::StreamOpened(2),
+        Event::StreamOpened(2),
+        Event::StreamEnded(2),
+        Event::Registered(2),
+    ]);
     assert!(matches!(machine.state(), State::Settling { .. }));
 }
 
@@ -182,7 +210,9 @@ fn a_loss_with_one_kubelet_has_no_consequence_with_the_next_one() {
     machine.on(Event::Absent(2), ms(10_001));
     machine.on(Event::Kubelet(None), ms(10_002));
     assert!(machine.doubt_until().is_some());
-    let next = machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 2, made_ns: 2 })), ms(10_300)).unwrap();
+    let next = machine
+        .on(Event::Kubelet(Some(KubeletGeneration { inode: 2, made_ns: 2 })), ms(10_300))
+        .unwrap();
     assert_eq!(machine.doubt_until(), None);
     machine.on(Event::Registered(next), ms(10_301));
     machine.on(Event::StreamOpened(next), ms(10_302));
@@ -203,7 +233,11 @@ fn the_streams_of_another_kubelet_do_not_count() {
     machine.on(Event::Registered(2), ms(10_002));
     assert!(machine.is_registered());
     machine.on(Event::StreamEnded(1), ms(10_003));
-    assert_eq!(machine.on(Event::Tick, machine.next_deadline().unwrap()), Some(3), "a late end leads to Register as usual");
+    assert_eq!(
+        machine.on(Event::Tick, machine.next_deadline().unwrap()),
+        Some(3),
+        "a late end leads to Register as usual"
+    );
 }
 
 #[test]
@@ -283,7 +317,11 @@ fn a_contested_resource_is_tried_every_half_minute() {
             "streams of {lifetime} ms"
         );
         assert!(!machine.is_registered());
-        assert_eq!(machine.on(Event::StreamEnded(1), now + ms(1)), None, "the end of an older stream does not end the pause");
+        assert_eq!(
+            machine.on(Event::StreamEnded(1), now + ms(1)),
+            None,
+            "the end of an older stream does not end the pause"
+        );
         let tried = machine.on(Event::Tick, now + CONTESTED_RETRY).unwrap();
         machine.on(Event::Registered(tried), now + CONTESTED_RETRY);
         machine.on(Event::StreamOpened(tried), now + CONTESTED_RETRY);
@@ -292,12 +330,19 @@ fn a_contested_resource_is_tried_every_half_minute() {
         let settled = machine.on(Event::Tick, now + CONTESTED_RETRY + SETTLE_AFTER).unwrap();
         machine.on(Event::Registered(settled), now + CONTESTED_RETRY + SETTLE_AFTER);
         machine.on(Event::StreamOpened(settled), now + CONTESTED_RETRY + SETTLE_AFTER);
-        assert_eq!(machine.on(Event::StreamEnded(settled), now + CONTESTED_RETRY + ms(2_000)), None, "taken again: the next pause");
+        assert_eq!(
+            machine.on(Event::StreamEnded(settled), now + CONTESTED_RETRY + ms(2_000)),
+            None,
+            "taken again: the next pause"
+        );
         let last = machine.on(Event::Tick, now + 2 * CONTESTED_RETRY + ms(2_000)).unwrap();
         machine.on(Event::Registered(last), now + 2 * CONTESTED_RETRY + ms(2_000));
         machine.on(Event::StreamOpened(last), now + 2 * CONTESTED_RETRY + ms(2_000));
         let uncontested = now + 2 * CONTESTED_RETRY + ms(2_000) + UNCONTESTED_AFTER;
-        assert!(machine.on(Event::StreamEnded(last), uncontested).is_some(), "after a stream of a minute a loss leads to Register at once");
+        assert!(
+            machine.on(Event::StreamEnded(last), uncontested).is_some(),
+            "after a stream of a minute a loss leads to Register at once"
+        );
         assert!(!machine.is_contested());
     }
 }
@@ -316,7 +361,11 @@ fn each_safeguard_can_be_turned_off() {
             (machine.state(), machine.next_deadline())
         })
     };
-    assert_eq!(state(Safeguard::HeldIds).0, State::BackingOff { until: ms(4) }, "all on: the end of the stream leads to Register");
+    assert_eq!(
+        state(Safeguard::HeldIds).0,
+        State::BackingOff { until: ms(4) },
+        "all on: the end of the stream leads to Register"
+    );
     assert_eq!(state(Safeguard::ReRegister).0, State::Settling { until: ms(2) + SETTLE_AFTER });
     assert_eq!(state(Safeguard::StreamDeadline).1, None);
     assert_eq!(steady().state(), State::Steady);
@@ -326,14 +375,20 @@ fn each_safeguard_can_be_turned_off() {
 fn another_kubelet_ends_the_pause() {
     let mut machine = steady();
     let (now, _) = contest(&mut machine, ms(3), ms(5));
-    assert!(machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), now + ms(1)).is_some());
+    assert!(
+        machine
+            .on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), now + ms(1))
+            .is_some()
+    );
     assert!(!machine.is_contested());
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
     let number = 0..12_u64;
     prop_oneof![
-        (0..4_u64).prop_map(|n| Event::Kubelet((n > 0).then_some(KubeletGeneration { inode: n, made_ns: 0 }))),
+        (0..4_u64).prop_map(|n| Event::Kubelet(
+            (n > 0).then_some(KubeletGeneration { inode: n, made_ns: 0 })
+        )),
         number.clone().prop_map(Event::Registered),
         number.clone().prop_map(Event::Refused),
         number.clone().prop_map(Event::Absent),

@@ -15,7 +15,8 @@ type Where<'a> = (&'a str, Option<u32>, &'a [u8]);
 fn device((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
     let mut device = testing::device(&format!("0000:{:02x}:00.0", 0x80 + number), name);
     let function = device.pci.as_mut().unwrap();
-    function.bridges = bridges.iter().map(|bus| format!("0000:{bus:02x}:01.0").parse().unwrap()).collect();
+    function.bridges =
+        bridges.iter().map(|bus| format!("0000:{bus:02x}:01.0").parse().unwrap()).collect();
     device.numa_nodes = numa.into_iter().collect();
     Arc::new(device)
 }
@@ -67,7 +68,11 @@ fn closest_prefers_one_switch_then_one_socket() {
     assert_eq!(closest(ALL, "", 4), "a0 a1 b0 b1");
     assert_eq!(closest(ALL, "d1", 2), "d1 d0");
     assert_eq!(closest("a0 b0 b1 c0 d0", "", 3), "a0 b0 b1", "one socket, not two");
-    assert_eq!(closest(ALL, "a0 c0", 3), "a0 c0 a1", "the two that must be included are the farthest already");
+    assert_eq!(
+        closest(ALL, "a0 c0", 3),
+        "a0 c0 a1",
+        "the two that must be included are the farthest already"
+    );
 }
 
 #[test]
@@ -88,40 +93,64 @@ fn whole_switches_stay_free_for_larger_requests() {
     let four = offering(Placement::Closest, &four.map(|(name, bridges)| (name, None, bridges)), 1);
     let first = choose(&four, &ids("a b c d e f g h"), &[], 2).unwrap();
     assert_eq!(text(&first), "a b");
-    assert_eq!(text(&choose(&four, &ids("c d e f g h"), &[], 2).unwrap()), "c d", "the other switch stays whole");
+    assert_eq!(
+        text(&choose(&four, &ids("c d e f g h"), &[], 2).unwrap()),
+        "c d",
+        "the other switch stays whole"
+    );
     assert_eq!(text(&choose(&four, &ids("c d e f g h"), &[], 4).unwrap()), "e f g h");
 }
 
 #[test]
 fn packed_fills_used_groups_and_spread_uses_the_emptiest() {
-    assert_eq!(on_board(Placement::Packed, "a0 a1 b1 c1 d0 d1", "", 2), "b1 c1", "at any distance from each other");
+    assert_eq!(
+        on_board(Placement::Packed, "a0 a1 b1 c1 d0 d1", "", 2),
+        "b1 c1",
+        "at any distance from each other"
+    );
     assert_eq!(on_board(Placement::Packed, ALL, "", 3), "a0 a1 b0");
     assert_eq!(on_board(Placement::Spread, ALL, "", 2), "a0 c0");
     assert_eq!(on_board(Placement::Spread, ALL, "", 4), "a0 b0 c0 d0");
-    assert_eq!(on_board(Placement::Spread, "a1 b0 b1 c0 c1 d0 d1", "", 1), "c0", "on the socket without a grant");
+    assert_eq!(
+        on_board(Placement::Spread, "a1 b0 b1 c0 c1 d0 d1", "", 1),
+        "c0",
+        "on the socket without a grant"
+    );
 }
 
 #[test]
 fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
     let shared = |placement| offering(placement, &[("a", None, &[]), ("b", None, &[])], 3);
     let closest = shared(Placement::Closest);
-    let choose = |offering: &Offering, available, must, size| text(&choose(offering, &ids(available), &ids(must), size).unwrap());
+    let choose = |offering: &Offering, available, must, size| {
+        text(&choose(offering, &ids(available), &ids(must), size).unwrap())
+    };
     assert_eq!(choose(&closest, "a::0 a::1 a::2 b::0 b::1 b::2", "", 2), "a::0 b::0");
     assert_eq!(choose(&closest, "a::1 b::0 b::1", "a::0", 3), "a::0 a::1 b::0");
     assert_eq!(choose(&closest, "a::1 b::0 b::1 b::2", "", 1), "b::0", "less used");
     assert_eq!(choose(&shared(Placement::Spread), "a::1 b::0 b::1 b::2", "", 1), "b::0");
-    assert_eq!(choose(&shared(Placement::Packed), "a::1 b::0 b::1 b::2", "", 1), "a::1", "more used");
+    assert_eq!(
+        choose(&shared(Placement::Packed), "a::1 b::0 b::1 b::2", "", 1),
+        "a::1",
+        "more used"
+    );
 }
 
 #[test]
 fn the_ids_of_one_device_need_not_be_adjacent() {
-    let choose = |offering: &Offering, available| text(&choose(offering, &ids(available), &[], 2).unwrap());
-    let mut pooled = offering(Placement::Closest, &[("a", None, &[]), ("ab", None, &[]), ("b", None, &[])], 1);
+    let choose =
+        |offering: &Offering, available| text(&choose(offering, &ids(available), &[], 2).unwrap());
+    let mut pooled =
+        offering(Placement::Closest, &[("a", None, &[]), ("ab", None, &[]), ("b", None, &[])], 1);
     let first = pooled.devices[&DeviceId::new("a")].clone();
     pooled.devices.insert(DeviceId::new("ac"), first);
     assert_eq!(choose(&pooled, "a ac b"), "a b", "`ac` is of the device `a`");
     let shared = offering(Placement::Closest, &[("a", None, &[]), ("b", None, &[])], 2);
-    assert_eq!(choose(&shared, "a a::0 b::0"), "a b::0", "not offered, but the name of a device that is");
+    assert_eq!(
+        choose(&shared, "a a::0 b::0"),
+        "a b::0",
+        "not offered, but the name of a device that is"
+    );
 }
 
 /// A device of another resource, behind these bridges.
@@ -129,38 +158,87 @@ fn neighbour((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
     device((name, numa, bridges), 0x40 + number)
 }
 
-fn choose_near_devices(placement: Placement, neighbours: &[Where<'_>], available: &str, size: usize) -> String {
-    let neighbours: Vec<_> = neighbours.iter().zip(0..).map(|(place, number)| neighbour(*place, number)).collect();
-    text(&choose_near(&offering(placement, &BOARD, 1), &neighbours, &ids(available), &[], size).unwrap())
+fn choose_near_devices(
+    placement: Placement,
+    neighbours: &[Where<'_>],
+    available: &str,
+    size: usize,
+) -> String {
+    let neighbours: Vec<_> =
+        neighbours.iter().zip(0..).map(|(place, number)| neighbour(*place, number)).collect();
+    text(
+        &choose_near(&offering(placement, &BOARD, 1), &neighbours, &ids(available), &[], size)
+            .unwrap(),
+    )
 }
 
 #[test]
 fn few_devices_are_near_their_neighbours_and_many_are_near_each_other_first() {
-    const ON: [Where<'static>; 4] =
-        [("x", Some(0), &[0x10, 0x11]), ("y", Some(0), &[0x20, 0x21]), ("z", Some(1), &[0x30, 0x31]), ("w", Some(1), &[0x40, 0x41])];
+    const ON: [Where<'static>; 4] = [
+        ("x", Some(0), &[0x10, 0x11]),
+        ("y", Some(0), &[0x20, 0x21]),
+        ("z", Some(1), &[0x30, 0x31]),
+        ("w", Some(1), &[0x40, 0x41]),
+    ];
     let [a, _, _, d] = ON;
-    let closest = |neighbours: &[Where<'_>], available, size| choose_near_devices(Placement::Closest, neighbours, available, size);
+    let closest = |neighbours: &[Where<'_>], available, size| {
+        choose_near_devices(Placement::Closest, neighbours, available, size)
+    };
     assert_eq!(closest(&[d], ALL, 1), "d0", "its switch is split for it");
-    assert_eq!(closest(&[d], "a0 a1 b0 c0 c1", 1), "c0", "the socket, because the switch has no free device");
-    assert_eq!(closest(&[a, d], ALL, 2), "a0 d0", "one for each, although these are far from each other");
+    assert_eq!(
+        closest(&[d], "a0 a1 b0 c0 c1", 1),
+        "c0",
+        "the socket, because the switch has no free device"
+    );
+    assert_eq!(
+        closest(&[a, d], ALL, 2),
+        "a0 d0",
+        "one for each, although these are far from each other"
+    );
     assert_eq!(closest(&ON, ALL, 2), "a0 c0", "one for each socket");
     assert_eq!(closest(&[d], "b0 b1 c0 d0", 2), "b0 b1", "two are near to each other first");
     assert_eq!(closest(&[d], "b0 b1 d0 d1", 2), "d0 d1", "then to the neighbour");
-    assert_eq!(closest(&[("far", None, &[])], ALL, 1), "a0", "a device without a place attracts no device");
-    assert_eq!(choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 1), "d0", "although the neighbour of another is taken");
-    assert_eq!(choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 3), "a0 b0 b1", "many are packed first");
+    assert_eq!(
+        closest(&[("far", None, &[])], ALL, 1),
+        "a0",
+        "a device without a place attracts no device"
+    );
+    assert_eq!(
+        choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 1),
+        "d0",
+        "although the neighbour of another is taken"
+    );
+    assert_eq!(
+        choose_near_devices(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 3),
+        "a0 b0 b1",
+        "many are packed first"
+    );
     assert_eq!(choose_near_devices(Placement::Packed, &[d], ALL, 2), "d0 d1", "and then near");
     assert_eq!(choose_near_devices(Placement::Spread, &[d], ALL, 1), "d0");
-    assert_eq!(choose_near_devices(Placement::Spread, &[d], ALL, 2), "a0 d0", "as even as any, and near");
+    assert_eq!(
+        choose_near_devices(Placement::Spread, &[d], ALL, 2),
+        "a0 d0",
+        "as even as any, and near"
+    );
 }
 
 #[test]
 fn behind_one_switch_the_port_of_the_neighbour_is_preferred() {
     let at = |name, port: &'static [u8]| (name, Some(0), port);
-    let board = [at("a", &[0x10, 0x11, 0x12]), at("b", &[0x10, 0x11, 0x13]), at("c", &[0x10, 0x11, 0x14])];
+    let board =
+        [at("a", &[0x10, 0x11, 0x12]), at("b", &[0x10, 0x11, 0x13]), at("c", &[0x10, 0x11, 0x14])];
     let of = |neighbours: &[Where<'_>], must: &str| {
         let neighbours: Vec<_> = neighbours.iter().map(|place| neighbour(*place, 0)).collect();
-        text(&choose_near(&offering(Placement::Closest, &board, 1), &neighbours, &ids("a b c"), &ids(must), 2).unwrap())
+        text(
+            &choose_near(
+                &offering(Placement::Closest, &board, 1),
+                &neighbours,
+                &ids("a b c"),
+                &ids(must),
+                2,
+            )
+            .unwrap(),
+        )
     };
     assert_eq!(of(&[], ""), "a b");
     assert_eq!(of(&[], "c"), "c a");
@@ -194,7 +272,11 @@ fn two_cards_with_a_bridge_are_chosen_together_in_any_place() {
     assert_eq!(of(&closest, "a1 b0 d1", "", 1), "d1", "the other one of its bridge is in use");
     assert_eq!(of(&with_hives(Placement::Packed, &hives), "a0 a1 b1 c0 c1", "c0", 2), "c0 b1");
     assert_eq!(of(&with_hives(Placement::Packed, &hives[..1]), "a1 b0 c1 d0 d1", "", 2), "a1 b0");
-    assert_eq!(of(&with_hives(Placement::Spread, &hives[..1]), "a1 b0 b1", "", 2), "a1 b1", "one of a bridge");
+    assert_eq!(
+        of(&with_hives(Placement::Spread, &hives[..1]), "a1 b0 b1", "", 2),
+        "a1 b1",
+        "one of a bridge"
+    );
 }
 
 #[test]
@@ -204,17 +286,34 @@ fn devices_of_one_link_switch_are_equally_near_and_other_rules_decide() {
     assert_eq!(of(&closest, "a0 b0 c0 c1 d0", "", 3), "c0 c1 d0", "one socket");
     assert_eq!(of(&with_hives(Placement::Spread, &[("nvlink:1", ALL)]), ALL, "", 2), "a0 c0");
     let seven = with_hives(Placement::Closest, &[("nvlink:1", "a0 a1 b0 b1 c0 c1 d0")]);
-    assert_eq!(of(&seven, "a0 d0 d1", "", 2), "a0 d0", "one whose links are down is far, although behind the same switch");
+    assert_eq!(
+        of(&seven, "a0 d0 d1", "", 2),
+        "a0 d0",
+        "one whose links are down is far, although behind the same switch"
+    );
 }
 
 #[test]
 fn a_mesh_prefers_hives_and_within_them_more_links() {
-    let mesh = [("nvlink:a/a", "a0 b1"), ("nvlink:a/b", "a1 b0"), ("nvlink:c/c", "c0 c1"), ("nvlink:c/d", "d0 d1")];
+    let mesh = [
+        ("nvlink:a/a", "a0 b1"),
+        ("nvlink:a/b", "a1 b0"),
+        ("nvlink:c/c", "c0 c1"),
+        ("nvlink:c/d", "d0 d1"),
+    ];
     let closest = with_hives(Placement::Closest, &mesh);
-    assert_eq!(of(&closest, "a0 a1 b0 b1", "", 2), "a0 b1", "two links before one, and before one switch");
+    assert_eq!(
+        of(&closest, "a0 a1 b0 b1", "", 2),
+        "a0 b1",
+        "two links before one, and before one switch"
+    );
     assert_eq!(of(&closest, "a0 a1 c0 d0", "", 2), "a0 a1");
     assert_eq!(of(&closest, "a0 b0 b1 c0 c1 d0 d1", "", 4), "c0 c1 d0 d1");
-    assert_eq!(of(&closest, ALL, "d1", 3), "d1 c0 c1", "two more links are used, and no pair is split");
+    assert_eq!(
+        of(&closest, ALL, "d1", 3),
+        "d1 c0 c1",
+        "two more links are used, and no pair is split"
+    );
 }
 
 #[test]
@@ -230,15 +329,22 @@ fn impossible_requests_fail_and_unknown_devices_are_far_from_all() {
 type Board = (Vec<(Vec<u8>, bool, Vec<u8>)>, u32);
 
 fn any_board() -> impl Strategy<Value = Board> {
-    let (branches, hives) = (proptest::collection::vec(0..2_u8, 1..5), proptest::collection::vec(0..2_u8, 0..3));
+    let (branches, hives) =
+        (proptest::collection::vec(0..2_u8, 1..5), proptest::collection::vec(0..2_u8, 0..3));
     (proptest::collection::vec((branches, proptest::bool::weighted(0.8), hives), 1..8), 1..3_u32)
-        .prop_filter("at most twelve ids", |(devices, shares)| devices.len() * (*shares as usize) <= 12)
+        .prop_filter("at most twelve ids", |(devices, shares)| {
+            devices.len() * (*shares as usize) <= 12
+        })
 }
 
 /// A branch is a bridge. Its number encodes the path to it. The first branch is the socket.
 fn place(path: &[u8]) -> (Option<u32>, Vec<u8>) {
-    let bus =
-        |depth: usize| 1 + u8::try_from(path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch))).unwrap();
+    let bus = |depth: usize| {
+        1 + u8::try_from(
+            path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch)),
+        )
+        .unwrap()
+    };
     (Some(u32::from(path[0])), (1..path.len()).map(bus).collect())
 }
 
@@ -252,7 +358,10 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
             (format!("d{number:02}"), numa, bridges)
         })
         .collect();
-    let refs: Vec<Where<'_>> = named.iter().map(|(name, numa, bridges)| (name.as_str(), *numa, bridges.as_slice())).collect();
+    let refs: Vec<Where<'_>> = named
+        .iter()
+        .map(|(name, numa, bridges)| (name.as_str(), *numa, bridges.as_slice()))
+        .collect();
     let mut offering = offering(placement, &refs, *shares);
     for (id, offered) in &mut offering.devices {
         let number: usize = id.as_str()[1..3].parse().unwrap();
@@ -277,7 +386,12 @@ fn near(offering: &Offering, a: &Device, b: &Device) -> Nearness {
         let devices = offering.devices.values().map(|offered| &*offered.device);
         devices.filter(|device| hives(device).any(|other| other == hive)).collect()
     };
-    let reach = |hive: &str| of(hive).into_iter().flat_map(|a| of(hive).into_iter().map(|b| nearness(a, b)).collect::<Vec<_>>()).min();
+    let reach = |hive: &str| {
+        of(hive)
+            .into_iter()
+            .flat_map(|a| of(hive).into_iter().map(|b| nearness(a, b)).collect::<Vec<_>>())
+            .min()
+    };
     let shared = hives(a).filter(|hive| hives(b).any(|other| other == *hive)).count();
     let others = hives(a).skip(shared).chain(hives(b).skip(shared));
     others.filter_map(reach).chain([nearness(a, b)]).min().unwrap().in_hives(shared)
@@ -310,9 +424,12 @@ struct Known {
 impl Known {
     fn of(offering: &Offering) -> Known {
         let of = |id: &DeviceId| &*offering.devices[id].device;
-        let pairs = offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| (a, b)));
-        let near = pairs.map(|(a, b)| ((a.clone(), b.clone()), near(offering, of(a), of(b)))).collect();
-        let places = offering.devices.keys().map(|id| (id.clone(), all_places(offering, of(id)))).collect();
+        let pairs =
+            offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| (a, b)));
+        let near =
+            pairs.map(|(a, b)| ((a.clone(), b.clone()), near(offering, of(a), of(b)))).collect();
+        let places =
+            offering.devices.keys().map(|id| (id.clone(), all_places(offering, of(id)))).collect();
         Known { near, places }
     }
 
@@ -334,17 +451,29 @@ fn score(
     let ball = |id: &DeviceId, level: Nearness| -> BTreeSet<&DeviceId> {
         offering.devices.keys().filter(|other| known.near(id, other) >= level).collect()
     };
-    let groups: BTreeSet<BTreeSet<&DeviceId>> =
-        offering.devices.keys().flat_map(|id| levels.iter().map(move |level| ball(id, *level))).collect();
-    let taken = |group: &BTreeSet<&DeviceId>| chosen.iter().filter(|id| group.contains(**id)).count();
+    let groups: BTreeSet<BTreeSet<&DeviceId>> = offering
+        .devices
+        .keys()
+        .flat_map(|id| levels.iter().map(move |level| ball(id, *level)))
+        .collect();
+    let taken =
+        |group: &BTreeSet<&DeviceId>| chosen.iter().filter(|id| group.contains(**id)).count();
     let free_of = |group: &BTreeSet<&DeviceId>| free.iter().filter(|id| group.contains(id)).count();
-    let is_device = |group: &&BTreeSet<&DeviceId>| group.iter().all(|id| of(id).id == of(group.first().unwrap()).id);
-    let touched: Vec<&BTreeSet<&DeviceId>> = groups.iter().filter(|group| taken(group) > 0).collect();
+    let is_device = |group: &&BTreeSet<&DeviceId>| {
+        group.iter().all(|id| of(id).id == of(group.first().unwrap()).id)
+    };
+    let touched: Vec<&BTreeSet<&DeviceId>> =
+        groups.iter().filter(|group| taken(group) > 0).collect();
     let pairs = |group: &&BTreeSet<&DeviceId>| taken(group) * (taken(group) - 1) / 2;
-    let same: usize = touched.iter().copied().filter(|group| is_device(group)).map(|group| pairs(&group)).sum();
-    let whole: Vec<&BTreeSet<&DeviceId>> =
-        touched.iter().copied().filter(|group| group.len() > 1 && free_of(group) == group.len()).collect();
-    let broken = whole.iter().filter(|group| taken(group) < group.len() && !is_device(group)).count();
+    let same: usize =
+        touched.iter().copied().filter(|group| is_device(group)).map(|group| pairs(&group)).sum();
+    let whole: Vec<&BTreeSet<&DeviceId>> = touched
+        .iter()
+        .copied()
+        .filter(|group| group.len() > 1 && free_of(group) == group.len())
+        .collect();
+    let broken =
+        whole.iter().filter(|group| taken(group) < group.len() && !is_device(group)).count();
     let uneven = |group: &BTreeSet<&DeviceId>| {
         let used = group.len() - free_of(group);
         (used + taken(group)).pow(2) - used.pow(2)
@@ -363,21 +492,34 @@ fn score(
     let is_first = neighbours.len() >= chosen.len();
     let mut rest = match offering.spec.placement {
         Placement::Closest => {
-            let mut around: Vec<_> = groups.iter().filter(|group| taken(group) == chosen.len()).collect();
+            let mut around: Vec<_> =
+                groups.iter().filter(|group| taken(group) == chosen.len()).collect();
             around.sort_by_key(|group| group.len());
-            let left = |groups: &[&BTreeSet<&DeviceId>]| groups.iter().map(|group| free_of(group) - chosen.len()).sum();
+            let left = |groups: &[&BTreeSet<&DeviceId>]| {
+                groups.iter().map(|group| free_of(group) - chosen.len()).sum()
+            };
             let nearest = |a: &&DeviceId| chosen.iter().map(|b| known.near(a, b)).min().unwrap();
             let worst = Reverse(chosen.iter().map(nearest).min().unwrap());
             let far = levels.iter().filter(|level| Reverse(**level) < worst).count();
             let uneven = touched.iter().copied().filter(|group| is_device(group)).map(uneven).sum();
             let (first, rest) = around.split_at(1);
             let first = if is_device(&first[0]) { 0 } else { left(first) };
-            if is_first { vec![far, broken, first, left(rest), uneven] } else { vec![far, apart, broken, first, left(rest), uneven] }
+            if is_first {
+                vec![far, broken, first, left(rest), uneven]
+            } else {
+                vec![far, apart, broken, first, left(rest), uneven]
+            }
         }
-        Placement::Packed => vec![whole.len(), touched.iter().map(|group| free_of(group) - taken(group)).sum()],
+        Placement::Packed => {
+            vec![whole.len(), touched.iter().map(|group| free_of(group) - taken(group)).sum()]
+        }
         Placement::Spread => {
-            let depth = |group: &BTreeSet<&DeviceId>| groups.iter().filter(|other| other.is_superset(group) && *other != group).count();
-            let sum = |at: usize| touched.iter().copied().filter(|group| depth(group) == at).map(uneven).sum();
+            let depth = |group: &BTreeSet<&DeviceId>| {
+                groups.iter().filter(|other| other.is_superset(group) && *other != group).count()
+            };
+            let sum = |at: usize| {
+                touched.iter().copied().filter(|group| depth(group) == at).map(uneven).sum()
+            };
             (0..12).map(sum).collect()
         }
     };
@@ -392,7 +534,9 @@ fn score(
 fn subsets(free: &[DeviceId], size: usize) -> Vec<Vec<&DeviceId>> {
     (0..1_u32 << free.len())
         .filter(|bits| bits.count_ones() as usize == size)
-        .map(|bits| free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, id)| id).collect())
+        .map(|bits| {
+            free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, id)| id).collect()
+        })
         .collect()
 }
 

@@ -30,7 +30,14 @@ struct Leaf<'a> {
 
 impl<'a> Leaf<'a> {
     fn of(device: &'a Device) -> Self {
-        Leaf { device: &device.id, offered: Some(device), path: path(device), free: Vec::new(), must: 0, total: 0 }
+        Leaf {
+            device: &device.id,
+            offered: Some(device),
+            path: path(device),
+            free: Vec::new(),
+            must: 0,
+            total: 0,
+        }
     }
 
     fn unknown(id: &'a DeviceId) -> Self {
@@ -38,8 +45,12 @@ impl<'a> Leaf<'a> {
     }
 
     fn by_place(&self, other: &Leaf<'_>) -> Ordering {
-        let parting = self.path.iter().zip(&other.path).find(|((_, ours), (_, theirs))| ours != theirs);
-        parting.map_or_else(|| self.path.len().cmp(&other.path.len()), |((_, ours), (_, theirs))| ours.cmp(theirs))
+        let parting =
+            self.path.iter().zip(&other.path).find(|((_, ours), (_, theirs))| ours != theirs);
+        parting.map_or_else(
+            || self.path.len().cmp(&other.path.len()),
+            |((_, ours), (_, theirs))| ours.cmp(theirs),
+        )
     }
 
     fn add(&mut self, index: usize, is_must: bool) {
@@ -93,7 +104,12 @@ type Neighbours = BTreeMap<Key, usize>;
 
 impl Tree {
     /// `ids` and `must` are sorted.
-    pub(super) fn new(offering: &Offering, neighbours: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &[&DeviceId]) -> Self {
+    pub(super) fn new(
+        offering: &Offering,
+        neighbours: &BTreeMap<&DeviceId, &Device>,
+        ids: &[&DeviceId],
+        must: &[&DeviceId],
+    ) -> Self {
         let mut leaves = leaves(offering, ids, must);
         let mut neighbours: Vec<Path> = neighbours.values().map(|device| path(device)).collect();
         put_bridges_on_nodes(&mut leaves, &mut neighbours);
@@ -161,7 +177,9 @@ fn path(device: &Device) -> Path {
 /// Functions below one host bridge may report different NUMA nodes, or none. The bridge is then on
 /// the lowest reported node, also for the neighbours, whose own node does not count.
 fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], neighbours: &mut [Path]) {
-    let bridge = |path: &Path| path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))));
+    let bridge = |path: &Path| {
+        path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))))
+    };
     let mut nodes: BTreeMap<Key, Key> = BTreeMap::new();
     for Leaf { path, .. } in leaves.iter() {
         if let (Some(bridge), Some((_, node @ Key::Numa(_)))) = (bridge(path), path.first()) {
@@ -196,15 +214,22 @@ fn put_hives(leaves: &mut [Leaf<'_>]) {
         if members.is_empty() {
             return;
         }
-        for (number, members) in members.into_values().enumerate().filter(|(_, members)| members.len() > 1) {
+        for (number, members) in
+            members.into_values().enumerate().filter(|(_, members)| members.len() > 1)
+        {
             let first = &leaves[members[0]].path;
-            let common = |path: &Path| first.iter().zip(path).take_while(|((_, one), (_, other))| one == other).count();
-            let depth = members.iter().map(|at| common(&leaves[*at].path)).min().unwrap_or_default();
+            let common = |path: &Path| {
+                first.iter().zip(path).take_while(|((_, one), (_, other))| one == other).count()
+            };
+            let depth =
+                members.iter().map(|at| common(&leaves[*at].path)).min().unwrap_or_default();
             for at in members {
                 let path = &mut leaves[at].path;
                 let above = depth.checked_sub(1).map_or(Nearness::System, |above| path[above].0);
                 path.insert(depth, (above, Key::Hive(around, number)));
-                path[depth..].iter_mut().for_each(|(nearness, _)| *nearness = nearness.in_hives(around + 1));
+                path[depth..]
+                    .iter_mut()
+                    .for_each(|(nearness, _)| *nearness = nearness.in_hives(around + 1));
             }
         }
     }
@@ -212,15 +237,28 @@ fn put_hives(leaves: &mut [Leaf<'_>]) {
 
 /// The group of devices that share the first `depth` places. The leaves are sorted by place. A
 /// group of a single part is that part.
-fn group(nearness: Nearness, leaves: &mut [Leaf<'_>], depth: usize, neighbours: &Neighbours) -> Group {
+fn group(
+    nearness: Nearness,
+    leaves: &mut [Leaf<'_>],
+    depth: usize,
+    neighbours: &Neighbours,
+) -> Group {
     let near = |key: &Key| neighbours.get(key).copied().unwrap_or_default();
     if let [Leaf { path, free, must, total, .. }] = leaves {
         let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
         let free = std::mem::take(free);
-        return Group { nearness: Nearness::Device, free: free.len(), must: *must, total: *total, pull, parts: Parts::Shares(free) };
+        return Group {
+            nearness: Nearness::Device,
+            free: free.len(),
+            must: *must,
+            total: *total,
+            pull,
+            parts: Parts::Shares(free),
+        };
     }
     let place = |leaf: &Leaf<'_>| leaf.path.get(depth).copied();
-    let same = |a: &Leaf<'_>, b: &Leaf<'_>| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
+    let same =
+        |a: &Leaf<'_>, b: &Leaf<'_>| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
     let of_place = |leaves: &mut [Leaf<'_>]| match leaves.first().and_then(place) {
         Some((nearness, key)) => {
             let below = group(nearness, leaves, depth + 1, neighbours);

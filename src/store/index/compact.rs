@@ -33,7 +33,8 @@ impl Database {
     /// history alone could be the reason.
     pub(crate) fn is_bloated(&self) -> Result<bool, StoreError> {
         let files = host::size_below(&self.dir);
-        let is_much = |records: u64| files > records.saturating_mul(FILES_MAX.0) / FILES_MAX.1 + FILES_MIN;
+        let is_much =
+            |records: u64| files > records.saturating_mul(FILES_MAX.0) / FILES_MAX.1 + FILES_MIN;
         if !is_much(self.history.bytes) || Arc::strong_count(&self.readers) > 1 {
             return Ok(false);
         }
@@ -55,7 +56,12 @@ impl Database {
         remove(&dir)?;
         let written = guard(|| {
             let copy = Database::with_trees(&dir, options(&dir).open()?)?;
-            let trees = [(&self.live, &copy.live), (&self.names, &copy.names), (&self.hooks, &copy.hooks), (&self.meta, &copy.meta)];
+            let trees = [
+                (&self.live, &copy.live),
+                (&self.names, &copy.names),
+                (&self.hooks, &copy.hooks),
+                (&self.meta, &copy.meta),
+            ];
             for (from, to) in trees.into_iter().chain([(&self.past, &copy.past)]) {
                 for pair in from {
                     if !go_on() {

@@ -108,9 +108,13 @@ impl Database {
             match options(dir).open() {
                 Ok(db) => break (db, late_timers),
                 // 0.34.7 gives a refused lock no kind of its own.
-                Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
+                Err(sled::Error::Io(error))
+                    if error.to_string().contains("could not acquire lock") =>
+                {
                     if began.elapsed() > LOCK_PATIENCE {
-                        return Err(StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() });
+                        return Err(StoreError::InUse {
+                            path: dir.parent().unwrap_or(dir).to_owned(),
+                        });
                     }
                     // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
                     drop(late_timers);
@@ -122,12 +126,16 @@ impl Database {
         HAS_POOL.store(true, Ordering::Relaxed);
         let database = Database::with_trees(dir, db).map_err(failed)?;
         if fresh {
-            let noted = database.set_number(SCHEMA, codec::TREES.into()).and_then(|()| database.persist());
+            let noted =
+                database.set_number(SCHEMA, codec::TREES.into()).and_then(|()| database.persist());
             noted.map_err(failed)?;
             sync_directory(dir).and_then(|()| sync_directory(dir.parent().unwrap_or(dir)))?;
         }
         let snapshot = database.reader().snapshot()?;
-        let schema = database.number(SCHEMA).map_err(failed)?.ok_or_else(|| damaged("it opens empty although it is not new".into()))?;
+        let schema = database
+            .number(SCHEMA)
+            .map_err(failed)?
+            .ok_or_else(|| damaged("it opens empty although it is not new".into()))?;
         if schema > u64::from(codec::TREES) {
             return Err(newer(u32::try_from(schema).unwrap_or(u32::MAX)));
         }
@@ -138,7 +146,9 @@ impl Database {
             return Err(damaged(format!("{} of its records are damaged", snapshot.damaged)));
         }
         // A database that reads and does not write is found now.
-        let opened = database.number(OPENED).and_then(|opened| database.set_number(OPENED, opened.unwrap_or(0) + 1));
+        let opened = database
+            .number(OPENED)
+            .and_then(|opened| database.set_number(OPENED, opened.unwrap_or(0) + 1));
         opened.map_err(failed)?;
         Ok((database, snapshot))
     }
@@ -146,27 +156,50 @@ impl Database {
     pub(super) fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
         let log = File::open(dir.join("db"))?;
         let (live, past) = (db.open_tree("live")?, db.open_tree("history")?);
-        let (names, hooks, meta) = (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
-        let [count, bytes, applied] = [HISTORY_COUNT, HISTORY_BYTES, APPLIED].map(|key| number(&meta, key));
+        let (names, hooks, meta) =
+            (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
+        let [count, bytes, applied] =
+            [HISTORY_COUNT, HISTORY_BYTES, APPLIED].map(|key| number(&meta, key));
         let history = Length { count: count?.unwrap_or(0), bytes: bytes?.unwrap_or(0) };
         let applied = applied?.unwrap_or(0);
         let (dir, since_checkpoint, readers) = (dir.to_owned(), BTreeSet::new(), Arc::default());
-        Ok(Database { dir, db, live, past, names, hooks, meta, log, history, applied, since_checkpoint, readers })
+        Ok(Database {
+            dir,
+            db,
+            live,
+            past,
+            names,
+            hooks,
+            meta,
+            log,
+            history,
+            applied,
+            since_checkpoint,
+            readers,
+        })
     }
 
     /// Applies one change, which the journal has as the entry `seq`.
     pub(crate) fn write(&mut self, seq: u64, update: &Update) -> Result<(), StoreError> {
         self.run(|database| match update {
-            Update::Live(id, payload) => database.live.insert(id.as_str(), codec::stamp(id.as_str().as_bytes(), seq, payload)).map(drop),
+            Update::Live(id, payload) => database
+                .live
+                .insert(id.as_str(), codec::stamp(id.as_str().as_bytes(), seq, payload))
+                .map(drop),
             Update::Released(grant, payload) => database.release(grant, seq, payload),
             Update::Discard(id) => database.live.remove(id.as_str()).map(drop),
-            Update::Name(key, id) => database.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop),
+            Update::Name(key, id) => database
+                .names
+                .insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes()))
+                .map(drop),
             Update::ForgetName(key) => database.names.remove(key).map(drop),
             Update::Hook(hook, payload) => {
                 let key = hook_key(hook);
                 match hook.state {
                     HookState::Done => database.hooks.remove(&key).map(drop),
-                    HookState::Due | HookState::Failed { .. } => database.hooks.insert(&key, codec::stamp(&key, seq, payload)).map(drop),
+                    HookState::Due | HookState::Failed { .. } => {
+                        database.hooks.insert(&key, codec::stamp(&key, seq, payload)).map(drop)
+                    }
                 }
             }
         })
@@ -179,7 +212,9 @@ impl Database {
         self.history.add(&key, &value);
         let is_new = self.since_checkpoint.insert(key.clone());
         // A record after the last checkpoint of a process that was killed is there, and not counted.
-        let is_counted = |old: &[u8]| !is_new || codec::unstamp(&key, old).is_ok_and(|record| record.seq <= self.applied);
+        let is_counted = |old: &[u8]| {
+            !is_new || codec::unstamp(&key, old).is_ok_and(|record| record.seq <= self.applied)
+        };
         if let Some(old) = old.filter(|old| is_counted(old)) {
             self.history.remove(&key, &old);
         }
@@ -187,16 +222,28 @@ impl Database {
     }
 
     /// Trims the history, beside so many bytes of what is live, then makes everything up to `applied` survive a power cut.
-    pub(crate) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention, live: u64) -> Result<(), StoreError> {
+    pub(crate) fn checkpoint(
+        &mut self,
+        applied: u64,
+        now: Timestamp,
+        retention: Retention,
+        live: u64,
+    ) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
-        let now = self.run(|database| Ok(database.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
-        let (old, left) = self.run(|database| database.outlived(now, retention, retention.records(live)))?;
+        let now = self.run(|database| {
+            Ok(database.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step)))
+        })?;
+        let (old, left) =
+            self.run(|database| database.outlived(now, retention, retention.records(live)))?;
         self.run(|database| {
             // At once, and before they go: what is counted is there, whatever a power cut leaves of this.
             let mut numbers = Database::length(left);
             numbers.extend([(APPLIED, applied), (CLOCK, now)]);
             if let Some(latest) = old.last() {
-                numbers.push((FORGOTTEN, released_at(latest).max(database.number(FORGOTTEN)?.unwrap_or(0))));
+                numbers.push((
+                    FORGOTTEN,
+                    released_at(latest).max(database.number(FORGOTTEN)?.unwrap_or(0)),
+                ));
             }
             database.set_numbers(&numbers)?;
             (database.history, database.applied) = (left, applied);
@@ -239,8 +286,14 @@ impl Database {
     }
 
     /// Keys of released grants that are to be forgotten, the earliest release first, and how long the history is without them.
-    fn outlived(&self, now: u64, retention: Retention, records: u64) -> sled::Result<(Vec<sled::IVec>, Length)> {
-        let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
+    fn outlived(
+        &self,
+        now: u64,
+        retention: Retention,
+        records: u64,
+    ) -> sled::Result<(Vec<sled::IVec>, Length)> {
+        let oldest =
+            now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
         let (mut old, mut left) = (Vec::new(), self.history);
         for pair in &self.past {
             let (key, value) = pair?;
@@ -272,8 +325,17 @@ impl Database {
     /// The database for whoever wants to read it.
     pub(crate) fn reader(&self) -> Reader {
         let Database { dir, live, past, names, hooks, meta, .. } = self;
-        let (live, history, names, hooks) = (live.clone(), past.clone(), names.clone(), hooks.clone());
-        Reader { dir: dir.clone(), live, history, names, hooks, meta: meta.clone(), _open: Arc::clone(&self.readers) }
+        let (live, history, names, hooks) =
+            (live.clone(), past.clone(), names.clone(), hooks.clone());
+        Reader {
+            dir: dir.clone(),
+            live,
+            history,
+            names,
+            hooks,
+            meta: meta.clone(),
+            _open: Arc::clone(&self.readers),
+        }
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
@@ -291,10 +353,16 @@ impl Database {
         self.meta.insert(key, &number.to_le_bytes()).map(drop)
     }
 
-    fn run<T>(&mut self, operation: impl FnOnce(&mut Self) -> sled::Result<T>) -> Result<T, StoreError> {
+    fn run<T>(
+        &mut self,
+        operation: impl FnOnce(&mut Self) -> sled::Result<T>,
+    ) -> Result<T, StoreError> {
         #[cfg(test)]
         if self.dir.join("unwritable").exists() {
-            return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
+            return Err(failure(
+                &self.dir,
+                &sled::Error::ReportableBug("as after a power cut".into()),
+            ));
         }
         guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
     }
@@ -311,7 +379,11 @@ impl Database {
 
 /// As every database of ours is opened.
 pub(super) fn options(dir: &Path) -> sled::Config {
-    sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES).flush_every_ms(None)
+    sled::Config::new()
+        .path(dir)
+        .cache_capacity(CACHE_BYTES)
+        .segment_size(LOG_SEGMENT_BYTES)
+        .flush_every_ms(None)
 }
 
 /// The time with which a key of the history begins.

@@ -13,7 +13,10 @@ pub(super) const BLOBS: &str = "blobs";
 /// What the system has refused, if that is what went wrong. sled passes some of it on as a text, and panics over some. A file that
 /// is missing is nothing that the system refuses.
 fn of_the_system(error: &sled::Error) -> Option<io::Error> {
-    let by_number = |number| Some(io::Error::from_raw_os_error(number)).filter(|error| error.kind() != io::ErrorKind::NotFound);
+    let by_number = |number| {
+        Some(io::Error::from_raw_os_error(number))
+            .filter(|error| error.kind() != io::ErrorKind::NotFound)
+    };
     if let sled::Error::Io(error) = error
         && let Some(number) = error.raw_os_error()
     {
@@ -21,7 +24,8 @@ fn of_the_system(error: &sled::Error) -> Option<io::Error> {
     }
     // As an `io::Error` is written with `{:?}`.
     let text = error.to_string();
-    let digits: String = text.split_once("Os { code: ")?.1.chars().take_while(char::is_ascii_digit).collect();
+    let digits: String =
+        text.split_once("Os { code: ")?.1.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok().and_then(by_number)
 }
 
@@ -43,7 +47,9 @@ pub(crate) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Res
 pub(super) fn failure(dir: &Path, error: &sled::Error) -> StoreError {
     match of_the_system(error) {
         Some(source) => StoreError::io("use", dir)(source),
-        None if is_of_another(error) => StoreError::Unopened { path: dir.to_owned(), why: error.to_string() },
+        None if is_of_another(error) => {
+            StoreError::Unopened { path: dir.to_owned(), why: error.to_string() }
+        }
         None => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
     }
 }
@@ -63,7 +69,8 @@ pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
         if path.file_name().is_some_and(|name| name == BLOBS) {
             check_files(&path)?;
         } else {
-            host::open_regular(&path, File::options().read(true)).map_err(|error| unable(&path, error))?;
+            host::open_regular(&path, File::options().read(true))
+                .map_err(|error| unable(&path, error))?;
         }
     }
     Ok(())
@@ -85,7 +92,9 @@ pub(crate) fn database_finding(oldest: u64, applied: u64, existed: bool) -> Opti
 
 /// What is said of a database whose records were damaged.
 pub(crate) fn history_finding(why: &str) -> String {
-    format!("the query database was damaged ({why}); its history stays in the copy that was moved away")
+    format!(
+        "the query database was damaged ({why}); its history stays in the copy that was moved away"
+    )
 }
 
 #[cfg(test)]
@@ -104,18 +113,29 @@ mod tests {
             let told = sled::Error::Io(error());
             // As sled clones it, and as a panic of an `unwrap` tells it.
             let cloned = told.clone();
-            let panicked = guard::<()>(|| panic!("called `Result::unwrap()` on an `Err` value: {:?}", error())).unwrap_err();
+            let panicked = guard::<()>(|| {
+                panic!("called `Result::unwrap()` on an `Err` value: {:?}", error())
+            })
+            .unwrap_err();
             for error in [told, cloned, panicked] {
                 assert!(!is_damage(&error), "{number}: {error}");
-                assert!(matches!(failure(Path::new("/x"), &error), StoreError::Io { .. }), "{number}: {error}");
+                assert!(
+                    matches!(failure(Path::new("/x"), &error), StoreError::Io { .. }),
+                    "{number}: {error}"
+                );
             }
         }
     }
 
     #[test]
     fn what_was_read_and_is_wrong_is_damage_and_so_is_a_file_that_is_missing() {
-        let panicked = guard::<()>(|| panic!("index out of bounds: the len is 3 but the index is 7")).unwrap_err();
-        let short = sled::Error::Io(io::Error::new(io::ErrorKind::UnexpectedEof, "failed to fill whole buffer"));
+        let panicked =
+            guard::<()>(|| panic!("index out of bounds: the len is 3 but the index is 7"))
+                .unwrap_err();
+        let short = sled::Error::Io(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "failed to fill whole buffer",
+        ));
         let missing = sled::Error::Io(io::Error::from_raw_os_error(2));
         let corrupt = sled::Error::Corruption { at: None, bt: () };
         assert!([panicked, short, missing, corrupt].iter().all(is_damage));
@@ -123,7 +143,9 @@ mod tests {
 
     #[test]
     fn sled_that_opens_nothing_more_in_this_process_says_nothing_of_this_database() {
-        let broken = sled::Error::ReportableBug("IO thread unexpectedly panicked. please report this bug".into());
+        let broken = sled::Error::ReportableBug(
+            "IO thread unexpectedly panicked. please report this bug".into(),
+        );
         assert!(matches!(failure(Path::new("/x"), &broken), StoreError::Unopened { .. }));
     }
 }

@@ -55,7 +55,8 @@ pub(super) fn follow(
         }
     }
     let live = replay.live_payloads()?;
-    let found = start.map(|start| follower.found(start.lost_after, &live, &replay)).unwrap_or_default();
+    let found =
+        start.map(|start| follower.found(start.lost_after, &live, &replay)).unwrap_or_default();
     // What the journal may lack is not deleted: not before what was found is recorded, nor where no new head could be written.
     let keeps = !found.is_empty() || replay.missing() > 0;
     follower.live(&live, keeps)?;
@@ -79,7 +80,8 @@ impl<F: Fn()> Follower<'_, F> {
 
     /// A released grant goes into the history, unless it is there.
     fn release(&mut self, seq: u64, grant: Grant) -> Result<(), StoreError> {
-        let is_there = seq <= self.snapshot.applied && !self.snapshot.live.contains_key(&grant.alloc_id);
+        let is_there =
+            seq <= self.snapshot.applied && !self.snapshot.live.contains_key(&grant.alloc_id);
         self.released.insert(grant.alloc_id.clone());
         if is_there {
             return Ok(());
@@ -92,23 +94,43 @@ impl<F: Fn()> Follower<'_, F> {
     /// What only the database has, of entries after `lost_after`.
     fn found(&self, lost_after: u64, live: &LivePayloads, replay: &JournalReplay) -> Vec<Entry> {
         let snapshot = self.snapshot;
-        let is_lost = |id: &AllocId, seq: u64| seq > lost_after && !live.contains_key(id) && !self.released.contains(id);
+        let is_lost = |id: &AllocId, seq: u64| {
+            seq > lost_after && !live.contains_key(id) && !self.released.contains(id)
+        };
         let grants = snapshot.live.iter().filter(|(id, (seq, _))| is_lost(id, *seq));
-        let grants = grants.filter_map(|(_, (_, payload))| codec::decode_grant(payload)).map(|grant| Entry::Grant(Arc::new(grant)));
-        let names = snapshot.names.iter().filter(|(key, (seq, _))| *seq > lost_after && !replay.names.contains_key(*key));
+        let grants = grants
+            .filter_map(|(_, (_, payload))| codec::decode_grant(payload))
+            .map(|grant| Entry::Grant(Arc::new(grant)));
+        let names = snapshot
+            .names
+            .iter()
+            .filter(|(key, (seq, _))| *seq > lost_after && !replay.names.contains_key(*key));
         let names = names.map(|(key, (_, id))| Entry::Named { key: key.clone(), id: id.clone() });
-        let hooks = snapshot.hooks.iter().filter(|(key, (seq, _))| *seq > lost_after && !replay.owed.contains_key(*key));
-        grants.chain(names).chain(hooks.map(|(_, (_, hook))| Entry::Hook(Box::new(hook.clone())))).collect()
+        let hooks = snapshot
+            .hooks
+            .iter()
+            .filter(|(key, (seq, _))| *seq > lost_after && !replay.owed.contains_key(*key));
+        grants
+            .chain(names)
+            .chain(hooks.map(|(_, (_, hook))| Entry::Hook(Box::new(hook.clone()))))
+            .collect()
     }
 
     /// Makes the live grants those of the journal. `keeps`: nothing is deleted or replaced by something older.
     fn live(&mut self, live: &LivePayloads, keeps: bool) -> Result<(), StoreError> {
         let snapshot = self.snapshot;
-        for id in snapshot.live.keys().filter(|id| !keeps && !live.contains_key(*id) && !self.released.contains(*id)).collect::<Vec<_>>() {
+        for id in snapshot
+            .live
+            .keys()
+            .filter(|id| !keeps && !live.contains_key(*id) && !self.released.contains(*id))
+            .collect::<Vec<_>>()
+        {
             self.write(0, &Update::Discard(id.clone()))?;
         }
         for (id, (seq, payload)) in live {
-            let differs = |at: u64, there: &Vec<u8>| if keeps { at < *seq && there != payload } else { at > *seq || there != payload };
+            let differs = |at: u64, there: &Vec<u8>| {
+                if keeps { at < *seq && there != payload } else { at > *seq || there != payload }
+            };
             if snapshot.live.get(id).is_none_or(|(at, there)| differs(*at, there)) {
                 self.write(*seq, &Update::Live(id.clone(), payload.clone()))?;
             }
@@ -137,8 +159,16 @@ impl<F: Fn()> Follower<'_, F> {
         for key in snapshot.names.keys().filter(|key| !replay.names.contains_key(*key)) {
             self.write(0, &Update::ForgetName(key.clone()))?;
         }
-        for (_, (seq, hook)) in snapshot.hooks.iter().filter(|(key, _)| !replay.owed.contains_key(*key)) {
-            self.write(*seq, &Update::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }), Vec::new()))?;
+        for (_, (seq, hook)) in
+            snapshot.hooks.iter().filter(|(key, _)| !replay.owed.contains_key(*key))
+        {
+            self.write(
+                *seq,
+                &Update::Hook(
+                    Box::new(PendingHook { state: HookState::Done, ..hook.clone() }),
+                    Vec::new(),
+                ),
+            )?;
         }
         Ok(())
     }

@@ -29,7 +29,10 @@ pub(crate) fn open(dir: &Path) -> Result<(Database, DatabaseSnapshot), StoreErro
 }
 
 /// The same, or an empty one in the place of a damaged one. Says why that was moved away.
-pub(super) fn open_or_replace(dir: &Path, shared: &Shared) -> Result<(Database, DatabaseSnapshot, Option<String>), StoreError> {
+pub(super) fn open_or_replace(
+    dir: &Path,
+    shared: &Shared,
+) -> Result<(Database, DatabaseSnapshot, Option<String>), StoreError> {
     require_free_space(dir)?;
     match open(dir) {
         // A store that was closed meanwhile leaves that to the next start.

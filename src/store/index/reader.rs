@@ -62,7 +62,8 @@ impl Reader {
 
     pub(super) fn scan(&self) -> sled::Result<DatabaseSnapshot> {
         let applied = number(&self.meta, APPLIED)?.unwrap_or(0);
-        let mut snapshot = DatabaseSnapshot { applied, last: applied, ..DatabaseSnapshot::default() };
+        let mut snapshot =
+            DatabaseSnapshot { applied, last: applied, ..DatabaseSnapshot::default() };
         for pair in &self.live {
             let (key, value) = pair?;
             match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
@@ -75,24 +76,37 @@ impl Reader {
         }
         for pair in &self.names {
             let (key, value) = pair?;
-            let read = codec::unstamp(&key, &value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
+            let read = codec::unstamp(&key, &value)
+                .map(|record| (record.seq, std::str::from_utf8(record.payload)));
             match (std::str::from_utf8(&key), read) {
-                (Ok(key), Ok((seq, Ok(id)))) => drop(snapshot.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
+                (Ok(key), Ok((seq, Ok(id)))) => {
+                    drop(snapshot.names.insert(key.to_owned(), (seq, DeviceId::new(id))))
+                }
                 _ => snapshot.damaged += 1,
             }
         }
         for pair in &self.hooks {
             let (key, value) = pair?;
             let read = codec::unstamp(&key, &value).map(|record| (record.seq, record.payload));
-            snapshot.newer = snapshot.newer.max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
+            snapshot.newer = snapshot
+                .newer
+                .max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
             match read.map(|(seq, payload)| (seq, codec::decode(payload))) {
                 Ok((seq, Ok(Entry::Hook(hook)))) => {
-                    drop(snapshot.hooks.insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)));
+                    drop(
+                        snapshot
+                            .hooks
+                            .insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)),
+                    );
                 }
                 _ => snapshot.damaged += 1,
             }
         }
-        let seqs = snapshot.live.values().map(|(seq, _)| *seq).chain(snapshot.names.values().map(|(seq, _)| *seq));
+        let seqs = snapshot
+            .live
+            .values()
+            .map(|(seq, _)| *seq)
+            .chain(snapshot.names.values().map(|(seq, _)| *seq));
         let latest = seqs.chain(snapshot.hooks.values().map(|(seq, _)| *seq)).max();
         snapshot.last = snapshot.last.max(latest.unwrap_or(0));
         Ok(snapshot)
@@ -101,14 +115,21 @@ impl Reader {
     /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
     pub(crate) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
         self.each_released(|key, value| {
-            let grant = codec::unstamp(key, value).ok().and_then(|record| codec::decode(record.payload).ok());
-            if let Some(Entry::Grant(grant)) = grant { take(Arc::unwrap_or_clone(grant)) } else { true }
+            let grant = codec::unstamp(key, value)
+                .ok()
+                .and_then(|record| codec::decode(record.payload).ok());
+            if let Some(Entry::Grant(grant)) = grant {
+                take(Arc::unwrap_or_clone(grant))
+            } else {
+                true
+            }
         })
     }
 
     /// Which of these grants were released. It goes back no further than the oldest was made, and keeps nothing in memory.
     pub(crate) fn look_up(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
-        let made = ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
+        let made =
+            ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
         let since = made.saturating_sub(CLOCK_ERROR_MS).to_be_bytes();
         let mut found = BTreeSet::new();
         self.each_released(|key, _| {
@@ -120,13 +141,20 @@ impl Reader {
 
     /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
     pub(crate) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
-        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, &error))
+        guard(|| number(&self.meta, FORGOTTEN))
+            .map(|at| at.map(Timestamp))
+            .map_err(|error| failure(&self.dir, &error))
     }
 
     /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
-    pub(crate) fn check_history(&self, mut take: impl FnMut(Option<(AllocId, u64)>)) -> Result<(), StoreError> {
+    pub(crate) fn check_history(
+        &self,
+        mut take: impl FnMut(Option<(AllocId, u64)>),
+    ) -> Result<(), StoreError> {
         self.each_released(|key, value| {
-            let read = codec::unstamp(key, value).ok().filter(|record| matches!(codec::decode(record.payload), Ok(Entry::Grant(_))));
+            let read = codec::unstamp(key, value)
+                .ok()
+                .filter(|record| matches!(codec::decode(record.payload), Ok(Entry::Grant(_))));
             take(released_id(key).zip(read.map(|record| record.seq)));
             true
         })
@@ -136,11 +164,16 @@ impl Reader {
     /// 0xff, which would be a tenth of the binary.
     fn each_released(&self, mut take: impl FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
         let read = guard(|| {
-            let (mut from, mut until) = (self.latest_release()?.saturating_add(1), Bound::Unbounded);
+            let (mut from, mut until) =
+                (self.latest_release()?.saturating_add(1), Bound::Unbounded);
             let mut span = 1;
             while from > 0 {
                 let start = from.saturating_sub(span);
-                let low = if start == 0 { Bound::Unbounded } else { Bound::Included(start.to_be_bytes()) };
+                let low = if start == 0 {
+                    Bound::Unbounded
+                } else {
+                    Bound::Included(start.to_be_bytes())
+                };
                 let most = if span == 1 { usize::MAX } else { PAGE };
                 let keys = self.history.range((low, until)).keys();
                 let page = keys.take(most.saturating_add(1)).collect::<sled::Result<Vec<_>>>()?;
@@ -191,7 +224,8 @@ pub(super) fn released_id(key: &[u8]) -> Option<AllocId> {
 
 /// The time of release first, so that the newest are found without an index.
 pub(super) fn history_key(grant: &Grant) -> Vec<u8> {
-    let at = if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
+    let at =
+        if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
     let mut key = at.to_be_bytes().to_vec();
     key.extend_from_slice(grant.alloc_id.as_str().as_bytes());
     key

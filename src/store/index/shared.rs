@@ -83,9 +83,14 @@ impl Shared {
 
     /// Opens the database.
     pub(super) fn while_opening<T>(&self, run: impl FnOnce() -> T) -> T {
-        let before = std::mem::replace(&mut *held(&self.activity), Activity::Opening(Instant::now()));
+        let before =
+            std::mem::replace(&mut *held(&self.activity), Activity::Opening(Instant::now()));
         let done = run();
-        *held(&self.activity) = if matches!(before, Activity::Idle) { Activity::Idle } else { Activity::Busy(Instant::now()) };
+        *held(&self.activity) = if matches!(before, Activity::Idle) {
+            Activity::Idle
+        } else {
+            Activity::Busy(Instant::now())
+        };
         done
     }
 
@@ -137,7 +142,8 @@ impl Shared {
 
     /// Since when the history cannot be read, and why.
     pub(super) fn unreadable(&self) -> Option<Unreadable> {
-        let late = self.late_since().map(|since| Unreadable { since, because: UnreadableReason::Slow });
+        let late =
+            self.late_since().map(|since| Unreadable { since, because: UnreadableReason::Slow });
         held(&self.unreadable).or(late)
     }
 

@@ -23,7 +23,10 @@ use crate::domain::{Retention, Timestamp, Unreadable, UnreadableReason};
 use crate::host;
 use crate::store::StoreError;
 use crate::store::journal::{damage_finding, delete_before};
-use crate::store::layout::{FREE_BYTES_MIN, database_dir, delete_quarantined, has_free_space, journal_dir, quarantine, remove};
+use crate::store::layout::{
+    FREE_BYTES_MIN, database_dir, delete_quarantined, has_free_space, journal_dir, quarantine,
+    remove,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +39,8 @@ const SPACE_SEEN_FOR: Duration = Duration::from_millis(1);
 /// core from the registrations.
 const OPENS_AFTER: Duration = Duration::from_millis(300);
 /// Backoff after the system has refused to open it: doubled each time, up to the second.
-const RETRY_AFTER: Duration = if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
+const RETRY_AFTER: Duration =
+    if cfg!(test) { Duration::from_millis(1) } else { Duration::from_secs(1) };
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// When a closed database is opened.
@@ -95,7 +99,10 @@ impl IndexTask {
     }
 
     /// Opens the database at once for a start that wants its snapshot.
-    pub(super) fn open_for_start(&mut self, wanted: &SyncSender<Result<DatabaseSnapshot, StoreError>>) {
+    pub(super) fn open_for_start(
+        &mut self,
+        wanted: &SyncSender<Result<DatabaseSnapshot, StoreError>>,
+    ) {
         let opened = self.shared.while_opening(|| open_or_replace(&self.dir, &self.shared));
         let snapshot = opened.map(|(database, snapshot, replaced)| {
             replaced.into_iter().for_each(|why| self.shared.late().finding(history_finding(&why)));
@@ -114,7 +121,9 @@ impl IndexTask {
         }
         loop {
             let at = if let Next::Due(at) | Next::Retry(at) = self.next { Some(at) } else { None };
-            let wait = at.filter(|_| self.database.is_none()).map(|at| at.saturating_duration_since(Instant::now()));
+            let wait = at
+                .filter(|_| self.database.is_none())
+                .map(|at| at.saturating_duration_since(Instant::now()));
             let received = match wait {
                 None => work.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 // It is due, however much is in the queue.
@@ -132,7 +141,8 @@ impl IndexTask {
 
     fn perform(&mut self, work: Work) {
         let is_due = match (&work, self.next) {
-            (Work::Checkpoint(..), Next::WithCheckpoint) | (Work::Checkpoint(..) | Work::Read(_), Next::Due(_)) => true,
+            (Work::Checkpoint(..), Next::WithCheckpoint)
+            | (Work::Checkpoint(..) | Work::Read(_), Next::Due(_)) => true,
             #[cfg(test)]
             (Work::Meddle(_), Next::Due(_)) => true,
             _ => false,
@@ -147,7 +157,9 @@ impl IndexTask {
                     self.take_over(database);
                 }
             }
-            Work::Update(seq, update) if seq > self.followed => self.write(|database| database.write(seq, &update)),
+            Work::Update(seq, update) if seq > self.followed => {
+                self.write(|database| database.write(seq, &update))
+            }
             Work::Update(..) => {}
             Work::Checkpoint(order, done) => {
                 let result = self.checkpoint(&order);
@@ -160,14 +172,18 @@ impl IndexTask {
                 delete_quarantined(&self.state_dir, self.retention, now());
             }
             Work::Read(answer) => {
-                let closed = || StoreError::Unopened { path: self.dir.clone(), why: self.why.clone() };
+                let closed =
+                    || StoreError::Unopened { path: self.dir.clone(), why: self.why.clone() };
                 drop(answer.send(self.database.as_ref().map(Database::reader).ok_or_else(closed)));
             }
             #[cfg(test)]
             Work::Meddle(act) => {
                 act(&mut self.database);
                 if self.database.is_none() && self.shared.unreadable().is_none() {
-                    self.shared.note_unreadable(Some(Unreadable { since: now(), because: UnreadableReason::Failed }));
+                    self.shared.note_unreadable(Some(Unreadable {
+                        since: now(),
+                        because: UnreadableReason::Failed,
+                    }));
                 }
             }
         }
@@ -179,11 +195,16 @@ impl IndexTask {
         let began = Instant::now();
         let opened = self.shared.while_opening(|| open_or_replace(&self.dir, &self.shared));
         if began.elapsed() >= LATE_AFTER {
-            self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: UnreadableReason::Slow }));
+            self.shared.note_unreadable(Some(Unreadable {
+                since: self.closed_at,
+                because: UnreadableReason::Slow,
+            }));
         }
         match opened {
             Ok((database, _, replaced)) => {
-                replaced.into_iter().for_each(|why| self.shared.late().finding(history_finding(&why)));
+                replaced
+                    .into_iter()
+                    .for_each(|why| self.shared.late().finding(history_finding(&why)));
                 self.take_over(database);
             }
             Err(error) => self.retry_later(&error),
@@ -200,24 +221,30 @@ impl IndexTask {
         match self.fill(database) {
             Ok(()) => {}
             // It opens and cannot be written although there is space: a power cut leaves such damage.
-            Err(StoreError::Database { why, .. }) if !self.was_replaced && !self.shared.is_ending() => match quarantine(&self.dir) {
-                Ok(moved) => {
-                    self.was_replaced = true;
-                    let mut late = self.shared.late();
-                    late.quarantined(moved);
-                    late.finding(history_finding(&why));
-                    drop(late);
-                    self.next = Next::Due(Instant::now());
+            Err(StoreError::Database { why, .. })
+                if !self.was_replaced && !self.shared.is_ending() =>
+            {
+                match quarantine(&self.dir) {
+                    Ok(moved) => {
+                        self.was_replaced = true;
+                        let mut late = self.shared.late();
+                        late.quarantined(moved);
+                        late.finding(history_finding(&why));
+                        drop(late);
+                        self.next = Next::Due(Instant::now());
+                    }
+                    Err(error) => self.retry_later(&error),
                 }
-                Err(error) => self.retry_later(&error),
-            },
+            }
             Err(error) => self.retry_later(&error),
         }
     }
 
     fn fill(&mut self, mut database: Database) -> Result<(), StoreError> {
         self.shared.behind.store(false, Ordering::Release);
-        let followed = match follow(&mut database, &self.state_dir, self.start.as_ref(), || self.shared.beat()) {
+        let followed = match follow(&mut database, &self.state_dir, self.start.as_ref(), || {
+            self.shared.beat()
+        }) {
             Ok(followed) => followed,
             Err(error) => {
                 database.close();
@@ -236,13 +263,16 @@ impl IndexTask {
         late.found.extend(followed.found);
         if let Some(start) = &self.start {
             let existed = start.existed.filter(|_| given_up.is_none() && late.findings.is_empty());
-            let finding = existed.and_then(|existed| database_finding(followed.oldest, followed.applied, existed));
+            let finding = existed
+                .and_then(|existed| database_finding(followed.oldest, followed.applied, existed));
             finding.into_iter().for_each(|finding| late.finding(finding));
             for path in &followed.damaged {
                 late.finding(damage_finding(path));
                 match quarantine(path) {
                     Ok(moved) => late.quarantined(moved),
-                    Err(error) => tracing::warn!(%error, "failed to move a damaged journal segment away"),
+                    Err(error) => {
+                        tracing::warn!(%error, "failed to move a damaged journal segment away")
+                    }
                 }
             }
             if !late.findings.is_empty() {
@@ -253,7 +283,11 @@ impl IndexTask {
         drop(late);
         self.refused = 0;
         if let Some(Unreadable { since, .. }) = self.shared.note_unreadable(None) {
-            tracing::info!(since = since.to_seconds(), found, "the query database is open, and has what the journal has");
+            tracing::info!(
+                since = since.to_seconds(),
+                found,
+                "the query database is open, and has what the journal has"
+            );
         }
         if self.start.take().is_some_and(|start| start.recounts) {
             self.recount();
@@ -277,7 +311,10 @@ impl IndexTask {
         self.why = error.to_string();
         let wait = RETRY_AFTER.saturating_mul(1 << self.refused.min(6)).min(RETRY_AFTER_MAX);
         self.next = Next::Retry(Instant::now() + wait);
-        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: UnreadableReason::Refused }));
+        self.shared.note_unreadable(Some(Unreadable {
+            since: self.closed_at,
+            because: UnreadableReason::Refused,
+        }));
         // There are many attempts; the first one is logged.
         if self.refused == 0 {
             tracing::error!(%error, "the query database stays closed, and is tried again; grants are still recorded in the journal");
@@ -289,7 +326,9 @@ impl IndexTask {
 
     /// Writes, where there is space.
     fn write(&mut self, act: impl FnOnce(&mut Database) -> Result<(), StoreError>) {
-        if self.database.is_some() && self.space_seen.is_none_or(|seen| seen.elapsed() >= SPACE_SEEN_FOR) {
+        if self.database.is_some()
+            && self.space_seen.is_none_or(|seen| seen.elapsed() >= SPACE_SEEN_FOR)
+        {
             if !has_free_space(&self.dir) {
                 self.space_seen = None;
                 return self.wait_for_space();
@@ -304,16 +343,22 @@ impl IndexTask {
     /// Lets the database fall behind.
     fn wait_for_space(&self) {
         if !self.shared.behind.swap(true, Ordering::AcqRel) {
-            tracing::warn!("there is no space for the query database; it catches up with the journal when there is");
+            tracing::warn!(
+                "there is no space for the query database; it catches up with the journal when there is"
+            );
         }
     }
 
     /// Closes a database that failed.
     fn abandon(&mut self, error: &StoreError) {
         tracing::error!(%error, "the query database is closed; grants are still recorded in the journal");
-        (self.why, self.closed_at, self.next) = (format!("it is closed after an error: {error}"), now(), Next::WithCheckpoint);
+        (self.why, self.closed_at, self.next) =
+            (format!("it is closed after an error: {error}"), now(), Next::WithCheckpoint);
         // Before the close, which may never end.
-        self.shared.note_unreadable(Some(Unreadable { since: self.closed_at, because: UnreadableReason::Failed }));
+        self.shared.note_unreadable(Some(Unreadable {
+            since: self.closed_at,
+            because: UnreadableReason::Failed,
+        }));
         self.close();
     }
 
@@ -338,7 +383,9 @@ impl IndexTask {
         let retention = self.retention;
         self.write(|database| database.checkpoint(order.applied, now(), retention, order.live));
         match self.database {
-            Some(_) if !self.shared.behind.load(Ordering::Acquire) => delete_before(&journal_dir(&self.state_dir), order.newest_segment),
+            Some(_) if !self.shared.behind.load(Ordering::Acquire) => {
+                delete_before(&journal_dir(&self.state_dir), order.newest_segment)
+            }
             _ => Ok(()),
         }
     }
@@ -354,7 +401,10 @@ impl IndexTask {
         }
         let before = host::size_below(&self.dir);
         if host::free_bytes(&self.dir) < before.saturating_add(FREE_BYTES_MIN) {
-            return tracing::debug!(bytes = before, "there is no space to compact the query database");
+            return tracing::debug!(
+                bytes = before,
+                "there is no space to compact the query database"
+            );
         }
         let written = database.write_copy(|| {
             self.shared.beat();
@@ -370,7 +420,11 @@ impl IndexTask {
             Err(error) => Err(error),
         };
         match replaced {
-            Ok(()) => tracing::debug!(before, after = host::size_below(&self.dir), "the query database was compacted"),
+            Ok(()) => tracing::debug!(
+                before,
+                after = host::size_below(&self.dir),
+                "the query database was compacted"
+            ),
             Err(error) => {
                 tracing::warn!(%error, "the query database cannot be compacted, and stays as large as it is");
                 self.stays_large = true;

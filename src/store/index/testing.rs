@@ -10,7 +10,12 @@ impl Database {
         if what == "trees" {
             self.set_number(SCHEMA, u64::from(codec::TREES) + 1).unwrap();
         } else {
-            self.live.insert("later", codec::stamp(b"later", 1_000, br#"{"v":9,"record":{"entry":"unheard-of"}}"#)).unwrap();
+            self.live
+                .insert(
+                    "later",
+                    codec::stamp(b"later", 1_000, br#"{"v":9,"record":{"entry":"unheard-of"}}"#),
+                )
+                .unwrap();
         }
         self.persist().unwrap();
     }

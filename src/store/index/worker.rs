@@ -67,7 +67,12 @@ impl PendingCheckpoint {
 }
 
 /// Waits for an answer of the thread, but not for a slow opening.
-fn wait<T>(answer: &Receiver<Result<T, StoreError>>, patience: Duration, shared: &Shared, dir: &Path) -> Result<T, StoreError> {
+fn wait<T>(
+    answer: &Receiver<Result<T, StoreError>>,
+    patience: Duration,
+    shared: &Shared,
+    dir: &Path,
+) -> Result<T, StoreError> {
     let until = Instant::now() + patience;
     loop {
         match answer.recv_timeout(POLL) {
@@ -75,13 +80,21 @@ fn wait<T>(answer: &Receiver<Result<T, StoreError>>, patience: Duration, shared:
             Err(RecvTimeoutError::Timeout) if Instant::now() < until => {
                 shared.late_since().map_or(Ok(()), |since| Err(late(dir, since)))?;
             }
-            Err(_) => return Err(StoreError::Unopened { path: dir.to_owned(), why: "it does not answer".into() }),
+            Err(_) => {
+                return Err(StoreError::Unopened {
+                    path: dir.to_owned(),
+                    why: "it does not answer".into(),
+                });
+            }
         }
     }
 }
 
 fn late(dir: &Path, since: Timestamp) -> StoreError {
-    StoreError::Unopened { path: dir.to_owned(), why: format!("it has been opening since {}, as on a slow disk", since.to_seconds()) }
+    StoreError::Unopened {
+        path: dir.to_owned(),
+        why: format!("it has been opening since {}, as on a slow disk", since.to_seconds()),
+    }
 }
 
 /// The handle. Dropping it lets the thread finish its queue and close the database, and waits for that unless it hangs.
@@ -103,7 +116,11 @@ pub(crate) struct IndexWorker {
 
 impl IndexWorker {
     /// Starts the thread. `opens`: it opens the database at once, for [`IndexWorker::wait_for_snapshot`].
-    pub(crate) fn start(state_dir: &Path, retention: Retention, opens: bool) -> Result<Self, StoreError> {
+    pub(crate) fn start(
+        state_dir: &Path,
+        retention: Retention,
+        opens: bool,
+    ) -> Result<Self, StoreError> {
         let (queue, work) = sync_channel(QUEUE_MAX);
         let (alive, ended) = sync_channel(0);
         let (wanted, opened) = sync_channel(1);
@@ -118,9 +135,21 @@ impl IndexWorker {
             }
             task.serve(&work);
         });
-        let handle = thread::Builder::new().name("index".into()).spawn(run).map_err(StoreError::io("start a thread for", state_dir))?;
+        let handle = thread::Builder::new()
+            .name("index".into())
+            .spawn(run)
+            .map_err(StoreError::io("start a thread for", state_dir))?;
         let (queue, handle, pending) = (Some(queue), Some(handle), RefCell::default());
-        Ok(IndexWorker { dir, queue, shared, handle, ended, opened, pending, patience: HANGS_AFTER })
+        Ok(IndexWorker {
+            dir,
+            queue,
+            shared,
+            handle,
+            ended,
+            opened,
+            pending,
+            patience: HANGS_AFTER,
+        })
     }
 
     /// Waits for the opening, but not for a slow disk: `None`.
@@ -129,7 +158,8 @@ impl IndexWorker {
         loop {
             match self.opened.recv_timeout(POLL) {
                 Ok(opened) => return Some(opened),
-                Err(RecvTimeoutError::Timeout) if self.shared.late_since().is_none() && Instant::now() < until => {}
+                Err(RecvTimeoutError::Timeout)
+                    if self.shared.late_since().is_none() && Instant::now() < until => {}
                 Err(_) => return None,
             }
         }
@@ -161,7 +191,9 @@ impl IndexWorker {
     pub(crate) fn fall_behind(&self) {
         if !self.shared.behind.swap(true, Ordering::AcqRel) {
             // As at the first start of a node with thousands of devices, which all get their names at once: nothing is wrong.
-            tracing::info!("the query database cannot follow the journal; it catches up at the next checkpoint");
+            tracing::info!(
+                "the query database cannot follow the journal; it catches up at the next checkpoint"
+            );
         }
     }
 
@@ -179,13 +211,19 @@ impl IndexWorker {
         self.send_pending();
         self.shared.late_since().map_or(Ok(()), |since| Err(late(&self.dir, since)))?;
         if self.hangs_since().is_some() {
-            return Err(StoreError::Unopened { path: self.dir.clone(), why: "it hangs until the next start".into() });
+            return Err(StoreError::Unopened {
+                path: self.dir.clone(),
+                why: "it hangs until the next start".into(),
+            });
         }
         self.send(work)
     }
 
     /// Makes the database durable with every change so far, and then deletes the segments before the order's newest.
-    pub(crate) fn checkpoint(&self, order: CheckpointOrder) -> Result<PendingCheckpoint, StoreError> {
+    pub(crate) fn checkpoint(
+        &self,
+        order: CheckpointOrder,
+    ) -> Result<PendingCheckpoint, StoreError> {
         let (sender, done) = sync_channel(1);
         if self.shared.late_since().is_some() {
             // The journal has everything.
@@ -224,7 +262,8 @@ impl IndexWorker {
 
     /// Since when the history cannot be read, and why.
     pub(crate) fn unreadable(&self) -> Option<Unreadable> {
-        let hangs = self.hangs_since().map(|since| Unreadable { since, because: UnreadableReason::Failed });
+        let hangs =
+            self.hangs_since().map(|since| Unreadable { since, because: UnreadableReason::Failed });
         hangs.or_else(|| self.shared.unreadable())
     }
 
@@ -254,8 +293,12 @@ impl Drop for IndexWorker {
         self.send_pending();
         self.queue = None;
         while self.ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-            if self.shared.late_since().is_some() || self.shared.hangs_since(HANGS_AFTER_AT_END.min(self.patience)).is_some() {
-                tracing::error!("the query database is not closed, since it is slow or hangs; the next start reads the journal");
+            if self.shared.late_since().is_some()
+                || self.shared.hangs_since(HANGS_AFTER_AT_END.min(self.patience)).is_some()
+            {
+                tracing::error!(
+                    "the query database is not closed, since it is slow or hangs; the next start reads the journal"
+                );
                 return;
             }
         }

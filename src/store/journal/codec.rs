@@ -118,7 +118,11 @@ pub(crate) fn newer(payload: &[u8]) -> Option<u32> {
 
 /// The grant of a payload, if it is one.
 pub(crate) fn decode_grant(payload: &[u8]) -> Option<Grant> {
-    if let Ok(Entry::Grant(grant)) = decode(payload) { Some(Arc::unwrap_or_clone(grant)) } else { None }
+    if let Ok(Entry::Grant(grant)) = decode(payload) {
+        Some(Arc::unwrap_or_clone(grant))
+    } else {
+        None
+    }
 }
 
 /// The alloc-id of a grant's payload, without decoding it; `None` for everything else, and where another hand wrote it.
@@ -141,7 +145,10 @@ fn checksum(seq: u64, place: u32, payload: &[u8]) -> u32 {
 /// Appends the records of one write to `out`, numbered from `first` on. The caller has checked the payloads' sizes.
 pub(crate) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<Item = &'a [u8]>) {
     for (index, (payload, seq)) in payloads.zip(first..).enumerate() {
-        debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX, "the writer refuses what the reader would");
+        debug_assert!(
+            payload.len() <= PAYLOAD_BYTES_MAX,
+            "the writer refuses what the reader would"
+        );
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         let place = u32::try_from(index).unwrap_or(PLACE_MAX).min(PLACE_MAX);
         out.extend_from_slice(&(length | place << LENGTH_BITS).to_le_bytes());
@@ -153,7 +160,9 @@ pub(crate) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<I
 
 /// The record at the front of `bytes`, which are not empty.
 pub(crate) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
-    let (Some(front), Some(seq), Some(crc)) = (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12)) else {
+    let (Some(front), Some(seq), Some(crc)) =
+        (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12))
+    else {
         return Err(Defect::Torn);
     };
     let (length, place) = (front & ((1 << LENGTH_BITS) - 1), front >> LENGTH_BITS);
@@ -164,7 +173,11 @@ pub(crate) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
     let Some(payload) = bytes.get(PREFIX_BYTES..PREFIX_BYTES + length) else {
         return Err(Defect::Torn);
     };
-    if checksum(seq, place, payload) == crc { Ok(Record { seq, place, payload }) } else { Err(Defect::Damaged) }
+    if checksum(seq, place, payload) == crc {
+        Ok(Record { seq, place, payload })
+    } else {
+        Err(Defect::Damaged)
+    }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -196,10 +209,16 @@ fn keyed_checksum(key: &[u8], seq: u64, payload: &[u8]) -> u32 {
 
 /// Reads back what [`stamp`] wrote under the same key.
 pub(crate) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Defect> {
-    let (Some(seq), Some(crc), Some(payload)) = (u64_at(value, 0), u32_at(value, 8), value.get(12..)) else {
+    let (Some(seq), Some(crc), Some(payload)) =
+        (u64_at(value, 0), u32_at(value, 8), value.get(12..))
+    else {
         return Err(Defect::Damaged);
     };
-    if keyed_checksum(key, seq, payload) == crc { Ok(Record { seq, place: 0, payload }) } else { Err(Defect::Damaged) }
+    if keyed_checksum(key, seq, payload) == crc {
+        Ok(Record { seq, place: 0, payload })
+    } else {
+        Err(Defect::Damaged)
+    }
 }
 
 #[cfg(test)]
@@ -220,7 +239,10 @@ mod tests {
         if bytes != golden {
             std::fs::write(std::env::temp_dir().join(name), &bytes).unwrap();
         }
-        assert!(bytes == golden, "{name} has changed; what is written now is in the temporary directory");
+        assert!(
+            bytes == golden,
+            "{name} has changed; what is written now is in the temporary directory"
+        );
 
         let mut rest = golden;
         let mut read = Vec::new();
@@ -234,11 +256,21 @@ mod tests {
 
     #[test]
     fn every_entry_on_disk_is_as_its_golden_file() {
-        let mut entries = vec![samples::made(1), samples::bound(1), samples::suspect(1), samples::released(1), samples::named(1)];
+        let mut entries = vec![
+            samples::made(1),
+            samples::bound(1),
+            samples::suspect(1),
+            samples::released(1),
+            samples::named(1),
+        ];
         entries.push(samples::listed(&[1, 2]));
         entries.extend(samples::hook_in_each_state(1));
         entries.extend([samples::judged(1), samples::forgotten(1)]);
-        entries.extend([samples::gone(&[1, 2]), samples::back(2), samples::forgotten_for_good(&[1])]);
+        entries.extend([
+            samples::gone(&[1, 2]),
+            samples::back(2),
+            samples::forgotten_for_good(&[1]),
+        ]);
         is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &entries);
     }
 
@@ -264,7 +296,11 @@ mod tests {
         let mut rest = &bytes[..];
         for seq in 7..3007_u64 {
             let record = unframe(rest).unwrap();
-            assert_eq!((record.seq, record.write()), (seq, 7.max(seq.saturating_sub(2047))), "beyond 2047 nobody knows");
+            assert_eq!(
+                (record.seq, record.write()),
+                (seq, 7.max(seq.saturating_sub(2047))),
+                "beyond 2047 nobody knows"
+            );
             rest = &rest[record.len()..];
         }
         assert!(rest.is_empty());
@@ -286,14 +322,18 @@ mod tests {
 
     #[test]
     fn the_alloc_id_of_a_grant_is_seen_without_decoding() {
-        assert_eq!(alloc_id_of(&encode(&samples::made(7)).unwrap()), Some(samples::grant(7).alloc_id));
+        assert_eq!(
+            alloc_id_of(&encode(&samples::made(7)).unwrap()),
+            Some(samples::grant(7).alloc_id)
+        );
         assert_eq!(alloc_id_of(&encode(&samples::bound(7)).unwrap()), None);
         assert_eq!(alloc_id_of(br#"{"v":1,"record":{"entry":"grant","alloc_id":"a\u0062"#), None);
     }
 
     #[test]
     fn a_field_that_a_later_version_adds_is_skipped() {
-        let payload = br#"{"v":1,"record":{"entry":"named","key":"dev:/dev/fuse","id":"fuse","why":"new"}}"#;
+        let payload =
+            br#"{"v":1,"record":{"entry":"named","key":"dev:/dev/fuse","id":"fuse","why":"new"}}"#;
         assert!(decode(payload).is_ok());
     }
 

@@ -26,7 +26,11 @@ const HEADER_BYTES_MAX: usize = 64;
 
 /// Bytes of everything that was appended to the segments in `dir`, their heads included, without the zeros ahead.
 pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
-    let used = |path: &Path| host::read_regular(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
+    let used = |path: &Path| {
+        host::read_regular(path)
+            .map(|bytes| used(&bytes) as u64)
+            .map_err(StoreError::io("read", path))
+    };
     segments(dir)?.iter().map(|(_, path)| used(path)).sum()
 }
 
@@ -45,8 +49,13 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
         let path = entry.map_err(StoreError::io("read", dir))?.path();
-        let first = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".log"));
-        if let Some(first) = first.filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok()) {
+        let first = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_suffix(".log"));
+        if let Some(first) =
+            first.filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok())
+        {
             found.push((first, path));
         }
     }
@@ -65,7 +74,10 @@ pub(super) fn sizes_before(dir: &Path, first: u64) -> Result<Vec<(u64, PathBuf, 
 
 /// Deletes all segments before `first`, the oldest first, so that a reader beside it finds no gap.
 pub(super) fn delete_before(dir: &Path, first: u64) -> Result<(), StoreError> {
-    segments(dir)?.iter().filter(|(number, _)| *number < first).try_for_each(|(_, path)| delete(path))
+    segments(dir)?
+        .iter()
+        .filter(|(number, _)| *number < first)
+        .try_for_each(|(_, path)| delete(path))
 }
 
 /// Deletes one segment.

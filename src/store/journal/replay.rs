@@ -8,8 +8,8 @@ use super::codec::{self, Defect, Record};
 use super::scan::{Header, header, is_followed, resynchronise};
 use super::{segments, used};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, PendingHook, ResourceName, Verdicts, note_gone, note_list,
-    note_verdict,
+    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, PendingHook,
+    ResourceName, Verdicts, note_gone, note_list, note_verdict,
 };
 use crate::host;
 use crate::store::layout::journal_dir;
@@ -74,8 +74,15 @@ impl JournalReplay {
     }
 
     /// A state that begins with live grants, names and hooks as they were after the entry `base`.
-    pub(crate) fn over(state_dir: &Path, base: u64, live: &LivePayloads, names: BTreeMap<String, (u64, DeviceId)>, owed: OwedAt) -> Self {
-        let mut replay = JournalReplay { names, owed, base, last: base, ..JournalReplay::of(state_dir) };
+    pub(crate) fn over(
+        state_dir: &Path,
+        base: u64,
+        live: &LivePayloads,
+        names: BTreeMap<String, (u64, DeviceId)>,
+        owed: OwedAt,
+    ) -> Self {
+        let mut replay =
+            JournalReplay { names, owed, base, last: base, ..JournalReplay::of(state_dir) };
         live.iter().for_each(|(id, (seq, payload))| replay.add_live(id, *seq, payload));
         replay
     }
@@ -121,7 +128,9 @@ impl JournalReplay {
         // A checkpoint deletes the oldest first, so each lost race leaves one segment less to lose the next one about.
         for _ in 0..2 * OLD_SEGMENTS_MAX {
             match JournalReplay::read(state_dir) {
-                Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && journal_dir(state_dir).exists() => {}
+                Err(StoreError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound
+                        && journal_dir(state_dir).exists() => {}
                 done => return done,
             }
         }
@@ -166,7 +175,10 @@ impl JournalReplay {
     pub(crate) fn missing(&self) -> u64 {
         // With every entry at hand there was no such grant.
         let is_broken = self.torn_bytes > 0 || !self.gaps.is_empty() || !self.damaged.is_empty();
-        let lost = self.orphans.values().filter(|(_, state)| is_broken && !matches!(state, GrantState::Released { .. }));
+        let lost = self
+            .orphans
+            .values()
+            .filter(|(_, state)| is_broken && !matches!(state, GrantState::Released { .. }));
         self.missing_in_gaps().max(lost.count() as u64)
     }
 
@@ -188,21 +200,33 @@ impl JournalReplay {
     /// The payload of every live grant.
     pub(crate) fn live_payloads(&self) -> Result<LivePayloads, StoreError> {
         let encode = |grant: &Grant| codec::encode(&Entry::Grant(Arc::new(grant.clone())));
-        let payload = |id: &AllocId, grant: &Grant| self.payloads.get(id).cloned().map_or_else(|| encode(grant), Ok);
-        self.live().map(|(id, (seq, grant))| Ok((id.clone(), (*seq, payload(id, grant)?)))).collect()
+        let payload = |id: &AllocId, grant: &Grant| {
+            self.payloads.get(id).cloned().map_or_else(|| encode(grant), Ok)
+        };
+        self.live()
+            .map(|(id, (seq, grant))| Ok((id.clone(), (*seq, payload(id, grant)?))))
+            .collect()
     }
 
     /// Forgets the released grants, and returns them with the number of the entry that released each. Nothing follows that entry.
     pub(crate) fn take_released(&mut self) -> Vec<(u64, Grant)> {
-        let released: Vec<AllocId> = self.grants.iter().filter(|(_, (_, grant))| !grant.is_live()).map(|(id, _)| id.clone()).collect();
+        let released: Vec<AllocId> = self
+            .grants
+            .iter()
+            .filter(|(_, (_, grant))| !grant.is_live())
+            .map(|(id, _)| id.clone())
+            .collect();
         released.iter().for_each(|id| drop(self.payloads.remove(id)));
         released.iter().filter_map(|id| self.grants.remove(id)).collect()
     }
 
     /// Forgets the released grants whose own entry could not be read, and returns their states.
     pub(crate) fn take_released_orphans(&mut self) -> Vec<(AllocId, (u64, GrantState))> {
-        let is_released = |(_, state): &(u64, GrantState)| matches!(state, GrantState::Released { .. });
-        let (taken, left) = std::mem::take(&mut self.orphans).into_iter().partition(|(_, orphan)| is_released(orphan));
+        let is_released =
+            |(_, state): &(u64, GrantState)| matches!(state, GrantState::Released { .. });
+        let (taken, left) = std::mem::take(&mut self.orphans)
+            .into_iter()
+            .partition(|(_, orphan)| is_released(orphan));
         self.orphans = left;
         BTreeMap::into_iter(taken).collect()
     }
@@ -210,7 +234,9 @@ impl JournalReplay {
     fn segment(&mut self, first: u64, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         let (head, mut at) = match header(bytes) {
             Header::Head { records, bytes } => (Some(records), bytes),
-            Header::Newer(version) => return Err(StoreError::Newer { path: path.to_owned(), version }),
+            Header::Newer(version) => {
+                return Err(StoreError::Newer { path: path.to_owned(), version });
+            }
             Header::Torn => {
                 self.gap_before(first);
                 self.torn_bytes += bytes.len() as u64;
@@ -222,7 +248,9 @@ impl JournalReplay {
             }
         };
         // The entries of a head are copies. With everything before it at hand, damage in it costs nothing.
-        let covered = (self.complete_from > 0 || self.base > 0) && self.gaps.is_empty() && self.last + 1 >= first;
+        let covered = (self.complete_from > 0 || self.base > 0)
+            && self.gaps.is_empty()
+            && self.last + 1 >= first;
         let copies_to = if covered { first + head.unwrap_or(0) } else { first };
         self.gap_before(first);
         let mut expected = first;
@@ -239,8 +267,12 @@ impl JournalReplay {
                     at += record.len();
                     expected += 1;
                     match self.record(record) {
-                        Ok(granted) => in_head.iter_mut().for_each(|held| held.extend(granted.clone())),
-                        Err(Defect::Newer(version)) => return Err(StoreError::Newer { path: path.to_owned(), version }),
+                        Ok(granted) => {
+                            in_head.iter_mut().for_each(|held| held.extend(granted.clone()))
+                        }
+                        Err(Defect::Newer(version)) => {
+                            return Err(StoreError::Newer { path: path.to_owned(), version });
+                        }
                         // The crc holds and the text does not: it was written so. One entry is missing.
                         Err(Defect::Torn | Defect::Damaged) => {
                             self.damage(path, record.seq.max(copies_to), record.seq);
@@ -248,7 +280,9 @@ impl JournalReplay {
                         }
                     }
                 }
-                _ => match resynchronise(bytes, at, expected).filter(|(next, _)| self.was_confirmed(expected, &bytes[*next..])) {
+                _ => match resynchronise(bytes, at, expected)
+                    .filter(|(next, _)| self.was_confirmed(expected, &bytes[*next..]))
+                {
                     Some((next, seq)) => {
                         self.damage(path, expected.max(copies_to), seq - 1);
                         in_head = None;
@@ -323,7 +357,8 @@ impl JournalReplay {
             return Ok(granted);
         }
         let entry = codec::decode(record.payload)?;
-        let granted = if let Entry::Grant(grant) = &entry { Some(grant.alloc_id.clone()) } else { None };
+        let granted =
+            if let Entry::Grant(grant) = &entry { Some(grant.alloc_id.clone()) } else { None };
         self.entries += 1;
         if record.seq > self.base || is_in_journal_alone(&entry) {
             if let Some(id) = &granted {
@@ -355,7 +390,9 @@ impl JournalReplay {
             },
             Entry::Named { key, id } => drop(self.names.insert(key, (seq, id))),
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
-            Entry::Judged { device, verdict } => note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict)),
+            Entry::Judged { device, verdict } => {
+                note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict))
+            }
             Entry::Gone { devices, since } => note_gone(&mut self.gone, &devices, since),
             Entry::Forgotten { devices } => {
                 let devices: BTreeSet<DeviceId> = devices.into_iter().collect();
@@ -369,7 +406,9 @@ impl JournalReplay {
                 let key = (hook.resource.clone(), hook.device.clone());
                 match hook.state {
                     HookState::Done => drop(self.owed.remove(&key)),
-                    HookState::Due | HookState::Failed { .. } => drop(self.owed.insert(key, (seq, *hook))),
+                    HookState::Due | HookState::Failed { .. } => {
+                        drop(self.owed.insert(key, (seq, *hook)))
+                    }
                 }
             }
         }
@@ -378,5 +417,8 @@ impl JournalReplay {
 
 /// Whether the database does not have what this entry says.
 fn is_in_journal_alone(entry: &Entry) -> bool {
-    matches!(entry, Entry::Listed { .. } | Entry::Judged { .. } | Entry::Gone { .. } | Entry::Forgotten { .. })
+    matches!(
+        entry,
+        Entry::Listed { .. } | Entry::Judged { .. } | Entry::Gone { .. } | Entry::Forgotten { .. }
+    )
 }

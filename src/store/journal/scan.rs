@@ -18,15 +18,18 @@ pub(super) fn header(bytes: &[u8]) -> Header {
     };
     let sound = |line: &str| {
         let (text, crc) = line.rsplit_once(" crc=")?;
-        (u32::from_str_radix(crc, 16).ok()? == crc32fast::hash(text.as_bytes())).then(|| text.to_owned())
+        (u32::from_str_radix(crc, 16).ok()? == crc32fast::hash(text.as_bytes()))
+            .then(|| text.to_owned())
     };
     let Some(text) = std::str::from_utf8(&front[..end]).ok().and_then(sound) else {
         return Header::Damaged;
     };
-    let Some((version, rest)) = text.strip_prefix(MAGIC).and_then(|rest| rest.split_once(' ')) else {
+    let Some((version, rest)) = text.strip_prefix(MAGIC).and_then(|rest| rest.split_once(' '))
+    else {
         return Header::Damaged;
     };
-    match (version.parse::<u32>(), rest.strip_prefix("head=").and_then(|count| count.parse().ok())) {
+    match (version.parse::<u32>(), rest.strip_prefix("head=").and_then(|count| count.parse().ok()))
+    {
         (Ok(version), _) if version > codec::FRAMING => Header::Newer(version),
         (Ok(codec::FRAMING), Some(records)) => Header::Head { records, bytes: end + 1 },
         _ => Header::Damaged,

@@ -54,7 +54,8 @@ impl PendingSync {
     /// # Errors
     /// When the disk refuses. The segment then takes nothing more.
     pub fn run(&self) -> Result<(), StoreError> {
-        sync(&self.file, &self.path, self.named).inspect_err(|_| self.broken.store(true, Ordering::Release))
+        sync(&self.file, &self.path, self.named)
+            .inspect_err(|_| self.broken.store(true, Ordering::Release))
     }
 }
 
@@ -67,8 +68,24 @@ fn sync(file: &File, path: &Path, named: bool) -> Result<(), StoreError> {
 }
 
 impl Journal {
-    fn new(file: File, path: PathBuf, first: u64, head_bytes: u64, bytes: u64, synced: u64) -> Self {
-        Journal { file, path, first, head_bytes, bytes, allocated: bytes, synced, broken: Arc::default() }
+    fn new(
+        file: File,
+        path: PathBuf,
+        first: u64,
+        head_bytes: u64,
+        bytes: u64,
+        synced: u64,
+    ) -> Self {
+        Journal {
+            file,
+            path,
+            first,
+            head_bytes,
+            bytes,
+            allocated: bytes,
+            synced,
+            broken: Arc::default(),
+        }
     }
 
     /// Opens a new segment that starts with `head`. The first sync makes it durable; nothing was promised before.
@@ -83,23 +100,35 @@ impl Journal {
             drop(fs::remove_file(&path));
             return Err(StoreError::io("write", &path)(error));
         }
-        let mut journal = Journal::new(file, path, first, bytes.len() as u64, bytes.len() as u64, 0);
+        let mut journal =
+            Journal::new(file, path, first, bytes.len() as u64, bytes.len() as u64, 0);
         journal.preallocate();
         Ok(journal)
     }
 
     /// Opens a new segment with a head and entries. It is on disk before it has its name, so nobody reads a part of it.
-    pub(crate) fn create_whole(dir: &Path, first: u64, head: &[&[u8]], entries: &[Vec<u8>]) -> Result<Self, StoreError> {
+    pub(crate) fn create_whole(
+        dir: &Path,
+        first: u64,
+        head: &[&[u8]],
+        entries: &[Vec<u8>],
+    ) -> Result<Self, StoreError> {
         let path = dir.join(file_name(first));
         let draft = path.with_extension("draft");
         let mut bytes = header_and_head(first, head);
         let head_bytes = bytes.len() as u64;
         codec::frame(&mut bytes, first + head.len() as u64, entries.iter().map(Vec::as_slice));
         // A draft of an earlier attempt is overwritten.
-        let file = host::open_regular(&draft, File::options().create(true).truncate(true).write(true).mode(private::FILE));
+        let file = host::open_regular(
+            &draft,
+            File::options().create(true).truncate(true).write(true).mode(private::FILE),
+        );
         let file = file.map_err(StoreError::io("create", &draft))?;
         note("write");
-        let written = file.write_all_at(&bytes, 0).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
+        let written = file
+            .write_all_at(&bytes, 0)
+            .map_err(StoreError::io("write", &draft))
+            .and_then(|()| sync(&file, &draft, true));
         if let Err(error) = written {
             drop(fs::remove_file(&draft));
             return Err(error);
@@ -161,7 +190,12 @@ impl Journal {
     /// Writes zeros ahead. Without them the next appends make the file longer one by one.
     fn preallocate(&mut self) {
         let end = self.bytes + ZEROS_MAX;
-        let write = |at: u64| self.file.write_all_at(&ZEROS[..usize::try_from(end - at).unwrap_or(usize::MAX).min(ZEROS.len())], at);
+        let write = |at: u64| {
+            self.file.write_all_at(
+                &ZEROS[..usize::try_from(end - at).unwrap_or(usize::MAX).min(ZEROS.len())],
+                at,
+            )
+        };
         match (self.allocated..end).step_by(ZEROS.len()).try_for_each(write) {
             Ok(()) => self.allocated = end,
             // The last free space may be needed for more than zeros.
@@ -260,7 +294,10 @@ mod tests {
             journal.commit(&bytes).unwrap();
             journal.prepare(Durability::PowerLoss);
             let (bytes, long) = (journal.bytes, fs::metadata(&journal.path).unwrap().len());
-            assert!(journal.allocated == long && (ZEROS_MIN..=ZEROS_MAX).contains(&(long - bytes)), "{seq}: {bytes} of {long}");
+            assert!(
+                journal.allocated == long && (ZEROS_MIN..=ZEROS_MAX).contains(&(long - bytes)),
+                "{seq}: {bytes} of {long}"
+            );
         }
         journal.trim();
         assert_eq!(fs::metadata(&journal.path).unwrap().len(), journal.bytes);

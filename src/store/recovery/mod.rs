@@ -70,7 +70,15 @@ impl RecoveryReport {
 
 impl fmt::Display for RecoveryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RecoveryReport { segments, entries, torn_bytes, from_database, from_kubelet, missing, .. } = self;
+        let RecoveryReport {
+            segments,
+            entries,
+            torn_bytes,
+            from_database,
+            from_kubelet,
+            missing,
+            ..
+        } = self;
         if *missing > 0 {
             write!(f, "partial, {missing} missing: ")?;
         }
@@ -105,7 +113,13 @@ pub(super) fn recover(
     let mut recovered = if journal.is_whole() || database.last < journal.complete_from {
         journal
     } else {
-        let over = JournalReplay::over(state_dir, database.last, &database.live, database.names.clone(), database.hooks.clone());
+        let over = JournalReplay::over(
+            state_dir,
+            database.last,
+            &database.live,
+            database.names.clone(),
+            database.hooks.clone(),
+        );
         let mut recovered = over.with_segments(&journal.segments)?;
         recovered.expect_confirmed();
         // A segment whose end is missing shows damage only beside the journal's own last entry.
@@ -125,6 +139,7 @@ pub(super) fn recover(
     }
     recovered.last = last.max(database.last);
     report.missing = recovered.missing();
-    report.from_database = recovered.live().filter(|(id, _)| known.binary_search(id).is_err()).count();
+    report.from_database =
+        recovered.live().filter(|(id, _)| known.binary_search(id).is_err()).count();
     Ok(recovered)
 }

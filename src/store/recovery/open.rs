@@ -38,7 +38,11 @@ impl Store {
     /// # Errors
     /// When the directory is in use, cannot be written, or was written by a later version. Damage is no error: it is in
     /// the report.
-    pub fn open(state_dir: &Path, durability: Durability, boot_id: Option<&str>) -> Result<(Store, Recovered), StoreError> {
+    pub fn open(
+        state_dir: &Path,
+        durability: Durability,
+        boot_id: Option<&str>,
+    ) -> Result<(Store, Recovered), StoreError> {
         Store::open_keeping(state_dir, durability, boot_id, Retention::default())
     }
 
@@ -57,7 +61,8 @@ impl Store {
         make_private_folder(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
         let mut lock = Lock::take(state_dir)?;
         let newest = segments(&journal_dir)?.last().map(|(first, _)| *first);
-        let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
+        let vouched =
+            boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
         let alone = if vouched { JournalReplay::read_newest(state_dir)? } else { None };
         let reads_all = alone.is_none();
         let existed = database_dir(state_dir).exists();
@@ -114,7 +119,9 @@ impl Store {
             tracing::warn!("the ledger goes on without its query database, which is not open yet");
         } else if !self.report.is_clean() {
             match self.checkpoint() {
-                Err(error) if error.is_out_of_resources() => tracing::error!(%error, "the ledger was damaged and cannot be repaired"),
+                Err(error) if error.is_out_of_resources() => {
+                    tracing::error!(%error, "the ledger was damaged and cannot be repaired")
+                }
                 done => done?,
             }
         } else if is_long(&journal_dir(&self.dir), first)? {
@@ -134,12 +141,17 @@ fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Fou
     let mut journal = JournalReplay::read(state_dir)?;
     journal.expect_confirmed();
     let mut report = RecoveryReport::of(&journal);
-    let lost_after = if journal.is_whole() { journal.last } else { journal.complete_from.saturating_sub(1) };
+    let lost_after =
+        if journal.is_whole() { journal.last } else { journal.complete_from.saturating_sub(1) };
     let mut start = Start { existed: Some(existed), recounts: true, lost_after };
     let is_late = match index.wait_for_snapshot() {
         Some(Ok(snapshot)) => {
             if report.findings.is_empty() || !existed {
-                report.findings.extend(database_finding(journal.oldest(), snapshot.applied, existed));
+                report.findings.extend(database_finding(
+                    journal.oldest(),
+                    snapshot.applied,
+                    existed,
+                ));
             }
             let mut found = index.late();
             report.findings.append(&mut found.findings);
@@ -149,7 +161,9 @@ fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Fou
             (start.existed, start.lost_after) = (None, u64::MAX);
             false
         }
-        Some(Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. }))) => return Err(error),
+        Some(Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. }))) => {
+            return Err(error);
+        }
         Some(Err(error)) => {
             tracing::error!(%error, "the query database cannot be opened");
             true
@@ -163,5 +177,6 @@ fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Fou
 /// start.
 fn is_long(journal_dir: &Path, first: u64) -> Result<bool, StoreError> {
     let older = sizes_before(journal_dir, first)?;
-    Ok(older.len() > OLD_SEGMENTS_MAX || older.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > SEGMENT_BYTES_MAX)
+    Ok(older.len() > OLD_SEGMENTS_MAX
+        || older.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > SEGMENT_BYTES_MAX)
 }

@@ -111,8 +111,18 @@ impl Store {
     #[must_use]
     pub fn verifier(&self) -> Verifier {
         let report = &self.load().report;
-        let remarks = if report.is_clean() { Vec::new() } else { vec![format!("found at the start: {report}")] };
-        Verifier { dir: self.dir.clone(), live: self.live.clone(), confirmed: self.next_seq - 1, reader: self.index.reader(), remarks }
+        let remarks = if report.is_clean() {
+            Vec::new()
+        } else {
+            vec![format!("found at the start: {report}")]
+        };
+        Verifier {
+            dir: self.dir.clone(),
+            live: self.live.clone(),
+            confirmed: self.next_seq - 1,
+            reader: self.index.reader(),
+            remarks,
+        }
     }
 }
 
@@ -180,8 +190,13 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
 
 /// The journal's files, to see whether somebody writes there. The size alone does not show it: there are zeros ahead.
 fn stamps(dir: &Path) -> Vec<(PathBuf, Option<(u64, SystemTime)>)> {
-    let stamp = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
-    segments(dir).unwrap_or_default().into_iter().map(|(_, path)| (path.clone(), stamp(&path))).collect()
+    let stamp =
+        |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
+    segments(dir)
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(_, path)| (path.clone(), stamp(&path)))
+        .collect()
 }
 
 /// A check under way.
@@ -197,15 +212,21 @@ impl Check {
         let journal = JournalReplay::read_beside_a_writer(state_dir)?;
         let live = journal.live_payloads()?;
         let mut missing = journal.missing_in_gaps();
-        let mut problems: Vec<String> = journal.damaged.iter().map(|path| damage_finding(path)).collect();
+        let mut problems: Vec<String> =
+            journal.damaged.iter().map(|path| damage_finding(path)).collect();
         if missing > 0 {
             problems.push(format!("entries missing from the journal: {missing}"));
         }
         if confirmed > journal.last {
-            problems.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", journal.last));
+            problems.push(format!(
+                "the journal ends with entry {}, and entries up to {confirmed} were confirmed",
+                journal.last
+            ));
             missing += confirmed - journal.last;
         }
-        let torn = (journal.torn_bytes > 0).then(|| format!("{} bytes of a torn write: it was never confirmed", journal.torn_bytes));
+        let torn = (journal.torn_bytes > 0).then(|| {
+            format!("{} bytes of a torn write: it was never confirmed", journal.torn_bytes)
+        });
         let check = JournalCheck {
             segments: journal.segments.len(),
             entries: journal.entries,
@@ -220,7 +241,14 @@ impl Check {
         };
         let remarks = torn.into_iter().collect();
         let moved_aside = quarantined(state_dir);
-        let found = Verification { schema: 1, journal: check, moved_aside, problems, remarks, ..Verification::default() };
+        let found = Verification {
+            schema: 1,
+            journal: check,
+            moved_aside,
+            problems,
+            remarks,
+            ..Verification::default()
+        };
         Ok(Check { journal, live, found })
     }
 
@@ -237,7 +265,11 @@ impl Check {
             applied: snapshot.applied,
             damaged: snapshot.damaged,
         };
-        self.found.problems.extend(database_finding(self.journal.oldest(), snapshot.applied, exists));
+        self.found.problems.extend(database_finding(
+            self.journal.oldest(),
+            snapshot.applied,
+            exists,
+        ));
         self.found.database = exists.then_some(found);
     }
 
@@ -247,7 +279,9 @@ impl Check {
         for (id, (_, payload)) in &self.live {
             match (snapshot.live.get(id), then.get(id)) {
                 (Some((_, there)), _) if is_same(there, payload) => found.in_both += 1,
-                (Some(_), Some((_, before))) if is_same(before, payload) => found.different.push(id.clone()),
+                (Some(_), Some((_, before))) if is_same(before, payload) => {
+                    found.different.push(id.clone())
+                }
                 (None, Some(_)) => found.only_in_journal.push(id.clone()),
                 _ => found.following += 1,
             }
@@ -259,7 +293,9 @@ impl Check {
             }
         }
         let gone = then.keys().filter(|id| !self.journal.grants.contains_key(*id));
-        self.found.problems.extend(gone.map(|id| format!("grant {id} is live and not in the journal")));
+        self.found
+            .problems
+            .extend(gone.map(|id| format!("grant {id} is live and not in the journal")));
     }
 
     /// Checks a record of the history.
@@ -270,23 +306,37 @@ impl Check {
             return;
         };
         database.released += 1;
-        if self.live.get(&id).is_some_and(|(live, _)| (live + 1..=self.journal.last).contains(&seq)) {
-            self.found.problems.push(format!("grant {id} is live in the journal, and given back by entry {seq} of the database"));
+        if self.live.get(&id).is_some_and(|(live, _)| (live + 1..=self.journal.last).contains(&seq))
+        {
+            self.found.problems.push(format!(
+                "grant {id} is live in the journal, and given back by entry {seq} of the database"
+            ));
         }
     }
 
     fn done(self) -> Verification {
         let mut found = self.found;
-        if let Some(damaged) = found.database.as_ref().map(|database| database.damaged).filter(|damaged| *damaged > 0) {
+        if let Some(damaged) =
+            found.database.as_ref().map(|database| database.damaged).filter(|damaged| *damaged > 0)
+        {
             found.problems.push(format!("damaged records in the query database: {damaged}"));
         }
         let LiveCheck { following, only_in_journal, only_in_database, different, .. } = &found.live;
-        let list = |ids: &[AllocId], what: &str| ids.iter().map(|id| format!("grant {id} {what}")).collect::<Vec<_>>();
+        let list = |ids: &[AllocId], what: &str| {
+            ids.iter().map(|id| format!("grant {id} {what}")).collect::<Vec<_>>()
+        };
         found.problems.extend(list(only_in_journal, "is live, and is not in the query database"));
-        found.problems.extend(list(only_in_database, "is live in the query database, and not by the journal"));
-        found.problems.extend(list(different, "is not the same in the query database as in the journal"));
+        found.problems.extend(list(
+            only_in_database,
+            "is live in the query database, and not by the journal",
+        ));
+        found
+            .problems
+            .extend(list(different, "is not the same in the query database as in the journal"));
         if *following > 0 {
-            found.remarks.push(format!("the query database follows the journal and has yet to take over {following} grants"));
+            found.remarks.push(format!(
+                "the query database follows the journal and has yet to take over {following} grants"
+            ));
         }
         found.sound = found.problems.is_empty();
         found
@@ -295,7 +345,8 @@ impl Check {
 
 /// Payloads of one grant may be spelled by different versions.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
-    one == other || codec::decode_grant(one).is_some_and(|grant| codec::decode_grant(other) == Some(grant))
+    one == other
+        || codec::decode_grant(one).is_some_and(|grant| codec::decode_grant(other) == Some(grant))
 }
 
 #[cfg(test)]

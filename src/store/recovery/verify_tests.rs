@@ -29,9 +29,14 @@ fn write(dir: &Path) -> Store {
 }
 
 fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
-    let all = inside(dir.to_owned()).chain(inside(journal_dir(dir))).chain(inside(database_dir(dir)));
-    let mut files: Vec<_> = all.filter(|path| path.is_file()).map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    let inside =
+        |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let all =
+        inside(dir.to_owned()).chain(inside(journal_dir(dir))).chain(inside(database_dir(dir)));
+    let mut files: Vec<_> = all
+        .filter(|path| path.is_file())
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect();
     files.sort();
     files
 }
@@ -53,7 +58,10 @@ fn a_sound_ledger_is_sound_at_every_moment_of_its_life() {
     // Both as the daemon is asked, and as a kill at this moment leaves it.
     let found = store.verifier().verify().unwrap();
     assert!(found.sound, "{found:#?}");
-    assert_eq!((found.journal.live, found.live.in_both, found.database.unwrap().released), (1, 1, 2));
+    assert_eq!(
+        (found.journal.live, found.live.in_both, found.database.unwrap().released),
+        (1, 1, 2)
+    );
     assert_eq!(problems(dir.path()), [] as [&str; 0]);
     drop(store);
     for _ in 0..3 {
@@ -62,7 +70,11 @@ fn a_sound_ledger_is_sound_at_every_moment_of_its_life() {
     }
     open(dir.path()).close().unwrap();
     let found = verify(dir.path()).unwrap();
-    assert_eq!((found.live.in_both, found.live.following, found.remarks.len()), (1, 0, 0), "{found:#?}");
+    assert_eq!(
+        (found.live.in_both, found.live.following, found.remarks.len()),
+        (1, 0, 0),
+        "{found:#?}"
+    );
 }
 
 #[test]
@@ -92,7 +104,14 @@ fn what_the_database_lacks_has_too_much_or_has_otherwise_is_named() {
     // The files of one whose record is damaged do not open.
     let store = write(dir.path());
     store.index.meddle(|database| database.as_mut().unwrap().damage_for_test(&grant(3).alloc_id));
-    assert!(store.verifier().verify().unwrap().problems.contains(&"damaged records in the query database: 1".to_owned()));
+    assert!(
+        store
+            .verifier()
+            .verify()
+            .unwrap()
+            .problems
+            .contains(&"damaged records in the query database: 1".to_owned())
+    );
     drop(store);
     assert!(problems(dir.path())[0].contains("records are damaged"), "{:?}", problems(dir.path()));
 }
@@ -113,10 +132,24 @@ fn what_is_damaged_gone_or_was_moved_aside_is_named() {
         bytes[200] ^= 1;
         fs::write(path, bytes).unwrap();
     });
-    assert!(flipped.contains("is damaged") && flipped.contains("entries missing from the journal: 1"), "{flipped}");
-    assert!(damaged(|dir| fs::remove_dir_all(database_dir(dir)).unwrap()).is_empty(), "a young ledger may be without");
-    let gone = damaged(|dir| segments(&journal_dir(dir)).unwrap().iter().for_each(|(_, path)| fs::remove_file(path).unwrap()));
-    assert!(gone.contains("the journal is gone") && gone.contains("entries up to 7 were confirmed"), "{gone}");
+    assert!(
+        flipped.contains("is damaged") && flipped.contains("entries missing from the journal: 1"),
+        "{flipped}"
+    );
+    assert!(
+        damaged(|dir| fs::remove_dir_all(database_dir(dir)).unwrap()).is_empty(),
+        "a young ledger may be without"
+    );
+    let gone = damaged(|dir| {
+        segments(&journal_dir(dir))
+            .unwrap()
+            .iter()
+            .for_each(|(_, path)| fs::remove_file(path).unwrap())
+    });
+    assert!(
+        gone.contains("the journal is gone") && gone.contains("entries up to 7 were confirmed"),
+        "{gone}"
+    );
 
     let dir = tempfile::tempdir().unwrap();
     write(dir.path()).close().unwrap();

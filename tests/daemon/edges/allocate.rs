@@ -34,16 +34,27 @@ fn edge_13_both_holders_of_a_device_that_is_granted_twice_are_known() {
         let list = async {
             gate.reached().await;
             assert!(stage.kubelet.delete_pod(&dead.spec.uid).unwrap());
-            PodResources::new(stage.node.path("kubelet/pod-resources/kubelet.sock")).list().await.unwrap();
+            PodResources::new(stage.node.path("kubelet/pod-resources/kubelet.sock"))
+                .list()
+                .await
+                .unwrap();
             gate.open(Verdict::Pass);
         };
         let (first, ()) = join(stage.admit_one("first", 1), list).await;
         let second = stage.admit_one("second", 2).await;
         let shared: BTreeSet<DeviceId> = first.containers["main"].devices[&gpu()].clone();
-        assert!(shared.is_subset(&second.containers["main"].devices[&gpu()]), "the kubelet was to give it twice");
+        assert!(
+            shared.is_subset(&second.containers["main"].devices[&gpu()]),
+            "the kubelet was to give it twice"
+        );
 
-        let holds = |grants: &[Arc<Grant>], uid: &str| grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)));
-        granted(&app, "both hold it", |grants| holds(grants, &first.spec.uid) && holds(grants, &second.spec.uid)).await;
+        let holds = |grants: &[Arc<Grant>], uid: &str| {
+            grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)))
+        };
+        granted(&app, "both hold it", |grants| {
+            holds(grants, &first.spec.uid) && holds(grants, &second.spec.uid)
+        })
+        .await;
         app.shut_down().await;
     });
 }
@@ -54,18 +65,25 @@ fn edge_13_both_holders_of_a_device_that_is_granted_twice_are_known() {
 fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
     run(async {
         let stage = Stage::new(Profile::K125).await;
-        let (lister, logs) = (Lister::start(&stage.node, Answer::Never), stage.node.path("host/var/log/pods"));
+        let (lister, logs) =
+            (Lister::start(&stage.node, Answer::Never), stage.node.path("host/var/log/pods"));
         std::fs::remove_dir(&logs).unwrap();
         std::fs::write(&logs, "").unwrap();
         let app = stage.start_app().await;
         let pod = stage.admit_one("unnamed", 1).await;
-        granted(&app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
+        granted(&app, "the grant is bound", |grants| {
+            grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))
+        })
+        .await;
         app.shut_down().await;
 
         // The ledger alone, with an Allocate that the test holds. Only a listing could prove that
         // the pod has ended. Its log folder has its name: once the ledger knows the name, it has
         // made its pass.
-        std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        std::fs::remove_dir_all(
+            stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid)),
+        )
+        .unwrap();
         std::fs::remove_file(&logs).unwrap();
         std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", pod.spec.uid))).unwrap();
         let (gate, before_allocate) = (Arc::new(RwLock::new(())), lister.requests());
@@ -91,8 +109,11 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             gate: Arc::clone(&gate),
         };
         let arbiter = Arbiter::new();
-        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
-        let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
+        let ledger =
+            LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        let is_named = |grants: &Arc<Vec<Arc<Grant>>>| {
+            grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))
+        };
         drop(soon("the pass", looked.wait_for(is_named)).await.unwrap());
         assert_eq!(lister.requests(), before_allocate, "pods were listed during the Allocate");
         drop(under_way);
@@ -108,7 +129,10 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
 async fn pass_devices_on(profile: Profile, inits: &[&str]) {
     let stage = Stage::new(profile).await;
     let app = stage.start_app().await;
-    let spec = inits.iter().fold(PodSpec::new("default", "train"), |spec, init| spec.init(init, &gpu(), 2)).app("main", &gpu(), 2);
+    let spec = inits
+        .iter()
+        .fold(PodSpec::new("default", "train"), |spec, init| spec.init(init, &gpu(), 2))
+        .app("main", &gpu(), 2);
     let pod = stage.admit(spec).await;
     let main = &pod.containers["main"];
     let grants = granted(&app, "every container is bound", |grants| {
@@ -117,7 +141,11 @@ async fn pass_devices_on(profile: Profile, inits: &[&str]) {
     let grants = grants.await;
     for (name, container) in &pod.containers {
         assert_eq!(container.devices, main.devices, "{name}");
-        assert_eq!((&container.edits.devices, &container.edits.envs), (&main.edits.devices, &main.edits.envs), "{name}");
+        assert_eq!(
+            (&container.edits.devices, &container.edits.envs),
+            (&main.edits.devices, &main.edits.envs),
+            "{name}"
+        );
         let grant = grants.iter().find(|grant| grant.alloc_id == alloc_id(&pod, name)).unwrap();
         assert_eq!(ids(grant), main.devices[&gpu()], "{name}");
     }
@@ -134,15 +162,22 @@ fn edge_14_an_init_container_passes_its_devices_on() {
 /// The same with several init containers: each gets the devices of the one before.
 #[test]
 fn edge_15_several_init_containers_pass_the_same_devices_on() {
-    on_every_profile(async |profile| pass_devices_on(profile, &["fetch", "prepare", "warm-up"]).await);
+    on_every_profile(async |profile| {
+        pass_devices_on(profile, &["fetch", "prepare", "warm-up"]).await
+    });
 }
 
 /// The kubelet dies with the answer on its way: the grant is durable but has no holder. It blocks
 /// nothing: the next kubelet allocates again, and every device can be given.
 #[test]
 fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
-    const HOOKS: [Hook; 5] =
-        [Hook::BeforeAllocate, Hook::DuringAllocate, Hook::AfterAllocate, Hook::BeforeCheckpoint, Hook::DuringCheckpoint];
+    const HOOKS: [Hook; 5] = [
+        Hook::BeforeAllocate,
+        Hook::DuringAllocate,
+        Hook::AfterAllocate,
+        Hook::BeforeCheckpoint,
+        Hook::DuringCheckpoint,
+    ];
     on_every_profile(async |profile| {
         let devices = 2 * HOOKS.len();
         let stage = Stage::on(Node::with(&[("gpu", devices)]), profile, |_| {}).await;
@@ -151,7 +186,10 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
         for hook in HOOKS {
             let before = stage.node.grants().len();
             stage.hooks.gate(hook).open(Verdict::Crash);
-            let outcome = stage.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
+            let outcome = stage
+                .kubelet
+                .add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2))
+                .await;
             assert_eq!(outcome.phase, PodPhase::Pending, "{hook:?}");
             let mut gate = stage.hooks.gate(Hook::BeforeFirstBatch);
             stage.kubelet.start_again().await.unwrap();
@@ -160,11 +198,24 @@ fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
             gate.open(Verdict::Pass);
             // At the end the pods hold every device: a device whose grant reached no container was
             // free each time.
-            stage.wait(|view| view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running)).await;
+            stage
+                .wait(|view| {
+                    view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running)
+                })
+                .await;
             let grants = stage.node.grants();
-            assert!(grants.iter().any(|grant| grant.alloc_id == alloc_id(&stage.pod(&outcome.uid), "main")), "{hook:?}: {grants:#?}");
+            assert!(
+                grants
+                    .iter()
+                    .any(|grant| grant.alloc_id == alloc_id(&stage.pod(&outcome.uid), "main")),
+                "{hook:?}: {grants:#?}"
+            );
             if hook == Hook::AfterAllocate {
-                assert_eq!(grants.len(), before + 2, "each answer is recorded, no matter which container got it");
+                assert_eq!(
+                    grants.len(),
+                    before + 2,
+                    "each answer is recorded, no matter which container got it"
+                );
             }
         }
         app.shut_down().await;
@@ -195,12 +246,18 @@ fn edge_18_an_allocate_on_a_hanging_disk_ends_with_an_error() {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
         let ledger = Slot::<Stuck>::new("ledger");
-        let alone = Alone::serve(&node, &app, |shared| shared.record = ledger.handle().replying_mailbox());
+        let alone =
+            Alone::serve(&node, &app, |shared| shared.record = ledger.handle().replying_mailbox());
         ledger.start(Arbiter::current(), alone.supervision.clone(), |_| Stuck::default());
         let channel = alone.connect(&node, 1).await;
-        let answer = soon("an Allocate", allocate(&mut DevicePluginClient::new(channel), &["dev:gpu0"])).await;
+        let answer =
+            soon("an Allocate", allocate(&mut DevicePluginClient::new(channel), &["dev:gpu0"]))
+                .await;
         let error = answer.unwrap_err();
-        assert!(error.code() == tonic::Code::Unavailable && error.message().contains("ledger"), "{error}");
+        assert!(
+            error.code() == tonic::Code::Unavailable && error.message().contains("ledger"),
+            "{error}"
+        );
         app.shut_down().await;
     });
 }
@@ -217,7 +274,10 @@ fn edge_18_an_allocate_succeeds_in_spite_of_a_listing_that_hangs() {
         let pod = stage.admit_one("gone", 1).await;
         // Its cgroup is absent, so the next pass requests a listing; the checkpoint of the next pod
         // triggers that pass.
-        std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        std::fs::remove_dir_all(
+            stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid)),
+        )
+        .unwrap();
         stage.admit_one("next", 1).await;
         lister.was_requested(1).await;
         stage.admit_one("waiting", 1).await;
@@ -235,7 +295,12 @@ fn edge_31_nothing_depends_on_pre_start_container() {
         let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await;
         let options = plugin.get_device_plugin_options(api::Empty {}).await.unwrap().into_inner();
         assert!(!options.pre_start_required && options.get_preferred_allocation_available);
-        plugin.pre_start_container(api::PreStartContainerRequest { devices_ids: vec!["dev:gpu0".to_owned()] }).await.unwrap();
+        plugin
+            .pre_start_container(api::PreStartContainerRequest {
+                devices_ids: vec!["dev:gpu0".to_owned()],
+            })
+            .await
+            .unwrap();
         assert!(stage.node.grants().is_empty());
         app.shut_down().await;
     });
@@ -259,9 +324,17 @@ fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
                     allocation_size: i32::try_from(size).unwrap(),
                 };
                 let request = api::PreferredAllocationRequest { container_requests: vec![request] };
-                let mut answer = plugin.get_preferred_allocation(request).await.unwrap().into_inner().container_responses;
+                let mut answer = plugin
+                    .get_preferred_allocation(request)
+                    .await
+                    .unwrap()
+                    .into_inner()
+                    .container_responses;
                 let chosen: BTreeSet<String> = answer.remove(0).device_i_ds.into_iter().collect();
-                assert!(chosen.len() == size && must.iter().all(|id| chosen.contains(id)), "{size} with {must:?}: {chosen:?}");
+                assert!(
+                    chosen.len() == size && must.iter().all(|id| chosen.contains(id)),
+                    "{size} with {must:?}: {chosen:?}"
+                );
             }
         }
         app.shut_down().await;
@@ -282,12 +355,15 @@ fn edge_42_many_calls_at_once_are_all_answered_and_recorded() {
         let call = async |index: usize| {
             let (mut one, mut other) = (plugin.clone(), plugin.clone());
             let id = format!("dev:gpu{index}");
-            let (request, ids) = (api::PreStartContainerRequest { devices_ids: vec![id.clone()] }, [id.as_str()]);
-            let (started, allocated) = join(one.pre_start_container(request), allocate(&mut other, &ids)).await;
+            let (request, ids) =
+                (api::PreStartContainerRequest { devices_ids: vec![id.clone()] }, [id.as_str()]);
+            let (started, allocated) =
+                join(one.pre_start_container(request), allocate(&mut other, &ids)).await;
             started.unwrap();
             allocated.unwrap()
         };
-        let answered: BTreeSet<_> = soon("the answers", join_all((0..CALLS).map(call))).await.into_iter().collect();
+        let answered: BTreeSet<_> =
+            soon("the answers", join_all((0..CALLS).map(call))).await.into_iter().collect();
         assert_eq!(answered, node.grants().into_iter().map(|grant| grant.alloc_id).collect());
         assert_eq!(answered.len(), CALLS);
         app.shut_down().await;

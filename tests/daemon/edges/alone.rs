@@ -29,12 +29,19 @@ impl Alone {
     /// redirects.
     pub(crate) fn serve(node: &Node, app: &App, change: impl FnOnce(&mut Shared)) -> Alone {
         let (escalate, _escalated) = mpsc::channel(1);
-        let supervision = Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
+        let supervision =
+            Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
         let serving = Slot::<Serving>::new("serving");
         let (bind, host_root) = (serving.handle().mailbox(), HostRoot::new(node.path("host")));
         let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"));
         let inventory = app.views.inventory.clone();
-        let preparer = Preparer::new(inventory, host_root.clone(), files, "boot".to_owned(), watch::channel(None).1);
+        let preparer = Preparer::new(
+            inventory,
+            host_root.clone(),
+            files,
+            "boot".to_owned(),
+            watch::channel(None).1,
+        );
         let mut shared = Shared {
             inventory: app.views.inventory.clone(),
             grants: app.views.grants.clone(),
@@ -53,13 +60,16 @@ impl Alone {
             leaving: watch::channel(false).1,
         };
         change(&mut shared);
-        serving.start(Arbiter::current(), supervision.clone(), move |life| Serving::new(shared.clone(), life));
+        serving.start(Arbiter::current(), supervision.clone(), move |life| {
+            Serving::new(shared.clone(), life)
+        });
         Alone { bind, supervision }
     }
 
     /// Binds the socket of this registration and connects to it.
     pub(crate) async fn connect(&self, node: &Node, registration: u64) -> Channel {
-        let made = self.bind.call(Bind { resource: gpu(), registration }, Duration::from_secs(2)).await;
+        let made =
+            self.bind.call(Bind { resource: gpu(), registration }, Duration::from_secs(2)).await;
         uds::connect(node.path("plugins").join(made.unwrap().unwrap())).await.unwrap()
     }
 }

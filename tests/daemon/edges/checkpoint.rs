@@ -1,7 +1,9 @@
 //! An unreadable checkpoint: status, doctor and metrics report it, Allocate is answered, and
 //! nothing is released.
 
-use crate::common::{Node, allocate, dial, http_get, offered, resource, run, soon, telemetry, until};
+use crate::common::{
+    Node, allocate, dial, http_get, offered, resource, run, soon, telemetry, until,
+};
 use crate::edges::stage::gpu;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -13,7 +15,12 @@ use std::path::Path;
 fn found_by_doctor(node: &Node) -> Vec<String> {
     let output = node.output(&["doctor", "-o", "json"]);
     let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
-    findings["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap().to_owned()).collect()
+    findings["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["code"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -39,18 +46,34 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
             put(&checkpoint);
             let mut api = dial(&kubelet, &node, &gpu()).await;
             soon("an Allocate", allocate(&mut api, &[&format!("dev:gpu{index}")])).await.unwrap();
-            let told = until("the status", unread, |told| told["why"].as_str().is_some_and(|text| text.contains(why))).await;
+            let told = until("the status", unread, |told| {
+                told["why"].as_str().is_some_and(|text| text.contains(why))
+            })
+            .await;
             assert!(told["since"].is_string() && told["missing"] == false, "{told}");
-            until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(0))).await;
+            until(
+                "the metric",
+                || http_get(address, "/metrics").1,
+                |page| page.contains(&readable(0)),
+            )
+            .await;
             let codes = found_by_doctor(&node);
-            assert!(codes.iter().any(|code| code == "kubelet-checkpoint-unreadable"), "{why}: {codes:?}");
+            assert!(
+                codes.iter().any(|code| code == "kubelet-checkpoint-unreadable"),
+                "{why}: {codes:?}"
+            );
             let live = node.grants().iter().filter(|grant| grant.is_live()).count();
             assert_eq!(live, index + 1, "{why}: no proof, no release");
         }
         fs::remove_dir(&checkpoint).unwrap();
-        fs::write(&checkpoint, r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#).unwrap();
+        fs::write(
+            &checkpoint,
+            r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
+        )
+        .unwrap();
         until("a status without it", unread, Value::is_null).await;
-        until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(1))).await;
+        until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(1)))
+            .await;
         let codes = found_by_doctor(&node);
         assert!(codes.iter().all(|code| code != "kubelet-checkpoint-unreadable"), "{codes:?}");
     });

@@ -15,7 +15,10 @@ use std::fs;
 use std::time::Instant;
 
 async fn bound(app: &App, pod: &Pod) {
-    granted(app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
+    granted(app, "the grant is bound", |grants| {
+        grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))
+    })
+    .await;
 }
 
 /// A later handler of the admission may reject a pod that has its devices. The kubelet keeps the
@@ -55,7 +58,10 @@ fn edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger() {
             stage.kubelet.start_again().await.unwrap();
             stage.settled_after(0).await;
             stage.wait(|view| view.is_settled()).await;
-            assert!(stage.kubelet.devices(&running.spec.uid, "main").is_empty(), "the kubelet was to forget them");
+            assert!(
+                stage.kubelet.devices(&running.spec.uid, "main").is_empty(),
+                "the kubelet was to forget them"
+            );
             let other = stage.admit_one("other", 1).await;
             bound(&app, &other).await;
             assert!(stage.node.grants().iter().any(|grant| is_bound_to(grant, &running.spec.uid)));
@@ -77,7 +83,10 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         let app = stage.start_app().await;
         let pod = stage.admit_one("silent", 1).await;
         bound(&app, &pod).await;
-        fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        fs::remove_dir_all(
+            stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid)),
+        )
+        .unwrap();
         let look = app.actors.ledger.mailbox::<Reconcile>();
         look.send(Reconcile);
         lister.was_requested(1).await;
@@ -114,7 +123,11 @@ fn edge_24_a_pod_of_the_same_name_is_another_pod() {
             // A grant whose pod was deleted early may be without a pod; none has another grant's
             // pod.
             let Some(holder) = grant.pod() else { continue };
-            let pod = pods.iter().chain([&last]).find(|pod| alloc_id(pod, "main") == grant.alloc_id).unwrap();
+            let pod = pods
+                .iter()
+                .chain([&last])
+                .find(|pod| alloc_id(pod, "main") == grant.alloc_id)
+                .unwrap();
             assert_eq!(holder.uid, pod.spec.uid);
         }
         app.shut_down().await;
@@ -134,7 +147,12 @@ fn edge_25_a_force_deleted_pod_keeps_its_grant_along_with_the_next_pod() {
         assert!(stage.kubelet.force_delete_pod(&old.spec.uid));
         let new = stage.admit_one("new", 1).await;
         bound(&app, &new).await;
-        let holders: Vec<_> = stage.node.grants().into_iter().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
+        let holders: Vec<_> = stage
+            .node
+            .grants()
+            .into_iter()
+            .filter_map(|grant| grant.pod().map(|pod| pod.uid.clone()))
+            .collect();
         assert_eq!(holders, [old.spec.uid, new.spec.uid]);
         app.shut_down().await;
     });
@@ -157,13 +175,27 @@ fn edge_26_a_refused_listing_is_repeated() {
         bound(&app, &pod).await;
         lister.was_requested(1).await;
         let id = pod.containers["main"].devices[&gpu()].first().unwrap().to_string();
-        let devices = vec![api::ContainerDevices { resource_name: gpu().to_string(), device_ids: vec![id], topology: None }];
-        let containers = vec![api::ContainerResources { name: "main".to_owned(), devices, cpu_ids: Vec::new(), memory: Vec::new() }];
-        lister.answers(Answer::Pods(vec![api::PodResources { name: "named".to_owned(), namespace: "default".to_owned(), containers }]));
+        let devices = vec![api::ContainerDevices {
+            resource_name: gpu().to_string(),
+            device_ids: vec![id],
+            topology: None,
+        }];
+        let containers = vec![api::ContainerResources {
+            name: "main".to_owned(),
+            devices,
+            cpu_ids: Vec::new(),
+            memory: Vec::new(),
+        }];
+        lister.answers(Answer::Pods(vec![api::PodResources {
+            name: "named".to_owned(),
+            namespace: "default".to_owned(),
+            containers,
+        }]));
         // The kubelet's next write triggers a pass.
         stage.admit_one("next", 1).await;
         let is_named = |state: &GrantState| matches!(state, GrantState::Bound { pod, .. } if pod.name.as_deref() == Some("named"));
-        granted(&app, "the pod's name", |grants| grants.iter().any(|grant| is_named(&grant.state))).await;
+        granted(&app, "the pod's name", |grants| grants.iter().any(|grant| is_named(&grant.state)))
+            .await;
         app.shut_down().await;
     });
 }

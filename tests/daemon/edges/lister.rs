@@ -3,7 +3,9 @@
 
 use crate::common::Node;
 use holdfast::kubelet::proto::podresources_v1 as api;
-use holdfast::kubelet::proto::podresources_v1::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use holdfast::kubelet::proto::podresources_v1::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -40,11 +42,16 @@ impl Lister {
     pub(crate) fn start(node: &Node, answer: Answer) -> Lister {
         let socket = node.path("lister.sock");
         let text = std::fs::read_to_string(node.config_file()).unwrap();
-        node.write_config(&format!("{text}[kubelet]\npod_resources_socket = \"{}\"\n", socket.display()));
+        node.write_config(&format!(
+            "{text}[kubelet]\npod_resources_socket = \"{}\"\n",
+            socket.display()
+        ));
         let ((answer, answers), (count, requests)) = (watch::channel(answer), watch::channel(0));
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
         let service = PodResourcesListerServer::new(Service { answers, count });
-        let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
+        let server = tokio::spawn(async move {
+            Server::builder().serve_with_incoming(service, incoming).await.unwrap()
+        });
         Lister { answer, requests, server }
     }
 
@@ -60,7 +67,9 @@ impl Lister {
     /// Waits until there were `times` List calls.
     pub(crate) async fn was_requested(&self, times: usize) {
         let mut requests = self.requests.clone();
-        crate::common::soon("a listing", requests.wait_for(|requests| *requests >= times)).await.unwrap();
+        crate::common::soon("a listing", requests.wait_for(|requests| *requests >= times))
+            .await
+            .unwrap();
     }
 }
 
@@ -71,11 +80,16 @@ struct Service {
 
 #[tonic::async_trait]
 impl PodResourcesLister for Service {
-    async fn list(&self, _: Request<api::ListPodResourcesRequest>) -> Result<Response<api::ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<api::ListPodResourcesRequest>,
+    ) -> Result<Response<api::ListPodResourcesResponse>, Status> {
         let answer = self.answers.borrow().clone();
         self.count.send_modify(|count| *count += 1);
         match answer {
-            Answer::Pods(pod_resources) => Ok(Response::new(api::ListPodResourcesResponse { pod_resources })),
+            Answer::Pods(pod_resources) => {
+                Ok(Response::new(api::ListPodResourcesResponse { pod_resources }))
+            }
             Answer::Busy => Err(Status::resource_exhausted("rejected by rate limit")),
             Answer::Never => std::future::pending().await,
         }
@@ -88,7 +102,10 @@ impl PodResourcesLister for Service {
         Err(Status::unimplemented("not offered"))
     }
 
-    async fn get(&self, _: Request<api::GetPodResourcesRequest>) -> Result<Response<api::GetPodResourcesResponse>, Status> {
+    async fn get(
+        &self,
+        _: Request<api::GetPodResourcesRequest>,
+    ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
         Err(Status::unimplemented("not offered"))
     }
 }

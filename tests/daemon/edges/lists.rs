@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Whether the newest list of a resource has these numbers of healthy and of other devices.
 fn lists(view: &View<'_>, resource: &ResourceName, wanted: (usize, usize)) -> bool {
-    let event = view.last(|kind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)).map(|event| &event.kind);
+    let event = view
+        .last(|kind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource))
+        .map(|event| &event.kind);
     matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
 }
 
@@ -25,7 +27,12 @@ fn vanished(view: &View<'_>) -> bool {
 
 /// The list as a new stream gets it.
 async fn list(kubelet: &Kubelet, node: &Node, resource: &ResourceName) -> Vec<api::Device> {
-    let mut stream = dial(kubelet, node, resource).await.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+    let mut stream = dial(kubelet, node, resource)
+        .await
+        .list_and_watch(api::Empty {})
+        .await
+        .unwrap()
+        .into_inner();
     soon("a list", stream.message()).await.unwrap().unwrap().devices
 }
 
@@ -57,7 +64,11 @@ fn edge_11_a_held_device_that_is_pulled_stays_listed_and_no_kubelet_crashes() {
         let app = stage.node.start_app().await;
         for _ in 0..3 {
             stage.kubelet.restart().await.unwrap();
-            stage.wait(|view| view.first_list(&gpu).is_some() && view.is_settled() && is_listed(view)).await;
+            stage
+                .wait(|view| {
+                    view.first_list(&gpu).is_some() && view.is_settled() && is_listed(view)
+                })
+                .await;
             stage.admit(PodSpec::new("default", "next").app("main", &gpu, 1)).await;
         }
         assert!(!stage.kubelet.view(vanished));
@@ -81,7 +92,9 @@ fn edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it(
             gate.open(Verdict::Pass);
         };
         let pod = PodSpec::new("default", "train").app("main", &gpu(), 1);
-        let (outcome, ()) = soon("the admission", futures_util::future::join(stage.kubelet.add_pod(pod), pull)).await;
+        let (outcome, ()) =
+            soon("the admission", futures_util::future::join(stage.kubelet.add_pod(pod), pull))
+                .await;
         assert_ne!(outcome.phase, PodPhase::Pending);
         assert!(!stage.kubelet.view(vanished));
         assert_eq!(stage.kubelet.panicked(), None);
@@ -96,7 +109,9 @@ fn edge_27_ids_are_listed_once_and_only_with_existing_numa_nodes() {
     run(async {
         let node = Node::new();
         let hardware = SimNode::create(node.path("host")).unwrap();
-        let fact = |gpu, file| node.path(&format!("host/sys/bus/pci/devices/{}/{file}", hardware.gpu_address(gpu)));
+        let fact = |gpu, file| {
+            node.path(&format!("host/sys/bus/pci/devices/{}/{file}", hardware.gpu_address(gpu)))
+        };
         fs::write(fact(0, "numa_node"), "-1\n").unwrap();
         // One more than the kubelet can count, without a CPU list to correct it.
         fs::write(fact(1, "numa_node"), "64\n").unwrap();
@@ -107,21 +122,33 @@ fn edge_27_ids_are_listed_once_and_only_with_existing_numa_nodes() {
         let paths = "paths = [\"/dev/fuse0\", \"/dev/fuse*\"]\n";
         let gpus = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n";
         let config = "[telemetry]\nlisten = \"off\"\n";
-        node.write_config(&format!("{config}{gpus}[[resource]]\nname = \"example.com/fuse\"\nclass = \"char\"\n{paths}"));
+        node.write_config(&format!(
+            "{config}{gpus}[[resource]]\nname = \"example.com/fuse\"\nclass = \"char\"\n{paths}"
+        ));
         let kubelet = node.start_kubelet().await;
         let app = node.start_app().await;
         let (gpu, fuse) = (name("nvidia.com/gpu"), name("example.com/fuse"));
         offered(&kubelet, &gpu, SIM_GPUS).await;
-        kubelet.wait_for(|view| view.first_list(&fuse).is_some(), crate::common::HANG).await.unwrap();
+        kubelet
+            .wait_for(|view| view.first_list(&fuse).is_some(), crate::common::HANG)
+            .await
+            .unwrap();
 
         let (gpus, fuses) = (list(&kubelet, &node, &gpu).await, list(&kubelet, &node, &fuse).await);
-        let ids: BTreeSet<&str> = gpus.iter().chain(&fuses).map(|device| device.id.as_str()).collect();
+        let ids: BTreeSet<&str> =
+            gpus.iter().chain(&fuses).map(|device| device.id.as_str()).collect();
         assert_eq!(ids.len(), gpus.len() + fuses.len(), "ids are unique, over all resources too");
-        let nodes =
-            |device: &api::Device| device.topology.as_ref().map(|topology| topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>());
-        let nodes: BTreeMap<&str, _> = gpus.iter().map(|device| (device.id.as_str(), nodes(device))).collect();
+        let nodes = |device: &api::Device| {
+            device
+                .topology
+                .as_ref()
+                .map(|topology| topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>())
+        };
+        let nodes: BTreeMap<&str, _> =
+            gpus.iter().map(|device| (device.id.as_str(), nodes(device))).collect();
         for index in 0..SIM_GPUS {
-            let wanted = if index < 2 { None } else { Some(vec![i64::from(index >= SIM_GPUS / 2)]) };
+            let wanted =
+                if index < 2 { None } else { Some(vec![i64::from(index >= SIM_GPUS / 2)]) };
             assert_eq!(nodes[hardware.gpu_uuid(index).as_str()], wanted, "GPU {index}");
         }
         app.shut_down().await;
@@ -136,7 +163,8 @@ fn edge_29_a_flapping_device_makes_few_lists() {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
         let rescan = app.actors.discovery.mailbox::<Rescan>();
-        let (before, began, mut flaps) = (stage.kubelet.view(|view| view.lists(&gpu())), Instant::now(), 0);
+        let (before, began, mut flaps) =
+            (stage.kubelet.view(|view| view.lists(&gpu())), Instant::now(), 0);
         // Each flap is scanned: no event is dropped, so only the rate limit of lists applies.
         while began.elapsed() < Duration::from_secs(1) {
             match flaps % 2 {
@@ -169,26 +197,42 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         let node = Node::with(&[("gpu", GPUS)]);
         let stem = "a-very-long-name-".repeat(8);
         (0..4).for_each(|index| node.create_device(&stem, index));
-        let replicas = format!("{}replicas = 10000\n", resource(&stem).replacen(&format!("example.com/{stem}"), "example.com/many", 1));
+        let replicas = format!(
+            "{}replicas = 10000\n",
+            resource(&stem).replacen(&format!("example.com/{stem}"), "example.com/many", 1)
+        );
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{replicas}{}", resource("gpu")));
         let stage = Stage::on(node, profile, |_| {}).await;
         let app = stage.start_app().await;
         let many = name("example.com/many");
-        stage.wait(|view| view.registers(&many) >= 2 && view.endpoint_state(&many).is_streaming).await;
+        stage
+            .wait(|view| view.registers(&many) >= 2 && view.endpoint_state(&many).is_streaming)
+            .await;
         stage.admit_one("other", 1).await;
         // The kubelet lacks its devices: the daemon reports that, and registers some more times,
         // without effect.
         let mut registrations = app.views.registrations.clone();
-        let reported = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
-        assert!(soon("the disagreement", reported).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
+        let reported = registrations
+            .wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
+        assert!(
+            soon("the disagreement", reported).await.unwrap()[&many]
+                .disagreement
+                .as_ref()
+                .unwrap()
+                .contains("lacks 40000")
+        );
         stage
             .wait(|view| {
-                view.endpoint_state(&many).is_streaming && view.endpoint_state(&many).is_tracked && !view.endpoint_state(&many).is_stopped
+                view.endpoint_state(&many).is_streaming
+                    && view.endpoint_state(&many).is_tracked
+                    && !view.endpoint_state(&many).is_stopped
             })
             .await;
         stage.kubelet.view(|view| {
             assert_eq!(view.lists(&many), 0);
-            let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. }) && kind.resource() == Some(&many);
+            let ended = |kind: &EventKind| {
+                matches!(kind, EventKind::StreamEnded { .. }) && kind.resource() == Some(&many)
+            };
             assert!(view.last(ended).is_none(), "its stream was to stay");
         });
         // Its devices can still be allocated: a kubelet that knows them already continues.

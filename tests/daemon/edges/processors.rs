@@ -27,22 +27,35 @@ fn who_shows_the_exclusive_processors_of_containers() {
             namespace: "default".to_owned(),
             containers: vec![container(cpus)],
         };
-        let lister = Lister::start(&node, Answer::Pods(vec![pod("pinned", &[5, 4, 7]), pod("floating", &[])]));
+        let lister = Lister::start(
+            &node,
+            Answer::Pods(vec![pod("pinned", &[5, 4, 7]), pod("floating", &[])]),
+        );
         let stage = Stage::on(node, Profile::K125, |_| {}).await;
         let app = stage.start_app().await;
         for name in ["pinned", "floating"] {
             let uid = stage.admit_one(name, 1).await.spec.uid;
             granted(&app, "the pod's name", |grants| {
-                grants.iter().any(|grant| is_bound_to(grant, &uid) && grant.pod().is_some_and(|pod| pod.name.is_some()))
+                grants.iter().any(|grant| {
+                    is_bound_to(grant, &uid) && grant.pod().is_some_and(|pod| pod.name.is_some())
+                })
             })
             .await;
         }
         // The daemon and the kubelet are on this thread.
-        let (json, text) = (stage.node.command(&["who", "-o", "json"]), stage.node.command(&["who"]));
-        let run = |mut verb: std::process::Command| soon("who", tokio::task::spawn_blocking(move || verb.output().unwrap().stdout));
+        let (json, text) =
+            (stage.node.command(&["who", "-o", "json"]), stage.node.command(&["who"]));
+        let run = |mut verb: std::process::Command| {
+            soon("who", tokio::task::spawn_blocking(move || verb.output().unwrap().stdout))
+        };
         let json: serde_json::Value = serde_json::from_slice(&run(json).await.unwrap()).unwrap();
         let of = |name: &str| {
-            let row = json["grants"].as_array().unwrap().iter().find(|row| row["pod"]["name"] == name).unwrap();
+            let row = json["grants"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|row| row["pod"]["name"] == name)
+                .unwrap();
             (row["cpus"].to_string(), row["cpu_numa_nodes"].to_string())
         };
         assert_eq!(of("pinned"), ("\"4-5,7\"".to_owned(), "[1]".to_owned()));

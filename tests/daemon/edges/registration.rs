@@ -3,10 +3,14 @@
 use crate::common::{Node, count, soon};
 use crate::edges::alone::{Alone, Heard};
 use crate::edges::rival_plugin::{self, RivalPlugin};
-use crate::edges::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_every_profile, registrations};
+use crate::edges::stage::{
+    GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_every_profile, registrations,
+};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use holdfast::lab::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
+use holdfast::lab::sim::kubelet::{
+    EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View,
+};
 use holdfast::messages::{ClosedEarly, Mailbox, StreamEnded};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc;
@@ -29,8 +33,12 @@ fn edge_01_a_new_client_cut_by_the_old_streams_late_end_registers_again() {
         stage.wait_until_recovered(GPUS).await;
         let ours = stage.kubelet.view(registrations).split_off(theirs.len());
         let cut = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client, .. } if ours.iter().any(|(own, _)| own == client));
-        let (cuts, seen) =
-            (count(&stage.kubelet, cut), stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate)));
+        let (cuts, seen) = (
+            count(&stage.kubelet, cut),
+            stage
+                .kubelet
+                .view(|view| view.interleavings().contains_key(&Interleaving::OldStreamEndsLate)),
+        );
         if profile == Profile::K125 {
             assert!(cuts > 0 && seen, "the old instance's end was to cut the new one");
         } else {
@@ -56,7 +64,11 @@ fn edge_02_the_late_end_of_a_cut_stream_disconnects_its_replacement() {
         let mut gate = stage.hooks.gate_after(Hook::OnStreamEnd, 1);
         old.end_streams();
         gate.reached().await;
-        stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
+        stage
+            .wait(|view| {
+                registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))
+            })
+            .await;
         let successor = stage.kubelet.view(|view| registrations(view)[before].0);
         gate.open(Verdict::Pass);
         stage.saw(Interleaving::CutStreamEndsLate).await;
@@ -80,11 +92,20 @@ fn edge_03_an_unreported_stopped_endpoint_is_repaired_by_the_settling_register()
         let mut stop = stage.hooks.gate(Hook::BeforePluginDisconnected);
         old.end_streams();
         stop.reached().await;
-        stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
+        stage
+            .wait(|view| {
+                registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))
+            })
+            .await;
         stop.open(Verdict::Pass);
         stage.saw(Interleaving::StoppedWhileStreaming).await;
         // From here on only the daemon itself acts.
-        stage.wait(|view| !view.endpoint_state(&gpu()).is_stopped && view.endpoint_state(&gpu()).healthy.len() == GPUS).await;
+        stage
+            .wait(|view| {
+                !view.endpoint_state(&gpu()).is_stopped
+                    && view.endpoint_state(&gpu()).healthy.len() == GPUS
+            })
+            .await;
         stage.admit_one("after", 1).await;
         // The held flow continues now, and finds a client to cut.
         end.reached().await;
@@ -110,7 +131,10 @@ fn edge_04_a_register_without_a_stream_is_repeated() {
         gate.open(Verdict::Pass);
         stage.saw(Interleaving::CutBeforeListAndWatch).await;
         stage.wait_until_recovered(GPUS).await;
-        assert!(!stage.kubelet.view(|view| has_listed(view, registrations(view)[0].0)), "the first client was to have no stream");
+        assert!(
+            !stage.kubelet.view(|view| has_listed(view, registrations(view)[0].0)),
+            "the first client was to have no stream"
+        );
         stage.admit_one("after", 1).await;
         app.shut_down().await;
     });
@@ -128,7 +152,9 @@ fn edge_05_a_failed_register_of_our_own_is_followed_by_a_successful_one() {
         stage.saw_event(|kind| matches!(kind, EventKind::RegisterFailed { .. })).await;
         stage.wait(|view| registrations(view).len() >= 2).await;
         stage.wait_until_recovered(GPUS).await;
-        let seen = stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::FailedRegisterForgetsClient));
+        let seen = stage.kubelet.view(|view| {
+            view.interleavings().contains_key(&Interleaving::FailedRegisterForgetsClient)
+        });
         assert_eq!(seen, profile == Profile::K125);
         app.shut_down().await;
     });
@@ -140,7 +166,10 @@ fn edge_05_a_failed_register_of_our_own_is_followed_by_a_successful_one() {
 fn edge_05_a_restarted_daemon_replaces_its_dead_client_in_the_kubelet() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
-        let stage = Stage::on(node, profile, |config| config.dial_within = std::time::Duration::from_millis(20)).await;
+        let stage = Stage::on(node, profile, |config| {
+            config.dial_within = std::time::Duration::from_millis(20)
+        })
+        .await;
         let mut daemon = stage.node.start_daemon();
         stage.settled_after(0).await;
         let clients = stage.kubelet.view(registrations);
@@ -166,7 +195,11 @@ fn edge_06_a_register_that_hangs_times_out_and_the_next_one_succeeds() {
         let mut gate = stage.hooks.gate(Hook::AfterDial);
         let app = stage.node.start_app().await;
         gate.reached().await;
-        stage.wait(|view| registrations(view).first().is_some_and(|(client, _)| has_listed(view, *client))).await;
+        stage
+            .wait(|view| {
+                registrations(view).first().is_some_and(|(client, _)| has_listed(view, *client))
+            })
+            .await;
         assert!(stage.kubelet.view(|view| view.registers(&gpu())) >= 2);
         gate.open(Verdict::Pass);
         if profile == Profile::K125 {
@@ -188,15 +221,25 @@ fn edge_28_every_open_stream_gets_every_change() {
         let mut streams = Vec::new();
         for _ in 0..3 {
             let mut plugin = crate::common::dial(&stage.kubelet, &stage.node, &gpu()).await;
-            streams.push(plugin.list_and_watch(holdfast::kubelet::proto::v1beta1::Empty {}).await.unwrap().into_inner());
+            streams.push(
+                plugin
+                    .list_and_watch(holdfast::kubelet::proto::v1beta1::Empty {})
+                    .await
+                    .unwrap()
+                    .into_inner(),
+            );
         }
-        let clients: Vec<u64> = stage.kubelet.view(|view| registrations(view).iter().map(|(client, _)| *client).collect());
+        let clients: Vec<u64> = stage
+            .kubelet
+            .view(|view| registrations(view).iter().map(|(client, _)| *client).collect());
         for sick in [0, 1, 0] {
             for stream in &mut streams {
                 let healthy = async {
                     loop {
                         let list = stream.message().await.unwrap().unwrap();
-                        if list.devices.iter().filter(|device| device.health != "Healthy").count() == sick {
+                        if list.devices.iter().filter(|device| device.health != "Healthy").count()
+                            == sick
+                        {
                             break assert_eq!(list.devices.len(), GPUS);
                         }
                     }
@@ -241,7 +284,10 @@ fn edge_43_no_socket_is_registered_twice() {
             stage.kubelet.restart().await.unwrap();
         }
         assert_eq!(used.len(), registered);
-        assert_eq!(count(&stage.kubelet, |kind| matches!(kind, EventKind::RegisterFailed { .. })), 0);
+        assert_eq!(
+            count(&stage.kubelet, |kind| matches!(kind, EventKind::RegisterFailed { .. })),
+            0
+        );
     });
 }
 
@@ -252,7 +298,8 @@ fn a_connection_that_ends_before_list_and_watch_is_reported() {
     crate::common::run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
-        let ((early_close, mut early_closes), (ended, mut ends)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let ((early_close, mut early_closes), (ended, mut ends)) =
+            (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let alone = Alone::serve(&node, &app, |shared| {
             shared.closed_early = Mailbox::new(Heard(early_close));
             shared.ended = Mailbox::new(Heard(ended));
@@ -262,15 +309,20 @@ fn a_connection_that_ends_before_list_and_watch_is_reported() {
         let mut lists = lasting.list_and_watch(api::Empty {}).await.unwrap().into_inner();
         assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), GPUS);
         drop((lists, lasting));
-        let StreamEnded { resource, registration } = soon("the end of the stream", ends.recv()).await.unwrap();
+        let StreamEnded { resource, registration } =
+            soon("the end of the stream", ends.recv()).await.unwrap();
         assert_eq!((resource, registration), (gpu(), 7));
 
         let mut brief = DevicePluginClient::new(alone.connect(&node, 8).await);
         brief.get_device_plugin_options(api::Empty {}).await.unwrap();
         drop(brief);
-        let ClosedEarly { resource, registration } = soon("the end of the connection", early_closes.recv()).await.unwrap();
+        let ClosedEarly { resource, registration } =
+            soon("the end of the connection", early_closes.recv()).await.unwrap();
         assert_eq!((resource, registration), (gpu(), 8));
-        assert!(early_closes.try_recv().is_err() && ends.try_recv().is_err(), "each is reported once");
+        assert!(
+            early_closes.try_recv().is_err() && ends.try_recv().is_err(),
+            "each is reported once"
+        );
         app.shut_down().await;
     });
 }
@@ -285,12 +337,18 @@ fn edge_44_a_kubelet_of_another_version_may_replace_the_running_one() {
         let pod = stage.admit_one("lasting", 1).await;
         for profile in PROFILES.into_iter().skip(1).chain(PROFILES) {
             stage.kubelet.stop();
-            let config = KubeletConfig { profile, hooks: stage.hooks.clone(), ..stage.node.kubelet_config() };
+            let config = KubeletConfig {
+                profile,
+                hooks: stage.hooks.clone(),
+                ..stage.node.kubelet_config()
+            };
             stage.kubelet = Kubelet::start(config).await.unwrap();
             stage.settled_after(0).await;
             stage.wait(|view| view.is_settled()).await;
             stage.admit_one("next", 1).await;
-            assert!(stage.node.grants().iter().any(|grant| grant.alloc_id == alloc_id(&pod, "main")));
+            assert!(
+                stage.node.grants().iter().any(|grant| grant.alloc_id == alloc_id(&pod, "main"))
+            );
         }
         app.shut_down().await;
     });

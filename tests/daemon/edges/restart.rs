@@ -2,7 +2,9 @@
 //! devices of started containers.
 
 use crate::common::{count, run, soon};
-use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile, registrations};
+use crate::edges::stage::{
+    GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile, registrations,
+};
 use holdfast::lab::sim::kubelet::{EventKind, Hook, PodPhase, PodSpec, Profile, Verdict, View};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -32,7 +34,9 @@ fn edge_07_a_stale_kubelet_socket_is_retried() {
         assert!(stage.node.path("kubelet/device-plugins/kubelet.sock").exists());
         let app = stage.node.start_app().await;
         let mut status = app.views.registrations.clone();
-        let waits = status.wait_for(|status| status.get(&gpu()).is_some_and(|status| status.awaiting_kubelet && !status.registered));
+        let waits = status.wait_for(|status| {
+            status.get(&gpu()).is_some_and(|status| status.awaiting_kubelet && !status.registered)
+        });
         drop(soon("the wait", waits).await.unwrap());
         stage.kubelet.start_again().await.unwrap();
         stage.settled_after(0).await;
@@ -103,7 +107,10 @@ fn edge_10_a_kubelet_in_a_crash_loop_has_the_resource_after_its_last_start() {
         }
         stage.settled_after(0).await;
         let registers = stage.kubelet.view(|view| view.registers(&gpu()));
-        assert!(registers <= 10, "{registers} Registers, where one and its settling one are enough");
+        assert!(
+            registers <= 10,
+            "{registers} Registers, where one and its settling one are enough"
+        );
         stage.admit_one("after", 1).await;
         app.shut_down().await;
     });
@@ -121,7 +128,10 @@ fn edge_20_after_a_reboot_pods_are_admitted_with_their_devices() {
         fs::write(&boot_id, "first\n").unwrap();
         let mut app = stage.start_app().await;
         let pod = stage.admit_one("lasting", 2).await;
-        granted(&app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
+        granted(&app, "the grant is bound", |grants| {
+            grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))
+        })
+        .await;
         for daemon_first in [true, false] {
             stage.kubelet.stop();
             app.shut_down().await;
@@ -143,7 +153,10 @@ fn edge_20_after_a_reboot_pods_are_admitted_with_their_devices() {
             assert_eq!(stage.pod(&pod.spec.uid).phase, PodPhase::Running);
             assert_eq!(stage.kubelet.view(|view| view.rejections()), 0);
             let grants = stage.node.grants();
-            assert!(grants.len() == 1 && grants[0].alloc_id == alloc_id(&pod, "main"), "{grants:#?}");
+            assert!(
+                grants.len() == 1 && grants[0].alloc_id == alloc_id(&pod, "main"),
+                "{grants:#?}"
+            );
         }
         assert_eq!(allocations(&stage), 1);
         app.shut_down().await;
@@ -158,7 +171,8 @@ fn edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon() {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
         stage.hooks.gate_after(Hook::BeforeAllocate, 1).open(Verdict::Crash);
-        let pod = PodSpec::new("default", "train").init("prepare", &gpu(), 2).app("main", &gpu(), 2);
+        let pod =
+            PodSpec::new("default", "train").init("prepare", &gpu(), 2).app("main", &gpu(), 2);
         let outcome = stage.kubelet.add_pod(pod).await;
         assert_eq!((outcome.phase, allocations(&stage)), (PodPhase::Pending, 1));
         app.shut_down().await;
@@ -169,14 +183,21 @@ fn edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon() {
         let app = stage.start_app().await;
         gate.reached().await;
         gate.open(Verdict::Pass);
-        stage.wait(|view| view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running)).await;
+        stage
+            .wait(|view| view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running))
+            .await;
         let pod = stage.pod(&outcome.uid);
         assert_eq!(allocations(&stage), 2, "only the second container is allocated for");
         assert_eq!(alloc_id(&pod, "prepare"), before[0].alloc_id);
-        assert_eq!(pod.containers["prepare"].edits, before[0].edits, "what was answered, word for word");
+        assert_eq!(
+            pod.containers["prepare"].edits, before[0].edits,
+            "what was answered, word for word"
+        );
         assert_eq!(pod.containers["main"].devices, pod.containers["prepare"].devices);
-        let grants =
-            granted(&app, "both are bound", |grants| grants.iter().filter(|grant| is_bound_to(grant, &outcome.uid)).count() == 2).await;
+        let grants = granted(&app, "both are bound", |grants| {
+            grants.iter().filter(|grant| is_bound_to(grant, &outcome.uid)).count() == 2
+        })
+        .await;
         assert!(grants.iter().any(|grant| grant.alloc_id == before[0].alloc_id));
         app.shut_down().await;
     });
@@ -190,8 +211,20 @@ fn edge_22_the_first_list_after_a_restart_has_every_held_device() {
     on_every_profile(async |profile| {
         let stage = Stage::new(profile).await;
         let app = stage.start_app().await;
-        stage.admit(PodSpec::new("default", "init").init("prepare", &gpu(), 1).app("main", &gpu(), 1)).await;
-        stage.admit(PodSpec::new("default", "sidecar").init("prepare", &gpu(), 1).sidecar("proxy", &gpu(), 1)).await;
+        stage
+            .admit(PodSpec::new("default", "init").init("prepare", &gpu(), 1).app(
+                "main",
+                &gpu(),
+                1,
+            ))
+            .await;
+        stage
+            .admit(PodSpec::new("default", "sidecar").init("prepare", &gpu(), 1).sidecar(
+                "proxy",
+                &gpu(),
+                1,
+            ))
+            .await;
         let crashing = stage.admit_one("crashing", 1).await;
         for round in 0..3 {
             stage.kubelet.crash_container(&crashing.spec.uid, "main");
@@ -202,7 +235,11 @@ fn edge_22_the_first_list_after_a_restart_has_every_held_device() {
             assert_eq!(stage.kubelet.view(first_list_is_whole), Some(true), "round {round}");
             gate.open(Verdict::Pass);
             stage.wait(|view| view.is_settled()).await;
-            assert!(stage.kubelet.pods().iter().all(|pod| pod.phase == PodPhase::Running), "{:#?}", stage.kubelet.pods());
+            assert!(
+                stage.kubelet.pods().iter().all(|pod| pod.phase == PodPhase::Running),
+                "{:#?}",
+                stage.kubelet.pods()
+            );
         }
         app.shut_down().await;
     });
@@ -219,9 +256,14 @@ fn edge_39_a_kubelet_start_that_inotify_did_not_report_is_found() {
         stage.kubelet.stop();
         daemon.logged("waiting for the kubelet").await;
         daemon.signal(Signal::SIGSTOP);
-        let queue = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse::<usize>().unwrap();
+        let queue = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+            .unwrap()
+            .trim()
+            .parse::<usize>()
+            .unwrap();
         // Two events each, never the same one twice in a row: the kernel would merge those.
-        let [one, other] = ["one", "other"].map(|name| stage.node.path(&format!("kubelet/device-plugins/{name}")));
+        let [one, other] =
+            ["one", "other"].map(|name| stage.node.path(&format!("kubelet/device-plugins/{name}")));
         for _ in 0..=queue / 4 {
             for file in [&one, &other] {
                 fs::write(file, "").unwrap();

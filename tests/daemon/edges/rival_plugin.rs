@@ -50,15 +50,21 @@ impl RivalPlugin {
 
     pub(crate) async fn with(stage: &Stage, behaviour: RivalBehaviour) -> RivalPlugin {
         let (streaming, _) = watch::channel(true);
-        let path = |number: &u32| stage.node.path(&format!("kubelet/device-plugins/rival-{number}.sock"));
+        let path =
+            |number: &u32| stage.node.path(&format!("kubelet/device-plugins/rival-{number}.sock"));
         let number = (1..).find(|number| !path(number).exists()).unwrap();
         let listener = UnixListener::bind(path(&number)).unwrap();
         let service = DevicePluginServer::new(Service { streaming: streaming.clone(), behaviour });
         let incoming = UnixListenerStream::new(listener);
-        let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
+        let server = tokio::spawn(async move {
+            Server::builder().serve_with_incoming(service, incoming).await.unwrap()
+        });
         register(stage, &format!("rival-{number}.sock")).await.unwrap();
         let client = stage.kubelet.view(|view| view.endpoint_state(&gpu()).serving).unwrap();
-        let listed = |view: &View<'_>| view.last(|kind| matches!(kind, EventKind::Listed { client: of, .. } if *of == client)).is_some();
+        let listed = |view: &View<'_>| {
+            view.last(|kind| matches!(kind, EventKind::Listed { client: of, .. } if *of == client))
+                .is_some()
+        };
         stage.wait(listed).await;
         RivalPlugin { streaming, server }
     }
@@ -71,7 +77,8 @@ impl RivalPlugin {
 
 /// Registers `example.com/gpu` at an endpoint.
 pub(crate) async fn register(stage: &Stage, endpoint: &str) -> Result<(), Status> {
-    let channel = uds::connect(stage.node.path("kubelet/device-plugins/kubelet.sock")).await.unwrap();
+    let channel =
+        uds::connect(stage.node.path("kubelet/device-plugins/kubelet.sock")).await.unwrap();
     let request = api::RegisterRequest {
         version: "v1beta1".to_owned(),
         endpoint: endpoint.to_owned(),
@@ -90,15 +97,24 @@ struct Service {
 impl DevicePlugin for Service {
     type ListAndWatchStream = Lists;
 
-    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
         Ok(Response::new(api::DevicePluginOptions::default()))
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
-        let stem = if self.behaviour == RivalBehaviour::OffersOthers { "vendor-" } else { "dev:gpu" };
-        let device = |index| api::Device { id: format!("{stem}{index}"), health: "Healthy".to_owned(), topology: None };
+        let stem =
+            if self.behaviour == RivalBehaviour::OffersOthers { "vendor-" } else { "dev:gpu" };
+        let device = |index| api::Device {
+            id: format!("{stem}{index}"),
+            health: "Healthy".to_owned(),
+            topology: None,
+        };
         let list = api::ListAndWatchResponse { devices: (0..GPUS).map(device).collect() };
-        let lists = WatchStream::new(self.streaming.subscribe()).map_while(move |streaming| streaming.then(|| Ok(list.clone())));
+        let lists = WatchStream::new(self.streaming.subscribe())
+            .map_while(move |streaming| streaming.then(|| Ok(list.clone())));
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -109,9 +125,17 @@ impl DevicePlugin for Service {
         Err(Status::unimplemented("not offered"))
     }
 
-    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
         if self.behaviour == RivalBehaviour::Gives {
-            let answers = request.into_inner().container_requests.iter().map(|_| api::ContainerAllocateResponse::default()).collect();
+            let answers = request
+                .into_inner()
+                .container_requests
+                .iter()
+                .map(|_| api::ContainerAllocateResponse::default())
+                .collect();
             return Ok(Response::new(api::AllocateResponse { container_responses: answers }));
         }
         Err(Status::unavailable("this plugin is about to leave"))

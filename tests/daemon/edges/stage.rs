@@ -5,7 +5,10 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use holdfast::app::App;
 use holdfast::domain::{AllocId, Grant, ResourceName};
-use holdfast::lab::sim::kubelet::{EventKind, HookTable, Interleaving, Kubelet, KubeletConfig, Pod, PodPhase, PodSpec, Profile, View};
+use holdfast::lab::sim::kubelet::{
+    EventKind, HookTable, Interleaving, Kubelet, KubeletConfig, Pod, PodPhase, PodSpec, Profile,
+    View,
+};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
@@ -46,10 +49,19 @@ impl Stage {
         Stage::on(Node::with(&[("gpu", GPUS)]), profile, |_| {}).await
     }
 
-    pub(crate) async fn on(node: Node, profile: Profile, adapt: impl FnOnce(&mut KubeletConfig)) -> Stage {
+    pub(crate) async fn on(
+        node: Node,
+        profile: Profile,
+        adapt: impl FnOnce(&mut KubeletConfig),
+    ) -> Stage {
         let hooks = HookTable::default();
         let first_batch_after = Duration::from_millis(1);
-        let mut config = KubeletConfig { profile, hooks: hooks.clone(), first_batch_after, ..node.kubelet_config() };
+        let mut config = KubeletConfig {
+            profile,
+            hooks: hooks.clone(),
+            first_batch_after,
+            ..node.kubelet_config()
+        };
         adapt(&mut config);
         let kubelet = Kubelet::start(config).await.unwrap();
         let stage = Stage { node, kubelet, hooks };
@@ -74,7 +86,8 @@ impl Stage {
     pub(crate) async fn settled_after(&self, before: usize) {
         let settled = |view: &View<'_>| {
             let clients = registrations(view);
-            clients.len() >= before + 2 && clients.last().is_some_and(|(client, _)| has_listed(view, *client))
+            clients.len() >= before + 2
+                && clients.last().is_some_and(|(client, _)| has_listed(view, *client))
         };
         self.wait(settled).await;
         self.wait_until_recovered(GPUS).await;
@@ -118,7 +131,9 @@ pub(crate) fn registrations(view: &View<'_>) -> Vec<(u64, String)> {
     for event in view.events().iter() {
         match &event.kind {
             EventKind::Started { .. } => found.clear(),
-            EventKind::Registered { client, endpoint, resource } if *resource == gpu() && endpoint.starts_with(".holdfast/") => {
+            EventKind::Registered { client, endpoint, resource }
+                if *resource == gpu() && endpoint.starts_with(".holdfast/") =>
+            {
                 found.push((*client, endpoint.clone()));
             }
             _ => {}
@@ -129,8 +144,14 @@ pub(crate) fn registrations(view: &View<'_>) -> Vec<(u64, String)> {
 
 /// Whether this client has sent a list since the kubelet's start.
 pub(crate) fn has_listed(view: &View<'_>, number: u64) -> bool {
-    let events = view.events().iter().rev().take_while(|event| !matches!(event.kind, EventKind::Started { .. }));
-    events.into_iter().any(|event| matches!(event.kind, EventKind::Listed { client, .. } if client == number))
+    let events = view
+        .events()
+        .iter()
+        .rev()
+        .take_while(|event| !matches!(event.kind, EventKind::Started { .. }));
+    events
+        .into_iter()
+        .any(|event| matches!(event.kind, EventKind::Listed { client, .. } if client == number))
 }
 
 /// The condition of every recovery: the serving client is known and its stream open, nothing is
@@ -161,7 +182,11 @@ pub(crate) fn alloc_id(pod: &Pod, container: &str) -> AllocId {
 }
 
 /// Waits until the published grants satisfy `seen`.
-pub(crate) async fn granted(app: &App, what: &str, seen: impl Fn(&[Arc<Grant>]) -> bool) -> Vec<Arc<Grant>> {
+pub(crate) async fn granted(
+    app: &App,
+    what: &str,
+    seen: impl Fn(&[Arc<Grant>]) -> bool,
+) -> Vec<Arc<Grant>> {
     let mut grants = app.views.grants.clone();
     let grants = soon(what, grants.wait_for(|grants| seen(grants))).await.unwrap();
     grants.to_vec()

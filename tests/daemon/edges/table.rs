@@ -20,7 +20,8 @@ use Verdict::{Held, Not, Partly};
 const NO_REFUSAL: &str = "the refusal with proof (I2) needs a kubelet that is a minute old, more than a test waits on a real clock: \
                           `src/ledger/core/tests.rs` has its rule, and every run of `src/lab/sim/scenarios` tests it";
 const NO_DRA: &str = "there is no DRA front end";
-const NO_WATCHER: &str = "resources are registered through kubelet.sock only, not through the plugin watcher";
+const NO_WATCHER: &str =
+    "resources are registered through kubelet.sock only, not through the plugin watcher";
 
 const EDGES: [(u8, &str, Verdict); 44] = [
     (
@@ -33,8 +34,16 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         "the late end of a cut stream disconnects its replacement",
         Held(&["edge_02_the_late_end_of_a_cut_stream_disconnects_its_replacement"]),
     ),
-    (3, "a stopped endpoint whose stream is open", Held(&["edge_03_an_unreported_stopped_endpoint_is_repaired_by_the_settling_register"])),
-    (4, "Register succeeds and no stream ever comes", Held(&["edge_04_a_register_without_a_stream_is_repeated"])),
+    (
+        3,
+        "a stopped endpoint whose stream is open",
+        Held(&["edge_03_an_unreported_stopped_endpoint_is_repaired_by_the_settling_register"]),
+    ),
+    (
+        4,
+        "Register succeeds and no stream ever comes",
+        Held(&["edge_04_a_register_without_a_stream_is_repeated"]),
+    ),
     (
         5,
         "a failing Register makes the kubelet forget the live plugin",
@@ -76,7 +85,11 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "there is no container image yet; on a host the daemon takes the kubelet's directory and refuses a file (tests/daemon/bad_input.rs)",
         ),
     ),
-    (10, "a kubelet in a crash loop", Held(&["edge_10_a_kubelet_in_a_crash_loop_has_the_resource_after_its_last_start"])),
+    (
+        10,
+        "a kubelet in a crash loop",
+        Held(&["edge_10_a_kubelet_in_a_crash_loop_has_the_resource_after_its_last_start"]),
+    ),
     (
         11,
         "a list without a held device crashes the kubelet",
@@ -85,7 +98,11 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "tests/daemon/answers.rs::a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back",
         ]),
     ),
-    (12, "a device is pulled during its Allocate", Held(&["edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it"])),
+    (
+        12,
+        "a device is pulled during its Allocate",
+        Held(&["edge_12_a_device_that_is_pulled_during_its_allocate_is_still_listed_after_it"]),
+    ),
     (
         13,
         "a listing during an Allocate lets the device be granted twice",
@@ -98,8 +115,16 @@ const EDGES: [(u8, &str, Verdict); 44] = [
              refused with proof (I2), both holders are known",
         ),
     ),
-    (14, "a held id is allocated again, rightly", Held(&["edge_14_an_init_container_passes_its_devices_on"])),
-    (15, "several init containers get the same id", Held(&["edge_15_several_init_containers_pass_the_same_devices_on"])),
+    (
+        14,
+        "a held id is allocated again, rightly",
+        Held(&["edge_14_an_init_container_passes_its_devices_on"]),
+    ),
+    (
+        15,
+        "several init containers get the same id",
+        Held(&["edge_15_several_init_containers_pass_the_same_devices_on"]),
+    ),
     (
         16,
         "a pod is rejected after its Allocate",
@@ -124,7 +149,11 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "edge_18_an_allocate_succeeds_in_spite_of_a_listing_that_hangs",
         ]),
     ),
-    (19, "the kubelet's checkpoint is lost", Partly(&["edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger"], NO_REFUSAL)),
+    (
+        19,
+        "the kubelet's checkpoint is lost",
+        Partly(&["edge_19_a_lost_checkpoint_frees_nothing_in_the_ledger"], NO_REFUSAL),
+    ),
     (
         20,
         "after a reboot nothing is allocated",
@@ -150,7 +179,11 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             "tests/daemon/lifecycle.rs::after_a_kubelet_restart_all_devices_are_listed_before_pods_are_admitted",
         ]),
     ),
-    (23, "a young kubelet lists no pods", Held(&["edge_23_the_empty_listings_of_a_young_kubelet_release_nothing"])),
+    (
+        23,
+        "a young kubelet lists no pods",
+        Held(&["edge_23_the_empty_listings_of_a_young_kubelet_release_nothing"]),
+    ),
     (
         24,
         "a pod of the same name with another UID",
@@ -162,18 +195,41 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (
         25,
         "the devices of a pod that was deleted by force are granted again",
-        Partly(&["edge_25_a_force_deleted_pod_keeps_its_grant_along_with_the_next_pod"], NO_REFUSAL),
+        Partly(
+            &["edge_25_a_force_deleted_pod_keeps_its_grant_along_with_the_next_pod"],
+            NO_REFUSAL,
+        ),
     ),
-    (26, "other clients use up the rate limit of pod-resources", Held(&["edge_26_a_refused_listing_is_repeated"])),
+    (
+        26,
+        "other clients use up the rate limit of pod-resources",
+        Held(&["edge_26_a_refused_listing_is_repeated"]),
+    ),
     (
         27,
         "ids that are listed twice, NUMA nodes that do not exist",
         Held(&["edge_27_ids_are_listed_once_and_only_with_existing_numa_nodes"]),
     ),
-    (28, "of several open streams only one is fed", Held(&["edge_28_every_open_stream_gets_every_change"])),
-    (29, "a flapping device makes the kubelet sync its checkpoint for every list", Held(&["edge_29_a_flapping_device_makes_few_lists"])),
-    (30, "a list above 4 MiB ends the stream", Held(&["edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent"])),
-    (31, "PreStartContainer is skipped after a restart", Held(&["edge_31_nothing_depends_on_pre_start_container"])),
+    (
+        28,
+        "of several open streams only one is fed",
+        Held(&["edge_28_every_open_stream_gets_every_change"]),
+    ),
+    (
+        29,
+        "a flapping device makes the kubelet sync its checkpoint for every list",
+        Held(&["edge_29_a_flapping_device_makes_few_lists"]),
+    ),
+    (
+        30,
+        "a list above 4 MiB ends the stream",
+        Held(&["edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent"]),
+    ),
+    (
+        31,
+        "PreStartContainer is skipped after a restart",
+        Held(&["edge_31_nothing_depends_on_pre_start_container"]),
+    ),
     (
         32,
         "after five minutes without a plugin containers cannot start again",
@@ -188,7 +244,11 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (36, "the end of the old instance's health stream clears the new one's health", Not(NO_DRA)),
     (37, "the plugin watcher's authority is one that h2 refuses", Not(NO_WATCHER)),
     (38, "the plugin watcher takes seconds to notice a socket again", Not(NO_WATCHER)),
-    (39, "inotify does not report the new kubelet", Held(&["edge_39_a_kubelet_start_that_inotify_did_not_report_is_found"])),
+    (
+        39,
+        "inotify does not report the new kubelet",
+        Held(&["edge_39_a_kubelet_start_that_inotify_did_not_report_is_found"]),
+    ),
     (
         40,
         "the clock jumps, the machine is suspended",
@@ -207,16 +267,29 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         ]),
     ),
     (42, "many calls at once", Held(&["edge_42_many_calls_at_once_are_all_answered_and_recorded"])),
-    (43, "a socket that is registered twice is refused for ever", Held(&["edge_43_no_socket_is_registered_twice"])),
-    (44, "a kubelet of another version takes over", Held(&["edge_44_a_kubelet_of_another_version_may_replace_the_running_one"])),
+    (
+        43,
+        "a socket that is registered twice is refused for ever",
+        Held(&["edge_43_no_socket_is_registered_twice"]),
+    ),
+    (
+        44,
+        "a kubelet of another version takes over",
+        Held(&["edge_44_a_kubelet_of_another_version_may_replace_the_running_one"]),
+    ),
 ];
 
 /// The tests of this folder.
 fn tests() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/daemon/edges");
-    let texts = fs::read_dir(folder).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+    let texts = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let of_text = |text: String| {
-        let names = text.split("#[test]\nfn ").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.to_owned()));
+        let names = text
+            .split("#[test]\nfn ")
+            .skip(1)
+            .filter_map(|rest| Some(rest.split_once('(')?.0.to_owned()));
         names.filter(|name| name.starts_with("edge_")).collect::<Vec<_>>()
     };
     texts.flat_map(of_text).collect()
@@ -233,16 +306,29 @@ fn every_edge_has_its_tests_or_a_reason_and_every_test_its_edge() {
             Partly(tests, reason) => (*tests, Some(reason)),
             Not(reason) => (&[][..], Some(reason)),
         };
-        assert!(!edge.is_empty() && (!tests.is_empty() || matches!(verdict, Not(_))), "edge {number} has no test");
+        assert!(
+            !edge.is_empty() && (!tests.is_empty() || matches!(verdict, Not(_))),
+            "edge {number} has no test"
+        );
         if let Some(reason) = reason {
-            println!("{number:>2} {edge}: {}{reason}", if tests.is_empty() { "" } else { "in part; " });
+            println!(
+                "{number:>2} {edge}: {}{reason}",
+                if tests.is_empty() { "" } else { "in part; " }
+            );
         }
         for test in tests {
             if let Some((file, name)) = test.split_once("::") {
-                let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
-                assert!(text.contains(&format!("fn {name}(")), "edge {number}: `{file}` has no test `{name}`");
+                let text =
+                    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+                assert!(
+                    text.contains(&format!("fn {name}(")),
+                    "edge {number}: `{file}` has no test `{name}`"
+                );
             } else {
-                assert!(test.starts_with(&format!("edge_{number:02}_")) && known.contains(*test), "edge {number}: no test `{test}`");
+                assert!(
+                    test.starts_with(&format!("edge_{number:02}_")) && known.contains(*test),
+                    "edge {number}: no test `{test}`"
+                );
                 assert!(named.insert((*test).to_owned()), "`{test}` is named twice");
             }
         }

@@ -13,7 +13,9 @@ use holdfast::telemetry::table::Metric;
 async fn disagreement(app: &App, part: &str) {
     let mut registrations = app.views.registrations.clone();
     let has_part = |text: &String| text.contains(part);
-    let reported = registrations.wait_for(|all| all.get(&gpu()).is_some_and(|status| status.disagreement.as_ref().is_some_and(has_part)));
+    let reported = registrations.wait_for(|all| {
+        all.get(&gpu()).is_some_and(|status| status.disagreement.as_ref().is_some_and(has_part))
+    });
     soon(part, reported).await.unwrap();
 }
 
@@ -24,7 +26,8 @@ fn a_resource_silently_taken_by_another_plugin_is_reclaimed() {
         let app = stage.start_app().await;
         let before = stage.kubelet.view(registrations).len();
         let reported = disagreement(&app, "4 of our healthy devices are missing, 4 are not ours");
-        let (_rival, ()) = tokio::join!(RivalPlugin::with(&stage, RivalBehaviour::OffersOthers), reported);
+        let (_rival, ()) =
+            tokio::join!(RivalPlugin::with(&stage, RivalBehaviour::OffersOthers), reported);
         assert!(metrics::counted(Metric::Disagreements, &[gpu().as_str(), "list"]) > 0);
         // The kubelet has ended no stream of ours.
         stage.settled_after(before).await;
@@ -51,10 +54,18 @@ fn another_plugin_that_offers_the_same_devices_is_recognized_by_its_answers() {
         let before = stage.kubelet.view(registrations).len();
         let _rival = RivalPlugin::with(&stage, RivalBehaviour::Gives).await;
         let given = stage.admit_one("given", 1).await;
-        disagreement(&app, &format!("another plugin has answered for container `main` of the pod with UID {}", given.spec.uid)).await;
+        disagreement(
+            &app,
+            &format!(
+                "another plugin has answered for container `main` of the pod with UID {}",
+                given.spec.uid
+            ),
+        )
+        .await;
         stage.settled_after(before).await;
         stage.admit(PodSpec::new("default", "after").app("main", &gpu(), 1)).await;
-        let (others, ours): (Vec<_>, Vec<_>) = stage.node.grants().into_iter().partition(|grant| grant.alloc_id.is_of_other_plugin());
+        let (others, ours): (Vec<_>, Vec<_>) =
+            stage.node.grants().into_iter().partition(|grant| grant.alloc_id.is_of_other_plugin());
         assert_eq!(ours.len(), 2, "of {GPUS} devices two were given by us");
         assert_eq!(others.len(), 1, "a device granted before our start is held like any other");
         app.shut_down().await;

@@ -55,7 +55,10 @@ async fn restarted_under_load() {
     assert_eq!(start(&systemd, &node).ended().await.code(), Some(3));
     offered(&kubelet, &gpu(), DEVICES).await;
     // Then the unit has it forgotten (`ExecStopPost=`).
-    UnixDatagram::unbound().unwrap().send_to(b"FDSTOREREMOVE=1\nFDNAME=kubelet\n", node.path("notify")).unwrap();
+    UnixDatagram::unbound()
+        .unwrap()
+        .send_to(b"FDSTOREREMOVE=1\nFDNAME=kubelet\n", node.path("notify"))
+        .unwrap();
     kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
     assert_eq!(kubelet.panicked(), None);
 }

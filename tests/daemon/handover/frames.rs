@@ -59,7 +59,17 @@ fn asks_for_lists(socket: &Path) -> UnixStream {
     let room = frame(WINDOW_UPDATE, 0, 0, &(i32::MAX - 65_535).to_be_bytes());
     let mut client = UnixStream::connect(socket).unwrap();
     client.set_read_timeout(Some(HANG)).unwrap();
-    client.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, &room, &call("ListAndWatch", LISTS)].concat()).unwrap();
+    client
+        .write_all(
+            &[
+                &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+                &settings,
+                &room,
+                &call("ListAndWatch", LISTS),
+            ]
+            .concat(),
+        )
+        .unwrap();
     client
 }
 
@@ -71,7 +81,10 @@ fn read_to_goaway(client: &mut UnixStream) -> (usize, u32) {
         client.read_exact(&mut head).unwrap();
         let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
         client.read_exact(&mut payload).unwrap();
-        assert!([DATA, HEADERS, SETTINGS, GOAWAY, WINDOW_UPDATE].contains(&head[3]), "no frame: {head:?}");
+        assert!(
+            [DATA, HEADERS, SETTINGS, GOAWAY, WINDOW_UPDATE].contains(&head[3]),
+            "no frame: {head:?}"
+        );
         assert!(head[8] != OPTIONS, "the half call is not answered");
         match head[3] {
             DATA => listed += payload.len(),
@@ -82,7 +95,8 @@ fn read_to_goaway(client: &mut UnixStream) -> (usize, u32) {
 }
 
 fn socket_of(node: &Node) -> PathBuf {
-    let mut files: Vec<_> = std::fs::read_dir(node.sockets()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        std::fs::read_dir(node.sockets()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files.pop().unwrap()
 }
@@ -90,7 +104,10 @@ fn socket_of(node: &Node) -> PathBuf {
 fn ended_within_a_frame(is_killed: bool) {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}replicas = {REPLICAS}\n", resource("gpu")));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n{}replicas = {REPLICAS}\n",
+            resource("gpu")
+        ));
         let kubelet = node.start_kubelet().await;
         let mut old = node.start_daemon();
         offered(&kubelet, &super::gpu(), DEVICES * REPLICAS).await;
@@ -98,7 +115,12 @@ fn ended_within_a_frame(is_killed: bool) {
 
         let mut client = asks_for_lists(&socket);
         // Nothing is read: the list stops within one of its frames, if frames can be cut.
-        until("a full socket", || rustix::io::ioctl_fionread(&client).unwrap(), |bytes| *bytes > FULL).await;
+        until(
+            "a full socket",
+            || rustix::io::ioctl_fionread(&client).unwrap(),
+            |bytes| *bytes > FULL,
+        )
+        .await;
         let half = call("GetDevicePluginOptions", OPTIONS);
         let (first, rest) = half.split_at(half.len() / 2);
         client.write_all(first).unwrap();
@@ -110,8 +132,14 @@ fn ended_within_a_frame(is_killed: bool) {
         }
         new.logged("INFO ready").await;
         client.write_all(rest).unwrap();
-        let (listed, last) = soon("GOAWAY", tokio::task::spawn_blocking(move || read_to_goaway(&mut client))).await.unwrap();
-        assert!(listed > 0 && last == u32::from(LISTS), "{listed} bytes of lists, then GOAWAY {last}");
+        let (listed, last) =
+            soon("GOAWAY", tokio::task::spawn_blocking(move || read_to_goaway(&mut client)))
+                .await
+                .unwrap();
+        assert!(
+            listed > 0 && last == u32::from(LISTS),
+            "{listed} bytes of lists, then GOAWAY {last}"
+        );
         if is_killed {
             let mut plugin = DevicePluginClient::new(uds::connect(socket_of(&node)).await.unwrap());
             allocate(&mut plugin, &["dev:gpu0::0"]).await.unwrap();

@@ -4,7 +4,9 @@ use super::{DEVICES, dips, gpu, served, served_with, take_over};
 use crate::common::{HANG, Node, Random, offered, percentiles, run, soon};
 use holdfast::domain::AllocId;
 use holdfast::kubelet::checkpoint;
-use holdfast::lab::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict};
+use holdfast::lab::sim::kubelet::{
+    Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict,
+};
 use holdfast::store;
 use nix::sys::signal::Signal;
 use std::cell::Cell;
@@ -14,7 +16,12 @@ use std::time::{Duration, Instant};
 /// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
 const PODS: usize = 6;
 /// The newer instance's log lines after which the older instance is killed.
-const MOMENTS: [&str; 4] = ["requesting a handover", "ledger recovered", "registered with the kubelet", "took over from another instance"];
+const MOMENTS: [&str; 4] = [
+    "requesting a handover",
+    "ledger recovered",
+    "registered with the kubelet",
+    "took over from another instance",
+];
 
 /// How many handovers of a kind are made under load.
 pub(crate) fn rounds(in_every_run: usize) -> usize {
@@ -25,7 +32,8 @@ pub(crate) fn rounds(in_every_run: usize) -> usize {
 async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcome> {
     let (mut outcomes, mut there) = (Vec::new(), VecDeque::new());
     while !stop.get() {
-        let spec = PodSpec::new("default", format!("pod-{}", outcomes.len())).app("main", &gpu(), 1);
+        let spec =
+            PodSpec::new("default", format!("pod-{}", outcomes.len())).app("main", &gpu(), 1);
         let outcome = soon("an admission", kubelet.add_pod(spec)).await;
         there.push_back(outcome.uid.clone());
         outcomes.push(outcome);
@@ -42,9 +50,16 @@ async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcom
 fn nothing_is_lost(node: &Node) {
     let checkpoint = checkpoint::read(&node.path("kubelet/device-plugins")).unwrap();
     let answered: BTreeSet<AllocId> = checkpoint.grant_ids().cloned().collect();
-    let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+    let mut known: BTreeSet<AllocId> =
+        node.grants().into_iter().map(|grant| grant.alloc_id).collect();
     if !answered.is_subset(&known) {
-        known.extend(store::peek_history(&node.state()).unwrap().released.into_iter().map(|grant| grant.alloc_id));
+        known.extend(
+            store::peek_history(&node.state())
+                .unwrap()
+                .released
+                .into_iter()
+                .map(|grant| grant.alloc_id),
+        );
     }
     assert!(answered.is_subset(&known), "{:?}", answered.difference(&known).collect::<Vec<_>>());
 }
@@ -57,7 +72,11 @@ fn refusals(kubelet: &Kubelet) -> Vec<String> {
 
 /// Runs `work` while pods come and go: the kubelet loses no device in that time and rejects no pod,
 /// and every grant is known. Returns the number of pods and the result of `work`.
-pub(crate) async fn unnoticed_under_load<T>(node: &Node, kubelet: &Kubelet, work: impl Future<Output = T>) -> (usize, T) {
+pub(crate) async fn unnoticed_under_load<T>(
+    node: &Node,
+    kubelet: &Kubelet,
+    work: impl Future<Output = T>,
+) -> (usize, T) {
     let began = kubelet.now();
     let is_over = Cell::new(false);
     let work = async {
@@ -179,16 +198,18 @@ fn whoever_is_left_serves_wherever_the_other_one_dies() {
                 offered(&kubelet, &gpu(), DEVICES).await;
                 // Not only listed: an instance answers too, as soon as the kubelet has seen the end
                 // of the other one.
-                let answered = async {
-                    for attempt in 0.. {
-                        let spec = PodSpec::new("default", format!("after-{round}-{attempt}")).app("main", &gpu(), 1);
-                        let outcome = kubelet.add_pod(spec).await;
-                        kubelet.force_delete_pod(&outcome.uid);
-                        if outcome.phase == PodPhase::Running {
-                            return;
+                let answered =
+                    async {
+                        for attempt in 0.. {
+                            let spec = PodSpec::new("default", format!("after-{round}-{attempt}"))
+                                .app("main", &gpu(), 1);
+                            let outcome = kubelet.add_pod(spec).await;
+                            kubelet.force_delete_pod(&outcome.uid);
+                            if outcome.phase == PodPhase::Running {
+                                return;
+                            }
                         }
-                    }
-                };
+                    };
                 soon("an answer", answered).await;
             }
             stop.set(true);

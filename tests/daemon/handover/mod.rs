@@ -10,7 +10,9 @@ mod load;
 
 use crate::common::{Daemon, HANG, Node, name, notified, offered, resource, run, soon, until};
 use holdfast::domain::ResourceName;
-use holdfast::lab::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict};
+use holdfast::lab::sim::kubelet::{
+    Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict,
+};
 use holdfast::store;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
@@ -41,11 +43,15 @@ fn dips(kubelet: &Kubelet, since: Duration) -> Vec<Duration> {
     kubelet.view(|view| {
         let events: Vec<&Event> = view.events().iter().filter(|event| event.at >= since).collect();
         let cut = |event: &&Event| matches!(event.kind, EventKind::Disconnected { .. });
-        let back = |event: &&&Event| matches!(event.kind, EventKind::Listed { healthy: DEVICES, .. });
+        let back =
+            |event: &&&Event| matches!(event.kind, EventKind::Listed { healthy: DEVICES, .. });
         let mut dips = Vec::new();
         let mut rest = events.as_slice();
         while let Some(begin) = rest.iter().position(&cut) {
-            let end = rest[begin..].iter().find(back).unwrap_or_else(|| panic!("never back: {:?}", rest.last()));
+            let end = rest[begin..]
+                .iter()
+                .find(back)
+                .unwrap_or_else(|| panic!("never back: {:?}", rest.last()));
             dips.push(end.at - rest[begin].at);
             let next = rest.iter().position(|event| event.at > end.at).unwrap_or(rest.len());
             rest = &rest[next..];
@@ -63,7 +69,9 @@ async fn served() -> (Node, Kubelet, Daemon) {
 async fn served_with(hooks: &HookTable) -> (Node, Kubelet, Daemon) {
     let node = Node::with(&[("gpu", DEVICES)]);
     node.write_config(&config());
-    let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
+    let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() })
+        .await
+        .unwrap();
     let daemon = node.start_daemon();
     offered(&kubelet, &gpu(), DEVICES).await;
     daemon.logged("ready").await;
@@ -72,7 +80,8 @@ async fn served_with(hooks: &HookTable) -> (Node, Kubelet, Daemon) {
 
 /// The number of the registration that the kubelet took last.
 fn newest_client(kubelet: &Kubelet) -> u64 {
-    let event = kubelet.view(|view| view.last(|kind| matches!(kind, EventKind::Registered { .. })).cloned());
+    let event = kubelet
+        .view(|view| view.last(|kind| matches!(kind, EventKind::Registered { .. })).cloned());
     match event.map(|event| event.kind) {
         Some(EventKind::Registered { client, .. }) => client,
         other => panic!("no registration: {other:?}"),
@@ -101,7 +110,10 @@ fn what_the_kubelet_connects_after_a_newer_instance_has_come_is_handed_on_too() 
         let (node, kubelet, _first) = served_with(&hooks).await;
         // The settling one is its last for a while: the next Register is another instance's.
         let is_register = |event: &&Event| matches!(event.kind, EventKind::Registered { .. });
-        kubelet.wait_for(|view| view.events().iter().filter(is_register).count() > 1, HANG).await.unwrap();
+        kubelet
+            .wait_for(|view| view.events().iter().filter(is_register).count() > 1, HANG)
+            .await
+            .unwrap();
         kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
 
         let began = kubelet.now();
@@ -133,8 +145,13 @@ fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
         }
         let new = take_over(&node);
         new.logged("took over from another instance").await;
-        let refused = |event: &&Event| event.at >= began && matches!(event.kind, EventKind::RegisterFailed { .. });
-        assert!(kubelet.view(|view| view.events().iter().filter(refused).count()) >= REFUSALS, "refused");
+        let refused = |event: &&Event| {
+            event.at >= began && matches!(event.kind, EventKind::RegisterFailed { .. })
+        };
+        assert!(
+            kubelet.view(|view| view.events().iter().filter(refused).count()) >= REFUSALS,
+            "refused"
+        );
         old.signal(Signal::SIGTERM);
         assert_eq!(old.ended().await.code(), Some(0));
         offered(&kubelet, &gpu(), DEVICES).await;
@@ -157,7 +174,11 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
         old.logged("serving again").await;
         offered(&kubelet, &gpu(), DEVICES).await;
         old.logged_often("registered with the kubelet", 2).await;
-        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
+        let outcome = soon(
+            "an admission",
+            kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1)),
+        )
+        .await;
         assert_eq!(outcome.phase, PodPhase::Running);
         until("its grant", || node.grants().len(), |grants| *grants == 1).await;
         // And it can hand over once more.
@@ -171,7 +192,9 @@ fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
         let kubelet = node.start_kubelet().await;
-        let (store, _) = store::Store::open(&node.state(), holdfast::domain::Durability::PowerLoss, None).unwrap();
+        let (store, _) =
+            store::Store::open(&node.state(), holdfast::domain::Durability::PowerLoss, None)
+                .unwrap();
         let new = take_over(&node);
         new.logged("does not accept handover requests yet").await;
         drop(store);
@@ -181,7 +204,8 @@ fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
 }
 
 #[test]
-fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_second_one_is_an_error() {
+fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_second_one_is_an_error()
+ {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
         let kubelet = node.start_kubelet().await;
@@ -203,7 +227,9 @@ async fn upgraded_in_place() {
     node.write_config(&config());
     let kubelet = node.start_kubelet().await;
     let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-    let mut old = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")).process_group(0));
+    let mut old = Daemon::spawn(
+        node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")).process_group(0),
+    );
     notified(&systemd, "READY=1").await;
     offered(&kubelet, &gpu(), DEVICES).await;
 
@@ -229,7 +255,11 @@ async fn upgraded_in_place() {
     notified(&systemd, "READY=1").await;
     assert_eq!(old.exited().await.code(), Some(0));
     assert_eq!(dips(&kubelet, began), []);
-    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
+    let outcome = soon(
+        "an admission",
+        kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1)),
+    )
+    .await;
     assert_eq!(outcome.phase, PodPhase::Running);
     // It is no longer a child of this process.
     let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
@@ -258,15 +288,25 @@ fn offers(node: &Node, protocol: u32, records: u32) -> std::thread::JoinHandle<S
 }
 
 #[test]
-fn an_older_version_refuses_a_ledger_or_a_protocol_that_it_does_not_know_before_anything_is_changed() {
+fn an_older_version_refuses_a_ledger_or_a_protocol_that_it_does_not_know_before_anything_is_changed()
+ {
     let (known, records) = (holdfast::handover::PROTOCOL, store::RECORDS);
-    for (protocol, records, what) in [(7, records + 1, "a ledger"), (known, records + 1, "a ledger"), (7, records, "a handover protocol")] {
+    for (protocol, records, what) in [
+        (7, records + 1, "a ledger"),
+        (known, records + 1, "a ledger"),
+        (7, records, "a handover protocol"),
+    ] {
         let node = Node::with(&[("gpu", DEVICES)]);
         let newer = offers(&node, protocol, records);
         let refused = node.output(&["run", "--take-over"]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(1), "{said}");
-        for word in ["the running holdfast 7.0.0", what, "nothing was changed, and the running one continues", "install 7.0.0 or newer"] {
+        for word in [
+            "the running holdfast 7.0.0",
+            what,
+            "nothing was changed, and the running one continues",
+            "install 7.0.0 or newer",
+        ] {
             assert!(said.contains(word), "{word}: {said}");
         }
         assert_eq!(newer.join().unwrap(), "", "it was not even asked to let go");
@@ -287,23 +327,35 @@ fn a_process_of_another_user_is_refused_and_counted() {
         let daemon = node.start_daemon();
         offered(&kubelet, &gpu(), DEVICES).await;
         let plugin = std::fs::read_dir(node.sockets()).unwrap().next().unwrap().unwrap().path();
-        let sockets = [("control", node.path("run/control.sock")), ("handover", node.path("run/handover.sock")), ("plugin", plugin)];
+        let sockets = [
+            ("control", node.path("run/control.sock")),
+            ("handover", node.path("run/handover.sock")),
+            ("plugin", plugin),
+        ];
         for (socket, path) in sockets {
             // As another user who was given the file: its mode alone is no protection.
             for dir in path.ancestors().take_while(|dir| dir.starts_with(node.path(""))) {
-                std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+                std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o777))
+                    .unwrap();
             }
             let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(30); s.connect(sys.argv[1]); \
                           s.sendall(b'GET /v1/status HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'); sys.exit(len(s.recv(1)))";
             let mut client = Command::new("python3");
             client.args(["-c", script]).arg(&path).uid(65534).gid(65534);
-            let output = soon("the stranger", tokio::task::spawn_blocking(move || client.output())).await.unwrap();
+            let output = soon("the stranger", tokio::task::spawn_blocking(move || client.output()))
+                .await
+                .unwrap();
             let Ok(output) = output else {
                 crate::common::inside::say("SKIPPED: python3 is not there to be a stranger");
                 return;
             };
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success() || said.contains("ConnectionResetError") || said.contains("BrokenPipe"), "{socket}: {said}");
+            assert!(
+                output.status.success()
+                    || said.contains("ConnectionResetError")
+                    || said.contains("BrokenPipe"),
+                "{socket}: {said}"
+            );
             let address = crate::common::telemetry(&daemon).await;
             let counted = format!("holdfast_connections_refused_total{{socket=\"{socket}\"}} 1");
             let scrape = move || crate::common::http_get(address, "/metrics").1;

@@ -49,10 +49,18 @@ impl Kind {
     /// The series that counts it.
     pub(crate) fn counted(self) -> Option<&'static str> {
         match self {
-            Kind::Idle | Kind::Halves => Some("holdfast_connections_evicted_total{socket=\"telemetry\"}"),
-            Kind::LargeHeads => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"head_too_large\"}"),
-            Kind::Http2 => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"not_understood\"}"),
-            Kind::Unread => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"busy\"}"),
+            Kind::Idle | Kind::Halves => {
+                Some("holdfast_connections_evicted_total{socket=\"telemetry\"}")
+            }
+            Kind::LargeHeads => Some(
+                "holdfast_requests_refused_total{socket=\"telemetry\",reason=\"head_too_large\"}",
+            ),
+            Kind::Http2 => Some(
+                "holdfast_requests_refused_total{socket=\"telemetry\",reason=\"not_understood\"}",
+            ),
+            Kind::Unread => {
+                Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"busy\"}")
+            }
             Kind::Flood | Kind::Requests => None,
         }
     }
@@ -77,11 +85,14 @@ impl Attack {
         let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let together = Arc::new(Barrier::new(threads + 1));
         let begin = |_| {
-            let (stop, made, together) = (Arc::clone(&stop), Arc::clone(&made), Arc::clone(&together));
+            let (stop, made, together) =
+                (Arc::clone(&stop), Arc::clone(&made), Arc::clone(&together));
             thread::spawn(move || {
                 let (bytes, mut held) = (kind.sends(), Vec::new());
                 together.wait();
-                while !stop.load(Ordering::Relaxed) && (!kind.is_held() || made.load(Ordering::Relaxed) < count) {
+                while !stop.load(Ordering::Relaxed)
+                    && (!kind.is_held() || made.load(Ordering::Relaxed) < count)
+                {
                     made.fetch_add(1, Ordering::Relaxed);
                     held.extend(connect(kind, address, &bytes).filter(|_| kind.is_held()));
                 }
@@ -150,5 +161,8 @@ pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
 pub(crate) fn is_hung_up(stream: &TcpStream) -> bool {
     let mut look = [PollFd::new(stream.as_fd(), PollFlags::empty())];
     let within = PollTimeout::try_from(HANG).unwrap();
-    poll(&mut look, within).is_ok() && look[0].revents().is_some_and(|seen| seen.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
+    poll(&mut look, within).is_ok()
+        && look[0]
+            .revents()
+            .is_some_and(|seen| seen.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
 }

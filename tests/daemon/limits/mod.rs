@@ -8,7 +8,10 @@
 mod attack;
 mod sockets;
 
-use crate::common::{Daemon, HANG, Node, allocate, dial, http_get, name, offered, percentiles, resource, run, telemetry, until};
+use crate::common::{
+    Daemon, HANG, Node, allocate, dial, http_get, name, offered, percentiles, resource, run,
+    telemetry, until,
+};
 use attack::{Attack, Kind, is_closed, is_hung_up};
 use holdfast::domain::ResourceName;
 use holdfast::domain::limits::{BATCH, ConnectionLimits};
@@ -92,7 +95,9 @@ impl Stage {
             if call % 20 == 0 {
                 let began = Instant::now();
                 let address = self.address;
-                let answer = tokio::task::spawn_blocking(move || http_get(address, "/healthz")).await.unwrap();
+                let answer = tokio::task::spawn_blocking(move || http_get(address, "/healthz"))
+                    .await
+                    .unwrap();
                 assert_eq!(answer, (200, "ok\n".to_owned()));
                 probes.push(began.elapsed());
             }
@@ -102,7 +107,13 @@ impl Stage {
 
     /// Whether a series is above 0. A page may be refused at first.
     async fn counted(&self, series: &str) -> bool {
-        let page = until("the metrics", || http_get(self.address, "/metrics"), |(status, _)| *status == 200).await.1;
+        let page = until(
+            "the metrics",
+            || http_get(self.address, "/metrics"),
+            |(status, _)| *status == 200,
+        )
+        .await
+        .1;
         page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"))
     }
 
@@ -110,7 +121,11 @@ impl Stage {
     /// allows.
     fn check_descriptors(&self) {
         let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.limits.telemetry + BATCH);
-        assert!(open <= most, "{open} descriptors, of which telemetry may have {}", self.limits.telemetry);
+        assert!(
+            open <= most,
+            "{open} descriptors, of which telemetry may have {}",
+            self.limits.telemetry
+        );
     }
 }
 
@@ -133,7 +148,15 @@ fn limited(command: &Command, descriptors: u64) -> Command {
 #[test]
 fn attacks_on_telemetry_affect_neither_the_kubelet_nor_probes_nor_memory() {
     let connections = connections(600);
-    for kind in [Kind::Idle, Kind::Halves, Kind::LargeHeads, Kind::Http2, Kind::Unread, Kind::Flood, Kind::Requests] {
+    for kind in [
+        Kind::Idle,
+        Kind::Halves,
+        Kind::LargeHeads,
+        Kind::Http2,
+        Kind::Unread,
+        Kind::Flood,
+        Kind::Requests,
+    ] {
         run(async {
             let stage = Stage::new(2048).await;
             assert_eq!(http_get(stage.address, "/metrics").0, 200);
@@ -198,14 +221,22 @@ fn idle_and_unread_connections_are_closed() {
             ("half a head", b"GET / HTTP/1.1\r\nho"),
             ("a whole request, and it is kept open", b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"),
             ("the begin of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-            ("a body that does not come", b"POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"),
-            ("a hundred requests, whose answers are not read", &b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100)),
+            (
+                "a body that does not come",
+                b"POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n",
+            ),
+            (
+                "a hundred requests, whose answers are not read",
+                &b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100),
+            ),
         ];
         let closed = sent.map(|(what, bytes)| {
             let mut stream = TcpStream::connect(stage.address).unwrap();
             stream.write_all(bytes).unwrap();
             let reads = !what.ends_with("not read");
-            tokio::task::spawn_blocking(move || (what, if reads { is_closed(&mut stream) } else { is_hung_up(&stream) }))
+            tokio::task::spawn_blocking(move || {
+                (what, if reads { is_closed(&mut stream) } else { is_hung_up(&stream) })
+            })
         });
         for closed in closed {
             let (what, is_closed) = closed.await.unwrap();
@@ -247,11 +278,15 @@ fn an_oversized_request_is_refused_with_an_http_status() {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
         }
         // HTTP/2 would answer with a frame of settings: length, type 4, flags, stream 0.
-        let answer = answered(stage.address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+        let answer =
+            answered(stage.address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 "), "{answer:?}");
         let answer = answered(stage.address, head("").repeat(32).as_bytes());
         assert_eq!(answer.matches("HTTP/1.1 200").count(), 32, "requests of one connection");
-        assert!(answer.trim_end().ends_with("ok") && answer.contains("connection: close"), "{answer}");
+        assert!(
+            answer.trim_end().ends_with("ok") && answer.contains("connection: close"),
+            "{answer}"
+        );
     });
 }
 
@@ -262,10 +297,17 @@ fn a_page_without_free_capacity_is_refused_and_may_be_requested_again() {
     run(async {
         let stage = Stage::new(2048).await;
         let unread = Attack::begin(Kind::Unread, stage.address, 20, 1).end();
-        let refused =
-            until("a refusal", || answered(stage.address, b"GET /metrics HTTP/1.0\r\n\r\n"), |answer| answer.contains(" 503 ")).await;
+        let refused = until(
+            "a refusal",
+            || answered(stage.address, b"GET /metrics HTTP/1.0\r\n\r\n"),
+            |answer| answer.contains(" 503 "),
+        )
+        .await;
         assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
-        assert_eq!((http_get(stage.address, "/healthz").0, http_get(stage.address, "/readyz").0), (200, 200));
+        assert_eq!(
+            (http_get(stage.address, "/healthz").0, http_get(stage.address, "/readyz").0),
+            (200, 200)
+        );
         drop(unread);
         until("a page", || http_get(stage.address, "/metrics").0, |status| *status == 200).await;
     });
@@ -277,20 +319,36 @@ fn with_a_token_only_its_owner_gets_pages_and_every_client_gets_probes() {
         let node = Node::with(&[("gpu", 1)]);
         let token = node.path("etc/token");
         let file = format!("token_file = \"{}\"", token.display());
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{file}\n{}", resource("gpu")));
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"127.0.0.1:0\"\n{file}\n{}",
+            resource("gpu")
+        ));
         let daemon = node.start_daemon();
         let address = telemetry(&daemon).await;
         daemon.logged("the token file cannot be read").await;
         daemon.logged("INFO ready").await;
-        let ask = |path: &str, header: &str| answered(address, format!("GET {path} HTTP/1.0\r\n{header}\r\n").as_bytes());
-        let status = |path: &str, header: &str| ask(path, header).split(' ').nth(1).unwrap_or_default().to_owned();
-        assert_eq!(status("/metrics", "authorization: Bearer \r\n"), "503", "it cannot be known who may");
+        let ask = |path: &str, header: &str| {
+            answered(address, format!("GET {path} HTTP/1.0\r\n{header}\r\n").as_bytes())
+        };
+        let status = |path: &str, header: &str| {
+            ask(path, header).split(' ').nth(1).unwrap_or_default().to_owned()
+        };
+        assert_eq!(
+            status("/metrics", "authorization: Bearer \r\n"),
+            "503",
+            "it cannot be known who may"
+        );
         fs::write(&token, "s3cret\n").unwrap();
         for page in ["/metrics", "/", "/?refresh=5"] {
             assert_eq!(status(page, "authorization: Bearer s3cret\r\n"), "200", "{page}");
-            for header in ["", "authorization: Bearer s3cre\r\n", "authorization: Basic s3cret\r\n"] {
+            for header in ["", "authorization: Bearer s3cre\r\n", "authorization: Basic s3cret\r\n"]
+            {
                 let answer = ask(page, header);
-                assert!(answer.starts_with("HTTP/1.0 401 ") && answer.contains("www-authenticate: Bearer\r\n"), "{answer}");
+                assert!(
+                    answer.starts_with("HTTP/1.0 401 ")
+                        && answer.contains("www-authenticate: Bearer\r\n"),
+                    "{answer}"
+                );
             }
         }
         assert_eq!((status("/healthz", ""), status("/readyz", "")), ("200".into(), "200".into()));

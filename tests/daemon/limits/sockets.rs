@@ -13,7 +13,10 @@ use tonic::Code;
 
 /// The socket of the only resource.
 fn plugin_socket(stage: &Stage) -> PathBuf {
-    let mut files: Vec<_> = std::fs::read_dir(stage.node.sockets()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(stage.node.sockets())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     files.sort();
     files.pop().unwrap()
 }
@@ -37,7 +40,9 @@ fn connections_of_plugin_sockets_are_limited_and_the_kubelets_stays() {
         // The list comes on the stream that the kubelet already has open.
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
-        allocate(&mut dial(&stage.kubelet, &stage.node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
+        allocate(&mut dial(&stage.kubelet, &stage.node, &gpu()).await, &["dev:gpu0"])
+            .await
+            .unwrap();
         assert_eq!(lost_streams(&stage), 0, "{:#?}", stage.daemon.log());
         assert!(stage.counted("holdfast_connections_evicted_total{socket=\"plugin\"}").await);
         drop(held);
@@ -57,11 +62,18 @@ fn list_streams_of_a_socket_are_limited_until_one_ends() {
             streams.push(stream);
         }
         let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await;
-        assert_eq!(plugin.list_and_watch(api::Empty {}).await.unwrap_err().code(), Code::ResourceExhausted);
+        assert_eq!(
+            plugin.list_and_watch(api::Empty {}).await.unwrap_err().code(),
+            Code::ResourceExhausted
+        );
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         assert_eq!(streams[0].message().await.unwrap().unwrap().devices.len(), DEVICES + 1);
-        assert!(stage.counted("holdfast_requests_refused_total{socket=\"plugin\",reason=\"lists\"}").await);
+        assert!(
+            stage
+                .counted("holdfast_requests_refused_total{socket=\"plugin\",reason=\"lists\"}")
+                .await
+        );
         streams.pop();
         loop {
             match plugin.list_and_watch(api::Empty {}).await {
@@ -73,7 +85,14 @@ fn list_streams_of_a_socket_are_limited_until_one_ends() {
         stage.kubelet.restart().await.unwrap();
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
         let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
-        assert!(stage.kubelet.view(|view| view.events().iter().filter(|event| registered(&event.kind)).count()) >= 2);
+        assert!(
+            stage.kubelet.view(|view| view
+                .events()
+                .iter()
+                .filter(|event| registered(&event.kind))
+                .count())
+                >= 2
+        );
     });
 }
 
@@ -82,7 +101,8 @@ fn list_streams_of_a_socket_are_limited_until_one_ends() {
 fn an_oversized_call_is_refused() {
     run(async {
         let stage = Stage::new(2048).await;
-        let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await.max_encoding_message_size(usize::MAX);
+        let mut plugin =
+            dial(&stage.kubelet, &stage.node, &gpu()).await.max_encoding_message_size(usize::MAX);
         let huge = vec!["x".repeat(1 << 20); 9];
         let refused = plugin
             .get_preferred_allocation(api::PreferredAllocationRequest {
@@ -104,16 +124,27 @@ fn connections_of_control_and_handover_sockets_are_limited_and_still_answered() 
     run(async {
         let stage = Stage::new(256).await;
         let run_dir = stage.node.path("run");
-        let held: Vec<_> = ["control.sock", "handover.sock"].map(|name| connect(&run_dir.join(name), 60)).into_iter().flatten().collect();
+        let held: Vec<_> = ["control.sock", "handover.sock"]
+            .map(|name| connect(&run_dir.join(name), 60))
+            .into_iter()
+            .flatten()
+            .collect();
         let most = OWN_DESCRIPTORS + stage.limits.control + stage.limits.handover;
         until("the others closed", || stage.descriptors(), |open| *open <= most).await;
         let status = stage.node.output(&["status"]);
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
         let mut offer = String::new();
-        BufReader::new(UnixStream::connect(run_dir.join("handover.sock")).unwrap()).read_line(&mut offer).unwrap();
+        BufReader::new(UnixStream::connect(run_dir.join("handover.sock")).unwrap())
+            .read_line(&mut offer)
+            .unwrap();
         assert!(offer.contains("\"message\":\"offer\""), "{offer}");
         for socket in ["control", "handover"] {
-            assert!(stage.counted(&format!("holdfast_connections_evicted_total{{socket=\"{socket}\"}}")).await, "{socket}");
+            assert!(
+                stage
+                    .counted(&format!("holdfast_connections_evicted_total{{socket=\"{socket}\"}}"))
+                    .await,
+                "{socket}"
+            );
         }
         drop(held);
     });

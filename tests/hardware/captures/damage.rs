@@ -109,13 +109,27 @@ impl Tree {
             let name = path.file_name().unwrap().to_string_lossy();
             READ.iter().any(|read| name.starts_with(read)) || name.parse::<PciAddress>().is_ok()
         };
-        let indices = |chosen: &dyn Fn(&Path) -> bool| (0..entries.len()).filter(|index| chosen(&entries[*index])).collect::<Vec<_>>();
+        let indices = |chosen: &dyn Fn(&Path) -> bool| {
+            (0..entries.len()).filter(|index| chosen(&entries[*index])).collect::<Vec<_>>()
+        };
         let (read, inside) = (indices(&is_read), indices(&|path| function_of(path).is_some()));
         let places = indices(&|path| path.parent() == Some(Path::new(DEVICES)));
         let whole = look(&root, &BTreeMap::new());
-        let remembered = whole.devices.iter().map(|device| (device.key.clone(), device.id.clone())).collect();
+        let remembered =
+            whole.devices.iter().map(|device| (device.key.clone(), device.id.clone())).collect();
         let addresses = addresses(&root);
-        Tree { name: name.to_owned(), root, entries, read, places, inside, addresses, whole: Arc::new(whole), remembered, _dir: dir }
+        Tree {
+            name: name.to_owned(),
+            root,
+            entries,
+            read,
+            places,
+            inside,
+            addresses,
+            whole: Arc::new(whole),
+            remembered,
+            _dir: dir,
+        }
     }
 
     /// One of the entries; with `confined` one inside of a function's folder, if there is any.
@@ -126,7 +140,11 @@ impl Tree {
             1 => &self.read,
             _ => return &self.entries[random.below(self.entries.len())],
         };
-        let index = if chosen.is_empty() { random.below(self.entries.len()) } else { chosen[random.below(chosen.len())] };
+        let index = if chosen.is_empty() {
+            random.below(self.entries.len())
+        } else {
+            chosen[random.below(chosen.len())]
+        };
         &self.entries[index]
     }
 }
@@ -161,13 +179,24 @@ fn trees() -> Vec<Tree> {
 /// Discovers with resources that select everything, after the default ones.
 fn look(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     let root = HostRoot::new(root);
-    let mut specs: Vec<Arc<ResourceSpec>> = defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
+    let mut specs: Vec<Arc<ResourceSpec>> =
+        defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
     for class in ["gpu", "fpga", "rdma", "nic", "nvme", "accelerator", "char"] {
         let name = format!("example.com/{class}").parse().unwrap();
         let class: DeviceClass = serde_json::from_str(&format!("\"{class}\"")).unwrap();
-        let glob = |host: &str| CharPath { host: host.into(), container: None, permissions: "rw".into() };
-        let paths = if class == DeviceClass::Char { vec![glob("/dev/*"), glob("/dev/*/*")] } else { Vec::new() };
-        specs.push(Arc::new(ResourceSpec { class, select: Select::default(), paths, ..ResourceSpec::orphan(name) }));
+        let glob =
+            |host: &str| CharPath { host: host.into(), container: None, permissions: "rw".into() };
+        let paths = if class == DeviceClass::Char {
+            vec![glob("/dev/*"), glob("/dev/*/*")]
+        } else {
+            Vec::new()
+        };
+        specs.push(Arc::new(ResourceSpec {
+            class,
+            select: Select::default(),
+            paths,
+            ..ResourceSpec::orphan(name)
+        }));
     }
     let found = discover(&root, &specs, remembered);
     drop(document(&root, &found, true));
@@ -200,7 +229,13 @@ impl Damage {
         Some(kept)
     }
 
-    fn put_text(&mut self, tree: &Tree, rel: &Path, how: &str, text: impl FnOnce(Vec<u8>) -> Vec<u8>) {
+    fn put_text(
+        &mut self,
+        tree: &Tree,
+        rel: &Path,
+        how: &str,
+        text: impl FnOnce(Vec<u8>) -> Vec<u8>,
+    ) {
         if let Some(kept) = self.take(tree, rel, how) {
             fs::write(tree.root.join(rel), text(text_of(&kept))).unwrap();
         }
@@ -214,7 +249,9 @@ impl Damage {
         match random.below(10) {
             0 | 1 => drop(self.take(tree, rel, "is gone")),
             2 => self.put_text(tree, rel, "is empty", |_| Vec::new()),
-            3 => self.put_text(tree, rel, "is cut off", |text| text[..place.min(text.len() / 2)].to_vec()),
+            3 => self.put_text(tree, rel, "is cut off", |text| {
+                text[..place.min(text.len() / 2)].to_vec()
+            }),
             4 => {
                 let noise = (0..place % 200).map(|_| random.number().to_le_bytes()[0]).collect();
                 self.put_text(tree, rel, "is noise", |_| noise);
@@ -224,7 +261,16 @@ impl Damage {
                 self.put_text(tree, rel, &format!("has the text of {}", other.display()), |_| text);
             }
             6 => {
-                let numbers = ["0", "-1", "4294967296", "0xffffffff", "18446744073709551616", "????", "../../..", "0-4294967295"];
+                let numbers = [
+                    "0",
+                    "-1",
+                    "4294967296",
+                    "0xffffffff",
+                    "18446744073709551616",
+                    "????",
+                    "../../..",
+                    "0-4294967295",
+                ];
                 let text = numbers[place % numbers.len()];
                 self.put_text(tree, rel, &format!("says {text}"), |_| text.into());
             }
@@ -234,7 +280,11 @@ impl Damage {
                 }
             }
             8 => {
-                let targets = [rel.file_name().unwrap().into(), PathBuf::from("../../../../../nowhere/0000:ff:1f.7"), back_to(rel, other)];
+                let targets = [
+                    rel.file_name().unwrap().into(),
+                    PathBuf::from("../../../../../nowhere/0000:ff:1f.7"),
+                    back_to(rel, other),
+                ];
                 let target = &targets[place % targets.len()];
                 if self.take(tree, rel, &format!("leads to {}", target.display())).is_some() {
                     symlink(target, &path).unwrap();
@@ -242,11 +292,17 @@ impl Damage {
             }
             _ => {
                 let name = rel.file_name().unwrap().to_string_lossy();
-                let names =
-                    [format!("{name}0"), format!("{name} (copy)"), name.replace('0', "1"), name.to_uppercase(), "0000:ff:1f.7".into()];
+                let names = [
+                    format!("{name}0"),
+                    format!("{name} (copy)"),
+                    name.replace('0', "1"),
+                    name.to_uppercase(),
+                    "0000:ff:1f.7".into(),
+                ];
                 let renamed = rel.with_file_name(&names[place % names.len()]);
                 if tree.root.join(&renamed).symlink_metadata().is_err()
-                    && let Some(kept) = self.take(tree, rel, &format!("is called {}", renamed.display()))
+                    && let Some(kept) =
+                        self.take(tree, rel, &format!("is called {}", renamed.display()))
                 {
                     // The kept entry is the original, so it is moved to its new name, and moved
                     // back before the other steps are undone.
@@ -288,10 +344,23 @@ fn back_to(rel: &Path, other: &Path) -> PathBuf {
 /// functions.
 fn function_of(rel: &Path) -> Option<PciAddress> {
     let below = rel.strip_prefix("sys/devices").or_else(|_| rel.strip_prefix(DEVICES)).ok()?;
-    let names: Vec<_> = below.components().map(|component| component.as_os_str().to_string_lossy().into_owned()).collect();
+    let names: Vec<_> = below
+        .components()
+        .map(|component| component.as_os_str().to_string_lossy().into_owned())
+        .collect();
     let at = names.iter().rposition(|name| name.parse::<PciAddress>().is_ok())?;
     let inside = names.get(at + 1)?;
-    let ties = ["virtfn", "physfn", "iommu_group", "driver", "nvme", "vendor", "device", "class", "uevent"];
+    let ties = [
+        "virtfn",
+        "physfn",
+        "iommu_group",
+        "driver",
+        "nvme",
+        "vendor",
+        "device",
+        "class",
+        "uevent",
+    ];
     (!ties.iter().any(|tie| inside.starts_with(tie))).then(|| names[at].parse().unwrap())
 }
 
@@ -309,26 +378,53 @@ fn judge(tree: &Tree, damage: &Damage, touched: &[PathBuf], found: &Discovery) -
     let renamed = damage.words.iter().any(|word| word.contains("is called"));
     for device in &found.devices {
         let Some(function) = &device.pci else { continue };
-        if !now.contains(&function.address) || (!renamed && !tree.addresses.contains(&function.address)) {
+        if !now.contains(&function.address)
+            || (!renamed && !tree.addresses.contains(&function.address))
+        {
             wrong.push(format!("{} is invented", function.address));
         }
     }
     let outside = |device: &Device| {
-        let is_odd = |path: &str| !path.starts_with("/dev/") || path.split('/').any(|part| part == "..") || path.contains('\0');
+        let is_odd = |path: &str| {
+            !path.starts_with("/dev/")
+                || path.split('/').any(|part| part == "..")
+                || path.contains('\0')
+        };
         device.nodes.iter().any(|node| is_odd(&node.host) || is_odd(&node.container))
     };
-    wrong.extend(found.devices.iter().filter(|device| outside(device)).map(|device| format!("{}: a node outside of /dev", device.id)));
+    wrong.extend(
+        found
+            .devices
+            .iter()
+            .filter(|device| outside(device))
+            .map(|device| format!("{}: a node outside of /dev", device.id)),
+    );
     // If all damage is inside of functions, it affects only these.
     let inside: Option<BTreeSet<PciAddress>> = touched.iter().map(|rel| function_of(rel)).collect();
     if let Some(inside) = inside {
-        let elsewhere = |device: &&Arc<Device>| device.pci.as_ref().is_some_and(|function| !inside.contains(&function.address));
-        let before: BTreeMap<&str, &Arc<Device>> =
-            tree.whole.devices.iter().filter(elsewhere).map(|device| (device.key.as_str(), device)).collect();
-        let after: BTreeMap<&str, &Arc<Device>> =
-            found.devices.iter().filter(elsewhere).map(|device| (device.key.as_str(), device)).collect();
+        let elsewhere = |device: &&Arc<Device>| {
+            device.pci.as_ref().is_some_and(|function| !inside.contains(&function.address))
+        };
+        let before: BTreeMap<&str, &Arc<Device>> = tree
+            .whole
+            .devices
+            .iter()
+            .filter(elsewhere)
+            .map(|device| (device.key.as_str(), device))
+            .collect();
+        let after: BTreeMap<&str, &Arc<Device>> = found
+            .devices
+            .iter()
+            .filter(elsewhere)
+            .map(|device| (device.key.as_str(), device))
+            .collect();
         for key in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
             if before.get(key) != after.get(key) {
-                wrong.push(format!("{key} changed with the damage of another function: {:?} to {:?}", before.get(key), after.get(key)));
+                wrong.push(format!(
+                    "{key} changed with the damage of another function: {:?} to {:?}",
+                    before.get(key),
+                    after.get(key)
+                ));
             }
         }
     }
@@ -352,12 +448,17 @@ impl Looker {
                 let found = catch_unwind(AssertUnwindSafe(|| {
                     let found = look(&root, &remembered);
                     let root = HostRoot::new(&root);
-                    found.devices.iter().chain(&whole.devices).for_each(|device| drop(signals(&root, device)));
+                    found
+                        .devices
+                        .iter()
+                        .chain(&whole.devices)
+                        .for_each(|device| drop(signals(&root, device)));
                     found
                 }));
                 let said = |panic: Box<dyn std::any::Any + Send>| {
                     let text = panic.downcast_ref::<String>().cloned();
-                    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+                    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+                        .unwrap_or_default()
                 };
                 if outbox.send(found.map_err(said)).is_err() {
                     return;
@@ -367,8 +468,14 @@ impl Looker {
         Looker { orders, answers }
     }
 
-    fn look(&self, tree: &Tree, remembered: BTreeMap<String, DeviceId>) -> Result<Discovery, String> {
-        self.orders.send((tree.root.clone(), Arc::new(remembered), Arc::clone(&tree.whole))).unwrap();
+    fn look(
+        &self,
+        tree: &Tree,
+        remembered: BTreeMap<String, DeviceId>,
+    ) -> Result<Discovery, String> {
+        self.orders
+            .send((tree.root.clone(), Arc::new(remembered), Arc::clone(&tree.whole)))
+            .unwrap();
         match self.answers.recv_timeout(SCAN_DEADLINE) {
             Ok(answer) => answer.map_err(|panic| format!("the scan panics: {panic}")),
             Err(_) => Err(format!("the scan does not end in {SCAN_DEADLINE:?}")),
@@ -399,20 +506,31 @@ fn no_damage_stops_a_scan_or_invents_a_device() {
         for _ in 0..wanted {
             let done = damage.done.len();
             damage.do_one(tree, within_functions, &mut random);
-            touched.extend(damage.done.get(done).map(|done| done.path.strip_prefix(&tree.root).unwrap().to_owned()));
+            touched.extend(
+                damage
+                    .done
+                    .get(done)
+                    .map(|done| done.path.strip_prefix(&tree.root).unwrap().to_owned()),
+            );
         }
-        let remembered = if random.chance(0.5) || touched.iter().all(|rel| function_of(rel).is_some()) {
-            tree.remembered.clone()
-        } else {
-            BTreeMap::new()
-        };
+        let remembered =
+            if random.chance(0.5) || touched.iter().all(|rel| function_of(rel).is_some()) {
+                tree.remembered.clone()
+            } else {
+                BTreeMap::new()
+            };
         confined += usize::from(touched.iter().all(|rel| function_of(rel).is_some()));
         let wrong = match looker.look(tree, remembered) {
             Ok(found) => judge(tree, &damage, &touched, &found),
             Err(why) => vec![why],
         };
         if !wrong.is_empty() {
-            failures.push(format!("variant {variant}, {}: {}\n    {}", tree.name, wrong.join("\n  "), damage.words.join("\n    ")));
+            failures.push(format!(
+                "variant {variant}, {}: {}\n    {}",
+                tree.name,
+                wrong.join("\n  "),
+                damage.words.join("\n    ")
+            ));
         }
         let hangs = wrong.iter().any(|why| why.contains("does not end"));
         damage.mend();
@@ -422,6 +540,15 @@ fn no_damage_stops_a_scan_or_invents_a_device() {
     for tree in &trees {
         assert!(*tree.whole == look(&tree.root, &BTreeMap::new()), "{} was not mended", tree.name);
     }
-    println!("{} damaged trees of {} machines, seed {seed}; in {confined} the damage was inside of functions", chosen.count(), trees.len());
-    assert!(failures.is_empty(), "{} of {variants} variants, seed {seed}:\n{}", failures.len(), failures.join("\n"));
+    println!(
+        "{} damaged trees of {} machines, seed {seed}; in {confined} the damage was inside of functions",
+        chosen.count(),
+        trees.len()
+    );
+    assert!(
+        failures.is_empty(),
+        "{} of {variants} variants, seed {seed}:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }

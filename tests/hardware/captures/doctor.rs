@@ -16,15 +16,25 @@ fn no_captured_machine_has_a_finding() {
     std::fs::write(path("config.toml"), "").unwrap();
     let mut problems = Vec::new();
     for Capture { name, root, .. } in &captures {
-        let roots = Roots { host: root.clone(), kubelet: path("kubelet"), state: path("state"), run: path("run") };
-        let report = examine(&gather(Target { roots, config: Some(path("config.toml")), own: path("own") }));
+        let roots = Roots {
+            host: root.clone(),
+            kubelet: path("kubelet"),
+            state: path("state"),
+            run: path("run"),
+        };
+        let report =
+            examine(&gather(Target { roots, config: Some(path("config.toml")), own: path("own") }));
         // The disk of the test's folder is not part of the capture either.
         let of_disk = |code: &str| code.starts_with("state-");
         let found = report.findings.iter().filter(|finding| finding.level != Level::Ok);
-        let found = found.filter(|finding| !NOT_HARDWARE.contains(&finding.code) && !of_disk(finding.code));
+        let found =
+            found.filter(|finding| !NOT_HARDWARE.contains(&finding.code) && !of_disk(finding.code));
         problems.extend(found.map(|finding| format!("{name}: {finding:?}")));
         let made: Vec<&str> = report.findings.iter().map(|finding| finding.code).collect();
-        assert!(["resources", "devices", "iommu", "selinux"].iter().all(|check| made.contains(check)), "{name}: {made:?}");
+        assert!(
+            ["resources", "devices", "iommu", "selinux"].iter().all(|check| made.contains(check)),
+            "{name}: {made:?}"
+        );
     }
     println!("{} captures looked at", captures.len());
     assert!(problems.is_empty(), "{} findings:\n{}", problems.len(), problems.join("\n"));

@@ -23,7 +23,9 @@ impl<'a> Edit<'a> {
     /// The file that the edit changes.
     pub(crate) fn file(&self) -> &'a str {
         match self {
-            Edit::Text(file, _) | Edit::Gone(file) | Edit::Pipe(file) | Edit::Leads(file, _) => file,
+            Edit::Text(file, _) | Edit::Gone(file) | Edit::Pipe(file) | Edit::Leads(file, _) => {
+                file
+            }
         }
     }
 }
@@ -43,10 +45,21 @@ impl Fault {
         for edit in edits {
             let rel = edit.file();
             let is_of_machine = rel.starts_with("sys/") || rel.starts_with("dev/");
-            let path = if is_of_machine { root.join(rel) } else { root.join("sys/bus/pci/devices").join(address).join(rel) };
-            let made = path.parent().unwrap().ancestors().take_while(|folder| !folder.exists()).last().map(PathBuf::from);
+            let path = if is_of_machine {
+                root.join(rel)
+            } else {
+                root.join("sys/bus/pci/devices").join(address).join(rel)
+            };
+            let made = path
+                .parent()
+                .unwrap()
+                .ancestors()
+                .take_while(|folder| !folder.exists())
+                .last()
+                .map(PathBuf::from);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let kept = root.with_file_name(format!("kept{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+            let kept =
+                root.with_file_name(format!("kept{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
             let was_there = fs::rename(&path, &kept).is_ok();
             match edit {
                 Edit::Text(_, text) => fs::write(&path, text).unwrap(),

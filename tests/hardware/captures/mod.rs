@@ -62,7 +62,8 @@ fn expected(truth: &Value) -> Value {
 }
 
 fn sorted(names: &Value) -> Vec<String> {
-    let mut names: Vec<String> = names.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+    let mut names: Vec<String> =
+        names.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
     names.sort();
     names
 }
@@ -90,7 +91,8 @@ fn discovery_agrees_with_the_truth_of_every_capture() {
     for Capture { name, root, truth, .. } in &captures {
         let found = rows(root);
         let devices = truth["devices"].as_array().unwrap();
-        let known: BTreeSet<&str> = devices.iter().map(|device| device["bdf"].as_str().unwrap()).collect();
+        let known: BTreeSet<&str> =
+            devices.iter().map(|device| device["bdf"].as_str().unwrap()).collect();
         for extra in found.keys().filter(|address| !known.contains(address.as_str())) {
             differences.push(format!("{name} {extra}: found, but not in the truth"));
         }
@@ -103,18 +105,28 @@ fn discovery_agrees_with_the_truth_of_every_capture() {
             for (field, wanted) in expected(device).as_object().unwrap() {
                 compared += 1;
                 if row[field] != *wanted {
-                    differences.push(format!("{name} {address} {field}: {} instead of {wanted}", row[field]));
+                    differences.push(format!(
+                        "{name} {address} {field}: {} instead of {wanted}",
+                        row[field]
+                    ));
                 }
             }
-            let kinds: Vec<&str> = device["kinds"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+            let kinds: Vec<&str> =
+                device["kinds"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
             if !class_agrees(row["class"].as_str().unwrap(), &kinds) {
-                differences.push(format!("{name} {address} class: {} of kinds {kinds:?}", row["class"]));
+                differences
+                    .push(format!("{name} {address} class: {} of kinds {kinds:?}", row["class"]));
             }
         }
         differences.extend(record_differences(name, root, devices));
     }
     println!("{compared} values of {} captures compared", captures.len());
-    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} differences:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
 }
 
 /// Differences in facts of the records that the document does not show.
@@ -133,11 +145,17 @@ fn record_differences(name: &str, root: &Path, devices: &[Value]) -> Vec<String>
         });
         for (field, value) in found.as_object().unwrap() {
             if *value != device[field] {
-                differences.push(format!("{name} {address} {field}: {value} instead of {}", device[field]));
+                differences.push(format!(
+                    "{name} {address} {field}: {value} instead of {}",
+                    device[field]
+                ));
             }
         }
         if json!(function.drm) != json!(sorted(&device["drm_nodes"])) {
-            differences.push(format!("{name} {address} drm_nodes: {:?} instead of {}", function.drm, device["drm_nodes"]));
+            differences.push(format!(
+                "{name} {address} drm_nodes: {:?} instead of {}",
+                function.drm, device["drm_nodes"]
+            ));
         }
     }
     differences
@@ -151,10 +169,21 @@ fn without_configuration_exactly_the_hardware_is_offered() {
         .map(|capture| {
             let root = HostRoot::new(&capture.root);
             let functions = scan(&root);
-            let specs: Vec<Arc<ResourceSpec>> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
-            let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
-            assert!(found.selection.warnings.is_empty(), "{}: {:?}", capture.name, found.selection.warnings);
-            let counts = found.selection.resources.iter().map(|(name, devices)| (name.to_string(), devices.len()));
+            let specs: Vec<Arc<ResourceSpec>> =
+                defaults::specs(&functions).into_iter().map(Arc::new).collect();
+            let found =
+                discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
+            assert!(
+                found.selection.warnings.is_empty(),
+                "{}: {:?}",
+                capture.name,
+                found.selection.warnings
+            );
+            let counts = found
+                .selection
+                .resources
+                .iter()
+                .map(|(name, devices)| (name.to_string(), devices.len()));
             (capture.name.as_str(), counts.collect())
         })
         .filter(|(_, counts): &(_, BTreeMap<String, usize>)| !counts.is_empty())
@@ -177,11 +206,25 @@ fn a_port_of_an_fpga_card_is_offered_once_and_only_where_it_is() {
         let root = HostRoot::new(&capture.root);
         let found = discover(&root, &[Arc::new(spec.clone())], &BTreeMap::new());
         let offered = &found.selection.resources[&spec.name];
-        let nodes: Vec<_> = offered.iter().flat_map(|device| &device.nodes).map(|node| node.host.as_str()).collect();
+        let nodes: Vec<_> = offered
+            .iter()
+            .flat_map(|device| &device.nodes)
+            .map(|node| node.host.as_str())
+            .collect();
         assert_eq!(nodes, ["/dev/dfl-port.0"], "{}", capture.name);
         let document = serde_json::to_value(document(&root, &found, false)).unwrap();
-        let row = document["devices"].as_array().unwrap().iter().find(|row| row["resource"] == "example.com/fpga").unwrap();
-        assert_eq!((&row["health"], &row["reason"]), (&json!("Healthy"), &Value::Null), "{}", capture.name);
+        let row = document["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["resource"] == "example.com/fpga")
+            .unwrap();
+        assert_eq!(
+            (&row["health"], &row["reason"]),
+            (&json!("Healthy"), &Value::Null),
+            "{}",
+            capture.name
+        );
     }
 }
 
@@ -189,7 +232,9 @@ fn a_port_of_an_fpga_card_is_offered_once_and_only_where_it_is() {
 fn mapped(row: &Value, mapping: &Mapping) -> Value {
     let text = |value: &Value| value.as_str().map_or(Value::Null, |text| json!(mapping.text(text)));
     let list = |value: &Value| value.as_array().unwrap().iter().map(text).collect::<Vec<_>>();
-    let names = |value: &Value| json!(sorted(&json!(value.as_array().unwrap().iter().map(text).collect::<Vec<_>>())));
+    let names = |value: &Value| {
+        json!(sorted(&json!(value.as_array().unwrap().iter().map(text).collect::<Vec<_>>())))
+    };
     let mut row = row.clone();
     for field in ["id", "pci_address", "pf"] {
         row[field] = text(&row[field]);
@@ -218,14 +263,19 @@ fn without_order(mut row: Value) -> Value {
 fn a_machine_with_other_addresses_and_names_is_described_by_them() {
     let Some(captures) = captures() else { return };
     let mapping = Mapping::Elsewhere;
-    for capture in captures.iter().filter(|capture| !capture.truth["devices"].as_array().unwrap().is_empty()) {
+    for capture in
+        captures.iter().filter(|capture| !capture.truth["devices"].as_array().unwrap().is_empty())
+    {
         let copy = rewrite::copy(&capture.root, &mapping);
         let wanted: BTreeMap<String, Value> = rows(&capture.root)
             .values()
             .map(|row| without_order(mapped(row, &mapping)))
             .map(|row| (row["pci_address"].as_str().unwrap().to_owned(), row))
             .collect();
-        let found: BTreeMap<String, Value> = rows(copy.path()).into_iter().map(|(address, row)| (address, without_order(row))).collect();
+        let found: BTreeMap<String, Value> = rows(copy.path())
+            .into_iter()
+            .map(|(address, row)| (address, without_order(row)))
+            .collect();
         for (address, row) in &wanted {
             assert_eq!(found.get(address), Some(row), "{} {address}", capture.name);
         }

@@ -26,8 +26,10 @@ fn found(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
 fn machines() -> (Vec<(String, PathBuf)>, tempfile::TempDir) {
     let simulated = crate::captures::archive::folder();
     SimNode::create(simulated.path()).unwrap();
-    let captured = captures().unwrap_or_default().into_iter().map(|Capture { name, root, .. }| (name, root));
-    let machines = captured.chain([("simulated".to_owned(), simulated.path().to_owned())]).collect();
+    let captured =
+        captures().unwrap_or_default().into_iter().map(|Capture { name, root, .. }| (name, root));
+    let machines =
+        captured.chain([("simulated".to_owned(), simulated.path().to_owned())]).collect();
     (machines, simulated)
 }
 
@@ -44,20 +46,36 @@ fn another_order_of_enumeration_renames_no_device() {
         let (before, after) = (found(root, &BTreeMap::new()), found(copy.path(), &BTreeMap::new()));
         let (before, after) = (by_key(&before), by_key(&after));
         let ids = |devices: &BTreeMap<&str, &Arc<Device>>| {
-            devices.iter().map(|(key, device)| ((*key).to_owned(), device.id.clone())).collect::<BTreeMap<_, _>>()
+            devices
+                .iter()
+                .map(|(key, device)| ((*key).to_owned(), device.id.clone()))
+                .collect::<BTreeMap<_, _>>()
         };
         assert_eq!(ids(&before), ids(&after), "{name}");
         for (key, device) in &before {
             let (old, new) = (device.pci.as_ref().unwrap(), after[key].pci.as_ref().unwrap());
-            let changed = [("rdma", old.rdma != new.rdma), ("nvme", old.nvme != new.nvme), ("drm", old.drm != new.drm)];
-            renumbered.extend(changed.iter().filter(|(_, changed)| *changed).map(|(what, _)| (*what, (*key).to_owned())));
-            let minors = [device, after[key]].map(|device| device.attribute("minor").map(str::to_owned));
+            let changed = [
+                ("rdma", old.rdma != new.rdma),
+                ("nvme", old.nvme != new.nvme),
+                ("drm", old.drm != new.drm),
+            ];
+            renumbered.extend(
+                changed
+                    .iter()
+                    .filter(|(_, changed)| *changed)
+                    .map(|(what, _)| (*what, (*key).to_owned())),
+            );
+            let minors =
+                [device, after[key]].map(|device| device.attribute("minor").map(str::to_owned));
             renumbered.extend((minors[0] != minors[1]).then(|| ("nvidia", (*key).to_owned())));
         }
     }
     for (kind, least) in [("rdma", 2), ("nvme", 5), ("drm", 2), ("nvidia", 8)] {
         let count = renumbered.iter().filter(|(what, _)| *what == kind).count();
-        assert!(count >= least || machines.len() == 1, "only {count} things of the kind {kind} were renumbered");
+        assert!(
+            count >= least || machines.len() == 1,
+            "only {count} things of the kind {kind} were renumbered"
+        );
     }
 }
 
@@ -67,7 +85,8 @@ fn an_identity_that_is_learnt_later_renames_no_device() {
     let mut learnt = 0;
     for (name, root) in &machines {
         let bare = rewrite::copy(root, &Mapping::Anonymous);
-        let named: BTreeMap<String, DeviceId> = found(bare.path(), &BTreeMap::new()).named.into_iter().collect();
+        let named: BTreeMap<String, DeviceId> =
+            found(bare.path(), &BTreeMap::new()).named.into_iter().collect();
         let (later, fresh) = (found(root, &named), found(root, &BTreeMap::new()));
         let (later, fresh) = (by_key(&later), by_key(&fresh));
         for (key, id) in &named {

@@ -7,14 +7,28 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 /// The classes that discovery reads; the rest of a tree is not copied.
-const CLASSES: [&str; 7] = ["net", "infiniband", "infiniband_verbs", "infiniband_mad", "nvme", "drm", "fpga_region"];
+const CLASSES: [&str; 7] =
+    ["net", "infiniband", "infiniband_verbs", "infiniband_mad", "nvme", "drm", "fpga_region"];
 /// The largest file that is copied, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
 /// The depth of copied folders below a function.
 const DEPTH: u32 = 7;
 /// The folders that are read: most of a tree is not.
-const FOLDERS: [&str; 12] = ["net", "infiniband", "nvme", "drm", "fpga", "accel", "ve", "virtio", "nvidia", "mdev", "vdpa", "iommu_group"];
+const FOLDERS: [&str; 12] = [
+    "net",
+    "infiniband",
+    "nvme",
+    "drm",
+    "fpga",
+    "accel",
+    "ve",
+    "virtio",
+    "nvidia",
+    "mdev",
+    "vdpa",
+    "iommu_group",
+];
 /// The facts that identify a device among others of its kind, by the name of the file or the line.
 const IDENTITIES: [&str; 6] = ["unique_id", "serial", "model", "node_guid", "wwid", "GPU UUID"];
 
@@ -42,13 +56,20 @@ impl Mapping {
         match self {
             Mapping::Anonymous if IDENTITIES.contains(&name) => None,
             Mapping::Anonymous if name == "information" => {
-                let lines = text.lines().filter(|line| !IDENTITIES.iter().any(|identity| line.starts_with(identity)));
+                let lines = text
+                    .lines()
+                    .filter(|line| !IDENTITIES.iter().any(|identity| line.starts_with(identity)));
                 Some(lines.map(|line| format!("{line}\n")).collect())
             }
             // The only number without a prefix in a text.
             Mapping::Renumbered if name == "information" => {
-                let swap = |line: &str| match line.rsplit_once(' ').and_then(|(name, minor)| Some((name, minor.parse::<u32>().ok()?))) {
-                    Some((name, minor)) if name.starts_with("Device Minor") => format!("{name} {}\n", minor ^ 1),
+                let swap = |line: &str| match line
+                    .rsplit_once(' ')
+                    .and_then(|(name, minor)| Some((name, minor.parse::<u32>().ok()?)))
+                {
+                    Some((name, minor)) if name.starts_with("Device Minor") => {
+                        format!("{name} {}\n", minor ^ 1)
+                    }
                     _ => format!("{line}\n"),
                 };
                 Some(text.lines().map(swap).collect())
@@ -102,12 +123,28 @@ fn elsewhere(word: &str) -> String {
 /// Names of network and RDMA devices in the captures.
 fn is_interface(word: &str) -> bool {
     let names = ["eth", "eno", "enp", "ens", "enP", "ib", "hsi", "mlx4_", "mlx5_", "hfi1_"];
-    names.iter().any(|name| word.strip_prefix(name).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+    names.iter().any(|name| {
+        word.strip_prefix(name).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    })
 }
 
 fn renumbered(word: &str) -> String {
-    for prefix in ["mlx4_", "mlx5_", "nvme", "renderD", "card", "eth", "eno", "ib", "hsi", "uverbs", "umad", "issm", "nvidia", "dfl-port."]
-    {
+    for prefix in [
+        "mlx4_",
+        "mlx5_",
+        "nvme",
+        "renderD",
+        "card",
+        "eth",
+        "eno",
+        "ib",
+        "hsi",
+        "uverbs",
+        "umad",
+        "issm",
+        "nvidia",
+        "dfl-port.",
+    ] {
         if let Some(rest) = word.strip_prefix(prefix) {
             let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
             if let Ok(number) = rest[..digits].parse::<u32>() {
@@ -146,14 +183,18 @@ fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
         symlink(mapping.text(fs::read_link(&source).unwrap().to_str().unwrap()), target).unwrap();
     } else if metadata.is_dir() {
         fs::create_dir_all(&target).unwrap();
-        let is_function = rel.file_name().is_some_and(|name| name.to_str().unwrap().parse::<PciAddress>().is_ok());
+        let is_function = rel
+            .file_name()
+            .is_some_and(|name| name.to_str().unwrap().parse::<PciAddress>().is_ok());
         for entry in fs::read_dir(&source).unwrap() {
             let entry = entry.unwrap();
             let name = entry.file_name();
             let child = rel.join(&name);
             let name = name.to_str().unwrap();
             let is_place = name.contains(':');
-            let is_read = is_place || name.len() == UUID_LENGTH || FOLDERS.iter().any(|folder| name.starts_with(folder));
+            let is_read = is_place
+                || name.len() == UUID_LENGTH
+                || FOLDERS.iter().any(|folder| name.starts_with(folder));
             if is_function && !is_read && entry.file_type().unwrap().is_dir() {
                 continue;
             }
@@ -167,7 +208,8 @@ fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
     {
         let name = rel.file_name().unwrap().to_str().unwrap();
         let node = text.trim().parse::<u64>().ok().filter(|_| name == "numa_node");
-        let text = node.map_or_else(|| mapping.file(name, &text), |node| Some(mapping.numa(node).to_string()));
+        let text = node
+            .map_or_else(|| mapping.file(name, &text), |node| Some(mapping.numa(node).to_string()));
         if let Some(text) = text {
             fs::write(target, text).unwrap();
         }

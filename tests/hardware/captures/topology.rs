@@ -24,12 +24,17 @@ fn every_captured_machine_is_drawn_whole_and_fits_a_terminal() {
         let root = HostRoot::new(root);
         let functions = scan(&root);
         let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
-        let found = discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
+        let found =
+            discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let picture = picture(&root, &found, &Known::default());
         let mut drawn = Vec::new();
         ids(&picture.parts, &mut drawn);
-        let known: BTreeSet<&str> =
-            found.devices.iter().filter(|device| device.class != DeviceClass::Other).map(|device| device.id.as_str()).collect();
+        let known: BTreeSet<&str> = found
+            .devices
+            .iter()
+            .filter(|device| device.class != DeviceClass::Other)
+            .map(|device| device.id.as_str())
+            .collect();
         assert_eq!(drawn.len(), known.len(), "{name}: a device is missing, or there twice");
         assert_eq!(drawn.into_iter().collect::<BTreeSet<_>>(), known, "{name}");
         for all in [false, true] {

@@ -28,8 +28,8 @@
 use crate::captures::archive::{Capture, captures, copy_tree, folder};
 use crate::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState, GrantedDevice, HealthPolicy, Reason,
-    ResourceSpec, Select, Timestamp, VerdictState,
+    AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState,
+    GrantedDevice, HealthPolicy, Reason, ResourceSpec, Select, Timestamp, VerdictState,
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
@@ -63,19 +63,34 @@ impl Machine {
             for_guests(&root);
         }
         let host = HostRoot::new(&root);
-        let mut specs: Vec<Arc<ResourceSpec>> = defaults::specs(&scan(&host)).into_iter().map(Arc::new).collect();
-        for class in [DeviceClass::Rdma, DeviceClass::Nic, DeviceClass::Nvme, DeviceClass::Fpga, DeviceClass::Accelerator] {
-            specs.push(Arc::new(ResourceSpec::new(format!("example.com/{class}").parse().unwrap(), class)));
+        let mut specs: Vec<Arc<ResourceSpec>> =
+            defaults::specs(&scan(&host)).into_iter().map(Arc::new).collect();
+        for class in [
+            DeviceClass::Rdma,
+            DeviceClass::Nic,
+            DeviceClass::Nvme,
+            DeviceClass::Fpga,
+            DeviceClass::Accelerator,
+        ] {
+            specs.push(Arc::new(ResourceSpec::new(
+                format!("example.com/{class}").parse().unwrap(),
+                class,
+            )));
         }
         specs.extend(guest.then(|| {
             let select = Select { driver: vec!["vfio-pci".into()], ..Select::default() };
-            Arc::new(ResourceSpec { select, ..ResourceSpec::new("example.com/guest".parse().unwrap(), DeviceClass::Gpu) })
+            Arc::new(ResourceSpec {
+                select,
+                ..ResourceSpec::new("example.com/guest".parse().unwrap(), DeviceClass::Gpu)
+            })
         }));
         let found = discover(&host, &specs, &BTreeMap::new());
         complete(&root, &found);
         let found = discover(&host, &specs, &BTreeMap::new());
         // Most captures have no `/dev`.
-        for node in found.devices.iter().flat_map(|device| &device.nodes).filter(|node| node.required) {
+        for node in
+            found.devices.iter().flat_map(|device| &device.nodes).filter(|node| node.required)
+        {
             let path = root.join(node.host.trim_start_matches('/'));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             if !path.exists() {
@@ -83,7 +98,11 @@ impl Machine {
             }
         }
         let wholes = found.devices.iter().filter(|device| device.attribute("part").is_none());
-        let ids = wholes.filter_map(|device| Some((device.pci.as_ref()?.address.to_string(), device.id.clone()))).collect();
+        let ids = wholes
+            .filter_map(|device| {
+                Some((device.pci.as_ref()?.address.to_string(), device.id.clone()))
+            })
+            .collect();
         Machine { root, specs, ids, _dir: dir }
     }
 
@@ -94,7 +113,12 @@ impl Machine {
     }
 
     fn start(&self) -> HealthSimulation {
-        HealthSimulation::start(HostRoot::new(&self.root), self.specs.clone(), HealthPolicy::default(), at(1000))
+        HealthSimulation::start(
+            HostRoot::new(&self.root),
+            self.specs.clone(),
+            HealthPolicy::default(),
+            at(1000),
+        )
     }
 }
 
@@ -106,7 +130,10 @@ fn complete(root: &Path, found: &Discovery) {
         let function = device.pci.as_ref().unwrap();
         let (file, text) = match missing.rsplit('/').next().unwrap() {
             "renderD" => (format!("drm/renderD{}/dev", 200 + number), "226:200\n".to_owned()),
-            "uverbs" => (format!("infiniband_verbs/uverbs{}/ibdev", 200 + number), format!("{}\n", function.rdma[0])),
+            "uverbs" => (
+                format!("infiniband_verbs/uverbs{}/ibdev", 200 + number),
+                format!("{}\n", function.rdma[0]),
+            ),
             other => panic!("{id} lacks {other}"),
         };
         let path = root.join(format!("sys/bus/pci/devices/{}/{file}", function.address));
@@ -137,7 +164,11 @@ fn at(seconds: u64) -> Duration {
 
 /// Advances in half seconds until the condition holds, for at most `most` seconds. Returns the time
 /// that it took.
-fn wait(simulation: &mut HealthSimulation, most: u64, fits: impl Fn(&HealthSimulation) -> bool) -> Option<Duration> {
+fn wait(
+    simulation: &mut HealthSimulation,
+    most: u64,
+    fits: impl Fn(&HealthSimulation) -> bool,
+) -> Option<Duration> {
     let began = simulation.now();
     for _ in 0..=most * 2 {
         if fits(simulation) {
@@ -175,10 +206,14 @@ const DISPLAY: &str = "0000:01:00.1";
 const SIBLING: &str = "0000:01:00.2";
 /// The group 33.
 const GROUP: [&str; 4] = ["0000:01:00.0", DISPLAY, SIBLING, "0000:01:00.4"];
-const VFIO: [Edit<'_>; 2] = [Edit::Leads("driver", "../../../../bus/pci/drivers/vfio-pci"), Edit::Text("uevent", b"DRIVER=vfio-pci\n")];
+const VFIO: [Edit<'_>; 2] = [
+    Edit::Leads("driver", "../../../../bus/pci/drivers/vfio-pci"),
+    Edit::Text("uevent", b"DRIVER=vfio-pci\n"),
+];
 const NO_DRIVER: [Edit<'_>; 2] = [Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=0\n")];
 /// A disk without its driver has no controller.
-const NO_DISK: [Edit<'_>; 3] = [Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=0\n"), Edit::Gone("nvme")];
+const NO_DISK: [Edit<'_>; 3] =
+    [Edit::Gone("driver"), Edit::Text("uevent", b"PCI_CLASS=0\n"), Edit::Gone("nvme")];
 
 /// Faults begin three seconds after a poll, which comes every ten: a probe finds them seven seconds
 /// later, a scan at once.
@@ -237,7 +272,9 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
             own => own,
         };
         let of: BTreeSet<&DeviceId> = machine.ids.get(owner).into_iter().collect();
-        let is_told = |simulation: &HealthSimulation| simulation.unhealthy().values().any(|told| told == reason);
+        let is_told = |simulation: &HealthSimulation| {
+            simulation.unhealthy().values().any(|told| told == reason)
+        };
         assert!(!is_told(&simulation), "{case}: {before:?}");
         let fault = Fault::make(&machine.root, address, edits);
         // A change of a folder in sysfs or `/dev` comes with an event.
@@ -245,21 +282,35 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
         if is_heard {
             simulation.scan();
         }
-        assert_eq!(wait(&mut simulation, 100, is_told), Some(at(*after)), "{case}: when it was told; {:?}", simulation.unhealthy());
-        let told: BTreeMap<_, _> = simulation.unhealthy().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
+        assert_eq!(
+            wait(&mut simulation, 100, is_told),
+            Some(at(*after)),
+            "{case}: when it was told; {:?}",
+            simulation.unhealthy()
+        );
+        let told: BTreeMap<_, _> =
+            simulation.unhealthy().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
         assert!(told.values().all(|told| told == reason), "{case}: {told:?}");
         // No other device is affected. If a card is offered by its parts, all parts are.
         let is_below = |id: &DeviceId| {
             of.contains(id)
                 || simulation.inventory().resources.values().any(|offering| {
-                    let device = offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
-                    device.is_some_and(|pci| pci.address.to_string() == owner || pci.physfn.is_some_and(|of| of.to_string() == GPU))
+                    let device =
+                        offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
+                    device.is_some_and(|pci| {
+                        pci.address.to_string() == owner
+                            || pci.physfn.is_some_and(|of| of.to_string() == GPU)
+                    })
                 })
         };
         assert!(told.keys().all(is_below), "{case}: {told:?}");
         let is_over = |simulation: &HealthSimulation| simulation.unhealthy() == before;
         match ends {
-            Ends::ByItself(seconds) => assert_eq!(wait(&mut simulation, 100, is_over), Some(at(*seconds)), "{case}: when it was over"),
+            Ends::ByItself(seconds) => assert_eq!(
+                wait(&mut simulation, 100, is_over),
+                Some(at(*seconds)),
+                "{case}: when it was over"
+            ),
             Ends::Undone(seconds) => {
                 // A free device that is absent leaves the list after a minute.
                 simulation.advance(simulation.now() + at(if *after == 0 { 30 } else { 33 }));
@@ -279,8 +330,16 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
             Ends::ByReset => {
                 simulation.advance(at(1313));
                 assert!(is_told(&simulation), "{case}: it lasts");
-                simulation.deliver_event(&DeviceEvent { at: address.parse().unwrap(), whole_slot: false, kind: EventKind::Recovered });
-                assert_eq!(wait(&mut simulation, 100, is_over), Some(Duration::from_millis(30_500)), "{case}: when it was over");
+                simulation.deliver_event(&DeviceEvent {
+                    at: address.parse().unwrap(),
+                    whole_slot: false,
+                    kind: EventKind::Recovered,
+                });
+                assert_eq!(
+                    wait(&mut simulation, 100, is_over),
+                    Some(Duration::from_millis(30_500)),
+                    "{case}: when it was over"
+                );
             }
         }
         // It is not reported again.
@@ -308,22 +367,40 @@ fn a_short_fault_is_never_reported() {
         let (before, id) = (simulation.unhealthy(), &machine.ids[*address]);
         let fault = Fault::make(&machine.root, address, edits);
         let is_told = |simulation: &HealthSimulation| simulation.unhealthy() != before;
-        assert_eq!(wait(&mut simulation, *lasts, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
+        assert_eq!(
+            wait(&mut simulation, *lasts, is_told),
+            None,
+            "{name} {reason}: {:?}",
+            simulation.unhealthy()
+        );
         let state = simulation.verdict(id).map(|verdict| verdict.state);
         assert!(
             matches!(state, Some(VerdictState::Suspect { reason: seen, .. }) if seen == *reason),
             "{name} {reason}: it was seen: {state:?}"
         );
         fault.mend();
-        assert_eq!(wait(&mut simulation, 100, is_told), None, "{name} {reason}: {:?}", simulation.unhealthy());
+        assert_eq!(
+            wait(&mut simulation, 100, is_told),
+            None,
+            "{name} {reason}: {:?}",
+            simulation.unhealthy()
+        );
         let state = simulation.verdict(id).map(|verdict| verdict.state);
-        assert!(matches!(state, None | Some(VerdictState::Healthy)), "{name} {reason}: it is forgotten: {state:?}");
+        assert!(
+            matches!(state, None | Some(VerdictState::Healthy)),
+            "{name} {reason}: it is forgotten: {state:?}"
+        );
     }
 }
 
 #[test]
 fn a_held_device_can_lose_its_driver() {
-    for (name, address, edits) in [(A2, GPU, &NO_DRIVER[..]), (A2, GPU, &VFIO), (A2, DISK, &NO_DISK), (GUESTS, DISPLAY, &NO_DRIVER)] {
+    for (name, address, edits) in [
+        (A2, GPU, &NO_DRIVER[..]),
+        (A2, GPU, &VFIO),
+        (A2, DISK, &NO_DISK),
+        (GUESTS, DISPLAY, &NO_DRIVER),
+    ] {
         let Some(machine) = Machine::named(name) else { return };
         let mut simulation = machine.start();
         simulation.advance(at(1013));
@@ -334,18 +411,28 @@ fn a_held_device_can_lose_its_driver() {
         // It stays in the list for as long as it is held.
         for until in [1014, 1200] {
             simulation.advance(at(until));
-            assert_eq!(simulation.unhealthy().get(id), Some(&Reason::DriverLost), "{name} {address} {until}");
+            assert_eq!(
+                simulation.unhealthy().get(id),
+                Some(&Reason::DriverLost),
+                "{name} {address} {until}"
+            );
         }
         fault.mend();
         simulation.scan();
-        assert_eq!(wait(&mut simulation, 10, |simulation| !simulation.unhealthy().contains_key(id)), Some(at(2)), "{name} {address}");
+        assert_eq!(
+            wait(&mut simulation, 10, |simulation| !simulation.unhealthy().contains_key(id)),
+            Some(at(2)),
+            "{name} {address}"
+        );
     }
 }
 
 /// A grant of this device to a container.
 fn grant(simulation: &HealthSimulation, id: &DeviceId) -> Arc<Grant> {
     let mut offered = simulation.inventory().resources.iter();
-    let (resource, device) = offered.find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device))).unwrap();
+    let (resource, device) = offered
+        .find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device)))
+        .unwrap();
     let device = GrantedDevice {
         id: id.clone(),
         key: device.key.clone(),
@@ -371,7 +458,9 @@ fn removed_virtual_functions_return_unchanged() {
     let Some(machine) = Machine::named(GUESTS) else { return };
     let mut simulation = machine.start();
     let guests = "example.com/guest".parse().unwrap();
-    let listed = |simulation: &HealthSimulation| simulation.inventory().resources[&guests].devices.keys().cloned().collect::<BTreeSet<_>>();
+    let listed = |simulation: &HealthSimulation| {
+        simulation.inventory().resources[&guests].devices.keys().cloned().collect::<BTreeSet<_>>()
+    };
     let vfs: Vec<String> = (0..16).map(|index| vf(&machine.root, index)).collect();
     let of_vfs: BTreeSet<DeviceId> = vfs.iter().map(|vf| machine.ids[vf].clone()).collect();
     simulation.advance(at(1013));
@@ -381,36 +470,67 @@ fn removed_virtual_functions_return_unchanged() {
     simulation.hold(vec![grant(&simulation, &held)]);
 
     // `echo 0 > sriov_numvfs`: first the functions disappear, then their links.
-    let gone: Vec<Fault> =
-        vfs.iter().map(|vf| Fault::make(&machine.root, vf, &[Edit::Gone(&format!("sys/bus/pci/devices/{vf}"))])).collect();
+    let gone: Vec<Fault> = vfs
+        .iter()
+        .map(|vf| {
+            Fault::make(&machine.root, vf, &[Edit::Gone(&format!("sys/bus/pci/devices/{vf}"))])
+        })
+        .collect();
     simulation.scan();
     let links: Vec<String> = (0..16).map(|index| format!("virtfn{index}")).collect();
-    let edits: Vec<Edit<'_>> = links.iter().map(|link| Edit::Gone(link)).chain([Edit::Text("sriov_numvfs", b"0\n")]).collect();
+    let edits: Vec<Edit<'_>> = links
+        .iter()
+        .map(|link| Edit::Gone(link))
+        .chain([Edit::Text("sriov_numvfs", b"0\n")])
+        .collect();
     let unlinked = Fault::make(&machine.root, GPU, &edits);
     simulation.scan();
     let told = simulation.unhealthy();
-    assert!(told.keys().eq(&of_vfs) && told.values().all(|reason| *reason == Reason::DeviceGone), "{told:?}");
+    assert!(
+        told.keys().eq(&of_vfs) && told.values().all(|reason| *reason == Reason::DeviceGone),
+        "{told:?}"
+    );
     simulation.advance(at(1100));
-    assert_eq!(simulation.unhealthy(), [(held.clone(), Reason::DeviceGone)].into(), "what is free leaves the list after a minute");
+    assert_eq!(
+        simulation.unhealthy(),
+        [(held.clone(), Reason::DeviceGone)].into(),
+        "what is free leaves the list after a minute"
+    );
 
     // They come back, each without the links that make it a virtual function, and without a driver.
     let bare: Vec<Fault> = {
         gone.into_iter().for_each(Fault::mend);
-        let bare = |vf: &String| Fault::make(&machine.root, vf, &[Edit::Gone("physfn"), NO_DRIVER[0], NO_DRIVER[1]]);
+        let bare = |vf: &String| {
+            Fault::make(&machine.root, vf, &[Edit::Gone("physfn"), NO_DRIVER[0], NO_DRIVER[1]])
+        };
         vfs.iter().map(bare).collect()
     };
     simulation.scan();
     simulation.advance(at(1101));
-    let offered: BTreeSet<DeviceId> =
-        simulation.inventory().resources.values().flat_map(|offering| offering.devices.keys().cloned()).collect();
-    assert_eq!(offered.intersection(&of_vfs).collect::<Vec<_>>(), [&held], "nobody gets a function before it is known whose it is");
-    assert!(!simulation.unhealthy().values().any(|reason| *reason == Reason::Deselected), "{:?}", simulation.unhealthy());
+    let offered: BTreeSet<DeviceId> = simulation
+        .inventory()
+        .resources
+        .values()
+        .flat_map(|offering| offering.devices.keys().cloned())
+        .collect();
+    assert_eq!(
+        offered.intersection(&of_vfs).collect::<Vec<_>>(),
+        [&held],
+        "nobody gets a function before it is known whose it is"
+    );
+    assert!(
+        !simulation.unhealthy().values().any(|reason| *reason == Reason::Deselected),
+        "{:?}",
+        simulation.unhealthy()
+    );
     unlinked.mend();
     simulation.scan();
     bare.into_iter().for_each(Fault::mend);
     simulation.scan();
-    let are_back =
-        |simulation: &HealthSimulation| listed(simulation) == all && of_vfs.iter().all(|vf| !simulation.unhealthy().contains_key(vf));
+    let are_back = |simulation: &HealthSimulation| {
+        listed(simulation) == all
+            && of_vfs.iter().all(|vf| !simulation.unhealthy().contains_key(vf))
+    };
     assert_eq!(wait(&mut simulation, 70, are_back), Some(at(2)), "{:?}", simulation.unhealthy());
     // Meanwhile their physical function was offered itself.
     assert_eq!(simulation.unhealthy(), [(machine.ids[GPU].clone(), Reason::Deselected)].into());
@@ -424,28 +544,49 @@ fn a_stuck_probe_is_abandoned_and_other_devices_are_probed() {
     let (disk, gpu) = (&machine.ids[DISK], &machine.ids[GPU]);
     simulation.hang_probes(disk);
     let other = Fault::make(&machine.root, GPU, &[Edit::Text("config", &ONES)]);
-    assert_eq!(wait(&mut simulation, 20, |simulation| simulation.unhealthy().contains_key(gpu)), Some(at(7)), "as if nothing hung");
+    assert_eq!(
+        wait(&mut simulation, 20, |simulation| simulation.unhealthy().contains_key(gpu)),
+        Some(at(7)),
+        "as if nothing hung"
+    );
     simulation.advance(at(1022));
     assert!(
-        matches!(simulation.verdict(disk).unwrap().state, VerdictState::Suspect { reason: Reason::ProbeStuck, .. }),
+        matches!(
+            simulation.verdict(disk).unwrap().state,
+            VerdictState::Suspect { reason: Reason::ProbeStuck, .. }
+        ),
         "given up two seconds later"
     );
     // Its patience begins there.
-    assert_eq!(wait(&mut simulation, 100, |simulation| simulation.unhealthy().contains_key(disk)), Some(at(30)));
+    assert_eq!(
+        wait(&mut simulation, 100, |simulation| simulation.unhealthy().contains_key(disk)),
+        Some(at(30))
+    );
     assert_eq!(simulation.unhealthy()[disk], Reason::ProbeStuck);
     simulation.advance(at(1113));
     other.mend();
-    assert_eq!(wait(&mut simulation, 100, |simulation| !simulation.unhealthy().contains_key(gpu)), Some(at(37)), "as if nothing hung");
+    assert_eq!(
+        wait(&mut simulation, 100, |simulation| !simulation.unhealthy().contains_key(gpu)),
+        Some(at(37)),
+        "as if nothing hung"
+    );
     // The result of a probe from a minute ago is no evidence; the next probe is requested at once.
     simulation.release_probes(disk);
     assert_eq!(simulation.unhealthy()[disk], Reason::ProbeStuck);
-    assert_eq!(wait(&mut simulation, 100, |simulation| simulation.unhealthy().is_empty()), Some(at(31)));
+    assert_eq!(
+        wait(&mut simulation, 100, |simulation| simulation.unhealthy().is_empty()),
+        Some(at(31))
+    );
 }
 
 #[test]
 fn a_kernel_event_counts_until_a_reset_in_spite_of_good_probes() {
     let Some(machine) = Machine::named(A2) else { return };
-    let event = |kind| DeviceEvent { at: GPU.parse().unwrap(), whole_slot: matches!(kind, EventKind::Xid(_)), kind };
+    let event = |kind| DeviceEvent {
+        at: GPU.parse().unwrap(),
+        whole_slot: matches!(kind, EventKind::Xid(_)),
+        kind,
+    };
     for (kind, reason) in [
         (EventKind::Xid(79), Reason::Xid),
         (EventKind::Wedged("rebind,bus-reset".into()), Reason::Wedged),
@@ -498,21 +639,36 @@ fn harmless_states_are_no_faults_on_any_machine() {
         simulation.advance(at(1035));
         let before = simulation.unhealthy();
         // One capture combines files of many machines: one of its interfaces has no carrier.
-        assert!(before.values().all(|reason| matches!(reason, Reason::NoCarrier | Reason::GroupNotViable)), "{}: {before:?}", capture.name);
         assert!(
-            !before.values().any(|reason| *reason == Reason::NoCarrier) || capture.name == "procfs-mixed",
+            before
+                .values()
+                .all(|reason| matches!(reason, Reason::NoCarrier | Reason::GroupNotViable)),
+            "{}: {before:?}",
+            capture.name
+        );
+        assert!(
+            !before.values().any(|reason| *reason == Reason::NoCarrier)
+                || capture.name == "procfs-mixed",
             "{}: {before:?}",
             capture.name
         );
         listed += simulation.listed();
-        let vfs: Vec<&String> =
-            addresses.iter().filter(|at| machine.root.join("sys/bus/pci/devices").join(at).join("physfn").exists()).collect();
+        let vfs: Vec<&String> = addresses
+            .iter()
+            .filter(|at| machine.root.join("sys/bus/pci/devices").join(at).join("physfn").exists())
+            .collect();
         let of_vfs = &[Edit::Text("config", &ONES)][..];
-        for (lies, of) in LIES.iter().map(|lies| (*lies, addresses.iter().collect())).chain([(of_vfs, vfs)]) {
+        for (lies, of) in
+            LIES.iter().map(|lies| (*lies, addresses.iter().collect())).chain([(of_vfs, vfs)])
+        {
             let mut faults = Vec::new();
             for lie in lies {
-                let has_file = |at: &&&String| machine.root.join("sys/bus/pci/devices").join(at).join(lie.file()).is_file();
-                faults.extend(of.iter().filter(has_file).map(|at| Fault::make(&machine.root, at, &[*lie])));
+                let has_file = |at: &&&String| {
+                    machine.root.join("sys/bus/pci/devices").join(at).join(lie.file()).is_file()
+                };
+                faults.extend(
+                    of.iter().filter(has_file).map(|at| Fault::make(&machine.root, at, &[*lie])),
+                );
             }
             if faults.is_empty() {
                 continue;

@@ -9,7 +9,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const DISK: [&str; 6] = ["mount", "umount", "losetup", "fallocate", "mkfs.ext4", "/dev/loop-control"];
+const DISK: [&str; 6] =
+    ["mount", "umount", "losetup", "fallocate", "mkfs.ext4", "/dev/loop-control"];
 
 /// An ext4 in a file.
 struct Disk {
@@ -23,9 +24,15 @@ impl Disk {
         let image = dir.join("disk");
         drop(fs::remove_file(&image));
         command(Command::new("truncate").args(["-s", size]).arg(&image));
-        command(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0"]).args(layout).arg(&image));
+        command(
+            Command::new("mkfs.ext4")
+                .args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0"])
+                .args(layout)
+                .arg(&image),
+        );
         fs::create_dir_all(at).unwrap();
-        let mounted = Some(Mounted::new(&["-t", "ext4", "-o", &format!("loop,{options}")], &image, at));
+        let mounted =
+            Some(Mounted::new(&["-t", "ext4", "-o", &format!("loop,{options}")], &image, at));
         Disk { image, mounted }
     }
 
@@ -34,7 +41,10 @@ impl Disk {
     }
 
     fn devices(&self) -> String {
-        String::from_utf8(Command::new("losetup").arg("-j").arg(&self.image).output().unwrap().stdout).unwrap()
+        String::from_utf8(
+            Command::new("losetup").arg("-j").arg(&self.image).output().unwrap().stdout,
+        )
+        .unwrap()
     }
 
     /// Bytes that an unprivileged process may still write.
@@ -45,7 +55,14 @@ impl Disk {
     /// Allocates this many bytes without writing them.
     fn take(&self, name: &str, bytes: u64) -> bool {
         let mut fallocate = Command::new("fallocate");
-        fallocate.arg("-l").arg(bytes.to_string()).arg(self.at().join(name)).output().unwrap().status.success()
+        fallocate
+            .arg("-l")
+            .arg(bytes.to_string())
+            .arg(self.at().join(name))
+            .output()
+            .unwrap()
+            .status
+            .success()
     }
 
     /// Allocates everything that root can have.
@@ -81,7 +98,11 @@ fn a_state_disk_that_fills_up() {
         let state = node.state();
 
         assert!(disk.take("others", disk.room() - (50 << 20)));
-        doctor(&node).await.is(&["state-disk-low"], &state, &["MiB are free", "free space", "--state-dir"]);
+        doctor(&node).await.is(
+            &["state-disk-low"],
+            &state,
+            &["MiB are free", "free space", "--state-dir"],
+        );
 
         // The daemon is root, so it may use the blocks that ext4 reserves: grants are still
         // recorded.
@@ -119,10 +140,21 @@ fn a_state_disk_without_files() {
         let disk = Disk::new(&dir, "256M", &["-N", "1024"], "rw", &node.state());
         let (_kubelet, daemon) = start(&node).await;
         is_in_order(&node).await;
-        let made: Vec<PathBuf> = (0..).map(|n| disk.at().join(format!("file{n}"))).take_while(|path| fs::write(path, "").is_ok()).collect();
-        doctor(&node).await.tells("state-disk-full", &node.state(), &["no free inode", "free space"]);
+        let made: Vec<PathBuf> = (0..)
+            .map(|n| disk.at().join(format!("file{n}")))
+            .take_while(|path| fs::write(path, "").is_ok())
+            .collect();
+        doctor(&node).await.tells(
+            "state-disk-full",
+            &node.state(),
+            &["no free inode", "free space"],
+        );
         made.iter().take(20).for_each(|path| fs::remove_file(path).unwrap());
-        doctor(&node).await.tells("state-disk-low", &node.state(), &["inodes are free", "free space"]);
+        doctor(&node).await.tells(
+            "state-disk-low",
+            &node.state(),
+            &["inodes are free", "free space"],
+        );
         drop(daemon);
         disk.end();
     });
@@ -130,7 +162,10 @@ fn a_state_disk_without_files() {
 
 #[test]
 fn a_state_disk_that_is_read_only_or_broken() {
-    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_is_read_only_or_broken", &DISK) else { return };
+    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_is_read_only_or_broken", &DISK)
+    else {
+        return;
+    };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let state = node.state();
@@ -173,15 +208,22 @@ fn a_state_disk_that_is_read_only_or_broken() {
             let words = ["read-only here", "readOnly", "ReadWritePaths", "findmnt"];
             doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &words);
         }
-        doctor(&node).await.is(&["daemon-absent"], &node.path("run/control.sock"), &["holdfast run"]);
+        doctor(&node).await.is(
+            &["daemon-absent"],
+            &node.path("run/control.sock"),
+            &["holdfast run"],
+        );
 
         // The state of a disk that was pulled out, with XFS and ext4: no file of it can be read any
         // longer.
         if has_program("perl") {
-            let shut_down =
-                r#"open(my $dir, "<", $ARGV[0]) or die "$!"; my $how = pack("I", 2); ioctl($dir, 0x8004587d, $how) // die "$!""#;
+            let shut_down = r#"open(my $dir, "<", $ARGV[0]) or die "$!"; my $how = pack("I", 2); ioctl($dir, 0x8004587d, $how) // die "$!""#;
             command(Command::new("perl").args(["-e", shut_down]).arg(&state));
-            doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &["no longer be read or written", "fsck", "dmesg"]);
+            doctor(&node).await.is(
+                &["state-read-only", "daemon-absent"],
+                &state,
+                &["no longer be read or written", "fsck", "dmesg"],
+            );
         } else {
             say("SKIPPED: a file system that is shut down: it needs perl");
         }
@@ -191,7 +233,10 @@ fn a_state_disk_that_is_read_only_or_broken() {
 
 #[test]
 fn a_state_directory_in_memory_or_in_layers() {
-    let Some(dir) = inside("doctor_real::disks::a_state_directory_in_memory_or_in_layers", &MOUNT) else { return };
+    let Some(dir) = inside("doctor_real::disks::a_state_directory_in_memory_or_in_layers", &MOUNT)
+    else {
+        return;
+    };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let state = node.state();
@@ -209,7 +254,12 @@ fn a_state_directory_in_memory_or_in_layers() {
             dir.join("layers").join(name)
         });
         command(Command::new("mount").args(["-o", "remount,size=512m"]).arg(&dir));
-        let layers = format!("lowerdir={},upperdir={},workdir={}", image.display(), upper.display(), work.display());
+        let layers = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            image.display(),
+            upper.display(),
+            work.display()
+        );
         let mounted = Mounted::of_type("overlay", &layers, &state);
         let (_kubelet, daemon) = start(&node).await;
         doctor(&node).await.is(&["state-in-container"], &state, &words);

@@ -52,12 +52,17 @@ pub(crate) struct Said {
 
 impl Said {
     pub(crate) fn of(output: &Output) -> Said {
-        let document: Value =
-            serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-        let findings = document["findings"].as_array().unwrap().iter().filter(|finding| finding["level"] != "ok");
+        let document: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        let findings = document["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|finding| finding["level"] != "ok");
         // The machine of this test may be a container: there the kubelet's directory need not be a
         // mount.
-        let findings = findings.filter(|finding| finding["code"] != "kubelet-dir-not-mounted").cloned();
+        let findings =
+            findings.filter(|finding| finding["code"] != "kubelet-dir-not-mounted").cloned();
         Said { findings: findings.collect(), code: output.status.code() }
     }
 
@@ -77,11 +82,18 @@ impl Said {
     }
 
     pub(crate) fn tells(&self, code: &str, on: &Path, words: &[&str]) {
-        let finding = self.findings.iter().find(|finding| finding["code"] == code).unwrap_or_else(|| panic!("{code}: {self:#?}"));
+        let finding = self
+            .findings
+            .iter()
+            .find(|finding| finding["code"] == code)
+            .unwrap_or_else(|| panic!("{code}: {self:#?}"));
         assert_eq!(finding["on"].as_str(), on.to_str(), "{finding:#}");
         let text = |key: &str| finding[key].as_str().unwrap_or_default();
         let said = ["found", "todo", "command"].map(text).join("\n");
-        assert!(!text("todo").is_empty() && words.iter().all(|word| said.contains(word)), "{words:?} in {finding:#}");
+        assert!(
+            !text("todo").is_empty() && words.iter().all(|word| said.contains(word)),
+            "{words:?} in {finding:#}"
+        );
     }
 }
 

@@ -9,7 +9,11 @@ use std::path::Path;
 #[test]
 fn devices_are_offered_from_their_creation_to_their_removal() {
     let _alone = alone();
-    if !can("devices_are_offered_from_their_creation_to_their_removal", "a kernel with zram", Path::new(ZRAM).exists()) {
+    if !can(
+        "devices_are_offered_from_their_creation_to_their_removal",
+        "a kernel with zram",
+        Path::new(ZRAM).exists(),
+    ) {
         return;
     }
     run(async {
@@ -33,7 +37,11 @@ fn devices_are_offered_from_their_creation_to_their_removal() {
         // It comes back under its name.
         let again = Zram::new();
         running.listed(&again.id(), true).await;
-        println!("from the kernel to the kubelet's list, alone: made {}; taken away {}", percentiles(made), percentiles(taken));
+        println!(
+            "from the kernel to the kubelet's list, alone: made {}; taken away {}",
+            percentiles(made),
+            percentiles(taken)
+        );
     });
 }
 
@@ -64,8 +72,13 @@ impl Drop for Loop {
 #[test]
 fn a_file_becomes_a_disk_whose_partition_comes_and_goes() {
     let _alone = alone();
-    let has = Path::new("/dev/loop-control").exists() && has_program("losetup") && has_program("addpart");
-    if !can("a_file_becomes_a_disk_whose_partition_comes_and_goes", "loop devices, losetup and addpart", has) {
+    let has =
+        Path::new("/dev/loop-control").exists() && has_program("losetup") && has_program("addpart");
+    if !can(
+        "a_file_becomes_a_disk_whose_partition_comes_and_goes",
+        "loop devices, losetup and addpart",
+        has,
+    ) {
         return;
     }
     run(async {
@@ -85,7 +98,11 @@ fn a_file_becomes_a_disk_whose_partition_comes_and_goes() {
             // such events.
             drop(Loop::attach(&plain));
             running.rest().await;
-            assert_eq!(running.work().await.since(before).lists, 0, "nothing has changed that anybody offers");
+            assert_eq!(
+                running.work().await.since(before).lists,
+                0,
+                "nothing has changed that anybody offers"
+            );
             assert_eq!(running.healthy(), [id.clone()].into());
             drop(disk);
             running.listed(&id, false).await;

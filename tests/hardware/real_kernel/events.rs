@@ -28,7 +28,9 @@ fn a_forged_event_changes_nothing() {
             assert!(running.healthy().contains(&first.id()), "{action}");
             others.push(second);
         }
-        let doubted = |line: &String| line.contains("unhealthy") && line.contains(&format!("device={} ", first.id()));
+        let doubted = |line: &String| {
+            line.contains("unhealthy") && line.contains(&format!("device={} ", first.id()))
+        };
         assert!(!running.daemon.log().iter().any(doubted), "nor was it doubted for a moment");
     });
 }
@@ -36,9 +38,16 @@ fn a_forged_event_changes_nothing() {
 #[test]
 fn a_burst_of_events_causes_few_scans() {
     let _alone = alone();
-    let functions = fs::read_dir("/sys/bus/pci/devices").map(Iterator::collect::<Result<Vec<_>, _>>);
-    let function = functions.ok().and_then(Result::ok).and_then(|mut functions| functions.pop()).map(|entry| entry.path().join("uevent"));
-    let Some(function) = function.filter(|_| has_zram("a_burst_of_events_causes_few_scans")) else { return };
+    let functions =
+        fs::read_dir("/sys/bus/pci/devices").map(Iterator::collect::<Result<Vec<_>, _>>);
+    let function = functions
+        .ok()
+        .and_then(Result::ok)
+        .and_then(|mut functions| functions.pop())
+        .map(|entry| entry.path().join("uevent"));
+    let Some(function) = function.filter(|_| has_zram("a_burst_of_events_causes_few_scans")) else {
+        return;
+    };
     run(async {
         let host = Host::new("/dev/zram*");
         let (_first, running) = Zram::offered(&host).await;
@@ -95,19 +104,39 @@ fn the_events_of_a_driver_come_in_the_kernels_order() {
         running.rest().await;
         let before = running.work().await;
         fs::write(driver.join("unbind"), &address).unwrap();
-        let seen = |action: &str| format!("action: \"{action}\", devpath: \"/devices/pci0000:00/{address}\"");
+        let seen = |action: &str| {
+            format!("action: \"{action}\", devpath: \"/devices/pci0000:00/{address}\"")
+        };
         let unbound = running.daemon.logged(&seen("unbind")).await;
         fs::write(driver.join("bind"), &address).unwrap();
         let bound = running.daemon.logged(&seen("bind")).await;
         let log = running.daemon.log();
         let at = |line: &str| log.iter().position(|logged| logged == line).unwrap();
-        let below: Vec<_> = log.iter().enumerate().filter(|(_, line)| line.contains(&format!("{address}/"))).collect();
-        println!("{}", log.iter().filter(|line| line.contains("uevent")).cloned().collect::<Vec<_>>().join("\n"));
+        let below: Vec<_> = log
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| line.contains(&format!("{address}/")))
+            .collect();
+        println!(
+            "{}",
+            log.iter()
+                .filter(|line| line.contains("uevent"))
+                .cloned()
+                .collect::<Vec<_>>()
+                .join("\n")
+        );
         let of = |action: &str| -> Vec<usize> {
-            below.iter().filter(|(_, line)| line.contains(&format!("action: \"{action}\""))).map(|(at, _)| *at).collect()
+            below
+                .iter()
+                .filter(|(_, line)| line.contains(&format!("action: \"{action}\"")))
+                .map(|(at, _)| *at)
+                .collect()
         };
         assert!(of("remove").iter().all(|child| *child < at(&unbound)), "what is below goes first");
-        assert!(of("add").iter().all(|child| (at(&unbound)..at(&bound)).contains(child)), "and is there when the driver is");
+        assert!(
+            of("add").iter().all(|child| (at(&unbound)..at(&bound)).contains(child)),
+            "and is there when the driver is"
+        );
         running.rest().await;
         assert_eq!(running.work().await.since(before).lists, 0, "nobody offers it");
     });

@@ -35,13 +35,20 @@ pub(crate) fn can(test: &str, needs: &str, has: bool) -> bool {
 
 /// Runs a program to its end.
 pub(crate) fn output(program: &str, args: &[&str]) -> Output {
-    Command::new(program).args(args).output().unwrap_or_else(|error| panic!("{program} {args:?}: {error}"))
+    Command::new(program)
+        .args(args)
+        .output()
+        .unwrap_or_else(|error| panic!("{program} {args:?}: {error}"))
 }
 
 /// The same; the program must succeed. Returns its output.
 pub(crate) fn done(program: &str, args: &[&str]) -> String {
     let output = output(program, args);
-    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -56,7 +63,9 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(path: &str) -> Host {
         let node = Node::new();
-        let resource = format!("[[resource]]\nname = \"example.com/device\"\nclass = \"char\"\npaths = [\"{path}\"]\n");
+        let resource = format!(
+            "[[resource]]\nname = \"example.com/device\"\nclass = \"char\"\npaths = [\"{path}\"]\n"
+        );
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{resource}"));
         Host { node, resource: name("example.com/device") }
     }
@@ -71,8 +80,12 @@ impl Host {
         let usual = self.node.command(&["run"]);
         let mut command = Command::new(usual.get_program());
         let host = self.node.path("host");
-        command.args(usual.get_args().map(|arg| if Path::new(arg) == host { "/".as_ref() } else { arg }));
-        command.env_remove("NOTIFY_SOCKET").env("HOLDFAST_LOG", "info,holdfast::app::watcher=debug");
+        command.args(
+            usual.get_args().map(|arg| if Path::new(arg) == host { "/".as_ref() } else { arg }),
+        );
+        command
+            .env_remove("NOTIFY_SOCKET")
+            .env("HOLDFAST_LOG", "info,holdfast::app::watcher=debug");
         let daemon = Daemon::spawn(&mut command);
         daemon.logged("registered").await;
         kubelet.wait_for(|view| view.lists(&self.resource) > 0, HANG).await.unwrap();
@@ -116,30 +129,50 @@ impl Running<'_> {
     pub(crate) async fn listed(&self, id: &str, healthy: bool) -> Duration {
         let (began, id) = (Instant::now(), DeviceId::new(id));
         let resource = &self.host.resource;
-        self.kubelet.wait_for(|view| view.endpoint_state(resource).healthy.contains(&id) == healthy, HANG).await.unwrap();
+        self.kubelet
+            .wait_for(|view| view.endpoint_state(resource).healthy.contains(&id) == healthy, HANG)
+            .await
+            .unwrap();
         began.elapsed()
     }
 
     /// Waits until these are the healthy ids of the kubelet's list.
     pub(crate) async fn healthy_are(&self, wanted: &BTreeSet<String>) {
-        let fits = |ids: &BTreeSet<DeviceId>| ids.iter().map(DeviceId::as_str).eq(wanted.iter().map(String::as_str));
-        self.kubelet.wait_for(|view| fits(&view.endpoint_state(&self.host.resource).healthy), HANG).await.unwrap();
+        let fits = |ids: &BTreeSet<DeviceId>| {
+            ids.iter().map(DeviceId::as_str).eq(wanted.iter().map(String::as_str))
+        };
+        self.kubelet
+            .wait_for(|view| fits(&view.endpoint_state(&self.host.resource).healthy), HANG)
+            .await
+            .unwrap();
     }
 
     /// The healthy ids of the kubelet's list.
     pub(crate) fn healthy(&self) -> BTreeSet<String> {
-        self.kubelet.view(|view| view.endpoint_state(&self.host.resource).healthy.iter().map(ToString::to_string).collect())
+        self.kubelet.view(|view| {
+            view.endpoint_state(&self.host.resource)
+                .healthy
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        })
     }
 
     pub(crate) async fn work(&self) -> Work {
         let (_, metrics) = http_get(telemetry(&self.daemon).await, "/metrics");
-        let line = metrics.lines().find_map(|line| line.strip_prefix("holdfast_scan_duration_seconds_count"));
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("holdfast_scan_duration_seconds_count"));
         let scans = line.map_or(0, |count| count.trim().parse().unwrap());
         let listed = |kind: &EventKind| match kind {
-            EventKind::Listed { resource, client, .. } => (*resource == self.host.resource).then_some(*client),
+            EventKind::Listed { resource, client, .. } => {
+                (*resource == self.host.resource).then_some(*client)
+            }
             _ => None,
         };
-        let clients: Vec<u64> = self.kubelet.view(|view| view.events().iter().filter_map(|event| listed(&event.kind)).collect());
+        let clients: Vec<u64> = self
+            .kubelet
+            .view(|view| view.events().iter().filter_map(|event| listed(&event.kind)).collect());
         // The first list of a stream reports no change.
         let lists = clients.len() - clients.iter().collect::<BTreeSet<_>>().len();
         Work { scans, lists, at: Instant::now() }

@@ -12,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 async fn ip(commands: impl IntoIterator<Item = String>) {
     let text: String = commands.into_iter().map(|command| command + "\n").collect();
     let batch = move || {
-        let mut batch = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut batch =
+            Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
         batch.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
         assert!(batch.wait().unwrap().success(), "ip -batch: {text}");
     };
@@ -32,7 +33,10 @@ impl Taps {
         done("ip", &["link", "add", "trunk", "type", "veth", "peer", "name", "trunk-end"]);
         let tried = output("ip", &taps.add(999).split(' ').collect::<Vec<_>>());
         if !tried.status.success() {
-            say(format_args!("SKIPPED: {test}: this kernel has no macvtap: {}", String::from_utf8_lossy(&tried.stderr).trim()));
+            say(format_args!(
+                "SKIPPED: {test}: this kernel has no macvtap: {}",
+                String::from_utf8_lossy(&tried.stderr).trim()
+            ));
             return None;
         }
         Some(taps)
@@ -44,7 +48,10 @@ impl Taps {
     }
 
     fn add(self, number: u32) -> String {
-        format!("link add link trunk name tap-{number} index {} type macvtap mode bridge", self.0 + number)
+        format!(
+            "link add link trunk name tap-{number} index {} type macvtap mode bridge",
+            self.0 + number
+        )
     }
 
     fn delete(number: u32) -> String {
@@ -61,10 +68,20 @@ struct Pod(Child);
 
 impl Pod {
     fn new() -> Pod {
-        let child = Command::new("unshare").args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let child = Command::new("unshare")
+            .args(["--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let pod = Pod(child);
-        let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
-        until_blocking("a network of the pod's own", || network(&pod.pid()), |theirs| *theirs != network("self"));
+        let network =
+            |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+        until_blocking(
+            "a network of the pod's own",
+            || network(&pod.pid()),
+            |theirs| *theirs != network("self"),
+        );
         pod
     }
 
@@ -83,7 +100,12 @@ impl Drop for Pod {
 #[test]
 fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_stays_offered", 771_000) else { return };
+    let Some(taps) = Taps::new(
+        "real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_stays_offered",
+        771_000,
+    ) else {
+        return;
+    };
     run(async {
         let host = taps.host();
         ip([taps.add(1)]).await;
@@ -92,11 +114,18 @@ fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
         let pod = Pod::new();
         // The kernel removes its node, and creates it again there.
         ip([format!("link set tap-1 netns {}", pod.pid())]).await;
-        assert!(!std::path::Path::new("/sys/class/net/tap-1").exists(), "this network has it no more");
+        assert!(
+            !std::path::Path::new("/sys/class/net/tap-1").exists(),
+            "this network has it no more"
+        );
         ip([taps.add(2)]).await;
         running.listed(&taps.id(2), true).await;
         running.listed(&taps.id(1), true).await;
-        assert_eq!(running.healthy(), [taps.id(1), taps.id(2)].into(), "it has kept its name, although this network's sysfs shows none");
+        assert_eq!(
+            running.healthy(),
+            [taps.id(1), taps.id(2)].into(),
+            "it has kept its name, although this network's sysfs shows none"
+        );
         // The removal sends no event to this network; the node's removal does.
         done("nsenter", &["--net", "--target", &pod.pid(), "ip", "link", "del", "tap-1"]);
         running.listed(&taps.id(1), false).await;
@@ -107,7 +136,11 @@ fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
 #[test]
 fn a_burst_of_unoffered_interfaces_makes_no_list() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::a_burst_of_unoffered_interfaces_makes_no_list", 772_000) else { return };
+    let Some(taps) =
+        Taps::new("real_kernel::taps::a_burst_of_unoffered_interfaces_makes_no_list", 772_000)
+    else {
+        return;
+    };
     run(async {
         let host = taps.host();
         ip([taps.add(1)]).await;
@@ -126,7 +159,10 @@ fn a_burst_of_unoffered_interfaces_makes_no_list() {
         }
         println!("scans in a storm of 500 pairs: {scans:?}");
         // Other events may come to this machine meanwhile; not every time.
-        assert!(scans.iter().any(|scans| *scans <= 2), "each time was looked for what 500 pairs of interfaces have changed: {scans:?}");
+        assert!(
+            scans.iter().any(|scans| *scans <= 2),
+            "each time was looked for what 500 pairs of interfaces have changed: {scans:?}"
+        );
         ip([taps.add(2)]).await;
         running.listed(&taps.id(2), true).await;
         assert_eq!(running.healthy(), [taps.id(1), taps.id(2)].into());
@@ -136,7 +172,10 @@ fn a_burst_of_unoffered_interfaces_makes_no_list() {
 #[test]
 fn a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct() {
     let _alone = alone();
-    let Some(taps) = Taps::new("real_kernel::taps::a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct", 773_000) else {
+    let Some(taps) = Taps::new(
+        "real_kernel::taps::a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct",
+        773_000,
+    ) else {
         return;
     };
     run(async {
@@ -154,7 +193,10 @@ fn a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct() {
         running.rest().await;
         let now = running.work().await;
         let (work, most) = (now.since(before), now.most(before));
-        println!("275 taps came and went: {} scans, {} lists, at most {most} of each", work.scans, work.lists);
+        println!(
+            "275 taps came and went: {} scans, {} lists, at most {most} of each",
+            work.scans, work.lists
+        );
         assert!(work.lists <= most && work.scans <= most, "{work:?}, at most {most} of each");
         assert_eq!(running.healthy(), odd);
     });

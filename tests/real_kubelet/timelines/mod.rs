@@ -70,14 +70,17 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
     for Script { name, play, golden } in ALL {
         let (began, golden) = (Instant::now(), Timeline::parse(golden));
         let once = |rig: &mut dyn Rig, attempt| {
-            let mut player = Player::new(rig, recorder.clone(), (!records).then_some(&golden), attempt);
+            let mut player =
+                Player::new(rig, recorder.clone(), (!records).then_some(&golden), attempt);
             play(&mut player);
             player.finish()
         };
         let mut played = once(rig, 0);
         for attempt in 1..=REPLAYS {
             if played.is_lost {
-                say(format_args!("{who}: {name}: the kubelet looked at its pods before the plugin was back; played again"));
+                say(format_args!(
+                    "{who}: {name}: the kubelet looked at its pods before the plugin was back; played again"
+                ));
                 played = once(rig, attempt);
             }
         }
@@ -114,7 +117,10 @@ pub(crate) fn compare(real: &Figures, ours: &Figures) {
     }
     // Of the same order: neither a busy machine nor a lucky start makes ten times of it.
     let gaps = Behaviour::default().gaps;
-    let defaults = [(TO_KUBELET_SOCKET, gaps.to_container_manager + gaps.to_device_manager), (TO_FIRST_BATCH, gaps.to_first_batch)];
+    let defaults = [
+        (TO_KUBELET_SOCKET, gaps.to_container_manager + gaps.to_device_manager),
+        (TO_FIRST_BATCH, gaps.to_first_batch),
+    ];
     for (what, default) in defaults {
         let (default, real) = (default.as_secs_f64() * 1000.0, median(&real[what]));
         assert!(

@@ -56,7 +56,12 @@ pub(crate) struct Player<'a> {
 impl<'a> Player<'a> {
     /// With a golden timeline it is known when a step is over. Pods of another attempt have other names, since a static
     /// pod's UID is a hash of its manifest.
-    pub(crate) fn new(rig: &'a mut dyn Rig, recorder: Recorder, golden: Option<&'a Timeline>, attempt: usize) -> Self {
+    pub(crate) fn new(
+        rig: &'a mut dyn Rig,
+        recorder: Recorder,
+        golden: Option<&'a Timeline>,
+        attempt: usize,
+    ) -> Self {
         drop(recorder.take());
         let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
         let (uids, running, figures) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
@@ -98,7 +103,8 @@ impl<'a> Player<'a> {
     pub(crate) fn end(&self) {
         let Some(golden) = self.golden else { return self.wait_for_quiet(QUIET) };
         // What does not come is told with everything else that differs.
-        while !golden.is_complete(&self.step, &self.recorder.notes()) && self.begun.elapsed() < SOON {
+        while !golden.is_complete(&self.step, &self.recorder.notes()) && self.begun.elapsed() < SOON
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -156,10 +162,11 @@ impl<'a> Player<'a> {
 
     pub(crate) fn is_rejected(&mut self, name: &str) {
         let pod = self.named(name);
-        let message = wait_for(&format!("{name} is rejected"), SOON, || match self.rig.state(&pod) {
-            State::Rejected(message) => Some(message),
-            _ => None,
-        });
+        let message =
+            wait_for(&format!("{name} is rejected"), SOON, || match self.rig.state(&pod) {
+                State::Rejected(message) => Some(message),
+                _ => None,
+            });
         self.recorder.note(format!("pod {name}"), message);
     }
 
@@ -172,7 +179,9 @@ impl<'a> Player<'a> {
         wait_for(&format!("{name} is over"), SOON, || {
             let is_dead = PodCgroups::find(&self.rig.host_root(), None).state(&uid).is_dead();
             let is_listed = |pods: &String| pods.contains(&format!("{pod}/"));
-            (is_dead && self.tasks.run(listed(socket.clone())).is_some_and(|pods| !is_listed(&pods))).then_some(())
+            (is_dead
+                && self.tasks.run(listed(socket.clone())).is_some_and(|pods| !is_listed(&pods)))
+            .then_some(())
         });
         self.recorder.note(format!("pod {name}"), "is over");
     }
@@ -181,7 +190,9 @@ impl<'a> Player<'a> {
     pub(crate) fn delete_pod(&mut self, name: &str) {
         let pod = self.named(name);
         self.rig.delete(&pod);
-        wait_for(&format!("{name} is gone"), SOON, || (self.rig.state(&pod) == State::Absent).then_some(()));
+        wait_for(&format!("{name} is gone"), SOON, || {
+            (self.rig.state(&pod) == State::Absent).then_some(())
+        });
         self.recorder.note(format!("pod {name}"), "gone");
     }
 
@@ -199,7 +210,10 @@ impl<'a> Player<'a> {
     pub(crate) fn noted(&self, lane: &str, text: &str) {
         wait_for(&format!("{lane}: {text}"), SOON, || {
             let notes = self.recorder.notes();
-            notes.iter().any(|note| note.step == self.step && note.lane == lane && note.text == text).then_some(())
+            notes
+                .iter()
+                .any(|note| note.step == self.step && note.lane == lane && note.text == text)
+                .then_some(())
         });
     }
 
@@ -208,7 +222,12 @@ impl<'a> Player<'a> {
         let text = fs::read(self.device_plugins().join("kubelet_internal_checkpoint")).unwrap();
         let document: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let texts = |value: &serde_json::Value| -> BTreeSet<String> {
-            value.as_array().into_iter().flatten().filter_map(|id| id.as_str().map(str::to_owned)).collect()
+            value
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|id| id.as_str().map(str::to_owned))
+                .collect()
         };
         let mut entries = BTreeSet::new();
         for entry in document["Data"]["PodDeviceEntries"].as_array().into_iter().flatten() {
@@ -216,33 +235,51 @@ impl<'a> Player<'a> {
             let pod = self.uids.get(uid).map_or("unknown", String::as_str);
             for (node, ids) in entry["DeviceIDs"].as_object().unwrap() {
                 let ids: Vec<String> = texts(ids).into_iter().collect();
-                let response = base64::engine::general_purpose::STANDARD.decode(entry["AllocResp"].as_str().unwrap());
-                let held = if response.is_ok_and(|bytes| !bytes.is_empty()) { "with its answer" } else { "without an answer" };
-                entries.insert(format!("{pod}/{}: {} on node {node}, {held}", entry["ContainerName"].as_str().unwrap(), ids.join(" ")));
+                let response = base64::engine::general_purpose::STANDARD
+                    .decode(entry["AllocResp"].as_str().unwrap());
+                let held = if response.is_ok_and(|bytes| !bytes.is_empty()) {
+                    "with its answer"
+                } else {
+                    "without an answer"
+                };
+                entries.insert(format!(
+                    "{pod}/{}: {} on node {node}, {held}",
+                    entry["ContainerName"].as_str().unwrap(),
+                    ids.join(" ")
+                ));
             }
         }
-        let registered: Vec<String> = texts(&document["Data"]["RegisteredDevices"][RESOURCE]).into_iter().collect();
+        let registered: Vec<String> =
+            texts(&document["Data"]["RegisteredDevices"][RESOURCE]).into_iter().collect();
         self.recorder.note(CHECKPOINT, format!("registered: {}", registered.join(" ")));
         entries.into_iter().for_each(|entry| self.recorder.note(CHECKPOINT, entry));
     }
 
     /// Notes what lies in the directory, but for what is somebody's own.
     pub(crate) fn directory(&mut self) {
-        let names = fs::read_dir(self.device_plugins()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(self.device_plugins())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let names: BTreeSet<String> = names.filter(|name| !name.starts_with('.')).collect();
         self.recorder.note(DIRECTORY, names.into_iter().collect::<Vec<_>>().join(" "));
     }
 
     /// Asks the pod-resources API over and over and notes every answer that differs from the one before, until dropped.
     pub(crate) fn ask_for_pods(&self) -> Loop {
-        let (socket, recorder) = (self.rig.kubelet_dir().join("pod-resources/kubelet.sock"), self.recorder.clone());
+        let (socket, recorder) =
+            (self.rig.kubelet_dir().join("pod-resources/kubelet.sock"), self.recorder.clone());
         let asks = Loop::start();
         asks.spawn(async move {
             let mut last = [String::new(), String::new()];
             loop {
                 let listed = listed(socket.clone()).await.unwrap_or_else(|| "no answer".to_owned());
-                let devices = allocatable(socket.clone()).await.map_or("no answer".to_owned(), |count| format!("{count} devices"));
-                for (lane, (last, now)) in ["List", "GetAllocatableResources"].iter().zip(last.iter_mut().zip([listed, devices])) {
+                let devices = allocatable(socket.clone())
+                    .await
+                    .map_or("no answer".to_owned(), |count| format!("{count} devices"));
+                for (lane, (last, now)) in ["List", "GetAllocatableResources"]
+                    .iter()
+                    .zip(last.iter_mut().zip([listed, devices]))
+                {
                     if *last != now {
                         recorder.note(*lane, now.clone());
                         *last = now;
@@ -256,28 +293,48 @@ impl<'a> Player<'a> {
     }
 }
 
-async fn pod_resources(socket: PathBuf) -> Option<PodResourcesListerClient<tonic::transport::Channel>> {
+async fn pod_resources(
+    socket: PathBuf,
+) -> Option<PodResourcesListerClient<tonic::transport::Channel>> {
     uds::connect(socket).await.ok().map(PodResourcesListerClient::new)
 }
 
 async fn allocatable(socket: PathBuf) -> Option<usize> {
     let mut client = pod_resources(socket).await?;
-    let answer = client.get_allocatable_resources(resources::AllocatableResourcesRequest {}).await.ok()?.into_inner();
+    let answer = client
+        .get_allocatable_resources(resources::AllocatableResourcesRequest {})
+        .await
+        .ok()?
+        .into_inner();
     let ours = answer.devices.iter().filter(|devices| devices.resource_name == RESOURCE);
     Some(ours.map(|devices| devices.device_ids.len()).sum())
 }
 
 async fn listed(socket: PathBuf) -> Option<String> {
-    let answer = pod_resources(socket).await?.list(resources::ListPodResourcesRequest {}).await.ok()?.into_inner();
+    let answer = pod_resources(socket)
+        .await?
+        .list(resources::ListPodResourcesRequest {})
+        .await
+        .ok()?
+        .into_inner();
     let mut pods = BTreeSet::new();
     for pod in answer.pod_resources {
         // A static pod has its node's name at the end.
         let name = pod.name.trim_end_matches("-node");
         for container in pod.containers {
-            let ids: BTreeSet<&str> = container.devices.iter().flat_map(|devices| &devices.device_ids).map(String::as_str).collect();
+            let ids: BTreeSet<&str> = container
+                .devices
+                .iter()
+                .flat_map(|devices| &devices.device_ids)
+                .map(String::as_str)
+                .collect();
             let ids: Vec<&str> = ids.into_iter().collect();
             pods.insert(format!("{name}/{}: {}", container.name, ids.join(" ")));
         }
     }
-    Some(if pods.is_empty() { "no pods".to_owned() } else { pods.into_iter().collect::<Vec<_>>().join(", ") })
+    Some(if pods.is_empty() {
+        "no pods".to_owned()
+    } else {
+        pods.into_iter().collect::<Vec<_>>().join(", ")
+    })
 }

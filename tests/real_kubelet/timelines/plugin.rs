@@ -88,24 +88,42 @@ impl Drop for Plugin {
 
 impl Plugin {
     /// Serves its devices, and does not register. With an error in place of options it cannot be registered.
-    pub(crate) fn serve(device_plugins: &Path, recorder: &Recorder, name: &'static str, options: Result<(), &'static str>) -> Self {
+    pub(crate) fn serve(
+        device_plugins: &Path,
+        recorder: &Recorder,
+        name: &'static str,
+        options: Result<(), &'static str>,
+    ) -> Self {
         let sockets = device_plugins.join(SOCKETS);
         fs::create_dir_all(&sockets).unwrap();
         let socket = sockets.join(name);
         drop(fs::remove_file(&socket));
         let (tasks, lists) = (Loop::start(), watch::Sender::new(Some(DEVICES.to_vec())));
         let (streams, dies) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let service =
-            Service { recorder: recorder.clone(), lists: lists.clone(), streams: Arc::clone(&streams), dies: Arc::clone(&dies), options };
+        let service = Service {
+            recorder: recorder.clone(),
+            lists: lists.clone(),
+            streams: Arc::clone(&streams),
+            dies: Arc::clone(&dies),
+            options,
+        };
         let (taps, dead) = (recorder.clone(), Arc::clone(&dies));
         let mut connections = 0;
         let listener = tasks.run(async { UnixListener::bind(&socket) }).unwrap();
         let incoming = UnixListenerStream::new(listener).map(move |stream| {
             connections += 1;
-            Ok::<_, std::io::Error>(Tapped::new(stream?, Lane(format!("{name}#{connections}")), taps.clone(), Arc::clone(&dead)))
+            Ok::<_, std::io::Error>(Tapped::new(
+                stream?,
+                Lane(format!("{name}#{connections}")),
+                taps.clone(),
+                Arc::clone(&dead),
+            ))
         });
         tasks.spawn(async move {
-            Server::builder().serve_with_incoming(DevicePluginServer::new(service), incoming).await.unwrap();
+            Server::builder()
+                .serve_with_incoming(DevicePluginServer::new(service), incoming)
+                .await
+                .unwrap();
         });
         let registration = device_plugins.join("kubelet.sock");
         Plugin { name, recorder: recorder.clone(), registration, lists, streams, dies, tasks }
@@ -113,7 +131,12 @@ impl Plugin {
 
     fn request(&self) -> api::RegisterRequest {
         let endpoint = format!("{SOCKETS}/{}", self.name);
-        api::RegisterRequest { version: "v1beta1".to_owned(), endpoint, resource_name: RESOURCE.to_owned(), options: None }
+        api::RegisterRequest {
+            version: "v1beta1".to_owned(),
+            endpoint,
+            resource_name: RESOURCE.to_owned(),
+            options: None,
+        }
     }
 
     /// Registers, and notes what came of it.
@@ -123,16 +146,26 @@ impl Plugin {
 
     /// Registers with another version or name.
     pub(crate) fn register_with(&self, version: &str, resource: &str) {
-        self.register_as(api::RegisterRequest { version: version.to_owned(), resource_name: resource.to_owned(), ..self.request() });
+        self.register_as(api::RegisterRequest {
+            version: version.to_owned(),
+            resource_name: resource.to_owned(),
+            ..self.request()
+        });
     }
 
     fn register_as(&self, request: api::RegisterRequest) {
-        self.tasks.run(register(self.recorder.clone(), self.registration.clone(), self.name, request));
+        self.tasks.run(register(
+            self.recorder.clone(),
+            self.registration.clone(),
+            self.name,
+            request,
+        ));
     }
 
     /// Registers from now on whenever a kubelet comes.
     pub(crate) fn follow(&self) {
-        let (recorder, registration, name, request) = (self.recorder.clone(), self.registration.clone(), self.name, self.request());
+        let (recorder, registration, name, request) =
+            (self.recorder.clone(), self.registration.clone(), self.name, self.request());
         let mut made = recorder.kubelet_made();
         self.tasks.spawn(async move {
             while made.changed().await.is_ok() {
@@ -149,11 +182,18 @@ impl Plugin {
     /// Ends its streams and nothing else; [`Plugin::list`] lets it serve new ones.
     pub(crate) fn end_streams(&self) {
         self.lists.send_replace(None);
-        wait_for("the streams end", SOON, || (self.streams.load(Ordering::SeqCst) == 0).then_some(()));
+        wait_for("the streams end", SOON, || {
+            (self.streams.load(Ordering::SeqCst) == 0).then_some(())
+        });
     }
 }
 
-async fn register(recorder: Recorder, registration: PathBuf, name: &str, request: api::RegisterRequest) {
+async fn register(
+    recorder: Recorder,
+    registration: PathBuf,
+    name: &str,
+    request: api::RegisterRequest,
+) {
     // Its socket is there before it listens.
     let channel = loop {
         match uds::connect(&registration).await {
@@ -162,7 +202,10 @@ async fn register(recorder: Recorder, registration: PathBuf, name: &str, request
         }
     };
     let answer = RegistrationClient::new(channel).register(request).await;
-    let said = answer.map_or_else(|status| format!("{:?}: {}", status.code(), status.message()), |_| "ok".to_owned());
+    let said = answer.map_or_else(
+        |status| format!("{:?}: {}", status.code(), status.message()),
+        |_| "ok".to_owned(),
+    );
     recorder.note(format!("Register({name})"), said);
 }
 
@@ -186,18 +229,34 @@ impl Service {
 impl DevicePlugin for Service {
     type ListAndWatchStream = Watched;
 
-    async fn get_device_plugin_options(&self, request: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        request: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
         self.called(&request, "GetDevicePluginOptions");
         self.options.map_err(Status::failed_precondition)?;
-        Ok(Response::new(api::DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: true }))
+        Ok(Response::new(api::DevicePluginOptions {
+            pre_start_required: true,
+            get_preferred_allocation_available: true,
+        }))
     }
 
-    async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Watched>, Status> {
+    async fn list_and_watch(
+        &self,
+        request: Request<api::Empty>,
+    ) -> Result<Response<Watched>, Status> {
         let lane = self.called(&request, "ListAndWatch");
         let lists = WatchStream::new(self.lists.subscribe());
         self.streams.fetch_add(1, Ordering::SeqCst);
         let (streams, dies) = (Arc::clone(&self.streams), Arc::clone(&self.dies));
-        Ok(Response::new(Watched { lists, lane, recorder: self.recorder.clone(), streams, dies, is_ended: false }))
+        Ok(Response::new(Watched {
+            lists,
+            lane,
+            recorder: self.recorder.clone(),
+            streams,
+            dies,
+            is_ended: false,
+        }))
     }
 
     /// The first ones in the order of their names, so that every kubelet gives out the same.
@@ -206,11 +265,19 @@ impl DevicePlugin for Service {
         request: Request<api::PreferredAllocationRequest>,
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
         let asked = request.get_ref().container_requests[0].clone();
-        let (mut available, mut required) = (asked.available_device_i_ds, asked.must_include_device_i_ds);
+        let (mut available, mut required) =
+            (asked.available_device_i_ds, asked.must_include_device_i_ds);
         available.sort();
         required.sort();
         let size = asked.allocation_size;
-        self.called(&request, format!("GetPreferredAllocation {size} of [{}] with [{}]", available.join(" "), required.join(" ")));
+        self.called(
+            &request,
+            format!(
+                "GetPreferredAllocation {size} of [{}] with [{}]",
+                available.join(" "),
+                required.join(" ")
+            ),
+        );
         available.retain(|id| !required.contains(id));
         required.extend(available);
         required.truncate(usize::try_from(size).unwrap());
@@ -218,12 +285,24 @@ impl DevicePlugin for Service {
         Ok(Response::new(api::PreferredAllocationResponse { container_responses: vec![response] }))
     }
 
-    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        let containers = request.get_ref().container_requests.iter().map(|container| sorted(&container.devices_ids));
+    async fn allocate(
+        &self,
+        request: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
+        let containers = request
+            .get_ref()
+            .container_requests
+            .iter()
+            .map(|container| sorted(&container.devices_ids));
         let containers: Vec<String> = containers.collect();
         self.called(&request, format!("Allocate {}", containers.join(", ")));
-        let response = |ids: String| api::ContainerAllocateResponse { envs: [("DEVICES".to_owned(), ids)].into(), ..Default::default() };
-        Ok(Response::new(api::AllocateResponse { container_responses: containers.into_iter().map(response).collect() }))
+        let response = |ids: String| api::ContainerAllocateResponse {
+            envs: [("DEVICES".to_owned(), ids)].into(),
+            ..Default::default()
+        };
+        Ok(Response::new(api::AllocateResponse {
+            container_responses: containers.into_iter().map(response).collect(),
+        }))
     }
 
     async fn pre_start_container(
@@ -256,9 +335,15 @@ impl Stream for Watched {
     type Item = Result<api::ListAndWatchResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let device = |id: &str| api::Device { id: id.to_owned(), health: "Healthy".to_owned(), topology: None };
+        let device = |id: &str| api::Device {
+            id: id.to_owned(),
+            health: "Healthy".to_owned(),
+            topology: None,
+        };
         Pin::new(&mut self.lists).poll_next(context).map(|list| match list.flatten() {
-            Some(ids) => Some(Ok(api::ListAndWatchResponse { devices: ids.into_iter().map(device).collect() })),
+            Some(ids) => Some(Ok(api::ListAndWatchResponse {
+                devices: ids.into_iter().map(device).collect(),
+            })),
             None => {
                 self.is_ended = true;
                 None

@@ -4,7 +4,9 @@ use super::plugin::{Loop, RESOURCE};
 use crate::node::Node;
 use crate::timeline::{first_list_ms, first_pods_ms};
 use holdfast::domain::ResourceName;
-use holdfast::lab::sim::kubelet::{EventKind, Gate, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{
+    EventKind, Gate, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec,
+};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -81,7 +83,9 @@ impl Rig for Real<'_> {
         }
         match self.0.pods.get(pod) {
             None => State::Absent,
-            Some(pod) if pod.phase == "Failed" => State::Rejected(format!("{}: {}", pod.reason, pod.message)),
+            Some(pod) if pod.phase == "Failed" => {
+                State::Rejected(format!("{}: {}", pod.reason, pod.message))
+            }
             Some(pod) if pod.runs() => State::Runs(format!("{} {}", pod.started_at, pod.restarts)),
             Some(_) => State::Open,
         }
@@ -106,7 +110,10 @@ impl Rig for Real<'_> {
     fn first_batch(&self) -> Option<FirstBatch> {
         let log = self.0.kubelet_log();
         let after_ms = first_pods_ms(&log)?;
-        Some(FirstBatch { after_ms, had_a_list: first_list_ms(&log, RESOURCE).is_some_and(|list| list < after_ms) })
+        Some(FirstBatch {
+            after_ms,
+            had_a_list: first_list_ms(&log, RESOURCE).is_some_and(|list| list < after_ms),
+        })
     }
 }
 
@@ -124,11 +131,20 @@ pub(crate) struct Simulated {
 
 impl Simulated {
     pub(crate) fn start() -> Self {
-        let (tasks, dir, hooks) = (Loop::start(), tempfile::tempdir().unwrap(), HookTable::default());
+        let (tasks, dir, hooks) =
+            (Loop::start(), tempfile::tempdir().unwrap(), HookTable::default());
         let mut config = KubeletConfig::new(dir.path().join("kubelet"), dir.path().join("host"));
         (config.sync_checkpoint, config.hooks) = (true, hooks.clone());
         let kubelet = Arc::new(tasks.run(Kubelet::start(config)).unwrap());
-        Simulated { kubelet, hooks, held: None, resource: RESOURCE.parse().unwrap(), uids: BTreeMap::new(), dir, tasks }
+        Simulated {
+            kubelet,
+            hooks,
+            held: None,
+            resource: RESOURCE.parse().unwrap(),
+            uids: BTreeMap::new(),
+            dir,
+            tasks,
+        }
     }
 }
 
@@ -158,7 +174,9 @@ impl Rig for Simulated {
         self.tasks.spawn(async move { drop(kubelet.add_pod(spec).await) });
         // Bound as soon as the task has begun.
         let uid = self.uids[pod].clone();
-        self.tasks.run(self.kubelet.wait_for(|view| view.pod(&uid).is_some(), crate::SOON)).unwrap();
+        self.tasks
+            .run(self.kubelet.wait_for(|view| view.pod(&uid).is_some(), crate::SOON))
+            .unwrap();
     }
 
     fn delete(&mut self, pod: &str) {
@@ -202,7 +220,9 @@ impl Rig for Simulated {
 
     fn first_batch(&self) -> Option<FirstBatch> {
         self.kubelet.view(|view| {
-            let looks = |kind: &EventKind| matches!(kind, EventKind::Admitted { .. } | EventKind::Rejected { .. });
+            let looks = |kind: &EventKind| {
+                matches!(kind, EventKind::Admitted { .. } | EventKind::Rejected { .. })
+            };
             let after = view.events().since_start(looks)?;
             let had_a_list = view.first_list(&self.resource).is_some_and(|list| list < after);
             Some(FirstBatch { after_ms: after.as_secs_f64() * 1000.0, had_a_list })

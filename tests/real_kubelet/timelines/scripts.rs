@@ -16,7 +16,11 @@ pub(crate) struct Script {
 
 macro_rules! script {
     ($name:ident) => {
-        Script { name: stringify!($name), play: $name, golden: include_str!(concat!("golden/", stringify!($name), ".txt")) }
+        Script {
+            name: stringify!($name),
+            play: $name,
+            golden: include_str!(concat!("golden/", stringify!($name), ".txt")),
+        }
     };
 }
 
@@ -52,14 +56,30 @@ fn pods_come_and_go(player: &mut Player<'_>) {
     let one = registered(player, "one");
     let (calls, register) = ("one#1", "Register(one)");
     player.figure("dialled to Register answered", ("one#1 connection", "opened"), (register, "ok"));
-    player.figure("ListAndWatch to checkpoint written", (calls, "ListAndWatch"), ("kubelet_internal_checkpoint", "replaced"));
+    player.figure(
+        "ListAndWatch to checkpoint written",
+        (calls, "ListAndWatch"),
+        ("kubelet_internal_checkpoint", "replaced"),
+    );
 
     player.begin("a pod asks for two");
     player.run_pod("pair", 2, false);
     player.end();
-    player.figure("GetPreferredAllocation to Allocate", (calls, "GetPreferredAllocation"), (calls, "Allocate"));
-    player.figure("Allocate to checkpoint written", (calls, "Allocate"), ("kubelet_internal_checkpoint", "replaced"));
-    player.figure("Allocate to PreStartContainer", (calls, "Allocate"), (calls, "PreStartContainer"));
+    player.figure(
+        "GetPreferredAllocation to Allocate",
+        (calls, "GetPreferredAllocation"),
+        (calls, "Allocate"),
+    );
+    player.figure(
+        "Allocate to checkpoint written",
+        (calls, "Allocate"),
+        ("kubelet_internal_checkpoint", "replaced"),
+    );
+    player.figure(
+        "Allocate to PreStartContainer",
+        (calls, "Allocate"),
+        (calls, "PreStartContainer"),
+    );
     player.checkpoint();
 
     player.begin("a pod with an init container asks for two");

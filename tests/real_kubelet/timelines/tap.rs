@@ -26,7 +26,12 @@ pub(crate) struct Tapped {
 }
 
 impl Tapped {
-    pub(crate) fn new(stream: UnixStream, lane: Lane, recorder: Recorder, dies: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(
+        stream: UnixStream,
+        lane: Lane,
+        recorder: Recorder,
+        dies: Arc<AtomicBool>,
+    ) -> Self {
         recorder.note(format!("{} connection", lane.0), "opened");
         Tapped { stream, lane, recorder, dies, is_closed: false }
     }
@@ -54,7 +59,11 @@ impl Connected for Tapped {
 }
 
 impl AsyncRead for Tapped {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
         if read.is_err() || buffer.filled().len() == before {
@@ -65,7 +74,11 @@ impl AsyncRead for Tapped {
 }
 
 impl AsyncWrite for Tapped {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -77,7 +90,11 @@ impl AsyncWrite for Tapped {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
     }
 

@@ -112,7 +112,12 @@ impl Notes {
 }
 
 /// Milliseconds from the first observation of a step that begins so to the first one of another lane after it.
-pub(crate) fn gap_ms(notes: &[Note], step: &str, from: (&str, &str), to: (&str, &str)) -> Option<f64> {
+pub(crate) fn gap_ms(
+    notes: &[Note],
+    step: &str,
+    from: (&str, &str),
+    to: (&str, &str),
+) -> Option<f64> {
     let mut of_step = notes.iter().filter(|note| note.step == step);
     let from = of_step.find(|note| note.is(from.0, from.1))?.at;
     let to = of_step.find(|note| note.is(to.0, to.1))?.at;
@@ -142,10 +147,13 @@ impl Timeline {
                 steps.push(Step { name: name.to_owned(), ..Step::default() });
                 continue;
             }
-            let step = steps.last_mut().unwrap_or_else(|| panic!("a line before the first step: {line}"));
-            let (lane, texts) = line.split_once(": ").unwrap_or_else(|| panic!("neither step nor lane: {line}"));
+            let step =
+                steps.last_mut().unwrap_or_else(|| panic!("a line before the first step: {line}"));
+            let (lane, texts) =
+                line.split_once(": ").unwrap_or_else(|| panic!("neither step nor lane: {line}"));
             if lane == "order" {
-                let (first, second) = texts.split_once(" < ").unwrap_or_else(|| panic!("not an order: {line}"));
+                let (first, second) =
+                    texts.split_once(" < ").unwrap_or_else(|| panic!("not an order: {line}"));
                 step.orders.push((first.to_owned(), second.to_owned()));
             } else {
                 step.lanes.insert(lane.to_owned(), texts.split(" | ").map(str::to_owned).collect());
@@ -171,8 +179,12 @@ impl Timeline {
         let mut text = String::new();
         for step in &self.steps {
             text += &format!("[{}]\n", step.name);
-            step.lanes.iter().for_each(|(lane, texts)| text += &format!("{lane}: {}\n", texts.join(" | ")));
-            step.orders.iter().for_each(|(first, second)| text += &format!("order: {first} < {second}\n"));
+            step.lanes
+                .iter()
+                .for_each(|(lane, texts)| text += &format!("{lane}: {}\n", texts.join(" | ")));
+            step.orders
+                .iter()
+                .for_each(|(first, second)| text += &format!("order: {first} < {second}\n"));
         }
         text
     }
@@ -180,26 +192,42 @@ impl Timeline {
     /// Whether a step has everything that this timeline has of it, but for what is looked at only then ([`READ_AT_END`]).
     pub(crate) fn is_complete(&self, step: &str, notes: &[Note]) -> bool {
         let wanted = self.steps.iter().filter(|wanted| wanted.name == step);
-        wanted.flat_map(|wanted| &wanted.lanes).filter(|(lane, _)| !lane.starts_with(READ_AT_END)).all(|(lane, texts)| {
-            let seen = notes.iter().filter(|note| note.step == step && note.lane == *lane).count();
-            seen >= texts.len()
-        })
+        wanted
+            .flat_map(|wanted| &wanted.lanes)
+            .filter(|(lane, _)| !lane.starts_with(READ_AT_END))
+            .all(|(lane, texts)| {
+                let seen =
+                    notes.iter().filter(|note| note.step == step && note.lane == *lane).count();
+                seen >= texts.len()
+            })
     }
 
     /// What of the notes differs from this timeline, a line each.
     pub(crate) fn differences(&self, notes: &[Note]) -> Vec<String> {
         let seen = Timeline::of(notes);
         let mut found = Vec::new();
-        let names = |timeline: &Timeline| timeline.steps.iter().map(|step| step.name.clone()).collect::<Vec<_>>();
+        let names = |timeline: &Timeline| {
+            timeline.steps.iter().map(|step| step.name.clone()).collect::<Vec<_>>()
+        };
         if names(self) != names(&seen) {
             found.push(format!("the steps are {:?}, expected {:?}", names(&seen), names(self)));
         }
         for (wanted, seen) in self.steps.iter().zip(&seen.steps) {
-            let lanes = wanted.lanes.keys().chain(seen.lanes.keys().filter(|lane| !wanted.lanes.contains_key(*lane)));
+            let lanes = wanted
+                .lanes
+                .keys()
+                .chain(seen.lanes.keys().filter(|lane| !wanted.lanes.contains_key(*lane)));
             for lane in lanes {
-                let of = |step: &Step| step.lanes.get(lane).map_or("nothing".to_owned(), |texts| texts.join(" | "));
+                let of = |step: &Step| {
+                    step.lanes.get(lane).map_or("nothing".to_owned(), |texts| texts.join(" | "))
+                };
                 if wanted.lanes.get(lane) != seen.lanes.get(lane) {
-                    found.push(format!("[{}] {lane}: {}, expected {}", wanted.name, of(seen), of(wanted)));
+                    found.push(format!(
+                        "[{}] {lane}: {}, expected {}",
+                        wanted.name,
+                        of(seen),
+                        of(wanted)
+                    ));
                 }
             }
             let index = |what: &String| {
@@ -220,8 +248,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    const RECORDED: &str =
-        "# what is seen\n[it registers]\nfile: deleted | created\none: options\norder: file: created < one: options\n[end]\none: cut\n";
+    const RECORDED: &str = "# what is seen\n[it registers]\nfile: deleted | created\none: options\norder: file: created < one: options\n[end]\none: cut\n";
 
     fn notes(of: &[(&str, &str, &str)]) -> Vec<Note> {
         let note = |(step, lane, text): &(&str, &str, &str)| Note {
@@ -242,26 +269,46 @@ mod tests {
     #[test]
     fn events_are_ordered_within_a_lane_and_across_lanes_only_where_stated() {
         let timeline = Timeline::parse(RECORDED);
-        let (deleted, created) = (("it registers", "file", "deleted"), ("it registers", "file", "created"));
+        let (deleted, created) =
+            (("it registers", "file", "deleted"), ("it registers", "file", "created"));
         let (options, cut) = (("it registers", "one", "options"), ("end", "one", "cut"));
-        assert_eq!(timeline.differences(&notes(&[deleted, created, options, cut])), Vec::<String>::new());
+        assert_eq!(
+            timeline.differences(&notes(&[deleted, created, options, cut])),
+            Vec::<String>::new()
+        );
 
         let differs = |of: &[(&str, &str, &str)], with: &str| {
             let differences = timeline.differences(&notes(of));
-            assert!(differences.iter().any(|difference| difference.contains(with)), "{differences:?}");
+            assert!(
+                differences.iter().any(|difference| difference.contains(with)),
+                "{differences:?}"
+            );
         };
-        differs(&[created, deleted, options, cut], "file: created | deleted, expected deleted | created");
-        differs(&[deleted, options, created, cut], "not in this order: file: created < one: options");
-        differs(&[deleted, created, options, options, cut], "one: options | options, expected options");
+        differs(
+            &[created, deleted, options, cut],
+            "file: created | deleted, expected deleted | created",
+        );
+        differs(
+            &[deleted, options, created, cut],
+            "not in this order: file: created < one: options",
+        );
+        differs(
+            &[deleted, created, options, options, cut],
+            "one: options | options, expected options",
+        );
         differs(&[deleted, created, options], "the steps are");
         differs(&[deleted, created, cut], "one: nothing, expected options");
-        differs(&[deleted, created, options, ("it registers", "two", "options"), cut], "two: options, expected nothing");
+        differs(
+            &[deleted, created, options, ("it registers", "two", "options"), cut],
+            "two: options, expected nothing",
+        );
     }
 
     #[test]
     fn a_step_is_complete_when_everything_of_it_was_seen() {
         let timeline = Timeline::parse(RECORDED);
-        let seen = notes(&[("it registers", "file", "deleted"), ("it registers", "file", "created")]);
+        let seen =
+            notes(&[("it registers", "file", "deleted"), ("it registers", "file", "created")]);
         assert!(!timeline.is_complete("it registers", &seen));
         assert!(timeline.is_complete("unknown", &seen));
         let seen = [seen, notes(&[("it registers", "one", "options")])].concat();

@@ -94,8 +94,14 @@ impl Disk {
         let channel = File::options().read(true).write(true).open("/dev/fuse").unwrap();
         let options = "fd=0,rootmode=100600,user_id=0,group_id=0";
         let mut mount = Command::new("mount");
-        command(mount.args(["-i", "-t", "fuse", "-o", options, "recorded-disk"]).arg(path).stdin(channel.try_clone().unwrap()));
-        let recording = Arc::new(Mutex::new(Recording { base: image.clone(), now: image, steps: Vec::new() }));
+        command(
+            mount
+                .args(["-i", "-t", "fuse", "-o", options, "recorded-disk"])
+                .arg(path)
+                .stdin(channel.try_clone().unwrap()),
+        );
+        let recording =
+            Arc::new(Mutex::new(Recording { base: image.clone(), now: image, steps: Vec::new() }));
         let shared = Arc::clone(&recording);
         let server = std::thread::spawn(move || serve(channel, &shared));
         Disk { path: path.to_owned(), recording, server }

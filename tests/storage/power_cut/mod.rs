@@ -122,7 +122,8 @@ fn boot(scratch: &Path, image: &[u8]) -> Found {
     drop(store);
     let (_store, again) = open();
     let clean = again.report.is_clean();
-    let problem = (!clean || Model::of(known) != Model::of(again.clone())).then(|| format!("the second start: {}", again.report));
+    let problem = (!clean || Model::of(known) != Model::of(again.clone()))
+        .then(|| format!("the second start: {}", again.report));
     Found { model, report, problem }
 }
 
@@ -135,13 +136,23 @@ fn judge(found: &Found, confirmed: &Model, under_way: &[Entry]) -> Option<String
         possible.push(next);
     }
     let Some(known) = possible.iter().find(|model| model.live == found.model.live) else {
-        let lost: Vec<_> = confirmed.live.keys().filter(|id| !found.model.live.contains_key(*id)).collect();
-        let back: Vec<_> = found.model.live.keys().filter(|id| confirmed.released.contains(*id)).collect();
-        return Some(format!("lost {lost:?}, came back {back:?}, of {} live", confirmed.live.len()));
+        let lost: Vec<_> =
+            confirmed.live.keys().filter(|id| !found.model.live.contains_key(*id)).collect();
+        let back: Vec<_> =
+            found.model.live.keys().filter(|id| confirmed.released.contains(*id)).collect();
+        return Some(format!(
+            "lost {lost:?}, came back {back:?}, of {} live",
+            confirmed.live.len()
+        ));
     };
     // A write that was under way may forget some of them.
-    let stays = |key: &String, id: &DeviceId| possible.iter().all(|model| model.names.get(key) == Some(id));
-    if let Some((key, _)) = confirmed.names.iter().find(|(key, id)| stays(key, id) && found.model.names.get(*key) != Some(*id)) {
+    let stays =
+        |key: &String, id: &DeviceId| possible.iter().all(|model| model.names.get(key) == Some(id));
+    if let Some((key, _)) = confirmed
+        .names
+        .iter()
+        .find(|(key, id)| stays(key, id) && found.model.names.get(*key) != Some(*id))
+    {
         return Some(format!("the name of {key} is lost"));
     }
     if found.report.missing > 0 {
@@ -153,7 +164,8 @@ fn judge(found: &Found, confirmed: &Model, under_way: &[Entry]) -> Option<String
     // The history is in the database alone once its segments are removed; the entries lost with it
     // were reported.
     let forgotten = known.released.iter().filter(|id| !found.model.released.contains(*id)).count();
-    (forgotten > 0 && found.report.is_clean()).then(|| format!("{forgotten} released grants are lost in silence"))
+    (forgotten > 0 && found.report.is_clean())
+        .then(|| format!("{forgotten} released grants are lost in silence"))
 }
 
 /// What was seen.
@@ -171,10 +183,12 @@ struct Tally {
 fn cut_the_power(test: &str, scratch: &Path, durability: &str, cuts: usize) -> Tally {
     let mut random = Random::new();
     let mut load = Load::new(Random::of(random.below(u64::MAX)), 0);
-    let (mut image, mut before, mut tally) = (mounts::format(scratch), Model::default(), Tally::default());
+    let (mut image, mut before, mut tally) =
+        (mounts::format(scratch), Model::default(), Tally::default());
     let mut left = cuts;
     while left > 0 {
-        let run = run_writer(test, scratch, image.clone(), before, &mut load, &mut random, durability);
+        let run =
+            run_writer(test, scratch, image.clone(), before, &mut load, &mut random, durability);
         tally.steps += run.recording.len();
         tally.flushes += run.recording.flushes();
         let first_answer = run.appends.first().map_or(0, |(_, at)| *at);
@@ -196,11 +210,19 @@ fn cut_the_power(test: &str, scratch: &Path, durability: &str, cuts: usize) -> T
             *tally.cuts.entry(cache).or_default() += 1;
             tally.during_recovery += usize::from(steps < first_answer);
             for finding in &found.report.findings {
-                let words = finding.split(['`', '(']).next().unwrap_or_default().trim_end_matches(char::is_numeric);
+                let words = finding
+                    .split(['`', '('])
+                    .next()
+                    .unwrap_or_default()
+                    .trim_end_matches(char::is_numeric);
                 *tally.unclean.entry(words.trim().to_owned()).or_default() += 1;
             }
             if let Some(why) = judge(&found, &confirmed, under_way) {
-                tally.failures.push(format!("cache {cache:?}, step {steps} of {}: {why}; {}", run.recording.len(), found.report));
+                tally.failures.push(format!(
+                    "cache {cache:?}, step {steps} of {}: {why}; {}",
+                    run.recording.len(),
+                    found.report
+                ));
             } else if steps > run.recording.len() / 2 {
                 next = Some((cut_image, found.model));
             }
@@ -251,6 +273,9 @@ fn without_sync_a_journal_is_shown_to_lose_grants() {
     let Some(scratch) = inside(ME, &mounts::NEEDS) else { return };
     let cuts = wanted(0).div_ceil(6).max(20);
     let tally = cut_the_power(ME, &scratch, "process-crash", cuts);
-    say(format_args!("without the fdatasync {} of {cuts} cuts lost what was confirmed", tally.failures.len()));
+    say(format_args!(
+        "without the fdatasync {} of {cuts} cuts lost what was confirmed",
+        tally.failures.len()
+    ));
     assert!(tally.failures.len() * 4 > cuts, "the disk's record shows too little");
 }

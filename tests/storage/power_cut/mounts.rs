@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What has to be there.
-pub(crate) const NEEDS: [&str; 6] = ["mount", "umount", "mkfs.ext4", "e2fsck", "/dev/fuse", "/dev/loop-control"];
+pub(crate) const NEEDS: [&str; 6] =
+    ["mount", "umount", "mkfs.ext4", "e2fsck", "/dev/fuse", "/dev/loop-control"];
 /// Room for a journal of ext4, two copies of the ledger, and some history.
 const DISK_BYTES: usize = 24 << 20;
 
@@ -15,7 +16,8 @@ pub(crate) fn format(scratch: &Path) -> Vec<u8> {
     let path = scratch.join("empty");
     fs::write(&path, vec![0; DISK_BYTES]).unwrap();
     // Blocks as on a disk of usual size; nothing is left to be initialised later.
-    let layout = ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+    let layout =
+        ["-q", "-F", "-b", "4096", "-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
     command(Command::new("mkfs.ext4").args(layout).arg(&path));
     let image = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
@@ -45,7 +47,11 @@ impl Mounted {
         // Every boot does this. It replays ext4's journal, and repairs a superblock that was
         // divided; exit status 1 means "repaired".
         let check = Command::new("e2fsck").arg("-fp").arg(&path).output().unwrap();
-        assert!(matches!(check.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&check.stdout));
+        assert!(
+            matches!(check.status.code(), Some(0 | 1)),
+            "{}",
+            String::from_utf8_lossy(&check.stdout)
+        );
         Mounted::new(&path, &scratch.join("after"))
     }
 

@@ -31,8 +31,10 @@ pub(crate) enum Order {
 pub(crate) fn run_writer_if_ordered() -> bool {
     let Ok(told) = std::env::var(WRITES) else { return false };
     let (durability, dir) = told.split_once(' ').unwrap();
-    let durability = if durability == "power-loss" { Durability::PowerLoss } else { Durability::ProcessCrash };
-    let (mut store, recovered) = Store::open(Path::new(dir), durability, Some("the boot before")).unwrap();
+    let durability =
+        if durability == "power-loss" { Durability::PowerLoss } else { Durability::ProcessCrash };
+    let (mut store, recovered) =
+        Store::open(Path::new(dir), durability, Some("the boot before")).unwrap();
     let answer = |text: String| {
         let mut out = std::io::stdout().lock();
         writeln!(out, "\n{DONE}{text}").and_then(|()| out.flush()).unwrap();
@@ -63,9 +65,14 @@ impl Writer {
         let mut told = std::ffi::OsString::from(format!("{durability} "));
         told.push(PathBuf::from(dir));
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(WRITES, told).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["--exact", test, "--nocapture"])
+            .env(WRITES, told)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let (orders, answers) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut writer = Writer { child, orders, answers };
         writer.wait();
         writer
@@ -83,7 +90,10 @@ impl Writer {
         let mut line = String::new();
         while !line.starts_with(DONE) {
             line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the writer ended; what it said is above");
+            assert!(
+                self.answers.read_line(&mut line).unwrap() > 0,
+                "the writer ended; what it said is above"
+            );
         }
     }
 }

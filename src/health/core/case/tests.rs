@@ -32,9 +32,17 @@ impl History {
     /// An observation at `time`, with the symptoms of a probe at `probed`.
     fn observe_with_probe_at(&mut self, time: u64, probed: u64, reasons: &[Reason]) -> Health {
         let symptom = |reason: &Reason| Symptom { reason: *reason, detail: "seen".into() };
-        let symptoms_seen: Vec<_> = reasons.iter().map(|reason| SymptomSeen { at: at(probed), symptom: symptom(reason) }).collect();
+        let symptoms_seen: Vec<_> = reasons
+            .iter()
+            .map(|reason| SymptomSeen { at: at(probed), symptom: symptom(reason) })
+            .collect();
         let is_away = reasons.contains(&Reason::DeviceGone);
-        self.0.observe(&Observation { at: at(time), complete_at: secs(probed), is_away, symptoms_seen: &symptoms_seen });
+        self.0.observe(&Observation {
+            at: at(time),
+            complete_at: secs(probed),
+            is_away,
+            symptoms_seen: &symptoms_seen,
+        });
         self.0.health()
     }
 
@@ -45,7 +53,9 @@ impl History {
 
     /// When it is healthy again, with an observation every second from `time` on.
     fn healthy_again_at(&mut self, time: u64) -> u64 {
-        (time..time + 10_000).find(|now| self.observe(*now, &[]).is_healthy()).expect("it is not healthy again within three hours")
+        (time..time + 10_000)
+            .find(|now| self.observe(*now, &[]).is_healthy())
+            .expect("it is not healthy again within three hours")
     }
 }
 
@@ -71,7 +81,12 @@ fn a_soft_symptom_counts_when_it_has_lasted() {
     assert_eq!(history.observe(40, &[Reason::PortDown]), bad(Reason::PortDown));
     // A symptom that ended meanwhile starts again.
     let mut history = History::new();
-    for (time, reasons) in [(10, &[Reason::PortDown][..]), (20, &[]), (30, &[Reason::PortDown]), (59, &[Reason::PortDown])] {
+    for (time, reasons) in [
+        (10, &[Reason::PortDown][..]),
+        (20, &[]),
+        (30, &[Reason::PortDown]),
+        (59, &[Reason::PortDown]),
+    ] {
         assert!(history.observe(time, reasons).is_healthy(), "{time}");
     }
     assert_eq!(history.observe(60, &[Reason::PortDown]), bad(Reason::PortDown));
@@ -83,9 +98,17 @@ fn any_symptom_during_recovery_restarts_the_hold_time() {
     let mut history = History::new();
     history.observe(10, &[Reason::NvmeDead]);
     history.observe(11, &[]);
-    assert_eq!(history.observe(20, &[Reason::NvmeNotLive]), bad(Reason::NvmeNotLive), "the newest reason is reported");
+    assert_eq!(
+        history.observe(20, &[Reason::NvmeNotLive]),
+        bad(Reason::NvmeNotLive),
+        "the newest reason is reported"
+    );
     assert_eq!(history.healthy_again_at(21), 21 + 30);
-    assert_eq!((history.0.flaps, history.0.incidents.len()), (1, 1), "it was never healthy between them");
+    assert_eq!(
+        (history.0.flaps, history.0.incidents.len()),
+        (1, 1),
+        "it was never healthy between them"
+    );
 }
 
 #[test]
@@ -103,7 +126,11 @@ fn the_hold_time_doubles_with_each_repeated_failure_until_the_device_latches() {
     history.0.apply_instruction(&OperatorRequest::Uncordon, at(now + 9001));
     assert!(history.observe(now + 9002, &[]).is_healthy(), "it has long been without symptoms");
     history.observe(now + 9003, &[Reason::OffTheBus]);
-    assert_eq!(history.healthy_again_at(now + 9004), now + 9004 + 30, "an uncordon resets the count of failures");
+    assert_eq!(
+        history.healthy_again_at(now + 9004),
+        now + 9004 + 30,
+        "an uncordon resets the count of failures"
+    );
 }
 
 #[test]
@@ -138,17 +165,30 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
         (EventKind::RecoveryAction(Some("GPU Reset Required".into())), Reason::Xid),
     ] {
         let done = EventKind::RecoveryAction(None);
-        for cure in [Some(EventKind::Bound), Some(EventKind::Recovered), Some(EventKind::WasReset), Some(done), None] {
+        for cure in [
+            Some(EventKind::Bound),
+            Some(EventKind::Recovered),
+            Some(EventKind::WasReset),
+            Some(done),
+            None,
+        ] {
             let mut history = History::new();
             assert_eq!(history.apply_event(10, &fault), bad(reason));
-            assert_eq!(history.observe(5000, &[]), bad(reason), "{fault:?} was cleared without a reset");
+            assert_eq!(
+                history.observe(5000, &[]),
+                bad(reason),
+                "{fault:?} was cleared without a reset"
+            );
             match cure {
                 Some(cure) => drop(history.apply_event(5001, &cure)),
                 // It was removed and returned.
                 None => drop(history.observe(5001, &[Reason::DeviceGone])),
             }
             assert!(!history.observe(5002, &[]).is_healthy());
-            assert_eq!(history.healthy_again_at(5003), 5002 + if history.0.incidents.len() == 1 { 30 } else { 60 });
+            assert_eq!(
+                history.healthy_again_at(5003),
+                5002 + if history.0.incidents.len() == 1 { 30 } else { 60 }
+            );
         }
     }
 }
@@ -156,7 +196,13 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
 #[test]
 fn application_errors_and_unbinds_are_no_failures() {
     let mut history = History::new();
-    for kind in [EventKind::Xid(13), EventKind::Unbound, EventKind::WasReset, EventKind::Bound, EventKind::RecoveryAction(None)] {
+    for kind in [
+        EventKind::Xid(13),
+        EventKind::Unbound,
+        EventKind::WasReset,
+        EventKind::Bound,
+        EventKind::RecoveryAction(None),
+    ] {
         assert!(history.apply_event(10, &kind).is_healthy());
     }
     assert!(history.0.is_blank());
@@ -168,7 +214,10 @@ fn events_from_before_a_reset_are_ignored() {
     history.apply_event(10, &EventKind::Xid(79));
     history.apply_event(20, &EventKind::Bound);
     let healthy_at = history.healthy_again_at(21);
-    assert!(history.apply_event(10, &EventKind::Xid(79)).is_healthy(), "a restarted daemon reads the kernel's log from its start");
+    assert!(
+        history.apply_event(10, &EventKind::Xid(79)).is_healthy(),
+        "a restarted daemon reads the kernel's log from its start"
+    );
     assert_eq!(history.apply_event(healthy_at + 1, &EventKind::Xid(79)), bad(Reason::Xid));
 }
 
@@ -194,10 +243,15 @@ fn symptoms_from_before_a_reset_do_not_count() {
     let mut history = History::new();
     assert_eq!(history.observe(10, &[Reason::AerFatal]), bad(Reason::AerFatal));
     history.apply_event(12, &EventKind::Recovered);
-    assert_eq!(history.observe_with_probe_at(13, 10, &[Reason::AerFatal]), bad(Reason::AerFatal), "there has been no probe since");
+    assert_eq!(
+        history.observe_with_probe_at(13, 10, &[Reason::AerFatal]),
+        bad(Reason::AerFatal),
+        "there has been no probe since"
+    );
     assert_eq!(history.healthy_again_at(14), 14 + 30);
     // The same for errors that were counted before the reset and are read after it.
-    let counters = |value| BTreeMap::from([(Counter { reason: Reason::AerFatal, at: own() }, value)]);
+    let counters =
+        |value| BTreeMap::from([(Counter { reason: Reason::AerFatal, at: own() }, value)]);
     history.0.count(&counters(1), own(), at(100));
     history.apply_event(105, &EventKind::Recovered);
     assert!(history.0.count(&counters(2), own(), at(110)).is_empty());
@@ -209,7 +263,10 @@ fn a_scan_does_not_prolong_the_symptom_of_a_probe() {
     let mut history = History::new();
     history.observe(10, &[Reason::PortDown]);
     assert!(history.observe_with_probe_at(39, 30, &[Reason::PortDown]).is_healthy());
-    assert!(history.observe_with_probe_at(40, 30, &[Reason::PortDown]).is_healthy(), "a scan that overtook the probe");
+    assert!(
+        history.observe_with_probe_at(40, 30, &[Reason::PortDown]).is_healthy(),
+        "a scan that overtook the probe"
+    );
     assert!(history.observe(41, &[]).is_healthy() && history.0.incidents.is_empty());
 }
 
@@ -231,7 +288,8 @@ fn counters_count_from_their_first_value() {
     let counter = |reason| Counter { reason, at: own() };
     let mut verdict = History::new().0;
     let mut count = |value: u64, time| {
-        let risen = verdict.count(&BTreeMap::from([(counter(Reason::AerFatal), value)]), own(), at(time));
+        let risen =
+            verdict.count(&BTreeMap::from([(counter(Reason::AerFatal), value)]), own(), at(time));
         risen.into_iter().map(|symptom| symptom.detail).collect::<Vec<_>>()
     };
     assert_eq!(count(7, 1), Vec::<String>::new(), "from before the daemon's start");
@@ -248,12 +306,16 @@ fn a_lower_counter_proves_a_reset_if_it_is_the_devices_own() {
     let bridge: PciAddress = "0000:00:01.0".parse().unwrap();
     for (of, is_cleared) in [(own(), true), (bridge, false)] {
         let mut history = History::new();
-        let counters = |value| BTreeMap::from([(Counter { reason: Reason::AerNonfatal, at: of }, value)]);
+        let counters =
+            |value| BTreeMap::from([(Counter { reason: Reason::AerNonfatal, at: of }, value)]);
         history.0.count(&counters(5), own(), at(9));
         history.observe(10, &[Reason::AerFatal]);
         assert_eq!(history.observe(500, &[]), bad(Reason::AerFatal));
         history.0.count(&counters(0), own(), at(501));
-        assert_eq!(history.observe(502, &[]).is_healthy() || history.observe(600, &[]).is_healthy(), is_cleared);
+        assert_eq!(
+            history.observe(502, &[]).is_healthy() || history.observe(600, &[]).is_healthy(),
+            is_cleared
+        );
     }
 }
 
@@ -272,7 +334,11 @@ fn a_reboot_clears_failures_but_no_cordon_after_one_probe_without_symptoms() {
     history.0.continue_in("one more");
     assert_eq!(history.observe(1, &[]), bad(Reason::Cordoned));
     assert_eq!(history.0.cordon.as_ref().map(|cordon| cordon.reason.as_str()), Some("fan"));
-    assert_eq!(history.0.detail(Reason::Cordoned), "", "logs and pages do not show the operator's text");
+    assert_eq!(
+        history.0.detail(Reason::Cordoned),
+        "",
+        "logs and pages do not show the operator's text"
+    );
     history.0.apply_instruction(&OperatorRequest::Uncordon, at(3));
     assert!(history.0.health().is_healthy());
 }
@@ -334,7 +400,8 @@ fn play(history: &mut History, now: u64, what: u8, which: u8) {
 
 /// The verdict after a restart of the daemon.
 fn restarted(history: &History) -> History {
-    let mut verdict: Verdict = serde_json::from_str(&serde_json::to_string(&history.0).unwrap()).unwrap();
+    let mut verdict: Verdict =
+        serde_json::from_str(&serde_json::to_string(&history.0).unwrap()).unwrap();
     verdict.continue_in("boot");
     History(verdict)
 }

@@ -82,12 +82,27 @@ impl SimNode {
 
     fn write_card(&self, adapter: usize, vfs: usize) -> io::Result<()> {
         let numa = adapter % ADAPTERS;
-        let (port, pf) = (at(CARDS, adapter * FUNCTIONS_OF_BUS + FUNCTIONS_OF_BUS - 1), at(CARDS, adapter * FUNCTIONS_OF_BUS));
+        let (port, pf) = (
+            at(CARDS, adapter * FUNCTIONS_OF_BUS + FUNCTIONS_OF_BUS - 1),
+            at(CARDS, adapter * FUNCTIONS_OF_BUS),
+        );
         let root = format!("pci0002:00/{port}");
-        self.function(&Function { path: root.clone(), numa, class: "0x060400", ids: ("0x8086", "0x352a"), driver: Some("pcieport") })?;
+        self.function(&Function {
+            path: root.clone(),
+            numa,
+            class: "0x060400",
+            ids: ("0x8086", "0x352a"),
+            driver: Some("pcieport"),
+        })?;
         let function = |path: &str, device| {
             let driver = Some("mlx5_core");
-            self.function(&Function { path: path.to_owned(), numa, class: "0x020000", ids: ("0x15b3", device), driver })
+            self.function(&Function {
+                path: path.to_owned(),
+                numa,
+                class: "0x020000",
+                ids: ("0x15b3", device),
+                driver,
+            })
         };
         let path = format!("{root}/{pf}");
         function(&path, "0x1021")?;
@@ -96,7 +111,12 @@ impl SimNode {
         // Numbered after those of the small node; each adapter has one RDMA device for itself and
         // one for each virtual function.
         let first = ADAPTERS * (1 + VFS_PER_ADAPTER) + adapter * (1 + VFS_OF_ADAPTER);
-        self.rdma_device(&path, &format!("mlx5_{first}"), first, &format!("a088:c203:0051:{adapter:04x}"))?;
+        self.rdma_device(
+            &path,
+            &format!("mlx5_{first}"),
+            first,
+            &format!("a088:c203:0051:{adapter:04x}"),
+        )?;
         self.net_device(&path, &format!("ens2{adapter:02}np0"))?;
         for number in 0..vfs {
             let vf = at(CARDS, adapter * FUNCTIONS_OF_BUS + 1 + number);
@@ -115,9 +135,21 @@ impl SimNode {
     fn write_one_of_block(&self, number: usize) -> io::Result<()> {
         let (block, place) = (number / BLOCK, number % BLOCK);
         let (own, numa) = (at(BLOCKS, number), block % ADAPTERS);
-        let bridges: Vec<String> = (0..place.min(BRIDGES)).map(|bridge| at(BLOCKS, block * BLOCK + bridge).to_string()).collect();
-        let under = |bridges: &[String]| [&["pci0001:00".to_owned()], bridges, &[own.to_string()]].concat().join("/");
-        let driven = |class, ids, driver| self.function(&Function { path: under(&bridges), numa, class, ids, driver: Some(driver) });
+        let bridges: Vec<String> = (0..place.min(BRIDGES))
+            .map(|bridge| at(BLOCKS, block * BLOCK + bridge).to_string())
+            .collect();
+        let under = |bridges: &[String]| {
+            [&["pci0001:00".to_owned()], bridges, &[own.to_string()]].concat().join("/")
+        };
+        let driven = |class, ids, driver| {
+            self.function(&Function {
+                path: under(&bridges),
+                numa,
+                class,
+                ids,
+                driver: Some(driver),
+            })
+        };
         match place {
             0..BRIDGES => driven("0x060400", ("0x1000", "0xc030"), "pcieport"),
             BRIDGES => {
@@ -134,13 +166,21 @@ impl SimNode {
 
     fn write_disk(&self, path: &str, number: usize) -> io::Result<()> {
         let (controller, disk) = (format!("{path}/nvme/nvme{number}"), format!("nvme{number}n1"));
-        let files = [("state", "live"), ("transport", "pcie"), ("model", "SAMSUNG MZQL23T8HCLS-00A07"), ("firmware_rev", "GDC5602Q")];
+        let files = [
+            ("state", "live"),
+            ("transport", "pcie"),
+            ("model", "SAMSUNG MZQL23T8HCLS-00A07"),
+            ("firmware_rev", "GDC5602Q"),
+        ];
         for (file, text) in files {
             self.write(&format!("sys/devices/{controller}/{file}"), text)?;
         }
         self.write(&format!("sys/devices/{controller}/serial"), &format!("S64HNE0T{number:06}"))?;
         self.write(&format!("sys/devices/{controller}/{disk}/nsid"), "1")?;
-        self.write(&format!("sys/devices/{controller}/{disk}/wwid"), &format!("eui.36344830{number:016x}"))?;
+        self.write(
+            &format!("sys/devices/{controller}/{disk}/wwid"),
+            &format!("eui.36344830{number:016x}"),
+        )?;
         self.class_link("nvme", &format!("nvme{number}"), &controller)?;
         self.create_node(&format!("/dev/{disk}"))
     }
@@ -148,7 +188,8 @@ impl SimNode {
     /// Nearly all functions are of this kind, with the same content. They share their files by hard
     /// links; otherwise a tree of ten thousand functions would fill a disk.
     fn write_idle(&self, path: &str, own: PciAddress) -> io::Result<()> {
-        let (folder, shared) = (self.root.join(format!("sys/devices/{path}")), self.root.join("idle"));
+        let (folder, shared) =
+            (self.root.join(format!("sys/devices/{path}")), self.root.join("idle"));
         fs::create_dir_all(folder.join("power"))?;
         for (file, text) in IDLE {
             let shared = shared.join(file.replace('/', "-"));
@@ -166,7 +207,11 @@ impl SimNode {
 fn at(domain: u32, number: usize) -> PciAddress {
     let small = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
     let place = number % FUNCTIONS_OF_BUS;
-    PciAddress { domain, device: small(place / 8), ..address(number / FUNCTIONS_OF_BUS, small(place % 8)) }
+    PciAddress {
+        domain,
+        device: small(place / 8),
+        ..address(number / FUNCTIONS_OF_BUS, small(place % 8))
+    }
 }
 
 #[cfg(test)]
@@ -187,10 +232,18 @@ mod tests {
         assert_eq!(found.functions.len(), 300);
         let vfs = found.functions.values().filter(|function| function.is_vf()).count();
         assert_eq!(vfs, 100 + ADAPTERS * VFS_PER_ADAPTER);
-        assert!(found.functions.values().all(|function| !function.is_vf() || function.vf_index.is_some() && function.net.len() == 1));
+        assert!(
+            found.functions.values().all(|function| !function.is_vf()
+                || function.vf_index.is_some() && function.net.len() == 1)
+        );
 
-        let mut specs: Vec<_> = defaults::specs(&found).into_iter().map(std::sync::Arc::new).collect();
-        specs.push(spec("example.com/vf", DeviceClass::Rdma, Select { vf: Some(true), ..Select::default() }));
+        let mut specs: Vec<_> =
+            defaults::specs(&found).into_iter().map(std::sync::Arc::new).collect();
+        specs.push(spec(
+            "example.com/vf",
+            DeviceClass::Rdma,
+            Select { vf: Some(true), ..Select::default() },
+        ));
         specs.push(spec("example.com/disk", DeviceClass::Nvme, Select::default()));
         let found = discover(&root, &specs, &BTreeMap::new());
         let offered: Vec<usize> = ["example.com/disk", "example.com/vf", "nvidia.com/gpu"]
@@ -198,9 +251,19 @@ mod tests {
             .to_vec();
         assert_eq!(offered, [3, vfs, GPUS + 3]);
         // Ids, nodes and indexes are unique.
-        let of = |name: &str| -> BTreeSet<&str> { found.devices.iter().filter_map(|device| device.attribute(name)).collect() };
-        assert_eq!((of("uuid").len(), of("index").len(), of("serial").len()), (GPUS + 3, GPUS + 3, 3));
-        assert!(found.devices.iter().all(|device| device.nodes.iter().all(|node| root.node_exists(&node.host))));
+        let of = |name: &str| -> BTreeSet<&str> {
+            found.devices.iter().filter_map(|device| device.attribute(name)).collect()
+        };
+        assert_eq!(
+            (of("uuid").len(), of("index").len(), of("serial").len()),
+            (GPUS + 3, GPUS + 3, 3)
+        );
+        assert!(
+            found
+                .devices
+                .iter()
+                .all(|device| device.nodes.iter().all(|node| root.node_exists(&node.host)))
+        );
     }
 
     #[test]

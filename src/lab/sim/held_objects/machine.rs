@@ -2,8 +2,9 @@
 
 use super::super::random::Random;
 use crate::domain::{
-    AllocId, Attributes, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment,
-    NodePattern, Object, PciFunction, PendingHooks, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
+    AllocId, Attributes, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber,
+    Evidence, Inventory, Listed, Moment, NodePattern, Object, PciFunction, PendingHooks,
+    ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
 };
 use crate::hardware::{HeldNode, NamedNode, name_nodes, select};
 use crate::health::core::{self, Judge, Rules};
@@ -59,8 +60,14 @@ pub(super) struct Pod {
     pub(super) is_shared: bool,
 }
 
-pub(super) fn resource(name: &str, class: DeviceClass, globs: &[&str], sharing: Sharing) -> Arc<ResourceSpec> {
-    let path = |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
+pub(super) fn resource(
+    name: &str,
+    class: DeviceClass,
+    globs: &[&str],
+    sharing: Sharing,
+) -> Arc<ResourceSpec> {
+    let path =
+        |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
     let paths = globs.iter().map(path).collect();
     Arc::new(ResourceSpec { paths, sharing, ..ResourceSpec::new(name.parse().unwrap(), class) })
 }
@@ -69,12 +76,21 @@ pub(super) fn resource(name: &str, class: DeviceClass, globs: &[&str], sharing: 
 pub(super) fn configurations() -> Vec<Vec<Arc<ResourceSpec>>> {
     let tty = |sharing| resource("a.com/tty", DeviceClass::Char, &["tty"], sharing);
     let gpu = |sharing| {
-        Arc::new(ResourceSpec { select: Select::default(), sharing, ..(*resource("a.com/gpu", DeviceClass::Gpu, &[], sharing)).clone() })
+        Arc::new(ResourceSpec {
+            select: Select::default(),
+            sharing,
+            ..(*resource("a.com/gpu", DeviceClass::Gpu, &[], sharing)).clone()
+        })
     };
     let node = |sharing| resource("b.com/render", DeviceClass::Char, &["renderD128"], sharing);
     let (one, two) = (Sharing::Exclusive, Sharing::Replicas(2));
     vec![
-        vec![tty(one), resource("a.com/disk", DeviceClass::Char, &DISK_NODES, one), gpu(one), node(one)],
+        vec![
+            tty(one),
+            resource("a.com/disk", DeviceClass::Char, &DISK_NODES, one),
+            gpu(one),
+            node(one),
+        ],
         vec![
             tty(two),
             resource("a.com/disk", DeviceClass::Char, &["sda1", "sda2"], one),
@@ -82,14 +98,24 @@ pub(super) fn configurations() -> Vec<Vec<Arc<ResourceSpec>>> {
             gpu(two),
             node(one),
         ],
-        vec![resource("b.com/tty", DeviceClass::Char, &["tty"], one), resource("a.com/disk", DeviceClass::Char, &["sg0"], one), node(one)],
+        vec![
+            resource("b.com/tty", DeviceClass::Char, &["tty"], one),
+            resource("a.com/disk", DeviceClass::Char, &["sg0"], one),
+            node(one),
+        ],
     ]
 }
 
 impl Machine {
     pub(super) fn new(seed: u64) -> Self {
         let specs = configurations().remove(0);
-        let judge = Judge::new(specs.clone().into(), Arc::default(), &Listed::new(), Rules::default(), &BTreeMap::new());
+        let judge = Judge::new(
+            specs.clone().into(),
+            Arc::default(),
+            &Listed::new(),
+            Rules::default(),
+            &BTreeMap::new(),
+        );
         Machine {
             random: Random::new(seed),
             now: 1000,
@@ -123,11 +149,23 @@ impl Machine {
                 links.extend((*link == Some(stick)).then(|| format!("/dev/serial/by-id/{name}")));
             }
             links.extend(by_path.then(|| format!("/dev/serial/by-path/pci-{stick}")));
-            let kernel = format!("pci0000:00/0000:00:14.0/usb1/1-{stick}/ttyUSB{number}/tty/ttyUSB{number}");
-            let device = DeviceNumber { is_block: false, major: 188, minor: u32::try_from(*number).unwrap() };
-            nodes.push((node(&format!("/dev/ttyUSB{number}"), links, device, &kernel), device, "tty", attributes(&kernel, None)));
+            let kernel =
+                format!("pci0000:00/0000:00:14.0/usb1/1-{stick}/ttyUSB{number}/tty/ttyUSB{number}");
+            let device = DeviceNumber {
+                is_block: false,
+                major: 188,
+                minor: u32::try_from(*number).unwrap(),
+            };
+            nodes.push((
+                node(&format!("/dev/ttyUSB{number}"), links, device, &kernel),
+                device,
+                "tty",
+                attributes(&kernel, None),
+            ));
         }
-        for (minor, name) in DISK_NODES.iter().enumerate().filter(|(_, name)| self.disk_nodes.contains(*name)) {
+        for (minor, name) in
+            DISK_NODES.iter().enumerate().filter(|(_, name)| self.disk_nodes.contains(*name))
+        {
             let (kernel, partition) = match *name {
                 "sda1" => ("pci0000:00/0000:00:17.0/host0/0:0:0:0/block/sda/sda1", Some("1")),
                 "sda2" => ("pci0000:00/0000:00:17.0/host0/0:0:0:0/block/sda/sda2", Some("2")),
@@ -135,12 +173,26 @@ impl Machine {
                 "sg0" => ("pci0000:00/0000:00:17.0/host0/0:0:0:0/scsi_generic/sg0", None),
                 _ => ("pci0000:00/0000:00:17.0/host0/0:0:0:0/block/sda", None),
             };
-            let device = DeviceNumber { is_block: *name != "sg0", major: 8, minor: u32::try_from(minor).unwrap() };
-            nodes.push((node(&format!("/dev/{name}"), Vec::new(), device, kernel), device, name, attributes(kernel, Some(partition))));
+            let device = DeviceNumber {
+                is_block: *name != "sg0",
+                major: 8,
+                minor: u32::try_from(minor).unwrap(),
+            };
+            nodes.push((
+                node(&format!("/dev/{name}"), Vec::new(), device, kernel),
+                device,
+                name,
+                attributes(kernel, Some(partition)),
+            ));
         }
         let kernel = "pci0000:00/0000:18:00.0/drm/renderD128";
         let device = DeviceNumber { is_block: false, major: 226, minor: 128 };
-        nodes.push((node("/dev/dri/renderD128", Vec::new(), device, kernel), device, "renderD128", attributes(kernel, None)));
+        nodes.push((
+            node("/dev/dri/renderD128", Vec::new(), device, kernel),
+            device,
+            "renderD128",
+            attributes(kernel, None),
+        ));
         nodes
     }
 
@@ -152,15 +204,24 @@ impl Machine {
             .flat_map(|grant| grant.devices.iter().map(move |device| (grant, device)))
             .map(|(grant, device)| HeldNode {
                 id: device.id.shared().unwrap_or_else(|| device.id.clone()),
-                objects: if device.objects.is_empty() { grant.objects() } else { device.objects.clone() },
+                objects: if device.objects.is_empty() {
+                    grant.objects()
+                } else {
+                    device.objects.clone()
+                },
             })
             .collect();
         let nodes = self.nodes();
         let named: Vec<NamedNode> = nodes.iter().map(|(node, ..)| node.clone()).collect();
         let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
         let mut devices = vec![Arc::new(gpu())];
-        for (name, (found, number, glob, attributes)) in name_nodes(&named, &held).into_iter().zip(&nodes) {
-            let of = self.specs.iter().find(|spec| spec.paths.iter().any(|path| path.host == NodePattern::from(*glob)));
+        for (name, (found, number, glob, attributes)) in
+            name_nodes(&named, &held).into_iter().zip(&nodes)
+        {
+            let of = self
+                .specs
+                .iter()
+                .find(|spec| spec.paths.iter().any(|path| path.host == NodePattern::from(*glob)));
             let Some(spec) = of else { continue };
             chars.insert(name.key.clone(), spec.name.clone());
             devices.push(Arc::new(Device {
@@ -169,15 +230,23 @@ impl Machine {
                 class: DeviceClass::Char,
                 pci: None,
                 numa_nodes: Vec::new(),
-                nodes: vec![DeviceNode { number: Some(*number), ..DeviceNode::at(found.path.clone()) }],
+                nodes: vec![DeviceNode {
+                    number: Some(*number),
+                    ..DeviceNode::at(found.path.clone())
+                }],
                 attributes: attributes.clone(),
             }));
         }
         let selection = select(&devices, &chars, &self.specs);
-        let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
+        let ids =
+            |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
         let evidence = Evidence {
             began: self.moment(),
-            selected: selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).collect(),
+            selected: selection
+                .resources
+                .iter()
+                .map(|(name, devices)| (name.clone(), ids(devices)))
+                .collect(),
             devices: devices.into_iter().map(|device| (device.id.clone(), device)).collect(),
             missing_nodes: BTreeSet::new(),
             unfulfilled: BTreeMap::new(),
@@ -189,7 +258,9 @@ impl Machine {
 
     pub(super) fn publish(&mut self) {
         let held = core::held(self.ledger.grants().map(AsRef::as_ref));
-        if let Some(inventory) = self.judge.judge(&held, &PendingHooks::new(), Duration::from_secs(self.now)) {
+        if let Some(inventory) =
+            self.judge.judge(&held, &PendingHooks::new(), Duration::from_secs(self.now))
+        {
             self.inventory = inventory;
         }
     }
@@ -204,16 +275,28 @@ impl Machine {
             "renderD128" => vec!["gpu".to_owned()],
             _ => {
                 let number: usize = name.strip_prefix("ttyUSB").unwrap().parse().unwrap();
-                let stick = self.sticks.iter().position(|stick| stick.is_some_and(|plugged| plugged.number == number));
+                let stick = self
+                    .sticks
+                    .iter()
+                    .position(|stick| stick.is_some_and(|plugged| plugged.number == number));
                 // The cgroup lets the container open any device with this number, now and later.
-                stick.map(|stick| format!("stick{stick}")).into_iter().chain([format!("number{number}")]).collect()
+                stick
+                    .map(|stick| format!("stick{stick}"))
+                    .into_iter()
+                    .chain([format!("number{number}")])
+                    .collect()
             }
         };
         all.into_iter().collect()
     }
 }
 
-pub(super) fn node(path: &str, links: Vec<String>, number: DeviceNumber, kernel: &str) -> NamedNode {
+pub(super) fn node(
+    path: &str,
+    links: Vec<String>,
+    number: DeviceNumber,
+    kernel: &str,
+) -> NamedNode {
     NamedNode {
         path: path.into(),
         links,
@@ -234,7 +317,10 @@ pub(super) fn attributes(kernel: &str, disk: Option<Option<&str>>) -> Attributes
 
 /// A GPU whose render node may also be offered alone.
 pub(super) fn gpu() -> Device {
-    let function = PciFunction { driver: Some("amdgpu".into()), ..PciFunction::at("0000:18:00.0".parse().unwrap()) };
+    let function = PciFunction {
+        driver: Some("amdgpu".into()),
+        ..PciFunction::at("0000:18:00.0".parse().unwrap())
+    };
     let number = Some(DeviceNumber { is_block: false, major: 226, minor: 128 });
     Device {
         id: DeviceId::new("0000:18:00.0"),

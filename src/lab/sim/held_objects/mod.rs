@@ -14,8 +14,8 @@ mod machine;
 
 use self::machine::{DISK_NODES, Machine, NUMBERS, Plugged, Pod, STICKS, configurations};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState, GrantedDevice, Listed, Object, PendingHooks,
-    ResourceName, Safeguard, Timestamp,
+    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState,
+    GrantedDevice, Listed, Object, PendingHooks, ResourceName, Safeguard, Timestamp,
 };
 use crate::health::core::{Judge, Rules};
 use crate::ledger::core::{Ledger, held_as_other};
@@ -29,30 +29,45 @@ impl Machine {
     /// The kubelet gives a container a device. The error describes an object that two containers
     /// have now.
     fn allocate(&mut self) -> Result<(), String> {
-        let given: BTreeSet<(&ResourceName, &DeviceId)> = self.pods.iter().map(|pod| (&pod.resource, &pod.id)).collect();
+        let given: BTreeSet<(&ResourceName, &DeviceId)> =
+            self.pods.iter().map(|pod| (&pod.resource, &pod.id)).collect();
         let free: Vec<(ResourceName, DeviceId)> = self
             .known
             .resources
             .iter()
-            .flat_map(|(name, offering)| offering.devices.iter().map(move |(id, offered)| (name, id, offered)))
-            .filter(|(name, id, offered)| offered.health.is_healthy() && !given.contains(&(*name, *id)))
+            .flat_map(|(name, offering)| {
+                offering.devices.iter().map(move |(id, offered)| (name, id, offered))
+            })
+            .filter(|(name, id, offered)| {
+                offered.health.is_healthy() && !given.contains(&(*name, *id))
+            })
             .map(|(name, id, _)| (name.clone(), id.clone()))
             .collect();
         if free.is_empty() {
             return Ok(());
         }
         let (resource, id) = free[self.random.below(free.len())].clone();
-        let Some(offering) = self.inventory.resources.get(&resource).cloned() else { return Ok(()) };
-        let Ok(offered) = serving::core::decide(&offering, std::slice::from_ref(&id)) else { return Ok(()) };
+        let Some(offering) = self.inventory.resources.get(&resource).cloned() else {
+            return Ok(());
+        };
+        let Ok(offered) = serving::core::decide(&offering, std::slice::from_ref(&id)) else {
+            return Ok(());
+        };
         let device = Arc::clone(&offered[0].device);
         // Allocate finds that a node is absent.
-        let exists =
-            |node: &DeviceNode| self.nodes().iter().any(|(found, ..)| found.path == node.host) || node.host == "/dev/dri/renderD128";
+        let exists = |node: &DeviceNode| {
+            self.nodes().iter().any(|(found, ..)| found.path == node.host)
+                || node.host == "/dev/dri/renderD128"
+        };
         if !device.nodes.iter().all(exists) {
             return Ok(());
         }
         self.grants += 1;
-        let path = |node: &DeviceNode| EditDevice { host: node.host.clone(), container: node.container.clone(), permissions: "rw".into() };
+        let path = |node: &DeviceNode| EditDevice {
+            host: node.host.clone(),
+            container: node.container.clone(),
+            permissions: "rw".into(),
+        };
         let grant = Grant {
             alloc_id: AllocId::new(format!("a-{:04}", self.grants)),
             resource: resource.clone(),
@@ -63,7 +78,10 @@ impl Machine {
                 nodes: Vec::new(),
                 objects: device.objects(),
             }],
-            edits: ContainerEdits { devices: device.nodes.iter().map(path).collect(), ..ContainerEdits::default() },
+            edits: ContainerEdits {
+                devices: device.nodes.iter().map(path).collect(),
+                ..ContainerEdits::default()
+            },
             boot_id: String::new(),
             kubelet: None,
             granted_at: Timestamp(self.now),
@@ -73,16 +91,29 @@ impl Machine {
         if held_as_other(&self.ledger, std::iter::empty(), &grant).is_some() {
             return Ok(());
         }
-        let real_objects: BTreeSet<String> = device.nodes.iter().flat_map(|node| self.real_objects(&node.host)).collect();
+        let real_objects: BTreeSet<String> =
+            device.nodes.iter().flat_map(|node| self.real_objects(&node.host)).collect();
         let is_shared = !offering.spec.is_exclusive();
         self.history.push(format!("{resource} {id} is granted: {real_objects:?}"));
         let other = self.pods.iter().find(|pod| {
             let is_meant = pod.is_shared && is_shared && pod.resource == resource;
             !is_meant && !pod.real_objects.is_disjoint(&real_objects)
         });
-        let twice = other.map(|other| format!("{:?} of {} {} and of {resource} {id}", other.real_objects, other.resource, other.id));
+        let twice = other.map(|other| {
+            format!(
+                "{:?} of {} {} and of {resource} {id}",
+                other.real_objects, other.resource, other.id
+            )
+        });
         let node = device.nodes[0].host.clone();
-        self.pods.push(Pod { alloc_id: grant.alloc_id.clone(), resource, id, node, real_objects, is_shared });
+        self.pods.push(Pod {
+            alloc_id: grant.alloc_id.clone(),
+            resource,
+            id,
+            node,
+            real_objects,
+            is_shared,
+        });
         self.ledger.evolve(&Entry::Grant(Arc::new(grant)));
         twice.map_or(Ok(()), Err)
     }
@@ -113,8 +144,12 @@ impl Machine {
             let nodes = self.nodes();
             let found = |path: &str| {
                 nodes.iter().find(|(node, ..)| node.path == path).map(|(node, _, _, attributes)| {
-                    let disk =
-                        attributes.get("disk_id").map(|id| Object::disk(id, attributes.get("disk_partition").and_then(|n| n.parse().ok())));
+                    let disk = attributes.get("disk_id").map(|id| {
+                        Object::disk(
+                            id,
+                            attributes.get("disk_partition").and_then(|n| n.parse().ok()),
+                        )
+                    });
                     node.objects.iter().cloned().chain(disk).collect::<Vec<_>>()
                 })
             };
@@ -125,9 +160,21 @@ impl Machine {
                 grant.resolve(|path| found(path).unwrap_or_default())
             });
             self.names.clear();
-            self.ledger = Ledger::from_recovered(rebuilt, BTreeMap::new(), Listed::new(), PendingHooks::new(), BTreeMap::new());
+            self.ledger = Ledger::from_recovered(
+                rebuilt,
+                BTreeMap::new(),
+                Listed::new(),
+                PendingHooks::new(),
+                BTreeMap::new(),
+            );
         }
-        self.judge = Judge::new(self.specs.clone().into(), Arc::default(), &Listed::new(), Rules::default(), &BTreeMap::new());
+        self.judge = Judge::new(
+            self.specs.clone().into(),
+            Arc::default(),
+            &Listed::new(),
+            Rules::default(),
+            &BTreeMap::new(),
+        );
         self.inventory = Arc::default();
         self.scan();
     }
@@ -137,8 +184,11 @@ impl Machine {
         match self.random.below(15) {
             0 => {
                 let stick = self.random.below(STICKS);
-                let free: Vec<usize> =
-                    (0..NUMBERS).filter(|number| !self.sticks.iter().flatten().any(|plugged| plugged.number == *number)).collect();
+                let free: Vec<usize> = (0..NUMBERS)
+                    .filter(|number| {
+                        !self.sticks.iter().flatten().any(|plugged| plugged.number == *number)
+                    })
+                    .collect();
                 if self.sticks[stick].is_none() && !free.is_empty() {
                     let number = free[self.random.below(free.len())];
                     self.sticks[stick] = Some(Plugged { number, by_path: self.random.chance(0.7) });
@@ -151,8 +201,13 @@ impl Machine {
                 let stick = self.random.below(STICKS);
                 self.sticks[stick] = None;
                 // A container loses a stick that is taken out. It keeps the number.
-                self.pods.iter_mut().for_each(|pod| pod.real_objects.retain(|object| *object != format!("stick{stick}")));
-                self.by_id.iter_mut().filter(|link| **link == Some(stick)).for_each(|link| *link = None);
+                self.pods.iter_mut().for_each(|pod| {
+                    pod.real_objects.retain(|object| *object != format!("stick{stick}"))
+                });
+                self.by_id
+                    .iter_mut()
+                    .filter(|link| **link == Some(stick))
+                    .for_each(|link| *link = None);
                 self.history.push(format!("stick{stick} is taken out"));
             }
             2 => {
@@ -180,7 +235,10 @@ impl Machine {
                         self.disk_nodes.insert(node);
                     }
                     // Without the kernel device, a container can reach nothing through it.
-                    self.pods.iter_mut().filter(|pod| pod.node.ends_with(&format!("/{node}"))).for_each(|pod| pod.real_objects.clear());
+                    self.pods
+                        .iter_mut()
+                        .filter(|pod| pod.node.ends_with(&format!("/{node}")))
+                        .for_each(|pod| pod.real_objects.clear());
                 }
             }
             5 => {
@@ -211,13 +269,18 @@ fn run_history(seed: u64) -> Result<usize, String> {
     let mut machine = Machine::new(seed);
     machine.scan();
     for _ in 0..40 {
-        machine.step().map_err(|twice| format!("seed {seed}: {twice}\n{}", machine.history.join("\n")))?;
+        machine
+            .step()
+            .map_err(|twice| format!("seed {seed}: {twice}\n{}", machine.history.join("\n")))?;
     }
     Ok(usize::try_from(machine.grants).unwrap())
 }
 
 fn histories() -> u64 {
-    std::env::var("HOLDFAST_HISTORIES").ok().and_then(|histories| histories.parse().ok()).unwrap_or(500)
+    std::env::var("HOLDFAST_HISTORIES")
+        .ok()
+        .and_then(|histories| histories.parse().ok())
+        .unwrap_or(500)
 }
 
 #[test]
@@ -226,7 +289,10 @@ fn no_two_containers_have_one_object() {
     let grants: usize = thread::scope(|scope| {
         let part = |first| {
             move || {
-                (first..histories()).step_by(threads).map(|seed| run_history(seed).unwrap_or_else(|twice| panic!("{twice}"))).sum::<usize>()
+                (first..histories())
+                    .step_by(threads)
+                    .map(|seed| run_history(seed).unwrap_or_else(|twice| panic!("{twice}")))
+                    .sum::<usize>()
             }
         };
         let parts: Vec<_> = (0..threads as u64).map(|first| scope.spawn(part(first))).collect();
@@ -237,6 +303,7 @@ fn no_two_containers_have_one_object() {
 
 #[test]
 fn without_the_rule_two_containers_have_one_object() {
-    let twice = Safeguard::HeldObjects.without(|| (0..500).find_map(|seed| run_history(seed).err()));
+    let twice =
+        Safeguard::HeldObjects.without(|| (0..500).find_map(|seed| run_history(seed).err()));
     assert!(twice.is_some(), "the histories do not detect the missing rule");
 }

@@ -38,13 +38,19 @@ enum Work {
 pub(super) async fn sync_loop(shared: &Arc<Shared>, instance: u64) {
     shared.environment.sleep(shared.behaviour.gaps.to_first_batch).await;
     shared.hook(instance, Hook::BeforeFirstBatch).await;
-    let batch = shared.in_instance(instance, |state| state.pods.iter().map(|pod| pod.spec.uid.clone()).collect::<Vec<_>>());
+    let batch = shared.in_instance(instance, |state| {
+        state.pods.iter().map(|pod| pod.spec.uid.clone()).collect::<Vec<_>>()
+    });
     for uid in batch.unwrap_or_default() {
         let spec = shared.in_instance(instance, |state| {
             let present = state.instance.as_mut()?;
             // Each pod is known before it is admitted. A pod that has ended is not admitted again.
             present.known.insert(uid.clone());
-            state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_over()).map(|pod| pod.spec.clone())
+            state
+                .pods
+                .iter()
+                .find(|pod| pod.spec.uid == uid && !pod.is_over())
+                .map(|pod| pod.spec.clone())
         });
         if let Some(spec) = spec.flatten() {
             admit(shared, instance, &spec).await;
@@ -91,7 +97,8 @@ async fn admit(shared: &Arc<Shared>, instance: u64, spec: &PodSpec) {
 /// Decides again on a running pod: a rejection leaves the pod as it is.
 async fn resize(shared: &Arc<Shared>, instance: u64, spec: &PodSpec) {
     if let Err(Halt::Refused(error)) = decide(shared, instance, spec).await {
-        shared.log(EventKind::ResizeRefused { pod_uid: spec.uid.clone(), error: error.to_string() });
+        shared
+            .log(EventKind::ResizeRefused { pod_uid: spec.uid.clone(), error: error.to_string() });
     }
 }
 
@@ -102,20 +109,33 @@ async fn decide(shared: &Shared, instance: u64, spec: &PodSpec) -> Result<(), Ha
     if spec.lacks_cpu { Err(AllocateError::NoCpu.into()) } else { Ok(()) }
 }
 
-async fn allocate(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
+async fn allocate(
+    shared: &Shared,
+    instance: u64,
+    spec: &PodSpec,
+    container: &ContainerSpec,
+) -> Result<(), Halt> {
     shared.with_instance(instance, |present| present.manager.begin(&spec.uid)).ok_or(Halt::Over)?;
     if shared.behaviour.topology_manager {
         check_topology(shared, instance, spec, container)?;
     }
     allocate_resources(shared, instance, spec, container).await?;
     let leaves_devices = container.kind == ContainerKind::Init;
-    shared.with_instance(instance, |present| present.manager.finish(&spec.uid, &container.name, leaves_devices)).ok_or(Halt::Over)
+    shared
+        .with_instance(instance, |present| {
+            present.manager.finish(&spec.uid, &container.name, leaves_devices)
+        })
+        .ok_or(Halt::Over)
 }
 
 /// The resources of a container in random order, as Go walks a map.
 pub(super) fn resources(shared: &Shared, container: &ContainerSpec) -> Vec<(ResourceName, usize)> {
     let required = |count: &u32| usize::try_from(*count).unwrap_or(usize::MAX);
-    let mut left: Vec<_> = container.resources.iter().map(|(resource, count)| (resource.clone(), required(count))).collect();
+    let mut left: Vec<_> = container
+        .resources
+        .iter()
+        .map(|(resource, count)| (resource.clone(), required(count)))
+        .collect();
     let mut order = Vec::with_capacity(left.len());
     while !left.is_empty() {
         order.push(left.remove(shared.environment.below(left.len())));
@@ -125,11 +145,20 @@ pub(super) fn resources(shared: &Shared, container: &ContainerSpec) -> Vec<(Reso
 
 /// Gives a container the devices that it has not got yet: at its admission, and at its start where
 /// nothing is recorded.
-pub(super) async fn allocate_resources(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
+pub(super) async fn allocate_resources(
+    shared: &Shared,
+    instance: u64,
+    spec: &PodSpec,
+    container: &ContainerSpec,
+) -> Result<(), Halt> {
     let (mut purged, mut changed) = (false, false);
     for (resource, required) in resources(shared, container) {
         let step = shared.in_instance(instance, |state| {
-            if !state.instance.as_ref().is_some_and(|present| present.manager.is_plugin_resource(&resource)) {
+            if !state
+                .instance
+                .as_ref()
+                .is_some_and(|present| present.manager.is_plugin_resource(&resource))
+            {
                 return Ok(Step::Nothing);
             }
             if !std::mem::replace(&mut purged, true) {
@@ -152,11 +181,17 @@ pub(super) async fn allocate_resources(shared: &Shared, instance: u64, spec: &Po
     Ok(())
 }
 
-fn check_topology(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
+fn check_topology(
+    shared: &Shared,
+    instance: u64,
+    spec: &PodSpec,
+    container: &ContainerSpec,
+) -> Result<(), Halt> {
     shared.in_instance(instance, State::purge).ok_or(Halt::Over)?;
     for (resource, required) in resources(shared, container) {
-        let hints =
-            shared.with_instance(instance, |present| present.manager.topology_hints(&spec.uid, &container.name, &resource, required));
+        let hints = shared.with_instance(instance, |present| {
+            present.manager.topology_hints(&spec.uid, &container.name, &resource, required)
+        });
         if let Err(error) = hints.ok_or(Halt::Over)? {
             shared.panic(&error);
             return Err(Halt::Over);
@@ -166,9 +201,17 @@ fn check_topology(shared: &Shared, instance: u64, spec: &PodSpec, container: &Co
 }
 
 /// Calls GetPreferredAllocation if the plugin offers it, and reserves devices by its answer.
-async fn choose(shared: &Shared, instance: u64, resource: &ResourceName, choice: Choice) -> Result<BTreeSet<DeviceId>, Halt> {
+async fn choose(
+    shared: &Shared,
+    instance: u64,
+    resource: &ResourceName,
+    choice: Choice,
+) -> Result<BTreeSet<DeviceId>, Halt> {
     let endpoint = shared.with_instance(instance, |present| {
-        let endpoint = present.manager.endpoint(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
+        let endpoint = present
+            .manager
+            .endpoint(resource)
+            .ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
         let wanted = endpoint.options.is_some_and(|options| options.preferred_allocation);
         // A stopped endpoint fails the call with its own text, inside that of the call.
         let stopped = |error: AllocateError| AllocateError::Preferred(error.to_string());
@@ -177,12 +220,16 @@ async fn choose(shared: &Shared, instance: u64, resource: &ResourceName, choice:
     let preferred = match endpoint.ok_or(Halt::Over)?? {
         None => BTreeSet::new(),
         Some(client) => {
-            let preferred = client.preferred(&choice.candidates(), choice.must_include(), choice.required).await;
+            let preferred = client
+                .preferred(&choice.candidates(), choice.must_include(), choice.required)
+                .await;
             preferred.map_err(AllocateError::Preferred)?
         }
     };
     let mut below = |count| shared.environment.below(count);
-    Ok(shared.with_instance(instance, |present| present.manager.choose(choice, &preferred, &mut below)).ok_or(Halt::Over)??)
+    Ok(shared
+        .with_instance(instance, |present| present.manager.choose(choice, &preferred, &mut below))
+        .ok_or(Halt::Over)??)
 }
 
 /// Calls Allocate and records the granted devices.
@@ -208,24 +255,34 @@ async fn call(
         Ok(_) if fails => Err(AllocateError::Rpc(BROKEN.to_owned())),
         Ok(client) => {
             // The hook runs while the plugin works; its answer waits for the hook.
-            let (answer, verdict) = future::join(client.allocate(ids), shared.hook(instance, Hook::DuringAllocate)).await;
+            let (answer, verdict) =
+                future::join(client.allocate(ids), shared.hook(instance, Hook::DuringAllocate))
+                    .await;
             let answer = if verdict == Verdict::Fail { Err(BROKEN.to_owned()) } else { answer };
             answer.map_err(AllocateError::Rpc)
         }
     };
     let answered_at = shared.environment.now();
-    shared.with_instance(instance, |present| present.allocating = present.allocating.saturating_sub(1)).ok_or(Halt::Over)?;
+    shared
+        .with_instance(instance, |present| {
+            present.allocating = present.allocating.saturating_sub(1)
+        })
+        .ok_or(Halt::Over)?;
     shared.hook(instance, Hook::AfterAllocate).await;
     let edits = match answer {
         Ok(Some(edits)) => edits,
         // As in the kubelet, the reservation stays: only a purge or a failed call drops it.
         Ok(None) => return Err(AllocateError::NoContainers.into()),
         Err(error) => {
-            shared.with_instance(instance, |present| present.manager.forget_reservations()).ok_or(Halt::Over)?;
+            shared
+                .with_instance(instance, |present| present.manager.forget_reservations())
+                .ok_or(Halt::Over)?;
             return Err(error.into());
         }
     };
-    let granted = shared.with_instance(instance, |present| present.manager.granted(&spec.uid, &container.name, resource, ids, edits));
+    let granted = shared.with_instance(instance, |present| {
+        present.manager.granted(&spec.uid, &container.name, resource, ids, edits)
+    });
     if let Err(error) = granted.ok_or(Halt::Over)? {
         shared.panic(&error);
         return Err(Halt::Over);
@@ -251,7 +308,10 @@ async fn reject(shared: &Arc<Shared>, instance: u64, spec: &PodSpec, error: &All
     let at = shared.environment.now();
     let (reason, message) = match error {
         AllocateError::NoCpu => ("OutOfcpu", format!("Pod was rejected: {error}")),
-        _ => ("UnexpectedAdmissionError", format!("Pod was rejected: Allocate failed due to {error}, which is unexpected")),
+        _ => (
+            "UnexpectedAdmissionError",
+            format!("Pod was rejected: Allocate failed due to {error}, which is unexpected"),
+        ),
     };
     let reason = reason.to_owned();
     shared.in_instance(instance, |state| {
@@ -265,7 +325,8 @@ async fn reject(shared: &Arc<Shared>, instance: u64, spec: &PodSpec, error: &All
     if steps == 0 {
         return kill(shared, &spec.uid);
     }
-    let wait = Duration::from_millis(u64::try_from(shared.environment.below(steps)).unwrap_or_default());
+    let wait =
+        Duration::from_millis(u64::try_from(shared.environment.below(steps)).unwrap_or_default());
     let (shared, uid) = (Arc::clone(shared), spec.uid.clone());
     // The container runtime continues the kill when the kubelet dies.
     let _ = Arc::clone(&shared).environment.spawn(Box::pin(async move {
@@ -277,7 +338,9 @@ async fn reject(shared: &Arc<Shared>, instance: u64, spec: &PodSpec, error: &All
 fn kill(shared: &Shared, uid: &str) {
     let found = shared.update(|state| {
         let containers = state.pod(uid).map(|pod| pod.containers.values_mut());
-        containers.map(|containers| containers.for_each(|container| container.running = false)).is_some()
+        containers
+            .map(|containers| containers.for_each(|container| container.running = false))
+            .is_some()
     });
     // A pod that was deleted by force meanwhile continues to run.
     if found {

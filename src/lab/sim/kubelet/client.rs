@@ -23,7 +23,14 @@ pub(in crate::lab::sim) struct Client {
 
 impl Client {
     pub(super) fn new(number: u64, resource: ResourceName, socket: String) -> Self {
-        Client { number, resource, socket, connection: OnceLock::new(), cut: AtomicBool::new(false), served: AtomicBool::new(false) }
+        Client {
+            number,
+            resource,
+            socket,
+            connection: OnceLock::new(),
+            cut: AtomicBool::new(false),
+            served: AtomicBool::new(false),
+        }
     }
 
     pub(super) fn connect(&self, connection: Arc<dyn Connection>) {
@@ -83,7 +90,10 @@ impl Client {
         self.map_error(connection.preferred(available, must_include, size).await)
     }
 
-    pub(super) async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
+    pub(super) async fn allocate(
+        &self,
+        ids: &BTreeSet<DeviceId>,
+    ) -> Result<Option<ContainerEdits>, String> {
         let connection = self.connection()?;
         self.map_error(connection.allocate(ids).await)
     }

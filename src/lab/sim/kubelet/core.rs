@@ -49,9 +49,16 @@ pub struct DeviceManager<C> {
 impl<C: Clone> DeviceManager<C> {
     /// Starts from a checkpoint. The held ids are known at once; known resources have no devices
     /// until the first list.
-    pub fn start(held: PodDevices, known: BTreeSet<ResourceName>, initially_running: BTreeSet<(String, String)>, now: Duration) -> Self {
-        let empty: Sets = known.iter().map(|resource| (resource.clone(), BTreeSet::new())).collect();
-        let stopped = |resource| (resource, Endpoint { client: None, options: None, stopped_at: Some(now) });
+    pub fn start(
+        held: PodDevices,
+        known: BTreeSet<ResourceName>,
+        initially_running: BTreeSet<(String, String)>,
+        now: Duration,
+    ) -> Self {
+        let empty: Sets =
+            known.iter().map(|resource| (resource.clone(), BTreeSet::new())).collect();
+        let stopped =
+            |resource| (resource, Endpoint { client: None, options: None, stopped_at: Some(now) });
         DeviceManager {
             endpoints: known.into_iter().map(stopped).collect(),
             all: BTreeMap::new(),
@@ -84,7 +91,10 @@ impl<C: Clone> DeviceManager<C> {
     /// A plugin was dialled and returned its options: it serves the resource from now on. Devices
     /// stay as they are.
     pub fn connected(&mut self, resource: &ResourceName, client: C, options: Options) {
-        self.endpoints.insert(resource.clone(), Endpoint { client: Some(client), options: Some(options), stopped_at: None });
+        self.endpoints.insert(
+            resource.clone(),
+            Endpoint { client: Some(client), options: Some(options), stopped_at: None },
+        );
     }
 
     /// Some client of the resource was disconnected: the current endpoint stops, even if it belongs
@@ -99,7 +109,8 @@ impl<C: Clone> DeviceManager<C> {
 
     /// A list arrived, from any stream of the resource: it replaces the known devices.
     pub fn listed(&mut self, resource: &ResourceName, devices: Vec<ListedDevice>) -> Listed {
-        let (mut healthy, mut unhealthy, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        let (mut healthy, mut unhealthy, mut all) =
+            (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         for device in devices {
             if device.healthy { &mut healthy } else { &mut unhealthy }.insert(device.id.clone());
             all.insert(device.id, device.numa_nodes);
@@ -146,7 +157,13 @@ impl<C: Clone> DeviceManager<C> {
     }
 
     /// Decides which devices a container needs, up to the call for the plugin's preference.
-    pub fn allocate(&mut self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<Step, AllocateError> {
+    pub fn allocate(
+        &mut self,
+        pod_uid: &str,
+        container: &str,
+        resource: &ResourceName,
+        required: usize,
+    ) -> Result<Step, AllocateError> {
         let held = self.held.get(pod_uid, container, resource).map(Held::ids);
         if let Some(held) = &held
             && held.len() != required
@@ -159,7 +176,8 @@ impl<C: Clone> DeviceManager<C> {
                 required,
             });
         }
-        let running = || self.initially_running.contains(&(pod_uid.to_owned(), container.to_owned()));
+        let running =
+            || self.initially_running.contains(&(pod_uid.to_owned(), container.to_owned()));
         if !self.sources_ready && running() {
             return Ok(Step::Nothing);
         }
@@ -175,18 +193,31 @@ impl<C: Clone> DeviceManager<C> {
         if held.is_some() || required == 0 {
             return Ok(Step::Nothing);
         }
-        let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
+        let reusable = self
+            .reuse
+            .get(pod_uid)
+            .and_then(|reuse| reuse.get(resource))
+            .cloned()
+            .unwrap_or_default();
         let mut taken = BTreeSet::new();
         // As in the kubelet, reused ids are taken even if they are unhealthy.
-        if self.take(resource, reusable.iter().cloned().collect(), &mut taken, required, &mut |_| 0) {
+        if self.take(resource, reusable.iter().cloned().collect(), &mut taken, required, &mut |_| 0)
+        {
             return Ok(Step::Allocate(taken));
         }
         let in_use = self.allocated.entry(resource.clone()).or_default();
-        let available: BTreeSet<DeviceId> =
-            self.healthy.get(resource).map(|healthy| healthy.difference(in_use).cloned().collect()).unwrap_or_default();
+        let available: BTreeSet<DeviceId> = self
+            .healthy
+            .get(resource)
+            .map(|healthy| healthy.difference(in_use).cloned().collect())
+            .unwrap_or_default();
         let requested = required - taken.len();
         if available.len() < requested {
-            return Err(AllocateError::Unavailable { resource: resource.clone(), requested, available: available.len() });
+            return Err(AllocateError::Unavailable {
+                resource: resource.clone(),
+                requested,
+                available: available.len(),
+            });
         }
         let places = match self.all.get(resource).filter(|_| self.aligns) {
             Some(all) => affinity::places(all, &available, &reusable, required),
@@ -195,12 +226,30 @@ impl<C: Clone> DeviceManager<C> {
         let resource = resource.clone();
         if requested < places.aligned.len() {
             let rest = [places.aligned.clone(), BTreeSet::new()];
-            return Ok(Step::Choose(Choice { resource, taken, available: places.aligned, rest, required }));
+            return Ok(Step::Choose(Choice {
+                resource,
+                taken,
+                available: places.aligned,
+                rest,
+                required,
+            }));
         }
-        if self.take(&resource, places.aligned.into_iter().collect(), &mut taken, required, &mut |_| 0) {
+        if self.take(
+            &resource,
+            places.aligned.into_iter().collect(),
+            &mut taken,
+            required,
+            &mut |_| 0,
+        ) {
             return Ok(Step::Allocate(taken));
         }
-        Ok(Step::Choose(Choice { resource, taken, available, rest: [places.unaligned, places.anywhere], required }))
+        Ok(Step::Choose(Choice {
+            resource,
+            taken,
+            available,
+            rest: [places.unaligned, places.anywhere],
+            required,
+        }))
     }
 
     /// Completes an allocation: preferred ids first, then any. `below(n)` chooses a number below
@@ -270,22 +319,42 @@ impl<C: Clone> DeviceManager<C> {
     /// The devices that the topology manager dereferences before it admits a container. For a
     /// resource with any NUMA node among its devices these are all held ids, or else all free and
     /// reusable ids.
-    pub fn topology_hints(&self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<(), NilDereference> {
+    pub fn topology_hints(
+        &self,
+        pod_uid: &str,
+        container: &str,
+        resource: &ResourceName,
+        required: usize,
+    ) -> Result<(), NilDereference> {
         if !self.all.get(resource).is_some_and(|all| all.values().any(|nodes| !nodes.is_empty())) {
             return Ok(());
         }
         let ids = match self.held.get(pod_uid, container, resource).map(Held::ids) {
             Some(held) if held.len() != required => return Ok(()),
             Some(held) => held,
-            None => self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default(),
+            None => self
+                .reuse
+                .get(pod_uid)
+                .and_then(|reuse| reuse.get(resource))
+                .cloned()
+                .unwrap_or_default(),
         };
-        ids.iter().try_for_each(|id| self.topology(resource, id, "while topology hints are generated").map(drop))
+        ids.iter().try_for_each(|id| {
+            self.topology(resource, id, "while topology hints are generated").map(drop)
+        })
     }
 
-    fn topology(&self, resource: &ResourceName, id: &DeviceId, site: &'static str) -> Result<&[i64], NilDereference> {
+    fn topology(
+        &self,
+        resource: &ResourceName,
+        id: &DeviceId,
+        site: &'static str,
+    ) -> Result<&[i64], NilDereference> {
         match self.all.get(resource).and_then(|all| all.get(id)) {
             Some(nodes) => Ok(nodes),
-            None if self.panics => Err(NilDereference { site, resource: resource.clone(), device: id.clone() }),
+            None if self.panics => {
+                Err(NilDereference { site, resource: resource.clone(), device: id.clone() })
+            }
             None => Ok(&[]),
         }
     }
@@ -306,15 +375,25 @@ impl<C: Clone> DeviceManager<C> {
     }
 
     /// The call to make before a container starts with its devices of a resource.
-    pub fn pre_start(&self, pod_uid: &str, container: &str, resource: &ResourceName) -> Result<PreStart<C>, AllocateError> {
-        let endpoint = self.endpoints.get(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
+    pub fn pre_start(
+        &self,
+        pod_uid: &str,
+        container: &str,
+        resource: &ResourceName,
+    ) -> Result<PreStart<C>, AllocateError> {
+        let endpoint = self
+            .endpoints
+            .get(resource)
+            .ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
         if !endpoint.options.is_some_and(|options| options.pre_start) {
             return Ok(PreStart::Skip);
         }
-        let held = self.held.get(pod_uid, container, resource).ok_or_else(|| AllocateError::NothingHeld {
-            pod: pod_uid.to_owned(),
-            container: container.to_owned(),
-            resource: resource.clone(),
+        let held = self.held.get(pod_uid, container, resource).ok_or_else(|| {
+            AllocateError::NothingHeld {
+                pod: pod_uid.to_owned(),
+                container: container.to_owned(),
+                resource: resource.clone(),
+            }
         })?;
         Ok(PreStart::Call(self.callable(resource)?, held.ids()))
     }
@@ -327,7 +406,10 @@ impl<C: Clone> DeviceManager<C> {
 
     /// The connection to call, unless the endpoint has stopped.
     pub fn callable(&self, resource: &ResourceName) -> Result<C, AllocateError> {
-        let endpoint = self.endpoints.get(resource).ok_or_else(|| AllocateError::UnknownPlugin(resource.clone()))?;
+        let endpoint = self
+            .endpoints
+            .get(resource)
+            .ok_or_else(|| AllocateError::UnknownPlugin(resource.clone()))?;
         let client = endpoint.client.clone().filter(|_| endpoint.stopped_at.is_none());
         client.ok_or_else(|| AllocateError::EndpointStopped(resource.clone()))
     }
@@ -340,14 +422,18 @@ impl<C: Clone> DeviceManager<C> {
             return Capacity::default();
         }
         let count = |sets: &Sets| sets.get(resource).map_or(0, BTreeSet::len);
-        Capacity { capacity: count(&self.healthy) + count(&self.unhealthy), allocatable: count(&self.healthy) }
+        Capacity {
+            capacity: count(&self.healthy) + count(&self.unhealthy),
+            allocatable: count(&self.healthy),
+        }
     }
 
     /// Deletes every resource whose endpoint stopped longer ago than the grace. Returns whether
     /// there was one.
     pub fn expire(&mut self, now: Duration) -> bool {
         let known = self.healthy.keys().chain(self.unhealthy.keys());
-        let expired: BTreeSet<ResourceName> = known.filter(|resource| self.is_expired(resource, now)).cloned().collect();
+        let expired: BTreeSet<ResourceName> =
+            known.filter(|resource| self.is_expired(resource, now)).cloned().collect();
         for resource in &expired {
             self.endpoints.remove(resource);
             self.healthy.remove(resource);

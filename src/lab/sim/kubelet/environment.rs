@@ -102,4 +102,5 @@ pub(in crate::lab::sim) trait Lists: Send {
 }
 
 /// The error of a call on a closed connection, as grpc-go words it.
-pub(in crate::lab::sim) const CLOSING: &str = "rpc error: code = Canceled desc = grpc: the client connection is closing";
+pub(in crate::lab::sim) const CLOSING: &str =
+    "rpc error: code = Canceled desc = grpc: the client connection is closing";

@@ -27,10 +27,14 @@ pub enum AllocateError {
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoHealthyDevice(ResourceName),
     /// The container holds a device that is not healthy now.
-    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    #[error(
+        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}"
+    )]
     NoLongerHealthy(ResourceName),
     /// Too few free healthy devices.
-    #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
+    #[error(
+        "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
+    )]
     Unavailable {
         /// The resource.
         resource: ResourceName,
@@ -40,7 +44,9 @@ pub enum AllocateError {
         available: usize,
     },
     /// The sets changed while GetPreferredAllocation was under way.
-    #[error("unexpectedly allocated less resources than required. Requested: {required}, Got: {got}")]
+    #[error(
+        "unexpectedly allocated less resources than required. Requested: {required}, Got: {got}"
+    )]
     Fewer {
         /// Devices that were requested.
         required: usize,
@@ -57,7 +63,9 @@ pub enum AllocateError {
     #[error("endpoint {0} has been stopped")]
     EndpointStopped(ResourceName),
     /// A container is about to start with devices that are not recorded.
-    #[error("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")]
+    #[error(
+        "no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}"
+    )]
     NothingHeld {
         /// The pod's UID.
         pod: String,

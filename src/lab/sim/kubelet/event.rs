@@ -198,29 +198,62 @@ impl fmt::Display for Event {
         match &self.kind {
             EventKind::Started { start } => write!(f, "kubelet started (start {start})"),
             EventKind::Stopped => write!(f, "kubelet stopped"),
-            EventKind::CheckpointUnreadable { error } => write!(f, "checkpoint unreadable: {error}"),
-            EventKind::FileFailed { error } => write!(f, "{error}"),
-            EventKind::Options { resource, client } => write!(f, "{resource}: options of client {client}"),
-            EventKind::Registered { resource, client, endpoint } => write!(f, "{resource}: registered client {client} at {endpoint}"),
-            EventKind::RegisterFailed { resource, error } => write!(f, "{resource}: register failed: {error}"),
-            EventKind::Listed { resource, client, healthy, unhealthy } => {
-                write!(f, "{resource}: list of client {client}, {healthy} healthy, {unhealthy} unhealthy")
+            EventKind::CheckpointUnreadable { error } => {
+                write!(f, "checkpoint unreadable: {error}")
             }
-            EventKind::StreamEnded { resource, client } => write!(f, "{resource}: stream of client {client} ended"),
-            EventKind::Disconnected { resource, client } => write!(f, "{resource}: client {client} disconnected"),
+            EventKind::FileFailed { error } => write!(f, "{error}"),
+            EventKind::Options { resource, client } => {
+                write!(f, "{resource}: options of client {client}")
+            }
+            EventKind::Registered { resource, client, endpoint } => {
+                write!(f, "{resource}: registered client {client} at {endpoint}")
+            }
+            EventKind::RegisterFailed { resource, error } => {
+                write!(f, "{resource}: register failed: {error}")
+            }
+            EventKind::Listed { resource, client, healthy, unhealthy } => {
+                write!(
+                    f,
+                    "{resource}: list of client {client}, {healthy} healthy, {unhealthy} unhealthy"
+                )
+            }
+            EventKind::StreamEnded { resource, client } => {
+                write!(f, "{resource}: stream of client {client} ended")
+            }
+            EventKind::Disconnected { resource, client } => {
+                write!(f, "{resource}: client {client} disconnected")
+            }
             EventKind::Allocated { resource, pod_uid, container, devices, took } => {
-                write!(f, "{resource}: {} allocated to {pod_uid}/{container} in {took:?}", devices.len())
+                write!(
+                    f,
+                    "{resource}: {} allocated to {pod_uid}/{container} in {took:?}",
+                    devices.len()
+                )
             }
             EventKind::Admitted { pod_uid } => write!(f, "pod {pod_uid} admitted"),
-            EventKind::Rejected { pod_uid, reason, message } => write!(f, "pod {pod_uid} rejected: {reason}: {message}"),
+            EventKind::Rejected { pod_uid, reason, message } => {
+                write!(f, "pod {pod_uid} rejected: {reason}: {message}")
+            }
             EventKind::SourcesReady => write!(f, "first pods admitted"),
             EventKind::Deleted { pod_uid } => write!(f, "pod {pod_uid} deleted"),
-            EventKind::Vanished { resource, devices } => write!(f, "{resource}: {} held devices left the list", devices.len()),
-            EventKind::Interleaving { resource, which } => write!(f, "{resource}: interleaving {which}"),
-            EventKind::StartFailed { pod_uid, container, error } => write!(f, "{pod_uid}/{container} not started: {error}"),
-            EventKind::ResizeRefused { pod_uid, error } => write!(f, "pod {pod_uid} not resized: {error}"),
-            EventKind::ContainerStarted { pod_uid, container } => write!(f, "{pod_uid}/{container} started"),
-            EventKind::Held { hook, held, verdict } => write!(f, "held at {hook:?} for {held:?}: {verdict:?}"),
+            EventKind::Vanished { resource, devices } => {
+                write!(f, "{resource}: {} held devices left the list", devices.len())
+            }
+            EventKind::Interleaving { resource, which } => {
+                write!(f, "{resource}: interleaving {which}")
+            }
+            EventKind::StartFailed { pod_uid, container, error } => {
+                write!(f, "{pod_uid}/{container} not started: {error}")
+            }
+            EventKind::ResizeRefused { pod_uid, error } => {
+                write!(f, "pod {pod_uid} not resized: {error}")
+            }
+            EventKind::ContainerStarted { pod_uid, container } => {
+                write!(f, "{pod_uid}/{container} started")
+            }
+            EventKind::Held { hook, held, verdict } => {
+                write!(f, "held at {hook:?} for {held:?}: {verdict:?}")
+            }
             EventKind::Stuck => write!(f, "an Allocate has blocked the kubelet for five minutes"),
             EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
         }
@@ -259,16 +292,26 @@ impl EventLog {
 
     /// The highest number of events that fit within any window of this length.
     pub fn busiest(&self, within: Duration, fits: impl Fn(&EventKind) -> bool) -> usize {
-        let times: Vec<Duration> = self.events.iter().filter(|event| fits(&event.kind)).map(|event| event.at).collect();
-        let window = |(first, from): (usize, &Duration)| times.partition_point(|at| *at < *from + within) - first;
+        let times: Vec<Duration> =
+            self.events.iter().filter(|event| fits(&event.kind)).map(|event| event.at).collect();
+        let window = |(first, from): (usize, &Duration)| {
+            times.partition_point(|at| *at < *from + within) - first
+        };
         times.iter().enumerate().map(window).max().unwrap_or_default()
     }
 
     /// The time from the newest start of the kubelet to the first later event that fits, if there
     /// is one.
     pub fn since_start(&self, fits: impl Fn(&EventKind) -> bool) -> Option<Duration> {
-        let start = self.events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
+        let start = self
+            .events
+            .iter()
+            .rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
         let started = self.events.get(start)?.at;
-        self.events.iter().skip(start).find(|event| fits(&event.kind)).map(|event| event.at.saturating_sub(started))
+        self.events
+            .iter()
+            .skip(start)
+            .find(|event| fits(&event.kind))
+            .map(|event| event.at.saturating_sub(started))
     }
 }

@@ -58,7 +58,11 @@ impl PodDevices {
     }
 
     /// Everything that one container holds.
-    pub fn container(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&ResourceName, &Held)> {
+    pub fn container(
+        &self,
+        pod_uid: &str,
+        container: &str,
+    ) -> impl Iterator<Item = (&ResourceName, &Held)> {
         self.0.get(pod_uid).and_then(|containers| containers.get(container)).into_iter().flatten()
     }
 
@@ -89,7 +93,9 @@ impl PodDevices {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &ResourceName, &Held)> {
         self.0.iter().flat_map(|(uid, containers)| {
             containers.iter().flat_map(move |(container, resources)| {
-                resources.iter().map(move |(resource, held)| (uid.as_str(), container.as_str(), resource, held))
+                resources
+                    .iter()
+                    .map(move |(resource, held)| (uid.as_str(), container.as_str(), resource, held))
             })
         })
     }

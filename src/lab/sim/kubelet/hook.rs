@@ -152,7 +152,9 @@ impl HookTable {
     pub(super) fn reach(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
         let mut pending_gates = self.pending_gates();
         let mut held = None;
-        for (index, pending) in pending_gates.iter_mut().enumerate().filter(|(_, pending)| pending.hook == hook) {
+        for (index, pending) in
+            pending_gates.iter_mut().enumerate().filter(|(_, pending)| pending.hook == hook)
+        {
             match pending.pass.checked_sub(1) {
                 Some(left) => pending.pass = left,
                 None => held = held.or(Some(index)),

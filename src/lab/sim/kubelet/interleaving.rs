@@ -61,7 +61,10 @@ pub(super) type Streams = BTreeMap<u64, Arc<Client>>;
 /// The endpoint of `new` was set.
 pub(super) fn on_endpoint(streams: &Streams, clients: &Clients, new: &Client) -> Vec<Interleaving> {
     let mut seen = Vec::new();
-    let mut others = streams.values().filter(|other| other.resource == new.resource && other.number != new.number).peekable();
+    let mut others = streams
+        .values()
+        .filter(|other| other.resource == new.resource && other.number != new.number)
+        .peekable();
     if others.peek().is_some() {
         seen.push(if others.any(|other| other.socket == new.socket) {
             Interleaving::SocketRegisteredTwice
@@ -71,22 +74,39 @@ pub(super) fn on_endpoint(streams: &Streams, clients: &Clients, new: &Client) ->
     }
     // The other client has overtaken: its endpoint was set before, and it is recorded under the
     // name.
-    if clients.newest(&new.resource).is_some_and(|known| known.number > new.number && known.served.load(Ordering::Acquire)) {
+    if clients
+        .newest(&new.resource)
+        .is_some_and(|known| known.number > new.number && known.served.load(Ordering::Acquire))
+    {
         seen.push(Interleaving::RegisterOvertaken);
     }
     seen
 }
 
 /// A Register failed, and the kubelet forgot its client and the earlier ones.
-pub(super) fn on_failure(streams: &Streams, clients: &Clients, failed: &Client) -> Option<Interleaving> {
-    let mut others = streams.values().filter(|other| other.resource == failed.resource && other.number != failed.number);
-    others.any(|other| other.is_open() && !clients.has(other)).then_some(Interleaving::FailedRegisterForgetsClient)
+pub(super) fn on_failure(
+    streams: &Streams,
+    clients: &Clients,
+    failed: &Client,
+) -> Option<Interleaving> {
+    let mut others = streams
+        .values()
+        .filter(|other| other.resource == failed.resource && other.number != failed.number);
+    others
+        .any(|other| other.is_open() && !clients.has(other))
+        .then_some(Interleaving::FailedRegisterForgetsClient)
 }
 
 /// The end of the stream of `ended` disconnects `cut`.
 pub(super) fn on_end(ended: &Client, cut: &Client) -> Option<Interleaving> {
     let other = ended.number != cut.number;
-    other.then(|| if ended.is_cut() { Interleaving::CutStreamEndsLate } else { Interleaving::OldStreamEndsLate })
+    other.then(|| {
+        if ended.is_cut() {
+            Interleaving::CutStreamEndsLate
+        } else {
+            Interleaving::OldStreamEndsLate
+        }
+    })
 }
 
 /// The endpoint of `stopped` is stopped because `cut` was disconnected.

@@ -173,9 +173,11 @@ impl Drop for Kubelet {
 impl Kubelet {
     /// Makes the node's directories and starts a kubelet on them.
     pub async fn start(config: KubeletConfig) -> Result<Self, io::Error> {
-        let files = Files { kubelet_dir: config.kubelet_dir.clone(), host_root: config.host_root.clone() };
+        let files =
+            Files { kubelet_dir: config.kubelet_dir.clone(), host_root: config.host_root.clone() };
         let environment = Sockets::new(files, config.hooks.clone(), config.sync_checkpoint);
-        let kubelet = Kubelet { shared: Arc::new(Shared::new(config.behaviour(), Arc::new(environment))) };
+        let kubelet =
+            Kubelet { shared: Arc::new(Shared::new(config.behaviour(), Arc::new(environment))) };
         kubelet.start_again().await?;
         Ok(kubelet)
     }
@@ -265,12 +267,20 @@ impl Kubelet {
     }
 
     /// Waits until the view satisfies `seen`, without polling.
-    pub async fn wait_for(&self, seen: impl Fn(&View<'_>) -> bool, within: Duration) -> Result<(), WaitError> {
+    pub async fn wait_for(
+        &self,
+        seen: impl Fn(&View<'_>) -> bool,
+        within: Duration,
+    ) -> Result<(), WaitError> {
         self.wait_for_some(|view| seen(view).then_some(()), within).await
     }
 
     /// Waits until the view returns a value, without polling.
-    pub async fn wait_for_some<T>(&self, read: impl Fn(&View<'_>) -> Option<T>, within: Duration) -> Result<T, WaitError> {
+    pub async fn wait_for_some<T>(
+        &self,
+        read: impl Fn(&View<'_>) -> Option<T>,
+        within: Duration,
+    ) -> Result<T, WaitError> {
         let mut changes = self.shared.changes();
         let seen = async {
             loop {
@@ -283,7 +293,9 @@ impl Kubelet {
         };
         let seen = tokio::time::timeout(within, seen).await.ok().flatten();
         seen.ok_or_else(|| {
-            let events = self.view(|view| view.events().iter().rev().take(20).map(Event::to_string).collect::<Vec<_>>());
+            let events = self.view(|view| {
+                view.events().iter().rev().take(20).map(Event::to_string).collect::<Vec<_>>()
+            });
             WaitError { within, events: events.into_iter().rev().collect::<Vec<_>>().join("\n") }
         })
     }
@@ -302,7 +314,11 @@ impl Kubelet {
 
     /// The devices that the kubelet has recorded for a container.
     #[must_use]
-    pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
+    pub fn devices(
+        &self,
+        pod_uid: &str,
+        container: &str,
+    ) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
         self.view(|view| view.devices(pod_uid, container))
     }
 

@@ -56,8 +56,18 @@ impl PodSpec {
     }
 
     /// A pod without containers, with a given UID, for runs that a seed repeats.
-    pub fn with_uid(uid: impl Into<String>, namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        PodSpec { uid: uid.into(), namespace: namespace.into(), name: name.into(), containers: Vec::new(), lacks_cpu: false }
+    pub fn with_uid(
+        uid: impl Into<String>,
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+    ) -> Self {
+        PodSpec {
+            uid: uid.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            containers: Vec::new(),
+            lacks_cpu: false,
+        }
     }
 
     /// The pod, with too little CPU for it after its devices are allocated.
@@ -84,7 +94,13 @@ impl PodSpec {
         self.with(ContainerKind::App, name, resource, count)
     }
 
-    fn with(mut self, kind: ContainerKind, name: &str, resource: &ResourceName, count: u32) -> Self {
+    fn with(
+        mut self,
+        kind: ContainerKind,
+        name: &str,
+        resource: &ResourceName,
+        count: u32,
+    ) -> Self {
         let resources = BTreeMap::from([(resource.clone(), count)]);
         self.containers.push(ContainerSpec { name: name.to_owned(), kind, resources });
         self
@@ -93,7 +109,10 @@ impl PodSpec {
     /// The containers in the order of their admission: init containers and sidecars first.
     pub fn in_order(&self) -> impl Iterator<Item = &ContainerSpec> {
         let is_app = |container: &&ContainerSpec| container.kind == ContainerKind::App;
-        self.containers.iter().filter(move |container| !is_app(container)).chain(self.containers.iter().filter(is_app))
+        self.containers
+            .iter()
+            .filter(move |container| !is_app(container))
+            .chain(self.containers.iter().filter(is_app))
     }
 }
 
@@ -158,7 +177,8 @@ impl Pod {
     /// be started.
     #[must_use]
     pub fn is_decided(&self) -> bool {
-        self.phase != PodPhase::Pending || self.containers.values().any(|container| container.waiting.is_some())
+        self.phase != PodPhase::Pending
+            || self.containers.values().any(|container| container.waiting.is_some())
     }
 
     /// Whether it was rejected.

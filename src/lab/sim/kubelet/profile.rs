@@ -86,7 +86,8 @@ impl Clients {
     /// A Register begins. Returns the clients that are forgotten for it.
     pub(super) fn add(&mut self, client: Arc<Client>) -> Vec<Arc<Client>> {
         let present = self.by_name.entry(client.resource.clone()).or_default();
-        let forgotten = if self.profile.knows_sockets() { Vec::new() } else { std::mem::take(present) };
+        let forgotten =
+            if self.profile.knows_sockets() { Vec::new() } else { std::mem::take(present) };
         present.push(client);
         forgotten
     }
@@ -133,7 +134,9 @@ impl Clients {
 
     /// Whether a client is known.
     pub(super) fn has(&self, client: &Client) -> bool {
-        self.by_name.get(&client.resource).is_some_and(|present| present.iter().any(|other| other.number == client.number))
+        self.by_name
+            .get(&client.resource)
+            .is_some_and(|present| present.iter().any(|other| other.number == client.number))
     }
 
     #[cfg(test)]

@@ -32,9 +32,15 @@ type Waiting = watch::Receiver<()>;
 
 /// Answers a Register. When the plugin stops waiting and drops this future, the steps are cancelled
 /// cleanly.
-pub(in crate::lab::sim) async fn register(shared: &Arc<Shared>, instance: u64, request: Register) -> Result<(), String> {
+pub(in crate::lab::sim) async fn register(
+    shared: &Arc<Shared>,
+    instance: u64,
+    request: Register,
+) -> Result<(), String> {
     let resource = request.resource.clone();
-    shared.with_instance(instance, |present| *present.registers.entry(resource.clone()).or_default() += 1);
+    shared.with_instance(instance, |present| {
+        *present.registers.entry(resource.clone()).or_default() += 1
+    });
     let result = match check(&request, shared.profile()) {
         Ok(name) => connect(shared, instance, name, request).await,
         Err(error) => Err(error),
@@ -49,13 +55,24 @@ pub(in crate::lab::sim) async fn register(shared: &Arc<Shared>, instance: u64, r
 fn check(request: &Register, profile: Profile) -> Result<ResourceName, String> {
     let (version, written) = profile.version();
     if request.version != version {
-        return Err(format!("requested API version {:?} is not supported by kubelet. Supported version is {written}", request.version));
+        return Err(format!(
+            "requested API version {:?} is not supported by kubelet. Supported version is {written}",
+            request.version
+        ));
     }
-    request.resource.parse().map_err(|_invalid| format!("the ResourceName {:?} is invalid", request.resource))
+    request
+        .resource
+        .parse()
+        .map_err(|_invalid| format!("the ResourceName {:?} is invalid", request.resource))
 }
 
 /// Connects in a separate task, which continues when the plugin no longer waits.
-async fn connect(shared: &Arc<Shared>, instance: u64, resource: ResourceName, request: Register) -> Result<(), String> {
+async fn connect(
+    shared: &Arc<Shared>,
+    instance: u64,
+    resource: ResourceName,
+    request: Register,
+) -> Result<(), String> {
     let (_waiting, mut waiting) = watch::channel(());
     let (answer, answered) = oneshot::channel();
     let flow = Arc::clone(shared);
@@ -65,7 +82,8 @@ async fn connect(shared: &Arc<Shared>, instance: u64, resource: ResourceName, re
             let _ = answer.send(Ok(()));
             add_endpoint(&flow, instance, resource, request).await;
         } else {
-            let result = connect_client(&flow, instance, resource, request.endpoint, &mut waiting).await;
+            let result =
+                connect_client(&flow, instance, resource, request.endpoint, &mut waiting).await;
             // The plugin may have stopped waiting; then the answer is dropped.
             let _ = answer.send(result);
         }
@@ -83,7 +101,8 @@ async fn connect_client(
 ) -> Result<(), String> {
     let mut cancelled = shared.hook(instance, Hook::BeforeRegisterClient).await == Verdict::Cancel;
     let registered = shared.with_instance(instance, |present| {
-        let client = Arc::new(Client::new(present.number_client(), resource.clone(), endpoint.clone()));
+        let client =
+            Arc::new(Client::new(present.number_client(), resource.clone(), endpoint.clone()));
         let forgotten = present.clients.add(Arc::clone(&client));
         forgotten.into_iter().for_each(|former| present.leak(former));
         client
@@ -105,7 +124,9 @@ async fn connect_client(
         // Up to 1.36 by name: this forgets the client under the name, which can be another client.
         let forgotten = present.clients.failed(&client);
         forgotten.into_iter().for_each(|forgotten| present.leak(forgotten));
-        let seen = error.as_ref().and_then(|_| interleaving::on_failure(&present.streams, &present.clients, &client));
+        let seen = error
+            .as_ref()
+            .and_then(|_| interleaving::on_failure(&present.streams, &present.clients, &client));
         shared.record_interleaving(&resource, seen);
     });
     error.map_or(Ok(()), Err)
@@ -113,7 +134,13 @@ async fn connect_client(
 
 /// Dials and requests the options; then the client serves the resource. `false` for a duplicate
 /// that needs nothing.
-async fn open(shared: &Shared, instance: u64, client: &Arc<Client>, waiting: &mut Waiting, cancelled: &mut bool) -> Result<bool, String> {
+async fn open(
+    shared: &Shared,
+    instance: u64,
+    client: &Arc<Client>,
+    waiting: &mut Waiting,
+    cancelled: &mut bool,
+) -> Result<bool, String> {
     let mut hook = async |hook: Hook| {
         let verdict = shared.hook(instance, hook).await;
         *cancelled |= verdict == Verdict::Cancel;
@@ -144,15 +171,26 @@ async fn open(shared: &Shared, instance: u64, client: &Arc<Client>, waiting: &mu
 }
 
 /// `PluginConnected`: the endpoint serves the resource from now on.
-fn serve(shared: &Shared, instance: u64, client: &Arc<Client>, options: Options) -> Result<bool, String> {
+fn serve(
+    shared: &Shared,
+    instance: u64,
+    client: &Arc<Client>,
+    options: Options,
+) -> Result<bool, String> {
     let resource = &client.resource;
     let served = shared.with_instance(instance, |present| {
-        let live = present.clients.duplicate(client).is_some_and(|other| other.served.load(Ordering::Acquire));
+        let live = present
+            .clients
+            .duplicate(client)
+            .is_some_and(|other| other.served.load(Ordering::Acquire));
         if live {
             return match shared.profile() {
                 Profile::K137Dedupe => Ok(false),
                 // The real text is not known.
-                _ => Err(format!("device plugin {resource} is already registered with the socket {}", client.socket)),
+                _ => Err(format!(
+                    "device plugin {resource} is already registered with the socket {}",
+                    client.socket
+                )),
             };
         }
         present.manager.connected(resource, Arc::clone(client), options);
@@ -169,7 +207,11 @@ fn serve(shared: &Shared, instance: u64, client: &Arc<Client>, options: Options)
     Ok(served)
 }
 
-async fn dial(shared: &Shared, client: &Client, within: Duration) -> Result<Arc<dyn super::environment::Connection>, String> {
+async fn dial(
+    shared: &Shared,
+    client: &Client,
+    within: Duration,
+) -> Result<Arc<dyn super::environment::Connection>, String> {
     tokio::select! {
         biased;
         connection = shared.environment.dial(client.number, &client.socket) => Ok(connection),
@@ -216,11 +258,16 @@ async fn run_client(shared: &Arc<Shared>, instance: u64, client: Arc<Client>) {
         let endpoint = present.manager.endpoint(&resource)?;
         let serving = endpoint.client.clone();
         // From 1.37 on only the endpoint of that socket stops.
-        if shared.profile().knows_sockets() && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket) {
+        if shared.profile().knows_sockets()
+            && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket)
+        {
             return None;
         }
         let stopped = serving.filter(|_| endpoint.stopped_at.is_none());
-        shared.record_interleaving(&resource, stopped.and_then(|serving| interleaving::on_stop(&present.clients, &cut, &serving)));
+        shared.record_interleaving(
+            &resource,
+            stopped.and_then(|serving| interleaving::on_stop(&present.clients, &cut, &serving)),
+        );
         present.manager.disconnected(&resource, now);
         Some(())
     });
@@ -233,7 +280,9 @@ async fn run_client(shared: &Arc<Shared>, instance: u64, client: Arc<Client>) {
 /// Reads the client's lists until its stream ends or cannot be opened.
 async fn watch_lists(shared: &Arc<Shared>, instance: u64, client: &Arc<Client>) {
     let Ok(mut lists) = client.list_and_watch().await else { return };
-    shared.with_instance(instance, |present| present.streams.insert(client.number, Arc::clone(client)));
+    shared.with_instance(instance, |present| {
+        present.streams.insert(client.number, Arc::clone(client))
+    });
     while let Some(devices) = lists.next().await {
         // A message that cannot be decoded ends the stream.
         if shared.hook(instance, Hook::OnList).await == Verdict::Fail {
@@ -261,7 +310,10 @@ async fn receive(shared: &Shared, instance: u64, client: &Client, devices: Vec<L
             };
             state.events.push(at, kind);
             if !listed.vanished.is_empty() {
-                state.events.push(at, EventKind::Vanished { resource: resource.clone(), devices: listed.vanished });
+                state.events.push(
+                    at,
+                    EventKind::Vanished { resource: resource.clone(), devices: listed.vanished },
+                );
             }
         }
     });
@@ -271,27 +323,45 @@ async fn receive(shared: &Shared, instance: u64, client: &Client, devices: Vec<L
 }
 
 /// Up to 1.24: the plugin has its answer already, and a failure appears only in the log.
-async fn add_endpoint(shared: &Arc<Shared>, instance: u64, resource: ResourceName, request: Register) {
+async fn add_endpoint(
+    shared: &Arc<Shared>,
+    instance: u64,
+    resource: ResourceName,
+    request: Register,
+) {
     shared.hook(instance, Hook::BeforeRegisterClient).await;
-    let Some(number) = shared.with_instance(instance, super::state::Instance::number_client) else { return };
+    let Some(number) = shared.with_instance(instance, super::state::Instance::number_client) else {
+        return;
+    };
     let client = Arc::new(Client::new(number, resource.clone(), request.endpoint.clone()));
     let fails = shared.hook(instance, Hook::AfterRegisterClient).await == Verdict::Fail;
     let within = if fails { Duration::ZERO } else { shared.behaviour.dial_within };
     let connection = match dial(shared, &client, within).await {
         Ok(connection) => connection,
-        Err(error) => return shared.log(EventKind::RegisterFailed { resource: resource.as_str().to_owned(), error }),
+        Err(error) => {
+            return shared
+                .log(EventKind::RegisterFailed { resource: resource.as_str().to_owned(), error });
+        }
     };
     client.connect(connection);
     shared.hook(instance, Hook::AfterDial).await;
-    let options = request.options.unwrap_or(Options { preferred_allocation: false, pre_start: false });
-    let former = shared.with_instance(instance, |present| present.manager.endpoint(&resource).and_then(|endpoint| endpoint.client.clone()));
+    let options =
+        request.options.unwrap_or(Options { preferred_allocation: false, pre_start: false });
+    let former = shared.with_instance(instance, |present| {
+        present.manager.endpoint(&resource).and_then(|endpoint| endpoint.client.clone())
+    });
     if serve(shared, instance, &client, options).is_err() {
         return;
     }
-    if let Some(former) = former.flatten().filter(|_| shared.profile().closes_previous_connection()) {
+    if let Some(former) = former.flatten().filter(|_| shared.profile().closes_previous_connection())
+    {
         former.close();
     }
-    shared.log(EventKind::Registered { resource: resource.clone(), client: number, endpoint: request.endpoint });
+    shared.log(EventKind::Registered {
+        resource: resource.clone(),
+        client: number,
+        endpoint: request.endpoint,
+    });
     shared.hook(instance, Hook::AfterEndpointSet).await;
     if shared.hook(instance, Hook::BeforeListAndWatch).await != Verdict::Fail {
         watch_lists(shared, instance, &client).await;

@@ -69,6 +69,11 @@ async fn phases(shared: &Arc<Shared>, instance: u64, how: Start) -> Result<(), i
 }
 
 fn running_containers(pods: &[Pod], now: Duration) -> BTreeSet<(String, String)> {
-    let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(|(name, container)| (&pod.spec.uid, name, container)));
-    containers.filter(|(_, _, container)| container.runs(now)).map(|(uid, name, _)| (uid.clone(), name.clone())).collect()
+    let containers = pods.iter().flat_map(|pod| {
+        pod.containers.iter().map(|(name, container)| (&pod.spec.uid, name, container))
+    });
+    containers
+        .filter(|(_, _, container)| container.runs(now))
+        .map(|(uid, name, _)| (uid.clone(), name.clone()))
+        .collect()
 }

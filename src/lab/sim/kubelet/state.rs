@@ -101,7 +101,9 @@ impl State {
 
     /// The pods that the kubelet counts as active: known to this instance and not over.
     pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
-        let known = |pod: &&Pod| self.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid));
+        let known = |pod: &&Pod| {
+            self.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid))
+        };
         self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
     }
 
@@ -131,10 +133,21 @@ pub(in crate::lab::sim) struct Shared {
 }
 
 impl Shared {
-    pub(in crate::lab::sim) fn new(behaviour: Behaviour, environment: Arc<dyn Environment>) -> Self {
+    pub(in crate::lab::sim) fn new(
+        behaviour: Behaviour,
+        environment: Arc<dyn Environment>,
+    ) -> Self {
         let (changed, _) = watch::channel(());
         let profile = Mutex::new(behaviour.profile);
-        Shared { behaviour, profile, environment, state: Mutex::default(), changed, pod_added: Notify::new(), unflushed: Mutex::default() }
+        Shared {
+            behaviour,
+            profile,
+            environment,
+            state: Mutex::default(),
+            changed,
+            pod_added: Notify::new(),
+            unflushed: Mutex::default(),
+        }
     }
 
     /// The version of the kubelet.
@@ -161,7 +174,9 @@ impl Shared {
 
     /// Requests another decision on a running pod.
     pub(in crate::lab::sim) fn resize_pod(&self, uid: &str) {
-        self.update(|state| state.instance.as_mut().map(|present| present.resizes.push_back(uid.to_owned())));
+        self.update(|state| {
+            state.instance.as_mut().map(|present| present.resizes.push_back(uid.to_owned()))
+        });
         self.pod_added.notify_one();
     }
 
@@ -185,7 +200,9 @@ impl Shared {
         self.update(|state| {
             let pods = state.pods.iter_mut().chain(state.orphans.values_mut());
             for pod in pods.filter(|pod| pod.spec.uid == uid) {
-                pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+                pod.containers
+                    .values_mut()
+                    .for_each(|container| (container.running, container.ended) = (false, true));
             }
         });
     }
@@ -193,8 +210,12 @@ impl Shared {
     /// The containers of a pod have done their work. Returns whether the pod ran.
     pub(in crate::lab::sim) fn complete_pod(&self, uid: &str) -> bool {
         self.update(|state| {
-            let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else { return false };
-            pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+            let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else {
+                return false;
+            };
+            pod.containers
+                .values_mut()
+                .for_each(|container| (container.running, container.ended) = (false, true));
             pod.phase = PodPhase::Succeeded;
             true
         })
@@ -215,7 +236,8 @@ impl Shared {
                     continue;
                 }
                 for container in pod.containers.values_mut() {
-                    (container.running, container.ended, container.ends_at, container.retry_at) = (false, false, None, now);
+                    (container.running, container.ended, container.ends_at, container.retry_at) =
+                        (false, false, None, now);
                 }
             }
         });
@@ -229,7 +251,11 @@ impl Shared {
     /// A pod is deleted by force: its containers continue to run. Returns whether there was one.
     pub(in crate::lab::sim) fn orphan_pod(&self, uid: &str) -> bool {
         self.update(|state| {
-            let orphan = state.pods.iter().position(|pod| pod.spec.uid == uid).map(|index| state.pods.remove(index));
+            let orphan = state
+                .pods
+                .iter()
+                .position(|pod| pod.spec.uid == uid)
+                .map(|index| state.pods.remove(index));
             orphan.is_some_and(|orphan| state.orphans.insert(uid.to_owned(), orphan).is_none())
         })
     }
@@ -251,12 +277,26 @@ impl Shared {
 
     /// Changes the state if the given instance is the present one; a task of an earlier one gets
     /// `None` and ends.
-    pub(super) fn in_instance<R>(&self, instance: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
-        self.update(|state| state.instance.as_ref().is_some_and(|present| present.number == instance).then(|| act(state)))
+    pub(super) fn in_instance<R>(
+        &self,
+        instance: u64,
+        act: impl FnOnce(&mut State) -> R,
+    ) -> Option<R> {
+        self.update(|state| {
+            state
+                .instance
+                .as_ref()
+                .is_some_and(|present| present.number == instance)
+                .then(|| act(state))
+        })
     }
 
     /// Like [`Shared::in_instance`], for the instance alone.
-    pub(super) fn with_instance<R>(&self, instance: u64, act: impl FnOnce(&mut Instance) -> R) -> Option<R> {
+    pub(super) fn with_instance<R>(
+        &self,
+        instance: u64,
+        act: impl FnOnce(&mut Instance) -> R,
+    ) -> Option<R> {
         self.in_instance(instance, |state| state.instance.as_mut().map(act)).flatten()
     }
 
@@ -272,12 +312,16 @@ impl Shared {
     /// Records an interleaving; may be called under the lock of the state.
     pub(super) fn record_interleaving(&self, resource: &ResourceName, which: Option<Interleaving>) {
         if let Some(which) = which {
-            self.unflushed.lock().unwrap_or_else(PoisonError::into_inner).push((resource.clone(), which));
+            self.unflushed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push((resource.clone(), which));
         }
     }
 
     fn flush_interleavings(&self, state: &mut State) {
-        let seen = std::mem::take(&mut *self.unflushed.lock().unwrap_or_else(PoisonError::into_inner));
+        let seen =
+            std::mem::take(&mut *self.unflushed.lock().unwrap_or_else(PoisonError::into_inner));
         for (resource, which) in seen {
             *state.interleavings.entry(which).or_default() += 1;
             state.events.push(self.environment.now(), EventKind::Interleaving { resource, which });
@@ -315,7 +359,12 @@ impl Shared {
             state.starts += 1;
             let instance = Instance {
                 number: state.starts,
-                manager: DeviceManager::start(Default::default(), BTreeSet::new(), BTreeSet::new(), now),
+                manager: DeviceManager::start(
+                    Default::default(),
+                    BTreeSet::new(),
+                    BTreeSet::new(),
+                    now,
+                ),
                 clients: Clients::new(self.profile()),
                 streams: Streams::new(),
                 known: BTreeSet::new(),
@@ -381,11 +430,17 @@ impl Shared {
         let Some(snapshot) = snapshot else { return Ok(()) };
         self.hook(instance, Hook::DuringCheckpoint).await;
         let written = self.with_instance(instance, |_| {
-            if fails { Err("no space left on device".to_owned()) } else { self.environment.write_checkpoint(snapshot) }
+            if fails {
+                Err("no space left on device".to_owned())
+            } else {
+                self.environment.write_checkpoint(snapshot)
+            }
         });
         let result = written.unwrap_or(Ok(()));
         if let Err(error) = &result {
-            self.log(EventKind::FileFailed { error: format!("failed to write the checkpoint: {error}") });
+            self.log(EventKind::FileFailed {
+                error: format!("failed to write the checkpoint: {error}"),
+            });
         }
         result
     }
@@ -394,7 +449,11 @@ impl Shared {
     pub(super) fn note_capacity(&self, resource: &ResourceName) {
         let now = self.environment.now();
         let mut state = self.peek();
-        let Some(capacity) = state.instance.as_ref().map(|instance| instance.manager.capacity(resource, now)) else { return };
+        let Some(capacity) =
+            state.instance.as_ref().map(|instance| instance.manager.capacity(resource, now))
+        else {
+            return;
+        };
         state.readings.entry(resource.clone()).or_default().note(now, capacity);
     }
 }

@@ -49,7 +49,9 @@ impl Readings {
     #[must_use]
     pub fn dip(&self, expected: usize, from: Duration, to: Duration) -> f64 {
         missing(
-            self.inside.iter().map(|(at, capacity)| (*at, capacity.map_or(expected, |capacity| capacity.allocatable))),
+            self.inside.iter().map(|(at, capacity)| {
+                (*at, capacity.map_or(expected, |capacity| capacity.allocatable))
+            }),
             expected,
             from,
             to,
@@ -59,13 +61,23 @@ impl Readings {
     /// The same as the API server saw it.
     #[must_use]
     pub fn dip_reported(&self, expected: usize, from: Duration, to: Duration) -> f64 {
-        missing(self.reported.iter().map(|(at, capacity)| (*at, capacity.allocatable)), expected, from, to)
+        missing(
+            self.reported.iter().map(|(at, capacity)| (*at, capacity.allocatable)),
+            expected,
+            from,
+            to,
+        )
     }
 }
 
 /// The integral of the shortfall from `expected` over a series of values; each value holds until
 /// the next one.
-fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, from: Duration, to: Duration) -> f64 {
+fn missing(
+    series: impl Iterator<Item = (Duration, usize)>,
+    expected: usize,
+    from: Duration,
+    to: Duration,
+) -> f64 {
     let (mut sum, mut since, mut lacking) = (0.0, from, 0_usize);
     let mut add = |since: Duration, until: Duration, lacking: usize| {
         let lacking = u32::try_from(lacking).unwrap_or(u32::MAX);
@@ -89,7 +101,8 @@ pub(super) async fn report_status(shared: &Shared, instance: u64) {
     shared.environment.sleep(shared.behaviour.gaps.to_first_status).await;
     let mut is_stuck = false;
     loop {
-        let expired = shared.with_instance(instance, |present| present.manager.expire(shared.environment.now()));
+        let expired = shared
+            .with_instance(instance, |present| present.manager.expire(shared.environment.now()));
         if expired == Some(true) {
             // A failure is in the event log.
             let _ = shared.write_checkpoint(instance).await;
@@ -98,7 +111,8 @@ pub(super) async fn report_status(shared: &Shared, instance: u64) {
             let now = shared.environment.now();
             let Some(present) = &state.instance else { return };
             // A deleted resource is reported as 0 from then on.
-            let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
+            let known: BTreeSet<ResourceName> =
+                present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
             for resource in known {
                 let capacity = present.manager.capacity(&resource, now);
                 let readings = state.readings.entry(resource).or_default();
@@ -107,7 +121,8 @@ pub(super) async fn report_status(shared: &Shared, instance: u64) {
             }
         });
         let stuck = shared.with_instance(instance, |present| {
-            present.allocating > 0 && shared.environment.now().saturating_sub(present.allocating_since) > STUCK_AFTER
+            present.allocating > 0
+                && shared.environment.now().saturating_sub(present.allocating_since) > STUCK_AFTER
         });
         if stuck == Some(true) && !std::mem::replace(&mut is_stuck, true) {
             shared.log(EventKind::Stuck);

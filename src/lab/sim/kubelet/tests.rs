@@ -86,7 +86,10 @@ type Lists = Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>
 impl DevicePlugin for Service {
     type ListAndWatchStream = Lists;
 
-    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<api::Empty>,
+    ) -> Result<Response<api::DevicePluginOptions>, Status> {
         if self.behaviour == Behaviour::NoOptions {
             return Err(Status::failed_precondition("not ready"));
         }
@@ -99,7 +102,8 @@ impl DevicePlugin for Service {
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
         let lists = WatchStream::new(self.lists.subscribe());
-        let responses = lists.map_while(|devices| devices.map(|devices| Ok(api::ListAndWatchResponse { devices })));
+        let responses = lists
+            .map_while(|devices| devices.map(|devices| Ok(api::ListAndWatchResponse { devices })));
         Ok(Response::new(Box::pin(responses)))
     }
 
@@ -111,11 +115,15 @@ impl DevicePlugin for Service {
         let mut ids = request.available_device_i_ds;
         ids.sort();
         let first = ids.len() - usize::try_from(request.allocation_size).unwrap();
-        let response = api::ContainerPreferredAllocationResponse { device_i_ds: ids.split_off(first) };
+        let response =
+            api::ContainerPreferredAllocationResponse { device_i_ds: ids.split_off(first) };
         Ok(Response::new(api::PreferredAllocationResponse { container_responses: vec![response] }))
     }
 
-    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+    async fn allocate(
+        &self,
+        request: Request<api::AllocateRequest>,
+    ) -> Result<Response<api::AllocateResponse>, Status> {
         if self.behaviour == Behaviour::Refuses {
             return Err(Status::resource_exhausted("device is busy"));
         }
@@ -157,17 +165,26 @@ impl TestPlugin {
     fn serve(node: &Node, endpoint: &str, devices: Vec<api::Device>, behaviour: Behaviour) -> Self {
         let (lists, _) = watch::channel(Some(devices));
         let allocated = Arc::default();
-        let service = Service { lists: lists.clone(), allocated: Arc::clone(&allocated), behaviour };
+        let service =
+            Service { lists: lists.clone(), allocated: Arc::clone(&allocated), behaviour };
         let path = node.plugins_dir().join(endpoint);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
         let server = tokio::spawn(async move {
-            Server::builder().serve_with_incoming(DevicePluginServer::new(service), incoming).await.unwrap();
+            Server::builder()
+                .serve_with_incoming(DevicePluginServer::new(service), incoming)
+                .await
+                .unwrap();
         });
         TestPlugin { endpoint: endpoint.to_owned(), lists, allocated, server }
     }
 
-    async fn registered(node: &Node, endpoint: &str, devices: Vec<api::Device>, behaviour: Behaviour) -> Self {
+    async fn registered(
+        node: &Node,
+        endpoint: &str,
+        devices: Vec<api::Device>,
+        behaviour: Behaviour,
+    ) -> Self {
         let plugin = Self::serve(node, endpoint, devices, behaviour);
         plugin.register(node).await;
         plugin
@@ -175,7 +192,12 @@ impl TestPlugin {
 
     /// Registers and waits until the list has arrived.
     async fn register(&self, node: &Node) {
-        let lists = |view: &View<'_>| view.events().iter().filter(|event| matches!(event.kind, EventKind::Listed { .. })).count();
+        let lists = |view: &View<'_>| {
+            view.events()
+                .iter()
+                .filter(|event| matches!(event.kind, EventKind::Listed { .. }))
+                .count()
+        };
         let before = node.kubelet.view(lists);
         node.register(&gpu(), &self.endpoint).await.unwrap();
         node.kubelet.wait_for(|view| lists(view) > before, SOON).await.unwrap();
@@ -234,7 +256,10 @@ impl Node {
     }
 
     async fn wait_for_capacity(&self, capacity: usize, allocatable: usize) {
-        self.kubelet.wait_for(|view| view.capacity(&gpu()) == Capacity { capacity, allocatable }, SOON).await.unwrap();
+        self.kubelet
+            .wait_for(|view| view.capacity(&gpu()) == Capacity { capacity, allocatable }, SOON)
+            .await
+            .unwrap();
     }
 
     async fn wait_for_event(&self, fits: impl Fn(&EventKind) -> bool) {
@@ -246,12 +271,20 @@ impl Node {
     }
 
     fn checkpoint(&self) -> serde_json::Value {
-        serde_json::from_slice(&std::fs::read(self.plugins_dir().join(sockets::checkpoint::FILE_NAME)).unwrap()).unwrap()
+        serde_json::from_slice(
+            &std::fs::read(self.plugins_dir().join(sockets::checkpoint::FILE_NAME)).unwrap(),
+        )
+        .unwrap()
     }
 }
 
 fn request(version: &str, endpoint: &str, resource: &str) -> api::RegisterRequest {
-    api::RegisterRequest { version: version.to_owned(), endpoint: endpoint.to_owned(), resource_name: resource.to_owned(), options: None }
+    api::RegisterRequest {
+        version: version.to_owned(),
+        endpoint: endpoint.to_owned(),
+        resource_name: resource.to_owned(),
+        options: None,
+    }
 }
 
 fn failure(phase: &PodPhase) -> &str {
@@ -267,19 +300,26 @@ fn failure(phase: &PodPhase) -> &str {
 #[tokio::test]
 async fn a_wrong_version_or_name_is_refused_in_the_kubelets_words() {
     let node = Node::start().await;
-    let refused = node.register_request(request("v1alpha1", "x.sock", "example.com/gpu")).await.unwrap_err();
+    let refused =
+        node.register_request(request("v1alpha1", "x.sock", "example.com/gpu")).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unknown);
     let text = "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is [\"v1beta1\"]";
     assert_eq!(refused.message(), text);
     let refused = node.register_request(request("v1beta1", "x.sock", "gpu")).await.unwrap_err();
-    assert_eq!((refused.code(), refused.message()), (Code::Unknown, "the ResourceName \"gpu\" is invalid"));
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::Unknown, "the ResourceName \"gpu\" is invalid")
+    );
 }
 
 #[tokio::test]
 async fn a_missing_socket_fails_the_register_after_the_time_to_dial() {
     let node = Node::start_with(|config| config.dial_within = Duration::from_millis(20)).await;
     let failed = node.register(&gpu(), "missing.sock").await.unwrap_err();
-    assert_eq!((failed.code(), failed.message()), (Code::Unknown, "failed to dial device plugin: context deadline exceeded"));
+    assert_eq!(
+        (failed.code(), failed.message()),
+        (Code::Unknown, "failed to dial device plugin: context deadline exceeded")
+    );
 }
 
 #[tokio::test]
@@ -304,14 +344,18 @@ async fn a_cancelled_register_forgets_the_client() {
     late.set_timeout(Duration::from_millis(20));
     let channel = uds::connect(node.plugins_dir().join("kubelet.sock")).await.unwrap();
     RegistrationClient::new(channel).register(late).await.unwrap_err();
-    let forgotten = |view: &View<'_>| view.state.instance.as_ref().is_some_and(|instance| instance.clients.is_empty());
+    let forgotten = |view: &View<'_>| {
+        view.state.instance.as_ref().is_some_and(|instance| instance.clients.is_empty())
+    };
     node.kubelet.wait_for(forgotten, SOON).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_pod_gets_devices_and_its_files_on_disk() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Usual).await;
+    let plugin =
+        TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Usual)
+            .await;
     let spec = PodSpec::new("default", "train").app("main", &gpu(), 2);
     let uid = spec.uid.clone();
     assert_eq!(node.kubelet.add_pod(spec).await.phase, PodPhase::Running);
@@ -327,7 +371,10 @@ async fn a_pod_gets_devices_and_its_files_on_disk() {
     let logs = node.dir.path().join(format!("host/var/log/pods/default_train_{uid}"));
     let cgroup = node.dir.path().join(format!("host/sys/fs/cgroup/kubepods/pod{uid}"));
     assert!(logs.join("main").is_dir());
-    assert_eq!(std::fs::read_to_string(cgroup.join("cgroup.events")).unwrap(), "populated 1\nfrozen 0\n");
+    assert_eq!(
+        std::fs::read_to_string(cgroup.join("cgroup.events")).unwrap(),
+        "populated 1\nfrozen 0\n"
+    );
     assert!(cgroup.join("cgroup.procs").exists());
 
     assert!(node.kubelet.delete_pod(&uid).unwrap());
@@ -338,8 +385,10 @@ async fn a_pod_gets_devices_and_its_files_on_disk() {
 #[tokio::test]
 async fn a_failing_pre_start_keeps_the_container_waiting() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::PreStarts).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    let plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::PreStarts).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     assert_eq!(outcome.phase, PodPhase::Pending);
     let text = "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: \
                 rpc error: code = Unimplemented desc = not offered";
@@ -353,18 +402,25 @@ async fn the_checkpoint_holds_the_plugins_answer() {
     use prost::Message as _;
 
     let node = Node::start().await;
-    let _plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
+    let _plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
     let checkpoint = node.checkpoint();
     assert_eq!(checkpoint["Data"]["PodDeviceEntries"], serde_json::Value::Null);
-    assert_eq!(checkpoint["Data"]["RegisteredDevices"]["example.com/gpu"], serde_json::json!(["a", "b"]));
+    assert_eq!(
+        checkpoint["Data"]["RegisteredDevices"]["example.com/gpu"],
+        serde_json::json!(["a", "b"])
+    );
 
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     let entry = node.checkpoint()["Data"]["PodDeviceEntries"][0].clone();
     assert_eq!(entry["PodUID"], serde_json::json!(outcome.uid));
     assert_eq!(entry["ContainerName"], "main");
     assert_eq!(entry["ResourceName"], "example.com/gpu");
     assert_eq!(entry["DeviceIDs"], serde_json::json!({"-1": ["a"]}));
-    let bytes = base64::engine::general_purpose::STANDARD.decode(entry["AllocResp"].as_str().unwrap()).unwrap();
+    let bytes = base64::engine::general_purpose::STANDARD
+        .decode(entry["AllocResp"].as_str().unwrap())
+        .unwrap();
     let response = api::ContainerAllocateResponse::decode(&*bytes).unwrap();
     assert_eq!(response.annotations["example.com/alloc-id"], "a");
     assert!(node.checkpoint()["Checksum"].is_u64());
@@ -373,35 +429,55 @@ async fn the_checkpoint_holds_the_plugins_answer() {
 #[tokio::test]
 async fn a_preferred_allocation_is_requested_and_followed() {
     let node = Node::start().await;
-    let _plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Prefers).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
+    let _plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b", "c"]), Behaviour::Prefers)
+            .await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
     assert_eq!(node.kubelet.devices(&outcome.uid, "main")[&gpu()], ids(&["b", "c"]));
 }
 
 #[tokio::test]
 async fn containers_reuse_the_devices_of_init_containers_but_not_of_sidecars() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
-    let spec = PodSpec::new("default", "train").init("warm", &gpu(), 1).init("check", &gpu(), 1).app("main", &gpu(), 1);
+    let plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
+    let spec = PodSpec::new("default", "train")
+        .init("warm", &gpu(), 1)
+        .init("check", &gpu(), 1)
+        .app("main", &gpu(), 1);
     let outcome = node.kubelet.add_pod(spec).await;
     assert_eq!(outcome.phase, PodPhase::Running);
     assert_eq!(*plugin.allocated.lock().unwrap(), [ids(&["a"]), ids(&["a"]), ids(&["a"])]);
     node.kubelet.delete_pod(&outcome.uid).unwrap();
 
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "serve").sidecar("proxy", &gpu(), 1).app("main", &gpu(), 1)).await;
+    let outcome = node
+        .kubelet
+        .add_pod(PodSpec::new("default", "serve").sidecar("proxy", &gpu(), 1).app(
+            "main",
+            &gpu(),
+            1,
+        ))
+        .await;
     assert_eq!(outcome.phase, PodPhase::Running);
-    assert_ne!(node.kubelet.devices(&outcome.uid, "proxy"), node.kubelet.devices(&outcome.uid, "main"));
+    assert_ne!(
+        node.kubelet.devices(&outcome.uid, "proxy"),
+        node.kubelet.devices(&outcome.uid, "main")
+    );
 }
 
 #[tokio::test]
 async fn a_pod_that_requests_too_much_or_is_refused_by_the_plugin_fails() {
     let node = Node::start().await;
-    let _plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Refuses).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "large").app("main", &gpu(), 2)).await;
+    let _plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Refuses).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "large").app("main", &gpu(), 2)).await;
     let text = "Pod was rejected: Allocate failed due to requested number of devices unavailable for example.com/gpu. \
                 Requested: 2, Available: 1, which is unexpected";
     assert_eq!(failure(&outcome.phase), text);
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "small").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "small").app("main", &gpu(), 1)).await;
     let text = "Pod was rejected: Allocate failed due to rpc error: code = ResourceExhausted desc = device is busy, \
                 which is unexpected";
     assert_eq!(failure(&outcome.phase), text);
@@ -411,22 +487,39 @@ async fn a_pod_that_requests_too_much_or_is_refused_by_the_plugin_fails() {
 #[tokio::test]
 async fn the_end_of_the_stream_keeps_capacity_and_sets_allocatable_to_zero() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
+    let plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
     plugin.list(vec![device("a", "Healthy"), device("b", "healthy")]);
     node.wait_for_capacity(2, 1).await;
     plugin.end_streams();
     node.wait_for_capacity(2, 0).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
-    assert!(failure(&outcome.phase).contains("no healthy devices present; cannot allocate unhealthy devices example.com/gpu"));
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    assert!(
+        failure(&outcome.phase).contains(
+            "no healthy devices present; cannot allocate unhealthy devices example.com/gpu"
+        )
+    );
 }
 
 #[test]
 fn a_resource_without_plugin_is_deleted_after_five_minutes() {
-    let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::from([gpu()]), BTreeSet::new(), Duration::ZERO);
+    let mut manager = DeviceManager::<()>::start(
+        PodDevices::default(),
+        BTreeSet::from([gpu()]),
+        BTreeSet::new(),
+        Duration::ZERO,
+    );
     manager.connected(&gpu(), (), Options { preferred_allocation: false, pre_start: false });
-    manager.listed(&gpu(), vec![ListedDevice { id: DeviceId::new("a"), healthy: true, numa_nodes: Vec::new() }]);
+    manager.listed(
+        &gpu(),
+        vec![ListedDevice { id: DeviceId::new("a"), healthy: true, numa_nodes: Vec::new() }],
+    );
     manager.disconnected(&gpu(), Duration::from_secs(10));
-    assert_eq!(manager.capacity(&gpu(), Duration::from_secs(10)), Capacity { capacity: 1, allocatable: 0 });
+    assert_eq!(
+        manager.capacity(&gpu(), Duration::from_secs(10)),
+        Capacity { capacity: 1, allocatable: 0 }
+    );
     assert!(!manager.expire(Duration::from_secs(10) + ENDPOINT_GRACE));
     assert!(manager.expire(Duration::from_secs(11) + ENDPOINT_GRACE));
     assert!(!manager.is_plugin_resource(&gpu()));
@@ -454,22 +547,42 @@ async fn a_pod_with_an_init_container_survives_a_restart_only_with_its_plugin_in
     for in_time in [true, false] {
         let gap = if in_time { Duration::from_millis(400) } else { Duration::from_millis(1) };
         let node = Node::start_with(|config| config.first_batch_after = gap).await;
-        let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
-        let plain = node.kubelet.add_pod(PodSpec::new("default", "plain").app("main", &gpu(), 1)).await;
-        let warmed = node.kubelet.add_pod(PodSpec::new("default", "warmed").init("warm", &gpu(), 1).app("main", &gpu(), 1)).await;
+        let plugin =
+            TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b"]), Behaviour::Usual)
+                .await;
+        let plain =
+            node.kubelet.add_pod(PodSpec::new("default", "plain").app("main", &gpu(), 1)).await;
+        let warmed = node
+            .kubelet
+            .add_pod(PodSpec::new("default", "warmed").init("warm", &gpu(), 1).app(
+                "main",
+                &gpu(),
+                1,
+            ))
+            .await;
         assert_eq!(warmed.phase, PodPhase::Running);
         let edits = node.kubelet.pods().remove(1).containers["main"].edits.clone();
 
         node.kubelet.restart().await.unwrap();
         assert_eq!(node.allocatable(), (0, 0), "no device until the first list");
-        assert_eq!(node.kubelet.devices(&warmed.uid, "main")[&gpu()], ids(&["b"]), "from the checkpoint");
+        assert_eq!(
+            node.kubelet.devices(&warmed.uid, "main")[&gpu()],
+            ids(&["b"]),
+            "from the checkpoint"
+        );
         if in_time {
             plugin.register(&node).await;
             assert!(node.kubelet.view(|view| view.first_list(&gpu())).unwrap() < gap);
         }
         node.settled().await;
-        let phase = |uid: &str| node.kubelet.view(|view| view.pod(uid).map(|pod| pod.phase.clone())).unwrap();
-        assert_eq!(phase(&plain.uid), PodPhase::Running, "a container that runs is not asked about");
+        let phase = |uid: &str| {
+            node.kubelet.view(|view| view.pod(uid).map(|pod| pod.phase.clone())).unwrap()
+        };
+        assert_eq!(
+            phase(&plain.uid),
+            PodPhase::Running,
+            "a container that runs is not asked about"
+        );
         let cgroup = node.dir.path().join(format!("host/sys/fs/cgroup/kubepods/pod{}", warmed.uid));
         if in_time {
             assert_eq!(phase(&warmed.uid), PodPhase::Running);
@@ -487,8 +600,10 @@ async fn a_pod_with_an_init_container_survives_a_restart_only_with_its_plugin_in
 #[tokio::test]
 async fn a_crash_looping_container_counts_as_not_running_over_a_restart() {
     let node = Node::start().await;
-    let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "crashes").app("main", &gpu(), 1)).await;
+    let _plugin =
+        TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "crashes").app("main", &gpu(), 1)).await;
     node.kubelet.crash_container(&outcome.uid, "main");
     node.kubelet.restart().await.unwrap();
     node.settled().await;
@@ -498,7 +613,8 @@ async fn a_crash_looping_container_counts_as_not_running_over_a_restart() {
 #[tokio::test]
 async fn a_kill_cuts_all_connections_and_a_start_removes_only_top_level_sockets() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let plugin =
+        TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
     let _flat = TestPlugin::serve(&node, "flat.sock", Vec::new(), Behaviour::Usual);
     std::fs::write(node.plugins_dir().join("file"), "").unwrap();
     node.kubelet.stop();
@@ -517,10 +633,12 @@ async fn a_kill_cuts_all_connections_and_a_start_removes_only_top_level_sockets(
 
 #[tokio::test]
 async fn a_pod_that_is_added_while_the_kubelet_is_down_is_admitted_by_the_next_one() {
-    let node = Node::start_with(|config| config.first_batch_after = Duration::from_millis(400)).await;
+    let node =
+        Node::start_with(|config| config.first_batch_after = Duration::from_millis(400)).await;
     let plugin = TestPlugin::serve(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual);
     node.kubelet.stop();
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "early").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "early").app("main", &gpu(), 1)).await;
     assert_eq!(outcome.phase, PodPhase::Pending);
     node.kubelet.start_again().await.unwrap();
     plugin.register(&node).await;
@@ -533,74 +651,146 @@ async fn a_pod_that_is_added_while_the_kubelet_is_down_is_admitted_by_the_next_o
 async fn pod_resources_lists_the_holders_and_frees_the_devices_of_ended_pods() {
     let node = Node::start().await;
     let mut spread = device("a", "Healthy");
-    spread.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
-    let _plugin = TestPlugin::registered(&node, "gpu.sock", vec![spread, device("b", "Healthy")], Behaviour::Usual).await;
+    spread.topology =
+        Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
+    let _plugin = TestPlugin::registered(
+        &node,
+        "gpu.sock",
+        vec![spread, device("b", "Healthy")],
+        Behaviour::Usual,
+    )
+    .await;
     let spec = PodSpec::new("default", "train").init("warm", &gpu(), 1).app("main", &gpu(), 2);
     let outcome = node.kubelet.add_pod(spec).await;
 
     let mut client = node.pod_resources().await;
-    let pods = client.list(resources::ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources;
+    let pods = client
+        .list(resources::ListPodResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .pod_resources;
     assert_eq!(pods.len(), 1);
     assert_eq!(pods[0].containers.len(), 1, "no init containers");
-    let devices: Vec<_> = pods[0].containers[0].devices.iter().map(|devices| devices.device_ids.join(",")).collect();
+    let devices: Vec<_> =
+        pods[0].containers[0].devices.iter().map(|devices| devices.device_ids.join(",")).collect();
     assert_eq!(devices, ["a", "a", "b"], "one id a message, one message a NUMA node");
     assert_eq!(pods[0].containers[0].devices[2].topology, None);
-    let allocatable = client.get_allocatable_resources(resources::AllocatableResourcesRequest {}).await.unwrap().into_inner();
+    let allocatable = client
+        .get_allocatable_resources(resources::AllocatableResourcesRequest {})
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(allocatable.devices.len(), 3);
 
-    let get = |name: &str| resources::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: "default".to_owned() };
+    let get = |name: &str| resources::GetPodResourcesRequest {
+        pod_name: name.to_owned(),
+        pod_namespace: "default".to_owned(),
+    };
     assert!(client.get(get("train")).await.unwrap().into_inner().pod_resources.is_some());
     node.kubelet.delete_pod(&outcome.uid).unwrap();
     let missing = client.get(get("train")).await.unwrap_err();
-    assert_eq!((missing.code(), missing.message()), (Code::Unknown, "pod train in namespace default not found"));
+    assert_eq!(
+        (missing.code(), missing.message()),
+        (Code::Unknown, "pod train in namespace default not found")
+    );
     assert!(!node.kubelet.devices(&outcome.uid, "main").is_empty(), "Get frees nothing");
-    assert!(client.list(resources::ListPodResourcesRequest {}).await.unwrap().into_inner().pod_resources.is_empty());
-    assert!(node.kubelet.devices(&outcome.uid, "main").is_empty(), "List frees what dead pods held");
+    assert!(
+        client
+            .list(resources::ListPodResourcesRequest {})
+            .await
+            .unwrap()
+            .into_inner()
+            .pod_resources
+            .is_empty()
+    );
+    assert!(
+        node.kubelet.devices(&outcome.uid, "main").is_empty(),
+        "List frees what dead pods held"
+    );
 }
 
 #[tokio::test]
 async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kubelet() {
     let node = Node::start().await;
-    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Vanishes).await;
+    let plugin =
+        TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Vanishes).await;
     let admission = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1));
     let push = async {
-        let lists = |view: &View<'_>| view.events().iter().filter(|event| matches!(event.kind, EventKind::Listed { .. })).count();
+        let lists = |view: &View<'_>| {
+            view.events()
+                .iter()
+                .filter(|event| matches!(event.kind, EventKind::Listed { .. }))
+                .count()
+        };
         node.kubelet.wait_for(|view| lists(view) == 2, SOON).await.unwrap();
         plugin.list(healthy(&["other"]));
     };
     let (outcome, ()) = tokio::join!(admission, push);
     assert_eq!(outcome.phase, PodPhase::Pending);
-    let text = "after the Allocate call: device `a` of `example.com/gpu` is not in the plugin's list";
+    let text =
+        "after the Allocate call: device `a` of `example.com/gpu` is not in the plugin's list";
     assert_eq!(node.kubelet.panicked().as_deref(), Some(text));
     assert!(!node.kubelet.view(|view| view.is_running()));
 }
 
 #[test]
 fn with_a_topology_policy_the_plugin_chooses_among_aligned_devices() {
-    let listed = |id: &str, node| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: vec![node] };
+    let listed = |id: &str, node| ListedDevice {
+        id: DeviceId::new(id),
+        healthy: true,
+        numa_nodes: vec![node],
+    };
     let choose = |required| {
-        let start = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
+        let start = DeviceManager::<()>::start(
+            PodDevices::default(),
+            BTreeSet::new(),
+            BTreeSet::new(),
+            Duration::ZERO,
+        );
         let mut manager = start.aligns(true);
-        manager.listed(&gpu(), vec![listed("a", 0), listed("b", 0), listed("c", 1), listed("d", 1), listed("e", 1)]);
+        manager.listed(
+            &gpu(),
+            vec![listed("a", 0), listed("b", 0), listed("c", 1), listed("d", 1), listed("e", 1)],
+        );
         match manager.allocate("uid", "main", &gpu(), required).unwrap() {
-            Step::Choose(choice) => (choice.candidates(), manager.choose(choice, &ids(&["e", "a"]), &mut |_| 0).unwrap()),
+            Step::Choose(choice) => (
+                choice.candidates(),
+                manager.choose(choice, &ids(&["e", "a"]), &mut |_| 0).unwrap(),
+            ),
             Step::Allocate(taken) => (BTreeSet::new(), taken),
             Step::Nothing => panic!("devices are needed"),
         }
     };
     assert_eq!(choose(1), (ids(&["a", "b"]), ids(&["a"])));
-    assert_eq!(choose(2), (BTreeSet::new(), ids(&["a", "b"])), "all aligned devices are needed: there is no call");
+    assert_eq!(
+        choose(2),
+        (BTreeSet::new(), ids(&["a", "b"])),
+        "all aligned devices are needed: there is no call"
+    );
     assert_eq!(choose(3), (BTreeSet::new(), ids(&["c", "d", "e"])));
     assert_eq!(choose(4), (ids(&["a", "b", "c", "d", "e"]), ids(&["a", "b", "c", "e"])));
 }
 
 #[test]
 fn up_to_1_34_a_device_that_left_the_list_is_one_without_topology() {
-    let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO).panics(false);
-    manager.listed(&gpu(), vec![ListedDevice { id: DeviceId::new("other"), healthy: true, numa_nodes: vec![0] }]);
+    let mut manager = DeviceManager::<()>::start(
+        PodDevices::default(),
+        BTreeSet::new(),
+        BTreeSet::new(),
+        Duration::ZERO,
+    )
+    .panics(false);
+    manager.listed(
+        &gpu(),
+        vec![ListedDevice { id: DeviceId::new("other"), healthy: true, numa_nodes: vec![0] }],
+    );
     manager.granted("uid", "main", &gpu(), &ids(&["a"]), Default::default()).unwrap();
     assert_eq!(manager.topology_hints("uid", "main", &gpu(), 1), Ok(()));
-    assert_eq!(manager.held().get("uid", "main", &gpu()).unwrap().by_numa.keys().collect::<Vec<_>>(), [&-1]);
+    assert_eq!(
+        manager.held().get("uid", "main", &gpu()).unwrap().by_numa.keys().collect::<Vec<_>>(),
+        [&-1]
+    );
     let listed = manager.listed(&gpu(), Vec::new());
     assert_eq!(listed.vanished, BTreeSet::new(), "the reservation was never made");
 }
@@ -615,7 +805,9 @@ async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_nex
     let mut near = device("b", "Healthy");
     near.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }] });
     let held = api::Device { id: "a".to_owned(), ..near.clone() };
-    let plugin = TestPlugin::registered(&node, "sub/gpu.sock", vec![held, near.clone()], Behaviour::Usual).await;
+    let plugin =
+        TestPlugin::registered(&node, "sub/gpu.sock", vec![held, near.clone()], Behaviour::Usual)
+            .await;
     node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     plugin.list(vec![near]);
     node.wait_for_capacity(1, 1).await;
@@ -628,8 +820,10 @@ async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_nex
 #[tokio::test]
 async fn a_corrupt_checkpoint_frees_all_devices() {
     let node = Node::start().await;
-    let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    let _plugin =
+        TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     node.kubelet.stop();
     std::fs::write(node.plugins_dir().join(sockets::checkpoint::FILE_NAME), "{").unwrap();
     node.kubelet.start_again().await.unwrap();
@@ -643,8 +837,15 @@ async fn the_pod_resources_client_merges_messages_and_survives_a_restart() {
     let client = PodResources::new(node.dir.path().join("kubelet/pod-resources/kubelet.sock"));
     assert_eq!(client.list().await.unwrap(), []);
     let mut spread = device("a", "Healthy");
-    spread.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
-    let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", vec![spread, device("b", "Healthy")], Behaviour::Usual).await;
+    spread.topology =
+        Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
+    let _plugin = TestPlugin::registered(
+        &node,
+        "sub/gpu.sock",
+        vec![spread, device("b", "Healthy")],
+        Behaviour::Usual,
+    )
+    .await;
     node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
 
     let listed = client.list().await.unwrap();
@@ -661,12 +862,21 @@ async fn the_pod_resources_client_merges_messages_and_survives_a_restart() {
 
 #[test]
 fn a_purge_during_an_allocate_lets_the_device_be_given_out_twice() {
-    let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
+    let mut manager = DeviceManager::<()>::start(
+        PodDevices::default(),
+        BTreeSet::new(),
+        BTreeSet::new(),
+        Duration::ZERO,
+    );
     manager.connected(&gpu(), (), Options { preferred_allocation: false, pre_start: false });
-    let listed = |id: &str| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() };
+    let listed =
+        |id: &str| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() };
     manager.listed(&gpu(), vec![listed("a"), listed("b")]);
     manager.set_sources_ready();
-    let reserve = |manager: &mut DeviceManager<()>, uid: &str| match manager.allocate(uid, "main", &gpu(), 1).unwrap() {
+    let reserve = |manager: &mut DeviceManager<()>, uid: &str| match manager
+        .allocate(uid, "main", &gpu(), 1)
+        .unwrap()
+    {
         Step::Choose(choice) => manager.choose(choice, &BTreeSet::new(), &mut |_| 0).unwrap(),
         other => panic!("a free device is to be chosen: {other:?}"),
     };

@@ -74,7 +74,11 @@ impl View<'_> {
     /// Capacity and allocatable of a resource as in the node's status; 0 while the kubelet is down.
     #[must_use]
     pub fn capacity(&self, resource: &ResourceName) -> Capacity {
-        self.state.instance.as_ref().map(|instance| instance.manager.capacity(resource, self.now)).unwrap_or_default()
+        self.state
+            .instance
+            .as_ref()
+            .map(|instance| instance.manager.capacity(resource, self.now))
+            .unwrap_or_default()
     }
 
     /// Every pod, in the order of creation.
@@ -91,8 +95,16 @@ impl View<'_> {
 
     /// The devices that the kubelet has recorded for a container.
     #[must_use]
-    pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
-        let held = self.state.instance.iter().flat_map(|instance| instance.manager.held().container(pod_uid, container));
+    pub fn devices(
+        &self,
+        pod_uid: &str,
+        container: &str,
+    ) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
+        let held = self
+            .state
+            .instance
+            .iter()
+            .flat_map(|instance| instance.manager.held().container(pod_uid, container));
         held.map(|(resource, held)| (resource.clone(), held.ids())).collect()
     }
 
@@ -118,13 +130,20 @@ impl View<'_> {
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         let pods = self.state.pods.iter().chain(self.state.orphans.values());
-        let containers = pods.flat_map(|pod| pod.containers.iter().map(move |(name, container)| (pod, name, container)));
-        let running = containers.filter(|(_, _, container)| container.runs(self.now) && !container.devices.is_empty());
+        let containers = pods.flat_map(|pod| {
+            pod.containers.iter().map(move |(name, container)| (pod, name, container))
+        });
+        let running = containers
+            .filter(|(_, _, container)| container.runs(self.now) && !container.devices.is_empty());
         let holder = |(pod, name, container): (&Pod, &String, &super::pod::Container)| Holder {
             pod_uid: pod.spec.uid.clone(),
             container: name.clone(),
             devices: container.devices.clone(),
-            alloc_id: container.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str())),
+            alloc_id: container
+                .edits
+                .annotations
+                .get(AllocId::ANNOTATION)
+                .map(|id| AllocId::new(id.as_str())),
             alloc_ids: container.alloc_ids.clone(),
             is_orphan: self.state.orphans.contains_key(&pod.spec.uid),
         };
@@ -138,7 +157,9 @@ impl View<'_> {
         for holder in self.holders() {
             for (resource, ids) in &holder.devices {
                 for id in ids {
-                    pods.entry((resource.clone(), id.clone())).or_default().insert(holder.pod_uid.clone());
+                    pods.entry((resource.clone(), id.clone()))
+                        .or_default()
+                        .insert(holder.pod_uid.clone());
                 }
             }
         }
@@ -158,8 +179,13 @@ impl View<'_> {
             socket: serving.map(|client| client.socket.clone()),
             is_stopped: endpoint.is_none_or(|endpoint| endpoint.stopped_at.is_some()),
             is_tracked: serving.is_some_and(|client| instance.clients.tracks(client)),
-            is_streaming: serving.is_some_and(|client| instance.streams.contains_key(&client.number)),
-            streams: instance.streams.values().filter(|client| client.resource == *resource).count(),
+            is_streaming: serving
+                .is_some_and(|client| instance.streams.contains_key(&client.number)),
+            streams: instance
+                .streams
+                .values()
+                .filter(|client| client.resource == *resource)
+                .count(),
             healthy: instance.manager.healthy().get(resource).cloned().unwrap_or_default(),
         }
     }
@@ -185,7 +211,10 @@ impl View<'_> {
             EventKind::RegisterFailed { resource: of, .. } => of == resource.as_str(),
             _ => false,
         });
-        let lists = events.busiest(second, |kind| matches!(kind, EventKind::Listed { resource: of, .. } if of == resource));
+        let lists = events.busiest(
+            second,
+            |kind| matches!(kind, EventKind::Listed { resource: of, .. } if of == resource),
+        );
         (registers, lists)
     }
 
@@ -237,6 +266,8 @@ impl View<'_> {
     /// From the newest start of the kubelet to the first list of a resource.
     #[must_use]
     pub fn first_list(&self, resource: &ResourceName) -> Option<Duration> {
-        self.state.events.since_start(|kind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource))
+        self.state.events.since_start(|kind| {
+            matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource)
+        })
     }
 }

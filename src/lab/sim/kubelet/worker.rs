@@ -15,7 +15,9 @@ const PRE_START_WITHIN: Duration = Duration::from_secs(30);
 
 /// Starts a worker for a pod, unless one is running.
 pub(super) fn work(shared: &Arc<Shared>, instance: u64, uid: &str) {
-    if shared.with_instance(instance, |present| present.workers.insert(uid.to_owned())) == Some(true) {
+    if shared.with_instance(instance, |present| present.workers.insert(uid.to_owned()))
+        == Some(true)
+    {
         let (worker, uid) = (Arc::clone(shared), uid.to_owned());
         shared.spawn(instance, async move { run(&worker, instance, &uid).await });
     }
@@ -41,13 +43,23 @@ async fn run(shared: &Shared, instance: u64, uid: &str) {
 /// The next work for a pod. Without work, the worker leaves the pod in the same step.
 fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     let work = state.pod(uid).filter(|pod| !pod.is_over()).and_then(|pod| {
-        for container in pod.containers.values_mut().filter(|container| container.running && !container.runs(now)) {
+        for container in pod
+            .containers
+            .values_mut()
+            .filter(|container| container.running && !container.runs(now))
+        {
             (container.running, container.ended, container.ends_at) = (false, true, None);
         }
-        if let Some(end) = pod.containers.values().find_map(|container| container.ends_at.filter(|_| container.running)) {
+        if let Some(end) = pod
+            .containers
+            .values()
+            .find_map(|container| container.ends_at.filter(|_| container.running))
+        {
             return Some(Next::Wait(end - now));
         }
-        let waits = |container: &&ContainerSpec| pod.containers.get(&container.name).is_none_or(|known| !known.running && !known.ended);
+        let waits = |container: &&ContainerSpec| {
+            pod.containers.get(&container.name).is_none_or(|known| !known.running && !known.ended)
+        };
         let container = pod.spec.in_order().find(waits)?;
         let due = pod.containers.get(&container.name).map_or(now, |known| known.retry_at);
         Some(match due.checked_sub(now).filter(|wait| !wait.is_zero()) {
@@ -67,14 +79,23 @@ fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     Next::Nothing
 }
 
-async fn start_container(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) {
+async fn start_container(
+    shared: &Shared,
+    instance: u64,
+    spec: &PodSpec,
+    container: &ContainerSpec,
+) {
     let options = match run_options(shared, instance, spec, container).await {
         Err(Halt::Over) => return,
         Err(Halt::Refused(error)) => Err(format!("CreateContainerConfigError: {error}")),
-        Ok(started) => match started.edits.cdi_devices.iter().find(|name| !shared.environment.resolves(name)) {
-            Some(name) => Err(format!("CreateContainerError: CDI device injection failed: unresolvable CDI devices {name}")),
-            None => Ok(started),
-        },
+        Ok(started) => {
+            match started.edits.cdi_devices.iter().find(|name| !shared.environment.resolves(name)) {
+                Some(name) => Err(format!(
+                    "CreateContainerError: CDI device injection failed: unresolvable CDI devices {name}"
+                )),
+                None => Ok(started),
+            }
+        }
     };
     let now = shared.environment.now();
     let (pod_uid, name) = (spec.uid.clone(), container.name.clone());
@@ -85,7 +106,8 @@ async fn start_container(shared: &Shared, instance: u64, spec: &PodSpec, contain
         match options {
             Ok(started) => {
                 let is_new = !std::mem::replace(&mut pod.has_cgroup, true);
-                let ends_at = (container.kind == ContainerKind::Init).then(|| now + init_duration(shared));
+                let ends_at =
+                    (container.kind == ContainerKind::Init).then(|| now + init_duration(shared));
                 *known = Container { running: true, ends_at, retry_at: now, ..started };
                 state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
                 let pod = if is_new { shared.environment.create_pod(spec) } else { Ok(()) };
@@ -110,7 +132,12 @@ fn init_duration(shared: &Shared) -> Duration {
 
 /// `GetDeviceRunContainerOptions`: PreStartContainer where the plugin requested it, Allocate where
 /// nothing is recorded, then the stored answers of all resources merged in random order.
-async fn run_options(shared: &Shared, instance: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<Container, Halt> {
+async fn run_options(
+    shared: &Shared,
+    instance: u64,
+    spec: &PodSpec,
+    container: &ContainerSpec,
+) -> Result<Container, Halt> {
     let mut lacks = false;
     let resources = admission::resources(shared, container);
     for (resource, _) in &resources {
@@ -127,22 +154,31 @@ async fn run_options(shared: &Shared, instance: u64, spec: &PodSpec, container: 
                 called = client.pre_start(&ids) => called,
                 () = shared.environment.sleep(PRE_START_WITHIN) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
             };
-            let failed = |error| super::error::AllocateError::Rpc(format!("device plugin PreStartContainer rpc failed with err: {error}"));
+            let failed = |error| {
+                super::error::AllocateError::Rpc(format!(
+                    "device plugin PreStartContainer rpc failed with err: {error}"
+                ))
+            };
             called.map_err(failed)?;
         }
     }
     if lacks {
         admission::allocate_resources(shared, instance, spec, container).await?;
     }
-    let order: Vec<ResourceName> = admission::resources(shared, container).into_iter().map(|(resource, _)| resource).collect();
+    let order: Vec<ResourceName> =
+        admission::resources(shared, container).into_iter().map(|(resource, _)| resource).collect();
     shared
         .with_instance(instance, |present| {
             let held = present.manager.held();
             let of_container = || held.container(&spec.uid, &container.name);
             Container {
                 edits: held.edits(&spec.uid, &container.name, &order),
-                devices: of_container().map(|(resource, held)| (resource.clone(), held.ids())).collect(),
-                alloc_ids: of_container().filter_map(|(resource, held)| Some((resource.clone(), held.alloc_id()?))).collect(),
+                devices: of_container()
+                    .map(|(resource, held)| (resource.clone(), held.ids()))
+                    .collect(),
+                alloc_ids: of_container()
+                    .filter_map(|(resource, held)| Some((resource.clone(), held.alloc_id()?)))
+                    .collect(),
                 ..Container::default()
             }
         })
@@ -165,6 +201,8 @@ pub(super) fn crash(shared: &Arc<Shared>, uid: &str, container: &str) {
 
 pub(super) fn note(shared: &Shared, result: io::Result<()>) {
     if let Err(error) = result {
-        shared.log(EventKind::FileFailed { error: format!("failed to write the pod's files: {error}") });
+        shared.log(EventKind::FileFailed {
+            error: format!("failed to write the pod's files: {error}"),
+        });
     }
 }

@@ -36,8 +36,16 @@ pub(super) struct MemoryConnection {
 
 impl MemoryConnection {
     pub(super) fn new(memory: Arc<Memory>, path: String, transport: Arc<Transport>) -> Self {
-        let (closed, has_options, has_lists) = (AtomicBool::new(false), AtomicBool::new(false), Arc::default());
-        MemoryConnection { memory, path, transport: Mutex::new(transport), closed, has_options, has_lists }
+        let (closed, has_options, has_lists) =
+            (AtomicBool::new(false), AtomicBool::new(false), Arc::default());
+        MemoryConnection {
+            memory,
+            path,
+            transport: Mutex::new(transport),
+            closed,
+            has_options,
+            has_lists,
+        }
     }
 
     fn present(&self) -> Arc<Transport> {
@@ -130,7 +138,8 @@ impl Connection for MemoryConnection {
     async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
         let transport = self.transport()?;
         let (lists, received) = mpsc::unbounded_channel();
-        let (handle, plugin, id) = (self.memory.handle.clone(), Arc::clone(&transport.plugin), transport.id);
+        let (handle, plugin, id) =
+            (self.memory.handle.clone(), Arc::clone(&transport.plugin), transport.id);
         let has_lists = Arc::clone(&self.has_lists);
         let task = handle.clone().spawn(async move {
             handle.sleep(latency(&handle)).await;
@@ -144,7 +153,10 @@ impl Connection for MemoryConnection {
             }
         });
         transport.keep(task.clone());
-        Ok(Box::new(Listing { received, _reset: Reset { task, handle: self.memory.handle.clone() } }))
+        Ok(Box::new(Listing {
+            received,
+            _reset: Reset { task, handle: self.memory.handle.clone() },
+        }))
     }
 
     async fn preferred(
@@ -154,7 +166,10 @@ impl Connection for MemoryConnection {
         size: usize,
     ) -> Result<BTreeSet<DeviceId>, String> {
         let (available, must_include) = (self.shuffled(available), self.shuffled(must_include));
-        self.call(move |plugin| Box::pin(async move { plugin.preferred(available, must_include, size).await })).await
+        self.call(move |plugin| {
+            Box::pin(async move { plugin.preferred(available, must_include, size).await })
+        })
+        .await
     }
 
     async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
@@ -197,7 +212,10 @@ struct Listing {
 impl Lists for Listing {
     async fn next(&mut self) -> Option<Vec<ListedDevice>> {
         // A message that is too large ends the stream.
-        self.received.recv().await.filter(|list| list.iter().map(encoded_len).sum::<usize>() <= MESSAGE_MAX)
+        self.received
+            .recv()
+            .await
+            .filter(|list| list.iter().map(encoded_len).sum::<usize>() <= MESSAGE_MAX)
     }
 }
 

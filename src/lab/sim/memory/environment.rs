@@ -4,7 +4,9 @@
 use super::connection::MemoryConnection;
 use super::faults::Faults;
 use super::sockets::{Listener, Sockets, Transport, latency};
-use crate::domain::{CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp};
+use crate::domain::{
+    CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp,
+};
 use crate::lab::sim::executor::{Handle, Task};
 use crate::lab::sim::kubelet::environment::{Connection, Environment, Snapshot, Stop};
 use crate::lab::sim::kubelet::state::Shared;
@@ -89,7 +91,10 @@ impl Memory {
 
     pub(super) fn moment(&self) -> Moment {
         let boot = self.handle.now();
-        Moment { boot, wall: Timestamp(EPOCH_MS + u64::try_from(boot.as_millis()).unwrap_or_default()) }
+        Moment {
+            boot,
+            wall: Timestamp(EPOCH_MS + u64::try_from(boot.as_millis()).unwrap_or_default()),
+        }
     }
 
     pub(super) fn boot_id(&self) -> String {
@@ -133,7 +138,13 @@ impl Memory {
     /// The instance that answers Register; without one, an error as the system words it.
     pub(super) fn registration(&self) -> Result<u64, &'static str> {
         let tables = self.tables();
-        let refused = || if tables.sockets.inode(KUBELET_SOCKET).is_some() { "Connection refused" } else { "No such file or directory" };
+        let refused = || {
+            if tables.sockets.inode(KUBELET_SOCKET).is_some() {
+                "Connection refused"
+            } else {
+                "No such file or directory"
+            }
+        };
         tables.registration.ok_or_else(refused)
     }
 
@@ -145,13 +156,14 @@ impl Memory {
     pub(super) fn checkpoint(&self) -> Option<Arc<Checkpoint>> {
         let tables = self.tables();
         let CheckpointFile::Written(snapshot, written_at) = &tables.checkpoint else { return None };
-        let entries = snapshot.held.iter().map(|(pod_uid, container, resource, held)| CheckpointEntry {
-            pod_uid: pod_uid.to_owned(),
-            container: container.to_owned(),
-            resource: resource.clone(),
-            device_ids: held.ids(),
-            alloc_id: held.alloc_id(),
-        });
+        let entries =
+            snapshot.held.iter().map(|(pod_uid, container, resource, held)| CheckpointEntry {
+                pod_uid: pod_uid.to_owned(),
+                container: container.to_owned(),
+                resource: resource.clone(),
+                device_ids: held.ids(),
+                alloc_id: held.alloc_id(),
+            });
         Some(Arc::new(Checkpoint::new(entries.collect(), *written_at)))
     }
 
@@ -256,9 +268,11 @@ impl Environment for Memory {
                 if let Some(memory) = this.upgrade()
                     && let Some(transport) = memory.connect(&path)
                 {
-                    return Arc::new(MemoryConnection::new(memory, path, transport)) as Arc<dyn Connection>;
+                    return Arc::new(MemoryConnection::new(memory, path, transport))
+                        as Arc<dyn Connection>;
                 }
-                let jitter = handle.random(|random| random.between(pause.mul_f64(0.8), pause.mul_f64(1.2)));
+                let jitter =
+                    handle.random(|random| random.between(pause.mul_f64(0.8), pause.mul_f64(1.2)));
                 handle.sleep(jitter).await;
                 pause = pause.mul_f64(1.6);
             }
@@ -277,7 +291,8 @@ impl Environment for Memory {
 
     /// One snapshot, in random order as in a directory.
     fn stale_sockets(&self) -> io::Result<Vec<String>> {
-        let mut paths: Vec<String> = self.paths().into_iter().filter(|path| !path.contains('/')).collect();
+        let mut paths: Vec<String> =
+            self.paths().into_iter().filter(|path| !path.contains('/')).collect();
         self.handle.random(|random| {
             for end in (1..paths.len()).rev() {
                 paths.swap(end, random.below(end + 1));
@@ -316,7 +331,8 @@ impl Environment for Memory {
             }
         });
         let wall = i64::try_from(self.moment().wall.0).unwrap_or_default();
-        self.kubelet_socket.send_replace(Some(KubeletGeneration { inode, made_ns: wall * 1_000_000 }));
+        self.kubelet_socket
+            .send_replace(Some(KubeletGeneration { inode, made_ns: wall * 1_000_000 }));
         Ok(())
     }
 

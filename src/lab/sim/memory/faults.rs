@@ -54,7 +54,12 @@ impl Faults {
     pub fn schedules(until: Duration) -> Self {
         Faults {
             until,
-            probabilities: Probabilities { yields: 0.3, delays: 0.1, stalls: 0.005, ..Probabilities::default() },
+            probabilities: Probabilities {
+                yields: 0.3,
+                delays: 0.1,
+                stalls: 0.005,
+                ..Probabilities::default()
+            },
             ..Faults::default()
         }
     }
@@ -63,7 +68,12 @@ impl Faults {
     #[must_use]
     pub fn all(until: Duration) -> Self {
         Faults {
-            probabilities: Probabilities { fails: 0.02, cancels: 0.02, crashes: 0.005, ..Self::schedules(until).probabilities },
+            probabilities: Probabilities {
+                fails: 0.02,
+                cancels: 0.02,
+                crashes: 0.005,
+                ..Self::schedules(until).probabilities
+            },
             ..Self::schedules(until)
         }
     }
@@ -84,7 +94,13 @@ impl Faults {
 
     /// The outcome for the flow that is the `nth` one to reach a hook: its wait, and how it
     /// continues.
-    pub(super) fn decide(&self, nth: u64, hook: Hook, now: Duration, random: &mut Random) -> Option<Decision> {
+    pub(super) fn decide(
+        &self,
+        nth: u64,
+        hook: Hook,
+        now: Duration,
+        random: &mut Random,
+    ) -> Option<Decision> {
         if let Some((wait, verdict)) = self.steps.get(&nth) {
             return Some(Decision { wait: *wait, verdict: *verdict });
         }
@@ -109,7 +125,8 @@ impl Faults {
             Verdict::Pass
         };
         let yields = random.chance(probabilities.yields);
-        (yields || !wait.is_zero() || verdict != Verdict::Pass).then_some(Decision { wait, verdict })
+        (yields || !wait.is_zero() || verdict != Verdict::Pass)
+            .then_some(Decision { wait, verdict })
     }
 }
 

@@ -116,7 +116,8 @@ impl Node {
     pub fn complete_pod(&self, uid: &str) {
         if self.shared().complete_pod(uid) {
             let (node, uid) = (self.clone(), uid.to_owned());
-            let removal = self.handle().random(|random| random.between(Duration::ZERO, CGROUP_KEPT));
+            let removal =
+                self.handle().random(|random| random.between(Duration::ZERO, CGROUP_KEPT));
             self.memory().empty_cgroup(&uid);
             self.handle().spawn(async move {
                 node.handle().sleep(removal).await;
@@ -154,23 +155,36 @@ impl Node {
     ///
     /// # Errors
     /// When there is no such pod, the kubelet is down, or the rate limit is exceeded.
-    pub async fn get_pod(&self, namespace: &str, name: &str) -> Result<ListedPod, PodResourcesError> {
-        self.query(|shared, instance| pod_resources::get(shared, instance, namespace, name)).await.map(listed)
+    pub async fn get_pod(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<ListedPod, PodResourcesError> {
+        self.query(|shared, instance| pod_resources::get(shared, instance, namespace, name))
+            .await
+            .map(listed)
     }
 
     /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.
     ///
     /// # Errors
     /// When the kubelet is down or too old for this call, or the rate limit is exceeded.
-    pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
+    pub async fn allocatable(
+        &self,
+    ) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
         self.query(pod_resources::allocatable).await.map(by_resource)
     }
 
-    async fn query<T>(&self, answer: impl FnOnce(&Shared, u64) -> Result<T, Status>) -> Result<T, PodResourcesError> {
+    async fn query<T>(
+        &self,
+        answer: impl FnOnce(&Shared, u64) -> Result<T, Status>,
+    ) -> Result<T, PodResourcesError> {
         let handle = self.handle();
         handle.sleep(latency(handle)).await;
         let instance = self.memory().pod_resources();
-        let answer = instance.ok_or_else(|| Status::unavailable("connection refused")).and_then(|instance| answer(self.shared(), instance));
+        let answer = instance
+            .ok_or_else(|| Status::unavailable("connection refused"))
+            .and_then(|instance| answer(self.shared(), instance));
         handle.sleep(latency(handle)).await;
         answer.map_err(|status| PodResourcesError(Box::new(status)))
     }
@@ -183,8 +197,16 @@ impl Node {
 
 /// A listed pod, with the messages of each container merged.
 fn listed(pod: PodMessage) -> ListedPod {
-    let container = |(name, messages)| ListedContainer { name, devices: by_resource(messages), cpus: BTreeSet::new() };
-    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
+    let container = |(name, messages)| ListedContainer {
+        name,
+        devices: by_resource(messages),
+        cpus: BTreeSet::new(),
+    };
+    ListedPod {
+        namespace: pod.namespace,
+        name: pod.name,
+        containers: pod.containers.into_iter().map(container).collect(),
+    }
 }
 
 fn by_resource(messages: Vec<DeviceMessage>) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {

@@ -40,7 +40,10 @@ impl Simulation {
         let executor = Executor::new(seed);
         let memory = Memory::new(executor.handle(), faults);
         let shared = Arc::new(Shared::new(behaviour, Arc::clone(&memory) as Arc<_>));
-        Simulation { executor, node: Node(Arc::new(Inner { memory, shared, processes: Mutex::default() })) }
+        Simulation {
+            executor,
+            node: Node(Arc::new(Inner { memory, shared, processes: Mutex::default() })),
+        }
     }
 
     /// The node.
@@ -68,7 +71,11 @@ impl Simulation {
     }
 
     /// Runs a future to its end, for at most `within`. `None` if it did not end.
-    pub fn run<T: Send + 'static>(&mut self, within: Duration, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    pub fn run<T: Send + 'static>(
+        &mut self,
+        within: Duration,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         self.executor.run(within, future)
     }
 }
@@ -124,7 +131,8 @@ impl Node {
 
     /// Kills every process but the kubelet.
     pub fn kill_processes(&self) {
-        let processes = std::mem::take(&mut *self.0.processes.lock().unwrap_or_else(PoisonError::into_inner));
+        let processes =
+            std::mem::take(&mut *self.0.processes.lock().unwrap_or_else(PoisonError::into_inner));
         processes.iter().filter_map(Weak::upgrade).for_each(|state| Process::kill_state(&state));
     }
 
@@ -172,9 +180,15 @@ impl Node {
     pub async fn register(&self, request: RegisterRequest) -> Result<(), RegisterError> {
         let Inner { memory, shared, .. } = &*self.0;
         memory.handle.sleep(latency(&memory.handle)).await;
-        let instance = memory.registration().map_err(|error| RegisterError::Absent(error.to_owned()))?;
+        let instance =
+            memory.registration().map_err(|error| RegisterError::Absent(error.to_owned()))?;
         let RegisterRequest { version, resource, endpoint, options } = request;
-        let result = registration::register(shared, instance, Register { version, resource, endpoint, options }).await;
+        let result = registration::register(
+            shared,
+            instance,
+            Register { version, resource, endpoint, options },
+        )
+        .await;
         memory.handle.sleep(latency(&memory.handle)).await;
         if memory.registration() != Ok(instance) {
             return Err(RegisterError::Absent("it closed the connection".to_owned()));
@@ -208,7 +222,15 @@ impl Node {
         let uids = pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), self.cgroup(uid))).collect();
         let (boot_id, kubelet) = (self.boot_id(), *self.kubelet_socket().borrow());
-        Observation { boot_id, kubelet, kubelet_settled, checkpoint: self.checkpoint(), pods: None, names, cgroups }
+        Observation {
+            boot_id,
+            kubelet,
+            kubelet_settled,
+            checkpoint: self.checkpoint(),
+            pods: None,
+            names,
+            cgroups,
+        }
     }
 
     /// Sets the CDI devices that the container runtime finds; initially it finds every device.

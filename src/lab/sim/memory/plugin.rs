@@ -36,7 +36,12 @@ pub trait Plugin: Send + Sync {
     async fn list_and_watch(&self, connection: ConnectionId) -> Result<ListStream, Status>;
 
     /// `GetPreferredAllocation`, for one container. The ids come in any order.
-    async fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<BTreeSet<DeviceId>, Status>;
+    async fn preferred(
+        &self,
+        available: Vec<DeviceId>,
+        must_include: Vec<DeviceId>,
+        size: usize,
+    ) -> Result<BTreeSet<DeviceId>, Status>;
 
     /// `Allocate`, for one container. The ids come in any order. `None` is an answer without any
     /// container.

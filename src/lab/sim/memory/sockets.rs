@@ -61,7 +61,12 @@ impl Sockets {
 
     /// A new connection to the listener at a path.
     pub(super) fn dial(&mut self, path: &str) -> Option<Arc<Transport>> {
-        let listener = self.files.get(path)?.listener.upgrade().filter(|listener| !listener.closed.load(Ordering::Acquire))?;
+        let listener = self
+            .files
+            .get(path)?
+            .listener
+            .upgrade()
+            .filter(|listener| !listener.closed.load(Ordering::Acquire))?;
         self.next_connection += 1;
         Some(listener.connect(ConnectionId(self.next_connection)))
     }
@@ -91,7 +96,12 @@ impl Listener {
 
     fn connect(self: &Arc<Self>, id: ConnectionId) -> Arc<Transport> {
         let (cut, _) = watch::channel(false);
-        let transport = Arc::new(Transport { id, plugin: Arc::clone(&self.plugin), cut, tasks: Mutex::default() });
+        let transport = Arc::new(Transport {
+            id,
+            plugin: Arc::clone(&self.plugin),
+            cut,
+            tasks: Mutex::default(),
+        });
         let mut transports = self.transports();
         transports.retain(|known| known.strong_count() > 0);
         transports.push(Arc::downgrade(&transport));
@@ -107,7 +117,11 @@ impl Listener {
 
     /// Open connections.
     pub(super) fn open(&self) -> usize {
-        self.transports().iter().filter_map(Weak::upgrade).filter(|transport| !transport.is_cut()).count()
+        self.transports()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|transport| !transport.is_cut())
+            .count()
     }
 }
 
@@ -121,7 +135,10 @@ pub(super) struct Transport {
 
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transport").field("id", &self.id).field("cut", &*self.cut.borrow()).finish_non_exhaustive()
+        f.debug_struct("Transport")
+            .field("id", &self.id)
+            .field("cut", &*self.cut.borrow())
+            .finish_non_exhaustive()
     }
 }
 

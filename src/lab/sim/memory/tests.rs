@@ -4,7 +4,10 @@
 use super::*;
 use crate::domain::{CgroupState, ContainerEdits, DeviceId, ResourceName};
 use crate::lab::sim::kubelet::core::{ListedDevice, Options};
-use crate::lab::sim::kubelet::{Behaviour, Capacity, EventKind, Hook, Interleaving, PodPhase, PodSpec, Profile, Start, Verdict, View};
+use crate::lab::sim::kubelet::{
+    Behaviour, Capacity, EventKind, Hook, Interleaving, PodPhase, PodSpec, Profile, Start, Verdict,
+    View,
+};
 use futures_util::StreamExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +25,9 @@ fn gpu() -> ResourceName {
 }
 
 fn healthy(ids: &[&str]) -> Vec<ListedDevice> {
-    ids.iter().map(|id| ListedDevice { id: DeviceId::new(*id), healthy: true, numa_nodes: Vec::new() }).collect()
+    ids.iter()
+        .map(|id| ListedDevice { id: DeviceId::new(*id), healthy: true, numa_nodes: Vec::new() })
+        .collect()
 }
 
 /// The service; it keeps no grants.
@@ -63,14 +68,22 @@ impl Plugin for SimplePlugin {
         Ok(lists.boxed())
     }
 
-    async fn preferred(&self, available: Vec<DeviceId>, _: Vec<DeviceId>, size: usize) -> Result<BTreeSet<DeviceId>, Status> {
+    async fn preferred(
+        &self,
+        available: Vec<DeviceId>,
+        _: Vec<DeviceId>,
+        size: usize,
+    ) -> Result<BTreeSet<DeviceId>, Status> {
         Ok(available.into_iter().collect::<BTreeSet<_>>().into_iter().take(size).collect())
     }
 
     async fn allocate(&self, ids: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
         let number = self.allocated.fetch_add(1, Ordering::Relaxed);
         let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
-        let annotations = BTreeMap::from([("holdfast.dev/alloc-id".to_owned(), format!("alloc-{number}-{}", ids.join("+")))]);
+        let annotations = BTreeMap::from([(
+            "holdfast.dev/alloc-id".to_owned(),
+            format!("alloc-{number}-{}", ids.join("+")),
+        )]);
         Ok(Some(ContainerEdits { annotations, ..ContainerEdits::default() }))
     }
 
@@ -98,7 +111,13 @@ impl Daemon {
         let process = node.process();
         let (ended, mut ends) = mpsc::unbounded_channel();
         let (lists, _) = watch::channel(healthy(&["a", "b"]));
-        let plugin = SimplePlugin { lists: lists.clone(), ended, allocated: Arc::default(), options, hangs: name == "hangs" };
+        let plugin = SimplePlugin {
+            lists: lists.clone(),
+            ended,
+            allocated: Arc::default(),
+            options,
+            hangs: name == "hangs",
+        };
         let plugin: Arc<dyn Plugin> = Arc::new(plugin);
         let mut endpoint = format!("simple/{name}.sock");
         process.bind(&endpoint, Arc::clone(&plugin)).unwrap();
@@ -136,7 +155,10 @@ fn simulation(seed: u64, faults: Faults) -> Simulation {
 
 fn is_served(view: &View<'_>) -> bool {
     let endpoint = view.endpoint_state(&gpu());
-    !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming && endpoint.healthy.len() == 2
+    !endpoint.is_stopped
+        && endpoint.is_tracked
+        && endpoint.is_streaming
+        && endpoint.healthy.len() == 2
 }
 
 fn pod(uid: &str) -> PodSpec {
@@ -149,8 +171,13 @@ fn phase(node: &Node, uid: &str) -> PodPhase {
 
 /// An upgrade with overlap, two restarts of the kubelet, some pods. Returns the events, one a line,
 /// and the counters.
-fn scenario(seed: u64, profile: Profile, faults: Faults) -> (Vec<String>, BTreeSet<Interleaving>, BTreeMap<Hook, u64>) {
-    let mut simulation = Simulation::new(seed, Behaviour { profile, ..Behaviour::default() }, faults);
+fn scenario(
+    seed: u64,
+    profile: Profile,
+    faults: Faults,
+) -> (Vec<String>, BTreeSet<Interleaving>, BTreeMap<Hook, u64>) {
+    let mut simulation =
+        Simulation::new(seed, Behaviour { profile, ..Behaviour::default() }, faults);
     let node = simulation.node();
     node.start_kubelet(Start::default());
     let options = Options { preferred_allocation: seed.is_multiple_of(3), pre_start: false };
@@ -197,19 +224,27 @@ fn a_pod_keeps_its_devices_over_a_restart_and_its_files_until_it_is_deleted() {
         node.start_kubelet(Start::default());
         assert!(simulation.run_until(10 * SECOND, is_served));
         node.add_pod(pod("1").init("warm", &gpu(), 1).app("main", &gpu(), 1));
-        assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.container == "warm")));
-        assert!(simulation.run_until(2 * SECOND, |view| view.holders().iter().any(|holder| holder.container == "main")));
+        assert!(simulation.run_until(SECOND, |view| {
+            view.holders().iter().any(|holder| holder.container == "warm")
+        }));
+        assert!(simulation.run_until(2 * SECOND, |view| {
+            view.holders().iter().any(|holder| holder.container == "main")
+        }));
         assert_eq!(node.view(|view| view.holders().len()), 1, "the init container has ended");
         let holder = node.view(|view| view.holders().remove(0));
         let id = holder.alloc_id.clone().unwrap();
         assert_eq!(holder.devices[&gpu()].len(), 1);
         let checkpoint = node.checkpoint().unwrap();
         let entry = checkpoint.entries().iter().find(|entry| entry.container == "main").unwrap();
-        assert_eq!((&entry.device_ids, entry.alloc_id.as_ref()), (&holder.devices[&gpu()], Some(&id)));
+        assert_eq!(
+            (&entry.device_ids, entry.alloc_id.as_ref()),
+            (&holder.devices[&gpu()], Some(&id))
+        );
         assert_eq!(node.cgroup("1"), CgroupState::Populated);
         assert_eq!(node.names()["1"].name, "pod-1");
         let (asking, expected) = (node.clone(), holder.devices.clone());
-        let listed = simulation.run(SECOND, async move { asking.list_pods().await }).unwrap().unwrap();
+        let listed =
+            simulation.run(SECOND, async move { asking.list_pods().await }).unwrap().unwrap();
         assert_eq!((listed[0].containers.len(), &listed[0].containers[0].devices), (1, &expected));
 
         assert_eq!(node.view(|view| view.shared_devices().len()), 0);
@@ -218,8 +253,14 @@ fn a_pod_keeps_its_devices_over_a_restart_and_its_files_until_it_is_deleted() {
         node.restart_kubelet(5 * MS, Start::default());
         simulation.run_for(100 * MS);
         let asking = node.clone();
-        let early = simulation.run(SECOND, async move { (asking.list_pods().await.unwrap(), asking.allocatable().await.ok()) });
-        assert_eq!(early, Some((Vec::new(), Some(BTreeMap::new()))), "it answers before it has state");
+        let early = simulation.run(SECOND, async move {
+            (asking.list_pods().await.unwrap(), asking.allocatable().await.ok())
+        });
+        assert_eq!(
+            early,
+            Some((Vec::new(), Some(BTreeMap::new()))),
+            "it answers before it has state"
+        );
         assert!(simulation.run_until(10 * SECOND, |view| view.is_settled() && view.starts() == 2));
         assert_ne!(*node.kubelet_socket().borrow(), first);
         assert_eq!(phase(&node, "1"), PodPhase::Running, "the plugin was back in time");
@@ -227,7 +268,10 @@ fn a_pod_keeps_its_devices_over_a_restart_and_its_files_until_it_is_deleted() {
 
         node.delete_pod("1");
         simulation.run_for(10 * SECOND);
-        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Absent, 0, 0));
+        assert_eq!(
+            (node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())),
+            (CgroupState::Absent, 0, 0)
+        );
     }
 }
 
@@ -239,10 +283,12 @@ fn a_killed_daemon_leaves_its_socket_file_and_its_devices_are_not_allocatable() 
     let daemon = Daemon::start(&node, "one");
     assert!(simulation.run_until(10 * SECOND, is_served));
     daemon.lists.send_replace(healthy(&["a"]));
-    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 1, allocatable: 1 }));
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu())
+        == Capacity { capacity: 1, allocatable: 1 }));
     daemon.process.kill();
     assert!(daemon.process.is_dead());
-    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 1, allocatable: 0 }));
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu())
+        == Capacity { capacity: 1, allocatable: 0 }));
     assert_eq!(node.sockets(), ["kubelet.sock", "simple/one.sock"]);
     let process = node.process();
     let plugin = SimplePlugin {
@@ -252,7 +298,10 @@ fn a_killed_daemon_leaves_its_socket_file_and_its_devices_are_not_allocatable() 
         options: Options { preferred_allocation: false, pre_start: false },
         hangs: false,
     };
-    assert!(process.bind("simple/one.sock", Arc::new(plugin.clone())).is_err(), "the file already exists");
+    assert!(
+        process.bind("simple/one.sock", Arc::new(plugin.clone())).is_err(),
+        "the file already exists"
+    );
     assert!(node.unlink("simple/one.sock"));
     let flat = process.bind("flat.sock", Arc::new(plugin)).unwrap();
     assert!(flat.is_linked());
@@ -275,11 +324,22 @@ fn a_register_is_answered_with_the_kubelets_texts() {
     let mut register = |version: &str, resource: &str, endpoint: &str| {
         let (node, request) = (
             node.clone(),
-            RegisterRequest { version: version.into(), resource: resource.into(), endpoint: endpoint.into(), options: None },
+            RegisterRequest {
+                version: version.into(),
+                resource: resource.into(),
+                endpoint: endpoint.into(),
+                options: None,
+            },
         );
-        simulation.run(MINUTE, async move { node.register(request).await }).unwrap().unwrap_err().to_string()
+        simulation
+            .run(MINUTE, async move { node.register(request).await })
+            .unwrap()
+            .unwrap_err()
+            .to_string()
     };
-    assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer: No such file"));
+    assert!(
+        register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer: No such file")
+    );
     node.start_kubelet(Start::default());
     // The start takes 300 ms, and the dial of an absent socket ten seconds.
     while register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer") {}
@@ -308,9 +368,11 @@ fn overtaking(seed: u64) -> BTreeSet<Interleaving> {
 
 #[test]
 fn every_interleaving_and_every_hook_is_reached_by_seeds() {
-    let (mut seen, mut hooks) = (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
+    let (mut seen, mut hooks) =
+        (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
     for seed in 0_u64..400 {
-        let faults = if seed.is_multiple_of(2) { Faults::schedules(MINUTE) } else { Faults::all(MINUTE) };
+        let faults =
+            if seed.is_multiple_of(2) { Faults::schedules(MINUTE) } else { Faults::all(MINUTE) };
         let (_, interleavings, reached) = scenario(seed, Profile::K125, faults);
         interleavings.into_iter().for_each(|which| *seen.entry(which).or_default() += 1);
         reached.into_iter().for_each(|(hook, count)| *hooks.entry(hook).or_default() += count);
@@ -319,7 +381,8 @@ fn every_interleaving_and_every_hook_is_reached_by_seeds() {
         overtaking(seed).into_iter().for_each(|which| *seen.entry(which).or_default() += 1);
     }
     println!("runs with each interleaving: {seen:?}; times at each hook: {hooks:?}");
-    let missing: Vec<_> = Interleaving::ALL.into_iter().filter(|which| !seen.contains_key(which)).collect();
+    let missing: Vec<_> =
+        Interleaving::ALL.into_iter().filter(|which| !seen.contains_key(which)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     let missing: Vec<_> = Hook::ALL.into_iter().filter(|hook| !hooks.contains_key(hook)).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -336,7 +399,11 @@ fn kubelets_that_distinguish_clients_never_disconnect_a_new_one_for_an_old_one()
                 Interleaving::CutStreamEndsLate,
                 Interleaving::StoppedWhileStreaming,
             ] {
-                assert!(!seen.contains(&which), "{profile:?}, seed {seed}: {which}\n{}", events.join("\n"));
+                assert!(
+                    !seen.contains(&which),
+                    "{profile:?}, seed {seed}: {which}\n{}",
+                    events.join("\n")
+                );
             }
         }
     }
@@ -347,24 +414,34 @@ fn a_failing_pre_start_keeps_the_container_waiting_and_is_skipped_after_a_restar
     let mut simulation = simulation(1, Faults::none());
     let node = simulation.node();
     node.start_kubelet(Start::default());
-    let daemon = Daemon::with(&node, "one", Options { preferred_allocation: true, pre_start: true }, false);
+    let daemon =
+        Daemon::with(&node, "one", Options { preferred_allocation: true, pre_start: true }, false);
     assert!(simulation.run_until(10 * SECOND, is_served));
     node.add_pod(pod("1").app("main", &gpu(), 1));
     simulation.run_for(SECOND);
-    let waiting = node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
+    let waiting =
+        node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
     let text = "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: \
                 rpc error: code = FailedPrecondition desc = not ready";
     assert_eq!(waiting, text);
     assert_eq!(phase(&node, "1"), PodPhase::Pending);
     simulation.run_for(MINUTE);
-    let tries = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::StartFailed { .. })).count());
+    let tries = node.view(|view| {
+        view.events()
+            .iter()
+            .filter(|event| matches!(event.kind, EventKind::StartFailed { .. }))
+            .count()
+    });
     assert!((6..=7).contains(&tries), "{tries}");
 
     // The plugin comes back too late: the kubelet knows only that the pod holds a device.
     daemon.process.kill();
     node.restart_kubelet(MS, Start::default());
     simulation.run_for(SECOND);
-    assert!(matches!(phase(&node, "1"), PodPhase::Failed { .. }), "it does not run, so the kubelet decides on it again");
+    assert!(
+        matches!(phase(&node, "1"), PodPhase::Failed { .. }),
+        "it does not run, so the kubelet decides on it again"
+    );
 }
 
 #[test]
@@ -372,11 +449,18 @@ fn a_pre_start_without_an_answer_fails_after_thirty_seconds() {
     let mut simulation = simulation(1, Faults::none());
     let node = simulation.node();
     node.start_kubelet(Start::default());
-    let _daemon = Daemon::with(&node, "hangs", Options { preferred_allocation: true, pre_start: true }, false);
+    let _daemon = Daemon::with(
+        &node,
+        "hangs",
+        Options { preferred_allocation: true, pre_start: true },
+        false,
+    );
     assert!(simulation.run_until(10 * SECOND, is_served));
     node.add_pod(pod("1").app("main", &gpu(), 1));
-    let is_waiting =
-        |view: &View<'_>| view.pod("1").is_some_and(|pod| pod.containers.values().any(|container| container.waiting.is_some()));
+    let is_waiting = |view: &View<'_>| {
+        view.pod("1")
+            .is_some_and(|pod| pod.containers.values().any(|container| container.waiting.is_some()))
+    };
     assert!(!simulation.run_until(30 * SECOND, is_waiting));
     assert!(simulation.run_until(SECOND, is_waiting));
 }
@@ -394,11 +478,19 @@ fn after_a_reboot_containers_start_with_their_recorded_devices() {
     let boot = node.boot_id();
     node.reboot(SECOND);
     assert_ne!(node.boot_id(), boot);
-    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Absent, 0));
+    assert_eq!(
+        (node.cgroup("1"), node.view(|view| view.holders().len())),
+        (CgroupState::Absent, 0)
+    );
     let _daemon = Daemon::start(&node, "two");
     simulation.run_for(10 * SECOND);
     assert_eq!(node.view(|view| view.holders()), before);
-    let allocated = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count());
+    let allocated = node.view(|view| {
+        view.events()
+            .iter()
+            .filter(|event| matches!(event.kind, EventKind::Allocated { .. }))
+            .count()
+    });
     assert_eq!(allocated, 1);
 }
 
@@ -414,7 +506,10 @@ fn a_force_deleted_pod_and_the_next_one_hold_the_same_device() {
     node.force_delete_pod("1");
     node.add_pod(pod("2").app("main", &gpu(), 2));
     assert!(simulation.run_until(SECOND, |view| view.holders().len() == 2));
-    assert_eq!(node.view(|view| view.holders().iter().filter(|holder| holder.is_orphan).count()), 1);
+    assert_eq!(
+        node.view(|view| view.holders().iter().filter(|holder| holder.is_orphan).count()),
+        1
+    );
     assert_eq!(node.view(|view| view.shared_devices().len()), 2);
     node.delete_pod("1");
     assert!(simulation.run_until(5 * SECOND, |view| view.holders().len() == 1));
@@ -429,7 +524,9 @@ fn a_list_is_limited_and_counted_while_an_allocate_is_under_way() {
     let _daemon = Daemon::start(&node, "one");
     assert!(simulation.run_until(10 * SECOND, is_served));
     node.add_pod(pod("1").app("main", &gpu(), 1));
-    assert!(simulation.run_until(10 * SECOND, |view| view.hooks().contains_key(&Hook::DuringAllocate)));
+    assert!(
+        simulation.run_until(10 * SECOND, |view| view.hooks().contains_key(&Hook::DuringAllocate))
+    );
     let asking = node.clone();
     let refused = simulation.run(SECOND, async move {
         let answers = (0..30).map(|_| asking.list_pods());
@@ -457,10 +554,19 @@ fn a_cancelled_register_forgets_its_client_and_the_earlier_one() {
     simulation.run_for(MS);
     let endpoint = node.view(|view| view.endpoint_state(&gpu()));
     assert_eq!((endpoint.tracked, endpoint.is_streaming, endpoint.is_stopped), (None, true, false));
-    assert_eq!(node.view(|view| view.interleavings().get(&Interleaving::FailedRegisterForgetsClient).copied()), Some(1));
+    assert_eq!(
+        node.view(|view| view
+            .interleavings()
+            .get(&Interleaving::FailedRegisterForgetsClient)
+            .copied()),
+        Some(1)
+    );
     daemon.process.kill();
     simulation.run_for(SECOND);
-    assert!(!node.view(|view| view.endpoint_state(&gpu()).is_stopped), "the kubelet does not notice its end");
+    assert!(
+        !node.view(|view| view.endpoint_state(&gpu()).is_stopped),
+        "the kubelet does not notice its end"
+    );
 }
 
 #[test]
@@ -470,9 +576,14 @@ fn a_list_that_is_too_large_ends_the_stream() {
     node.start_kubelet(Start::default());
     let daemon = Daemon::start(&node, "one");
     assert!(simulation.run_until(10 * SECOND, is_served));
-    let device = |number: usize| ListedDevice { id: DeviceId::new(format!("{number:063}")), healthy: true, numa_nodes: vec![0] };
+    let device = |number: usize| ListedDevice {
+        id: DeviceId::new(format!("{number:063}")),
+        healthy: true,
+        numa_nodes: vec![0],
+    };
     daemon.lists.send_replace((0..60_000).map(device).collect());
-    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 2, allocatable: 0 }));
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu())
+        == Capacity { capacity: 2, allocatable: 0 }));
 }
 
 #[test]
@@ -494,7 +605,12 @@ fn a_container_start_allocates_again_when_nothing_is_recorded() {
     node.crash_container("1", "main");
     simulation.run_for(MINUTE);
     assert_eq!(node.view(|view| (view.devices("1", "main").len(), view.holders().len())), (1, 1));
-    let allocated = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count());
+    let allocated = node.view(|view| {
+        view.events()
+            .iter()
+            .filter(|event| matches!(event.kind, EventKind::Allocated { .. }))
+            .count()
+    });
     assert_eq!(allocated, 2);
 }
 
@@ -509,15 +625,25 @@ fn a_container_waits_for_its_missing_cdi_device() {
         }
 
         async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
-            Ok(futures_util::stream::iter([healthy(&["a", "b"])]).chain(futures_util::stream::pending()).boxed())
+            Ok(futures_util::stream::iter([healthy(&["a", "b"])])
+                .chain(futures_util::stream::pending())
+                .boxed())
         }
 
-        async fn preferred(&self, _: Vec<DeviceId>, _: Vec<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, Status> {
+        async fn preferred(
+            &self,
+            _: Vec<DeviceId>,
+            _: Vec<DeviceId>,
+            _: usize,
+        ) -> Result<BTreeSet<DeviceId>, Status> {
             Err(Status::unimplemented("not offered"))
         }
 
         async fn allocate(&self, _: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
-            Ok(Some(ContainerEdits { cdi_devices: vec!["example.com/gpu=a".to_owned()], ..ContainerEdits::default() }))
+            Ok(Some(ContainerEdits {
+                cdi_devices: vec!["example.com/gpu=a".to_owned()],
+                ..ContainerEdits::default()
+            }))
         }
 
         async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
@@ -547,7 +673,8 @@ fn a_container_waits_for_its_missing_cdi_device() {
     assert_eq!(bound.connections(), 1);
     node.add_pod(pod("1").app("main", &gpu(), 1));
     simulation.run_for(SECOND);
-    let waiting = node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
+    let waiting =
+        node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
     assert!(waiting.ends_with("unresolvable CDI devices example.com/gpu=a"), "{waiting}");
     node.set_cdi(BTreeSet::from(["example.com/gpu=a".to_owned()]));
     assert!(simulation.run_until(MINUTE, |view| view.holders().len() == 1));
@@ -591,7 +718,10 @@ fn a_pod_rejected_for_cpu_leaves_its_devices_to_the_next_one() {
     assert_eq!(node.view(|view| view.holders().len()), 1, "nothing changes");
     node.complete_pod("2");
     node.add_pod(pod("3").app("main", &gpu(), 2));
-    assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.pod_uid == "3")));
+    assert!(
+        simulation
+            .run_until(SECOND, |view| view.holders().iter().any(|holder| holder.pod_uid == "3"))
+    );
     simulation.run_for(SECOND);
     assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Absent));
 }
@@ -600,7 +730,8 @@ fn a_pod_rejected_for_cpu_leaves_its_devices_to_the_next_one() {
 fn a_supervised_kubelet_recovers_from_every_crash() {
     let mut starts = 0;
     for seed in 0..10 {
-        let faults = Faults::schedules(MINUTE).with(Hook::OnList, Probabilities { crashes: 0.7, ..Probabilities::default() });
+        let faults = Faults::schedules(MINUTE)
+            .with(Hook::OnList, Probabilities { crashes: 0.7, ..Probabilities::default() });
         let mut simulation = simulation(seed, faults);
         let node = simulation.node();
         node.supervise_kubelet(100 * MS);
@@ -627,7 +758,9 @@ fn supervised_run(faults: Faults, time: Duration) -> (u64, bool) {
     node.kill_kubelet();
     simulation.run_for(time);
     let has_recovered = |view: &View<'_>| {
-        let decided = view.pod("1").is_some_and(|pod| pod.is_failed() || pod.containers.get("main").is_some_and(|main| main.running));
+        let decided = view.pod("1").is_some_and(|pod| {
+            pod.is_failed() || pod.containers.get("main").is_some_and(|main| main.running)
+        });
         is_served(view) && decided && view.panicked().is_none() && view.shared_devices().is_empty()
     };
     node.view(|view| (view.hooks().values().sum(), has_recovered(view)))
@@ -638,9 +771,14 @@ fn a_kubelet_that_dies_or_stalls_at_any_step_recovers() {
     let (steps, has_recovered) = supervised_run(Faults::none(), 30 * SECOND);
     assert!(steps > 30 && has_recovered, "{steps}");
     for step in 1..=steps {
-        for (wait, verdict) in [(Duration::ZERO, Verdict::Crash), (20 * MS, Verdict::Pass), (3 * SECOND, Verdict::Pass)] {
+        for (wait, verdict) in [
+            (Duration::ZERO, Verdict::Crash),
+            (20 * MS, Verdict::Pass),
+            (3 * SECOND, Verdict::Pass),
+        ] {
             // The simple daemon registers again every minute; this recovers it.
-            let (_, has_recovered) = supervised_run(Faults::none().step(step, wait, verdict), 3 * MINUTE);
+            let (_, has_recovered) =
+                supervised_run(Faults::none().step(step, wait, verdict), 3 * MINUTE);
             assert!(has_recovered, "{verdict:?} after {wait:?} at step {step}");
         }
     }
@@ -655,7 +793,13 @@ fn nothing_outlives_a_simulation() {
         node.supervise_kubelet(100 * MS);
         let (lists, _) = watch::channel(healthy(&["a"]));
         let options = Options { preferred_allocation: true, pre_start: false };
-        let plugin = SimplePlugin { lists, ended: mpsc::unbounded_channel().0, allocated: Arc::clone(&allocated), options, hangs: false };
+        let plugin = SimplePlugin {
+            lists,
+            ended: mpsc::unbounded_channel().0,
+            allocated: Arc::clone(&allocated),
+            options,
+            hangs: false,
+        };
         let process = node.process();
         process.bind("simple/one.sock", Arc::new(plugin)).unwrap();
         let request = RegisterRequest {
@@ -666,7 +810,8 @@ fn nothing_outlives_a_simulation() {
         };
         let registering = node.clone();
         simulation.run_for(SECOND);
-        let _result = simulation.run(20 * SECOND, async move { registering.register(request).await });
+        let _result =
+            simulation.run(20 * SECOND, async move { registering.register(request).await });
         node.add_pod(pod("1").app("main", &gpu(), 1));
         simulation.run_for(SECOND);
     }

@@ -38,7 +38,8 @@ impl Auditing {
 
 impl Inner {
     pub(super) async fn audit(self: Arc<Self>) {
-        let (mut written, mut kubelet) = (self.node.checkpoint_writes(), self.node.kubelet_socket());
+        let (mut written, mut kubelet) =
+            (self.node.checkpoint_writes(), self.node.kubelet_socket());
         loop {
             let now = self.node.moment().boot;
             let due = self.audit.lock().next_deadline();
@@ -60,11 +61,24 @@ impl Inner {
     }
 
     async fn compare(&self) {
-        let healthy = self.node.handle().timeout(DEADLINE, self.node.allocatable()).await.and_then(Result::ok);
-        let seen = Seen { healthy, foreign: self.node.checkpoint().map(|checkpoint| Foreign::of(&checkpoint)) };
+        let healthy = self
+            .node
+            .handle()
+            .timeout(DEADLINE, self.node.allocatable())
+            .await
+            .and_then(Result::ok);
+        let seen = Seen {
+            healthy,
+            foreign: self.node.checkpoint().map(|checkpoint| Foreign::of(&checkpoint)),
+        };
         let inventory = self.inventory.borrow().clone();
-        let registered = self.registrations.iter().filter(|(_, registration)| registration.lock().machine.is_registered());
-        let ours: Healthy = registered.filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy()))).collect();
+        let registered = self
+            .registrations
+            .iter()
+            .filter(|(_, registration)| registration.lock().machine.is_registered());
+        let ours: Healthy = registered
+            .filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy())))
+            .collect();
         let found = self.audit.lock().compare(&ours, seen, |_| true, self.node.moment().boot);
         for resource in found.keys() {
             self.registration(resource).send(Event::Mismatch);

@@ -4,10 +4,15 @@ use super::auditing::Auditing;
 use super::durable::Disk;
 use super::hardware::Hardware;
 use super::registration::Registration;
-use crate::domain::{AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, PendingHooks, ResourceName};
+use crate::domain::{
+    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, PendingHooks,
+    ResourceName,
+};
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile};
+use crate::ledger::core::{
+    Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile,
+};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use std::collections::BTreeMap;
@@ -75,8 +80,15 @@ impl Daemon {
             })
             .unzip();
         let rules = Rules { boot_id: node.boot_id(), ..Rules::default() };
-        let judge = Judge::new(Arc::clone(&hardware.specs), Arc::default(), ledger.listed(), rules, ledger.verdicts());
-        let cores = Cores { ledger, watchlist: Watchlist::default(), age: KubeletAge::default(), judge };
+        let judge = Judge::new(
+            Arc::clone(&hardware.specs),
+            Arc::default(),
+            ledger.listed(),
+            rules,
+            ledger.verdicts(),
+        );
+        let cores =
+            Cores { ledger, watchlist: Watchlist::default(), age: KubeletAge::default(), judge };
         let inner = Arc::new(Inner {
             node: node.clone(),
             disk: disk.clone(),
@@ -137,7 +149,9 @@ impl Inner {
         let mut changes = self.hardware.present.subscribe();
         loop {
             let deadline = self.judge();
-            let wait = deadline.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_sub(self.node.moment().boot));
+            let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
+                deadline.saturating_sub(self.node.moment().boot)
+            });
             tokio::select! {
                 biased;
                 _ = changes.changed() => self.scan(),
@@ -154,7 +168,10 @@ impl Inner {
             let entries = {
                 let mut cores = self.lock();
                 let judged = cores.judge.take_changed(|_| Vec::new());
-                let judged = judged.into_iter().map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) });
+                let judged = judged.into_iter().map(|(device, verdict)| Entry::Judged {
+                    device,
+                    verdict: verdict.map(Box::new),
+                });
                 cores.ledger.unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
             };
             self.commit(entries).await;
@@ -193,14 +210,21 @@ impl Inner {
             let gate = self.gate.try_write();
             if gate.is_ok() {
                 self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
-                let listing = self.node.handle().timeout(Duration::from_millis(500), self.node.list_pods()).await;
+                let listing = self
+                    .node
+                    .handle()
+                    .timeout(Duration::from_millis(500), self.node.list_pods())
+                    .await;
                 observation.pods = listing.and_then(Result::ok);
             }
         }
         let (entries, dead) = {
             let mut cores = self.lock();
             let Cores { ledger, watchlist, .. } = &mut *cores;
-            (reconcile(watchlist, ledger, &observation, self.node.moment()), has_dead_holder(ledger, &observation))
+            (
+                reconcile(watchlist, ledger, &observation, self.node.moment()),
+                has_dead_holder(ledger, &observation),
+            )
         };
         self.commit(entries).await;
         dead
@@ -248,7 +272,13 @@ impl Sight for NodeEvidence<'_> {
 }
 
 /// The grant of a request.
-pub(super) fn grant(inner: &Inner, resource: &ResourceName, alloc_id: AllocId, ids: &[DeviceId], edits: ContainerEdits) -> Grant {
+pub(super) fn grant(
+    inner: &Inner,
+    resource: &ResourceName,
+    alloc_id: AllocId,
+    ids: &[DeviceId],
+    edits: ContainerEdits,
+) -> Grant {
     let device = |id: &DeviceId| crate::domain::GrantedDevice {
         id: id.clone(),
         key: format!("pci:{id}"),

@@ -59,7 +59,10 @@ impl Disk {
     pub(super) async fn append(&self, node: &Node, entries: Vec<Entry>) {
         let wait = node.handle().random(|random| {
             let slow = random.chance(0.02);
-            random.between(Duration::from_micros(50), Duration::from_millis(if slow { 40 } else { 1 }))
+            random.between(
+                Duration::from_micros(50),
+                Duration::from_millis(if slow { 40 } else { 1 }),
+            )
         });
         node.handle().sleep(wait).await;
         let mut journal = self.lock();

@@ -1,6 +1,9 @@
 //! The devices of the node, and the resources that offer them.
 
-use crate::domain::{Attributes, Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing, Unread};
+use crate::domain::{
+    Attributes, Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing,
+    Unread,
+};
 use crate::lab::sim::memory::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,13 +35,22 @@ impl Hardware {
     /// GPUs, and NICs on some nodes.
     pub(super) fn new(has_nics: bool) -> Self {
         let gpus = (0..GPUS).map(|n| (gpu(), DeviceId::new(format!("GPU-{n}"))));
-        let nics = (0..NICS).filter(|_| has_nics).map(|n| (nic(), DeviceId::new(format!("NIC-{n}"))));
-        let spec =
-            |class, name, containers| Arc::new(ResourceSpec { sharing: Sharing::replicas(containers), ..ResourceSpec::new(name, class) });
+        let nics =
+            (0..NICS).filter(|_| has_nics).map(|n| (nic(), DeviceId::new(format!("NIC-{n}"))));
+        let spec = |class, name, containers| {
+            Arc::new(ResourceSpec {
+                sharing: Sharing::replicas(containers),
+                ..ResourceSpec::new(name, class)
+            })
+        };
         let mut specs = vec![spec(DeviceClass::Gpu, gpu(), 1)];
         specs.extend(has_nics.then(|| spec(DeviceClass::Nic, nic(), 2)));
         let all: Arc<[_]> = gpus.chain(nics).collect();
-        Hardware { present: watch::Sender::new(all.iter().map(|(_, id)| id.clone()).collect()), all, specs: specs.into() }
+        Hardware {
+            present: watch::Sender::new(all.iter().map(|(_, id)| id.clone()).collect()),
+            all,
+            specs: specs.into(),
+        }
     }
 
     /// The resources.

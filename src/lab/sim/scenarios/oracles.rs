@@ -139,14 +139,22 @@ impl Oracles {
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
         self.remember(&holders, view);
         self.match_rival_containers(&holders);
-        let resources: Vec<_> = self.hardware.specs.iter().map(|spec| (spec.name.clone(), spec.is_exclusive())).collect();
+        let resources: Vec<_> = self
+            .hardware
+            .specs
+            .iter()
+            .map(|spec| (spec.name.clone(), spec.is_exclusive()))
+            .collect();
         for (resource, is_exclusive) in resources {
             if is_exclusive {
                 self.held_once(&resource, &holders, disk, now);
             }
             self.in_ledger(&resource, &holders, disk, now);
         }
-        if let Some(site) = view.panicked().filter(|site| !self.is_rival_answers(|id| site.contains(&format!("`{id}`")))) {
+        if let Some(site) = view
+            .panicked()
+            .filter(|site| !self.is_rival_answers(|id| site.contains(&format!("`{id}`"))))
+        {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
         }
         // The kubelet may reserve ids while a listing of ours is on its way; no process can know
@@ -156,7 +164,14 @@ impl Oracles {
         }
     }
 
-    fn event(&mut self, kind: &EventKind, at: Duration, view: &View<'_>, disk: &Disk, daemon: &Daemon) {
+    fn event(
+        &mut self,
+        kind: &EventKind,
+        at: Duration,
+        view: &View<'_>,
+        disk: &Disk,
+        daemon: &Daemon,
+    ) {
         match kind {
             EventKind::Started { .. } => {
                 self.kubelet_since = at;
@@ -166,32 +181,43 @@ impl Oracles {
                 self.last_list.insert(resource.clone(), *client);
             }
             EventKind::Disconnected { resource, .. }
-            | EventKind::Interleaving { resource, which: Interleaving::FailedRegisterForgetsClient }
-                if *resource == gpu() =>
-            {
+            | EventKind::Interleaving {
+                resource,
+                which: Interleaving::FailedRegisterForgetsClient,
+            } if *resource == gpu() => {
                 self.disrupted_at = at;
             }
             EventKind::Vanished { resource, devices } => {
                 // A stuck goroutine may deliver an outdated list, without an id that was added
                 // later or dropped since. The present list decides.
                 let inventory = daemon.inner.inventory.borrow().clone();
-                let listed: BTreeSet<DeviceId> = list(&inventory, resource).into_iter().map(|device| device.id).collect();
-                let missing = |id: &DeviceId| !listed.contains(id) && !self.is_rival_answers(|other| other == id);
+                let listed: BTreeSet<DeviceId> =
+                    list(&inventory, resource).into_iter().map(|device| device.id).collect();
+                let missing = |id: &DeviceId| {
+                    !listed.contains(id) && !self.is_rival_answers(|other| other == id)
+                };
                 if devices.iter().any(missing) {
-                    self.violated("O7", at, format!("{devices:?} left the list while a container has them"));
+                    self.violated(
+                        "O7",
+                        at,
+                        format!("{devices:?} left the list while a container has them"),
+                    );
                 } else {
                     self.excused += 1;
                 }
             }
             EventKind::Allocated { pod_uid, devices, took, .. } => {
                 let settled = (at - *took).saturating_sub(self.kubelet_since) >= SETTLED;
-                let given = devices.iter().map(|id| ((pod_uid.clone(), id.clone()), (at - *took, settled)));
+                let given =
+                    devices.iter().map(|id| ((pod_uid.clone(), id.clone()), (at - *took, settled)));
                 self.given.extend(given);
                 if self.is_idle && *took > Duration::from_millis(100) {
                     self.violated("O8", at, format!("an Allocate took {took:?}"));
                 }
             }
-            EventKind::Rejected { message, .. } if message.contains("is still in use by pod") => self.refused(message, at, view),
+            EventKind::Rejected { message, .. } if message.contains("is still in use by pod") => {
+                self.refused(message, at, view)
+            }
             EventKind::Rejected { pod_uid, message, .. }
                 if self.is_idle
                     && !self.is_taken_by_rival(view)
@@ -200,8 +226,12 @@ impl Oracles {
                     && !message.contains("requested number of devices unavailable") =>
             {
                 // A pod that holds an unhealthy device is rejected correctly.
-                let holds_unhealthy = disk.ledger(|ledger| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid)));
-                if !(holds_unhealthy && message.contains("previously allocated devices are no longer healthy")) {
+                let holds_unhealthy = disk.ledger(|ledger| {
+                    ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid))
+                });
+                if !(holds_unhealthy
+                    && message.contains("previously allocated devices are no longer healthy"))
+                {
                     self.violated("O6", at, format!("pod {pod_uid}: {message}"));
                 }
             }
@@ -251,13 +281,15 @@ impl Oracles {
     fn is_taken_by_rival(&self, view: &View<'_>) -> bool {
         let endpoint = view.endpoint_state(&gpu());
         let silent = endpoint.streams > 0 && (endpoint.is_stopped || !endpoint.is_tracked);
-        silent && self.rival_effects.as_ref().is_some_and(|period| period.contains(&self.disrupted_at))
+        silent
+            && self.rival_effects.as_ref().is_some_and(|period| period.contains(&self.disrupted_at))
     }
 
     /// Whether the foreign plugin gave such an id to a container. The ledger does not know it, and
     /// when the device disappears, nothing keeps it in the list.
     fn is_rival_answers(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
-        self.rival_answers.has(&fits) || self.rival_containers.iter().any(|(_, _, ids)| ids.iter().any(&fits))
+        self.rival_answers.has(&fits)
+            || self.rival_containers.iter().any(|(_, _, ids)| ids.iter().any(&fits))
     }
 
     fn is_of_rival(&self, resource: &ResourceName, holder: &Holder) -> bool {
@@ -274,12 +306,19 @@ impl Oracles {
                 continue;
             }
             let known = view.devices(&holder.pod_uid, &holder.container);
-            let alloc_ids = holder.alloc_ids.iter().filter(|(resource, _)| known.contains_key(*resource));
+            let alloc_ids =
+                holder.alloc_ids.iter().filter(|(resource, _)| known.contains_key(*resource));
             self.remembered.extend(alloc_ids.map(|(_, id)| id.clone()));
         }
     }
 
-    fn held_once(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
+    fn held_once(
+        &mut self,
+        resource: &ResourceName,
+        holders: &[Holder],
+        disk: &Disk,
+        now: Duration,
+    ) {
         let mut by_id: BTreeMap<&DeviceId, BTreeMap<&str, &Holder>> = BTreeMap::new();
         for holder in holders {
             for id in holder.devices.get(resource).into_iter().flatten() {
@@ -287,21 +326,27 @@ impl Oracles {
             }
         }
         for (id, holders) in by_id.into_iter().filter(|(_, holders)| holders.len() > 1) {
-            let given = |uid: &str| self.given.get(&(uid.to_owned(), (*id).clone())).copied().unwrap_or_default();
+            let given = |uid: &str| {
+                self.given.get(&(uid.to_owned(), (*id).clone())).copied().unwrap_or_default()
+            };
             let (newest, settled) = holders.keys().map(|uid| given(uid)).max().unwrap_or_default();
             // Whether the previous holder could be known when the id was given again.
-            let known = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
-                let alloc_id = holder.alloc_ids.get(resource);
-                alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
-            });
+            let known =
+                holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
+                    let alloc_id = holder.alloc_ids.get(resource);
+                    alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
+                });
             // The foreign plugin's grants were not requested from us.
-            let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_of_rival(resource, holder));
+            let ours = !holders.values().any(|holder| {
+                given(&holder.pod_uid).0 == newest && self.is_of_rival(resource, holder)
+            });
             // A kubelet that never loaded its predecessor's grant: of two writes of its checkpoint
             // the older one came last. Its listing may prove that, but not at once.
-            let lost = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
-                let alloc_id = holder.alloc_ids.get(resource);
-                !alloc_id.is_some_and(|id| self.remembered.contains(id))
-            });
+            let lost =
+                holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
+                    let alloc_id = holder.alloc_ids.get(resource);
+                    !alloc_id.is_some_and(|id| self.remembered.contains(id))
+                });
             // Before it has settled nothing is proven: a crash between two writes may have cost the
             // kubelet its record.
             if self.has_lost_record || lost || !(settled && known && ours) {
@@ -309,20 +354,42 @@ impl Oracles {
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();
                 let since = self.kubelet_since;
-                let states: Vec<String> = disk
-                    .ledger(|ledger| ledger.holders(resource, id).map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
-                let what = format!("{id} is held by the pods {pods:?}, given at {newest:?}; kubelet since {since:?}; {states:?}");
+                let states: Vec<String> = disk.ledger(|ledger| {
+                    ledger
+                        .holders(resource, id)
+                        .map(|grant| format!("{} {:?}", grant.alloc_id, grant.state))
+                        .collect()
+                });
+                let what = format!(
+                    "{id} is held by the pods {pods:?}, given at {newest:?}; kubelet since {since:?}; {states:?}"
+                );
                 return self.violated("O1", now, what);
             }
         }
     }
 
-    fn in_ledger(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
+    fn in_ledger(
+        &mut self,
+        resource: &ResourceName,
+        holders: &[Holder],
+        disk: &Disk,
+        now: Duration,
+    ) {
         for holder in holders {
-            let Some(devices) = holder.devices.get(resource).filter(|_| !self.is_of_rival(resource, holder)) else { continue };
+            let Some(devices) =
+                holder.devices.get(resource).filter(|_| !self.is_of_rival(resource, holder))
+            else {
+                continue;
+            };
             let granted = holder.alloc_ids.get(resource).and_then(|id| {
                 disk.ledger(|ledger| {
-                    ledger.grant(id).map(|grant| grant.devices.iter().map(|device| device.id.clone()).collect::<BTreeSet<_>>())
+                    ledger.grant(id).map(|grant| {
+                        grant
+                            .devices
+                            .iter()
+                            .map(|device| device.id.clone())
+                            .collect::<BTreeSet<_>>()
+                    })
                 })
             });
             if granted.as_ref() != Some(devices) {

@@ -84,8 +84,14 @@ impl Parameters {
         };
         // The rest of the kubelet's sleep. It is at least 15 ms: with less, no plugin could be back
         // in time, and a pod would be lost by chance alone.
-        let gaps = Gaps { to_first_batch: random.between(15 * MS, 200 * MS), ..Behaviour::default().gaps };
-        let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
+        let gaps =
+            Gaps { to_first_batch: random.between(15 * MS, 200 * MS), ..Behaviour::default().gaps };
+        let behaviour = Behaviour {
+            profile,
+            topology_manager: random.chance(0.3),
+            gaps,
+            ..Behaviour::default()
+        };
         // May exceed the time that the daemon stays in doubt after a loss, so that some losses
         // happen when the doubt has ended.
         let mut faults_until = random.between(8 * SECOND, 24 * SECOND);
@@ -104,11 +110,17 @@ impl Parameters {
         }
         let mut rival = random.chance(0.25).then(|| {
             let from = random.between(Duration::ZERO, faults_until - SECOND);
-            RivalStay { from, until: random.between(from, faults_until), habits: Habits::draw(random) }
+            RivalStay {
+                from,
+                until: random.between(from, faults_until),
+                habits: Habits::draw(random),
+            }
         });
         // A kubelet that closes the former connection at every Register, and two plugins that want
         // the resource: they compete until one of them holds a truce.
-        if let Some(stay) = rival.as_mut().filter(|stay| profile.is_alpha() && stay.habits.registers_on_loss) {
+        if let Some(stay) =
+            rival.as_mut().filter(|stay| profile.is_alpha() && stay.habits.registers_on_loss)
+        {
             faults_until = CONTEST;
             bias = Some(Act::AddPod);
             (stay.from, stay.until) = (SECOND, CONTEST);
@@ -168,21 +180,38 @@ impl FaultKind {
     fn faults(self, until: Duration) -> Faults {
         let slow = Probabilities { delays: 0.6, ..Probabilities::default() };
         let all = |hooks: &[Hook], probabilities: Probabilities| {
-            hooks.iter().fold(Faults::schedules(until), |faults, hook| faults.with(*hook, probabilities))
+            hooks
+                .iter()
+                .fold(Faults::schedules(until), |faults, hook| faults.with(*hook, probabilities))
         };
         match self {
             FaultKind::Nothing => Faults::none(),
             FaultKind::Schedules => Faults::schedules(until),
-            FaultKind::StuckLists => all(&[Hook::OnList], Probabilities { stalls: 0.5, ..Probabilities::default() }),
-            FaultKind::BadLists => all(&[Hook::OnList], Probabilities { fails: 0.3, ..Probabilities::default() }),
+            FaultKind::StuckLists => {
+                all(&[Hook::OnList], Probabilities { stalls: 0.5, ..Probabilities::default() })
+            }
+            FaultKind::BadLists => {
+                all(&[Hook::OnList], Probabilities { fails: 0.3, ..Probabilities::default() })
+            }
             FaultKind::SlowRegisters => {
-                let steps =
-                    [Hook::AfterRegisterClient, Hook::AfterDial, Hook::AfterOptions, Hook::AfterEndpointSet, Hook::BeforeListAndWatch];
+                let steps = [
+                    Hook::AfterRegisterClient,
+                    Hook::AfterDial,
+                    Hook::AfterOptions,
+                    Hook::AfterEndpointSet,
+                    Hook::BeforeListAndWatch,
+                ];
                 all(&steps, slow)
             }
             FaultKind::SlowEnds => {
-                let steps = [Hook::OnStreamEnd, Hook::AfterDeregister, Hook::AfterOptions, Hook::BeforePluginDisconnected];
-                all(&steps, slow).with(Hook::OnList, Probabilities { fails: 0.2, ..Probabilities::default() })
+                let steps = [
+                    Hook::OnStreamEnd,
+                    Hook::AfterDeregister,
+                    Hook::AfterOptions,
+                    Hook::BeforePluginDisconnected,
+                ];
+                all(&steps, slow)
+                    .with(Hook::OnList, Probabilities { fails: 0.2, ..Probabilities::default() })
             }
             FaultKind::All => Faults::all(until),
         }

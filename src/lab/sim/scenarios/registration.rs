@@ -40,7 +40,11 @@ struct Socket {
 impl Registration {
     pub(super) fn new(now: Duration) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (events, received) = mpsc::unbounded_channel();
-        let state = RegistrationState { machine: Machine::new(now, 0), sockets: BTreeMap::new(), spoken: None };
+        let state = RegistrationState {
+            machine: Machine::new(now, 0),
+            sockets: BTreeMap::new(),
+            spoken: None,
+        };
         (Registration { events, state: Mutex::new(state) }, received)
     }
 
@@ -82,7 +86,10 @@ impl Registration {
 impl RegistrationState {
     /// Whether the kubelet ended this registration's stream only to replace it by a newer one.
     fn has_superseded(&self, number: u64) -> bool {
-        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.package().replaces_connection_on_register())
+        number < self.machine.latest()
+            && self
+                .spoken
+                .is_some_and(|spoken| spoken.version.package().replaces_connection_on_register())
     }
 
     fn retire(&mut self, newest: u64) {
@@ -93,7 +100,9 @@ impl RegistrationState {
     }
 
     fn close_unused(&mut self) {
-        for (_, socket) in self.sockets.extract_if(.., |_, socket| socket.superseded && socket.streams == 0) {
+        for (_, socket) in
+            self.sockets.extract_if(.., |_, socket| socket.superseded && socket.streams == 0)
+        {
             socket.bound.close();
         }
     }
@@ -104,7 +113,11 @@ impl Inner {
         &self.registrations[resource]
     }
 
-    pub(super) async fn register(self: Arc<Self>, resource: ResourceName, mut events: mpsc::UnboundedReceiver<Event>) {
+    pub(super) async fn register(
+        self: Arc<Self>,
+        resource: ResourceName,
+        mut events: mpsc::UnboundedReceiver<Event>,
+    ) {
         let mut kubelet = self.node.kubelet_socket();
         let first = *kubelet.borrow_and_update();
         let mut attempt = None;
@@ -112,7 +125,9 @@ impl Inner {
         self.on(&resource, Event::Tick, &mut attempt);
         loop {
             let deadline = self.registration(&resource).lock().machine.next_deadline();
-            let wait = deadline.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_sub(self.node.moment().boot));
+            let wait = deadline.map_or(Duration::from_secs(3600), |deadline| {
+                deadline.saturating_sub(self.node.moment().boot)
+            });
             let event = tokio::select! {
                 biased;
                 Some(event) = events.recv() => event,
@@ -150,7 +165,12 @@ impl Inner {
             Event::Absent(number)
         } else {
             let endpoint = self.bind(&resource, number);
-            match self.node.handle().timeout(REGISTER_DEADLINE, self.negotiate(&resource, &endpoint)).await {
+            match self
+                .node
+                .handle()
+                .timeout(REGISTER_DEADLINE, self.negotiate(&resource, &endpoint))
+                .await
+            {
                 Some(Ok(())) => Event::Registered(number),
                 Some(Err(RegisterError::Absent(_))) => Event::Absent(number),
                 Some(Err(RegisterError::Refused(_))) | None => Event::Refused(number),
@@ -164,13 +184,23 @@ impl Inner {
     }
 
     /// Registers in the version that the kubelet accepts.
-    async fn negotiate(&self, resource: &ResourceName, endpoint: &str) -> Result<(), RegisterError> {
+    async fn negotiate(
+        &self,
+        resource: &ResourceName,
+        endpoint: &str,
+    ) -> Result<(), RegisterError> {
         let kubelet = *self.node.kubelet_socket().borrow();
-        let worked = self.registration(resource).lock().spoken.and_then(|spoken| spoken.with(kubelet));
+        let worked =
+            self.registration(resource).lock().spoken.and_then(|spoken| spoken.with(kubelet));
         let mut negotiation = Negotiation::new(worked);
         let mut last = None;
         while let Some(version) = negotiation.next() {
-            self.disk.lock().registers.entry((self.instance, kubelet, resource.clone())).or_default().push(self.node.handle().now());
+            self.disk
+                .lock()
+                .registers
+                .entry((self.instance, kubelet, resource.clone()))
+                .or_default()
+                .push(self.node.handle().now());
             let request = RegisterRequest {
                 version: version.name().into(),
                 resource: resource.to_string(),
@@ -179,10 +209,13 @@ impl Inner {
             };
             match self.node.register(request).await {
                 Ok(()) => {
-                    self.registration(resource).lock().spoken = Some(NegotiatedVersion { version, kubelet });
+                    self.registration(resource).lock().spoken =
+                        Some(NegotiatedVersion { version, kubelet });
                     return Ok(());
                 }
-                Err(RegisterError::Refused(status)) if negotiation.refused(version, &status) => last = Some(RegisterError::Refused(status)),
+                Err(RegisterError::Refused(status)) if negotiation.refused(version, &status) => {
+                    last = Some(RegisterError::Refused(status))
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -191,8 +224,13 @@ impl Inner {
 
     /// A socket for one registration.
     fn bind(self: &Arc<Self>, resource: &ResourceName, number: u64) -> String {
-        let (unique, stem, instance) = (Safeguard::UniqueSockets.is_on(), resource.file_stem(), self.instance);
-        let path = if unique { format!(".holdfast/{stem}-{instance}-{number}.sock") } else { format!(".holdfast/{stem}.sock") };
+        let (unique, stem, instance) =
+            (Safeguard::UniqueSockets.is_on(), resource.file_stem(), self.instance);
+        let path = if unique {
+            format!(".holdfast/{stem}-{instance}-{number}.sock")
+        } else {
+            format!(".holdfast/{stem}.sock")
+        };
         let mut state = self.registration(resource).lock();
         if !unique && let Some((_, socket)) = state.sockets.pop_last() {
             state.sockets.insert(number, socket);

@@ -7,7 +7,9 @@
 use super::hardware::gpu;
 use crate::domain::{ContainerEdits, DeviceId};
 use crate::lab::sim::kubelet::core::{ListedDevice, Options};
-use crate::lab::sim::memory::{Bound, ConnectionId, ListStream, Node, Plugin, Process, RegisterError, RegisterRequest};
+use crate::lab::sim::memory::{
+    Bound, ConnectionId, ListStream, Node, Plugin, Process, RegisterError, RegisterRequest,
+};
 use crate::lab::sim::random::Random;
 use futures_util::StreamExt as _;
 use std::collections::BTreeSet;
@@ -39,7 +41,11 @@ pub(super) struct Habits {
 impl Habits {
     pub(super) fn draw(random: &mut Random) -> Self {
         let register_interval_max = random.between(50 * MS, 3 * SECOND);
-        Habits { register_interval_max, registers_on_loss: random.chance(0.5), rebinds: if random.chance(0.5) { 0.0 } else { 0.3 } }
+        Habits {
+            register_interval_max,
+            registers_on_loss: random.chance(0.5),
+            rebinds: if random.chance(0.5) { 0.0 } else { 0.3 },
+        }
     }
 }
 
@@ -47,8 +53,17 @@ impl Habits {
 /// mistake.
 pub(super) fn run_forever(node: &Node, version: &'static str, answers: &Answers) {
     let process = node.process();
-    let devices = (0..4).map(|n| ListedDevice { id: DeviceId::new(format!("vendor-{n}")), healthy: true, numa_nodes: Vec::new() });
-    let rival = Arc::new(RivalPlugin { node: node.clone(), devices: devices.collect(), answers: answers.clone(), lost: Arc::default() });
+    let devices = (0..4).map(|n| ListedDevice {
+        id: DeviceId::new(format!("vendor-{n}")),
+        healthy: true,
+        numa_nodes: Vec::new(),
+    });
+    let rival = Arc::new(RivalPlugin {
+        node: node.clone(),
+        devices: devices.collect(),
+        answers: answers.clone(),
+        lost: Arc::default(),
+    });
     let socket = process.clone();
     process.spawn(async move {
         let Ok(_bound) = socket.bind(SOCKET, Arc::clone(&rival) as Arc<_>) else { return };
@@ -87,8 +102,16 @@ pub(super) fn run_until_killed(
 ) {
     let process = node.process();
     // It does not rescan: its list is always the same.
-    let devices = devices.into_iter().map(|id| ListedDevice { id, healthy: true, numa_nodes: Vec::new() }).collect();
-    let rival = Arc::new(RivalPlugin { node: node.clone(), devices, answers: answers.clone(), lost: Arc::default() });
+    let devices = devices
+        .into_iter()
+        .map(|id| ListedDevice { id, healthy: true, numa_nodes: Vec::new() })
+        .collect();
+    let rival = Arc::new(RivalPlugin {
+        node: node.clone(),
+        devices,
+        answers: answers.clone(),
+        lost: Arc::default(),
+    });
     process.spawn(rival.serve(process.clone(), version, habits));
     let handle = node.handle().clone();
     node.handle().spawn(async move {
@@ -134,7 +157,12 @@ impl RivalPlugin {
 
 impl RivalPlugin {
     async fn register(&self, version: &str) -> Result<(), RegisterError> {
-        let request = RegisterRequest { version: version.into(), resource: gpu().to_string(), endpoint: SOCKET.into(), options: None };
+        let request = RegisterRequest {
+            version: version.into(),
+            resource: gpu().to_string(),
+            endpoint: SOCKET.into(),
+            options: None,
+        };
         self.node.register(request).await
     }
 }
@@ -156,12 +184,18 @@ impl Plugin for RivalPlugin {
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
         let streaming = Streaming(Arc::clone(&self.lost));
-        let lists = futures_util::stream::iter([self.devices.clone()]).chain(futures_util::stream::pending());
+        let lists = futures_util::stream::iter([self.devices.clone()])
+            .chain(futures_util::stream::pending());
         // The guard is owned by the stream.
         Ok(lists.inspect(move |_| _ = &streaming).boxed())
     }
 
-    async fn preferred(&self, _: Vec<DeviceId>, _: Vec<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, Status> {
+    async fn preferred(
+        &self,
+        _: Vec<DeviceId>,
+        _: Vec<DeviceId>,
+        _: usize,
+    ) -> Result<BTreeSet<DeviceId>, Status> {
         Err(Status::unimplemented("not offered"))
     }
 

@@ -77,7 +77,8 @@ pub(super) fn run(seed: u64) -> Outcome {
     node.supervise_kubelet(200 * MS);
     let daemon = Daemon::start(&node, &disk, &hardware);
     let oracles = Oracles::new(hardware.clone(), parameters.behaviour.profile);
-    let mut run = Run { simulation, node, disk, hardware, daemon, oracles, random, parameters, pods: 0 };
+    let mut run =
+        Run { simulation, node, disk, hardware, daemon, oracles, random, parameters, pods: 0 };
     run.inject_faults();
     run.idle();
     run.settled();
@@ -92,7 +93,8 @@ impl Run {
 
     /// Runs until a time, or to the first violated oracle.
     fn run_to(&mut self, time: Duration) {
-        let (node, disk, daemon, oracles) = (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
+        let (node, disk, daemon, oracles) =
+            (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
         let left = time.saturating_sub(node.handle().now());
         self.simulation.run_until(left, |view| {
             oracles.check(view, &disk, &daemon, node.handle().now());
@@ -107,7 +109,8 @@ impl Run {
     fn inject_faults(&mut self) {
         self.schedule_rival();
         let (acts, faults_until) = (8 + self.random.below(16), self.parameters.faults_until);
-        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, faults_until)).collect();
+        let mut times: Vec<Duration> =
+            (0..acts).map(|_| self.random.between(Duration::ZERO, faults_until)).collect();
         times.sort();
         for time in times {
             self.run_to(time);
@@ -125,8 +128,10 @@ impl Run {
 
     fn schedule_rival(&mut self) {
         let Some(RivalStay { from, until, habits }) = self.parameters.rival else { return };
-        let version = if self.parameters.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
-        let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.rival_answers.clone());
+        let version =
+            if self.parameters.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
+        let (node, devices, answers) =
+            (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.rival_answers.clone());
         // A goroutine of the kubelet may be stuck beyond its end.
         self.oracles.rival_effects = Some(from..=until + STALL + SECOND);
         self.node.handle().spawn(async move {
@@ -160,7 +165,11 @@ impl Run {
             }
             Act::LoseCheckpoint => {
                 self.oracles.has_lost_record = true;
-                if self.random.chance(0.5) { self.node.delete_checkpoint() } else { self.node.corrupt_checkpoint() }
+                if self.random.chance(0.5) {
+                    self.node.delete_checkpoint()
+                } else {
+                    self.node.corrupt_checkpoint()
+                }
             }
             Act::Reboot => {
                 self.node.reboot(SECOND + down);
@@ -213,7 +222,8 @@ impl Run {
     }
 
     fn with_pod(&mut self, act: impl FnOnce(&Node, &str)) {
-        let uids: Vec<String> = self.node.view(|view| view.pods().iter().map(|pod| pod.spec.uid.clone()).collect());
+        let uids: Vec<String> =
+            self.node.view(|view| view.pods().iter().map(|pod| pod.spec.uid.clone()).collect());
         if let Some(uid) = uids.get(self.random.below(uids.len().max(1))) {
             act(&self.node, uid);
         }
@@ -267,9 +277,17 @@ impl Run {
             self.node.view(|view| oracles.answered(view, daemon, now));
         }
         // Two plugins that compete for a resource leave it to each other for half a minute each.
-        let until = |resource| if let State::Contested { until } = self.daemon.state(resource) { Some(until) } else { None };
+        let until = |resource| {
+            if let State::Contested { until } = self.daemon.state(resource) {
+                Some(until)
+            } else {
+                None
+            }
+        };
         let truce = self.hardware.resources().filter_map(until).max();
-        let idle_from = truce.map_or(faults_until + EFFECTS_OVER_AFTER, |until| until.max(faults_until + EFFECTS_OVER_AFTER) + SECOND);
+        let idle_from = truce.map_or(faults_until + EFFECTS_OVER_AFTER, |until| {
+            until.max(faults_until + EFFECTS_OVER_AFTER) + SECOND
+        });
         self.run_to(idle_from);
         self.oracles.is_idle = true;
         self.run_to(idle_from + 1500 * MS);
@@ -281,7 +299,9 @@ impl Run {
         self.add_pod();
         let at = self.now() + 5 * SECOND;
         self.run_to(at);
-        if self.parameters.has_permanent_rival && self.parameters.behaviour.profile.has_allocatable() {
+        if self.parameters.has_permanent_rival
+            && self.parameters.behaviour.profile.has_allocatable()
+        {
             rival_plugin::run_forever(&self.node, "v1beta1", &self.oracles.rival_answers);
             self.served_after(SILENT);
         }
@@ -351,7 +371,12 @@ impl Run {
     fn outcome(self) -> Outcome {
         let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
         let contested = self.disk.lock().truces;
-        let grants = self.disk.entries().iter().filter(|entry| matches!(entry, crate::domain::Entry::Grant(_))).count() as u64;
+        let grants = self
+            .disk
+            .entries()
+            .iter()
+            .filter(|entry| matches!(entry, crate::domain::Entry::Grant(_)))
+            .count() as u64;
         self.node.view(|view| Outcome {
             violation,
             events: view.events().iter().map(ToString::to_string).collect(),

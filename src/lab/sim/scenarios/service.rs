@@ -64,7 +64,9 @@ impl Lists {
                 None => (Duration::ZERO, None),
             };
             let now = self.inner.node.handle().now();
-            let muted = !Safeguard::Broadcast.is_on() && last.is_some() && self.number != self.inner.registration(&self.resource).latest();
+            let muted = !Safeguard::Broadcast.is_on()
+                && last.is_some()
+                && self.number != self.inner.registration(&self.resource).latest();
             if last != Some(&list) && !muted {
                 if last.is_some() && now < at + LIST_INTERVAL {
                     self.inner.node.handle().sleep_until(at + LIST_INTERVAL).await;
@@ -82,7 +84,8 @@ impl Lists {
 
 /// The list of a resource.
 pub(super) fn list(inventory: &Inventory, resource: &ResourceName) -> Vec<ListedDevice> {
-    let devices = inventory.resources.get(resource).into_iter().flat_map(|offering| &offering.devices);
+    let devices =
+        inventory.resources.get(resource).into_iter().flat_map(|offering| &offering.devices);
     let listed = devices.map(|(id, offered)| ListedDevice {
         id: id.clone(),
         healthy: offered.health.is_healthy(),
@@ -109,7 +112,12 @@ impl Plugin for Service {
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
-    async fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<BTreeSet<DeviceId>, Status> {
+    async fn preferred(
+        &self,
+        available: Vec<DeviceId>,
+        must_include: Vec<DeviceId>,
+        size: usize,
+    ) -> Result<BTreeSet<DeviceId>, Status> {
         let available: BTreeSet<_> = available.into_iter().collect();
         let mut chosen: BTreeSet<_> = must_include.into_iter().collect();
         for id in available {
@@ -125,8 +133,12 @@ impl Plugin for Service {
         let _counted = Counted::new(&inner.allocates);
         let _gate = inner.gate.read().await;
         let inventory = inner.inventory.borrow().clone();
-        let offering = inventory.resources.get(&self.resource).ok_or_else(|| Status::not_found("not offered"))?;
-        decide(offering, &ids).map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
+        let offering = inventory
+            .resources
+            .get(&self.resource)
+            .ok_or_else(|| Status::not_found("not offered"))?;
+        decide(offering, &ids)
+            .map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
         let alloc_id = inner.disk.next_alloc_id();
         let mut edits = ContainerEdits::default();
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
@@ -134,7 +146,8 @@ impl Plugin for Service {
         // A shared device may have several holders.
         let doubt = offering.spec.is_exclusive().then(|| {
             let mut cores = inner.lock();
-            let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
+            let settled =
+                cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
             doubt(
                 &cores.ledger,
                 &cores.watchlist,
@@ -143,7 +156,10 @@ impl Plugin for Service {
             )
         });
         if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proof == Proof::Complete) {
-            return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));
+            return Err(Status::failed_precondition(format!(
+                "device `{}` is still in use by pod {}",
+                doubt.id, doubt.pod.uid
+            )));
         }
         if let Some(refusal) = held_as_other(&inner.lock().ledger, std::iter::empty(), &grant) {
             return Err(Status::failed_precondition(refusal.to_string()));

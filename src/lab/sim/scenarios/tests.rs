@@ -11,8 +11,18 @@ fn number(variable: &str) -> Option<u64> {
 
 fn explain(seed: u64, outcome: &Outcome) -> String {
     let Some(violation) = &outcome.violation else { return String::new() };
-    let tail = outcome.events.iter().rev().take(60).rev().map(|line| format!("  {line}\n")).collect::<String>();
-    format!("seed {seed}: {} at {:?}: {}\n{tail}HOLDFAST_SEED={seed} repeats it", violation.oracle, violation.at, violation.what)
+    let tail = outcome
+        .events
+        .iter()
+        .rev()
+        .take(60)
+        .rev()
+        .map(|line| format!("  {line}\n"))
+        .collect::<String>();
+    format!(
+        "seed {seed}: {} at {:?}: {}\n{tail}HOLDFAST_SEED={seed} repeats it",
+        violation.oracle, violation.at, violation.what
+    )
 }
 
 #[test]
@@ -24,11 +34,16 @@ fn no_oracle_is_violated() {
         return;
     }
     let seeds = number("HOLDFAST_SEEDS").unwrap_or(200);
-    let (mut interleavings, mut hooks) = (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
-    let (mut refusals, mut excused, mut contested, mut taken, mut grants, mut failures) = (0, 0, 0, 0, 0, Vec::new());
+    let (mut interleavings, mut hooks) =
+        (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
+    let (mut refusals, mut excused, mut contested, mut taken, mut grants, mut failures) =
+        (0, 0, 0, 0, 0, Vec::new());
     for seed in 0..seeds {
         let outcome = run(seed);
-        outcome.interleavings.iter().for_each(|(which, count)| *interleavings.entry(*which).or_default() += count);
+        outcome
+            .interleavings
+            .iter()
+            .for_each(|(which, count)| *interleavings.entry(*which).or_default() += count);
         outcome.hooks.iter().for_each(|(hook, count)| *hooks.entry(*hook).or_default() += count);
         refusals += outcome.refusals;
         excused += outcome.excused;
@@ -46,23 +61,46 @@ fn no_oracle_is_violated() {
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
     // 100 of each in 10,000 runs.
     let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < seeds / 100;
-    let seldom_seen: Vec<_> = Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
+    let seldom_seen: Vec<_> =
+        Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
     let seldom_reached: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
-    let summary: Vec<_> = failures.iter().map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle)).collect();
+    let summary: Vec<_> = failures
+        .iter()
+        .map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle))
+        .collect();
     assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
-    assert!(seldom_seen.is_empty() && seldom_reached.is_empty(), "covered too seldom: {seldom_seen:?} {seldom_reached:?}");
+    assert!(
+        seldom_seen.is_empty() && seldom_reached.is_empty(),
+        "covered too seldom: {seldom_seen:?} {seldom_reached:?}"
+    );
 }
 
 #[test]
 fn without_any_one_safeguard_an_oracle_is_violated() {
-    use Safeguard::{Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
+    use Safeguard::{
+        Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline,
+        UniqueSockets,
+    };
     // Most missing safeguards are detected within a hundred seeds. For the other one, the seeds
     // before the one that detects it need not run every time.
     let from = |safeguard| if safeguard == Broadcast { 970 } else { 0 };
-    for safeguard in [SettlingRegister, Audit, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
+    for safeguard in [
+        SettlingRegister,
+        Audit,
+        StreamDeadline,
+        ReRegister,
+        HeldIds,
+        UniqueSockets,
+        Broadcast,
+        RefusalOnProof,
+    ] {
         let runs = from(safeguard)..from(safeguard) + 1000;
-        let found = safeguard.without(|| runs.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
-        let Some((seed, violation)) = found else { panic!("no oracle was violated in 1000 runs without {safeguard:?}") };
+        let found = safeguard.without(|| {
+            runs.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation)))
+        });
+        let Some((seed, violation)) = found else {
+            panic!("no oracle was violated in 1000 runs without {safeguard:?}")
+        };
         println!("without {safeguard:?}: {} in run {seed}: {}", violation.oracle, violation.what);
     }
 }

@@ -1,7 +1,9 @@
 //! The gate in sentences, and a kubelet, a runner of hooks and crashes played against it.
 
 use super::*;
-use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, PendingHook};
+use crate::domain::{
+    AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, PendingHook,
+};
 use crate::ledger::core::{HeldBack, POD_GONE, ended, owing};
 use proptest::prelude::*;
 
@@ -19,7 +21,11 @@ fn pod(n: usize) -> PodRef {
 
 /// As it is bound before the pod's log folder is there.
 fn bound(n: usize) -> GrantState {
-    GrantState::Bound { pod: PodRef { namespace: None, name: None, ..pod(n) }, container: "main".into(), bound_at: Timestamp(1) }
+    GrantState::Bound {
+        pod: PodRef { namespace: None, name: None, ..pod(n) },
+        container: "main".into(),
+        bound_at: Timestamp(1),
+    }
 }
 
 fn grant(n: usize, ids: &[&str], state: GrantState) -> Grant {
@@ -107,18 +113,34 @@ fn ask(ledger: &Ledger, ids: &[&str], seen: &Seen) -> Passage {
 }
 
 fn why(passage: &Passage) -> String {
-    if let Passage::Barred(id, barred) = passage { format!("{id}: {barred}") } else { format!("{passage:?}") }
+    if let Passage::Barred(id, barred) = passage {
+        format!("{id}: {barred}")
+    } else {
+        format!("{passage:?}")
+    }
 }
 
 #[test]
 fn a_pod_goes_on_with_its_own_devices_whatever_is_known() {
-    let (init, app) = (grant(1, &["a"], GrantState::Granted), grant(2, &["a"], GrantState::Granted));
+    let (init, app) =
+        (grant(1, &["a"], GrantState::Granted), grant(2, &["a"], GrantState::Granted));
     assert_eq!(ask(&ledger(&[&init]), &["a"], &Seen::default()), Passage::Open);
     let seen = Seen::checkpoint([entry(1, &init), entry(1, &app)]);
-    assert_eq!(ask(&ledger(&[&init, &app]), &["a"], &seen), Passage::Open, "the checkpoint knows it before the ledger");
+    assert_eq!(
+        ask(&ledger(&[&init, &app]), &["a"], &seen),
+        Passage::Open,
+        "the checkpoint knows it before the ledger"
+    );
     let (init, app) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(1)));
     assert_eq!(ask(&ledger(&[&init, &app]), &["a"], &Seen::default()), Passage::Open);
-    let others = passage(&ledger(&[&init]), &ReleaseHooks::new(), &resource(), &[DeviceId::new("a")], &Seen::default(), Timestamp(9));
+    let others = passage(
+        &ledger(&[&init]),
+        &ReleaseHooks::new(),
+        &resource(),
+        &[DeviceId::new("a")],
+        &Seen::default(),
+        Timestamp(9),
+    );
     assert_eq!(others, Passage::Open, "a resource without the hook has no gate");
 }
 
@@ -130,10 +152,20 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
     for (seen, parts) in [
         (
             given_on().with(1, CgroupState::Populated),
-            ["a: pod ml/pod-1 (container main)", "processes of that pod still run", "end its processes"],
+            [
+                "a: pod ml/pod-1 (container main)",
+                "processes of that pod still run",
+                "end its processes",
+            ],
         ),
-        (given_on().with(1, CgroupState::Unknown), ["pod ml/pod-1", "unknown whether its processes run", "cgroups were not found"]),
-        (Seen::checkpoint([entry(1, &former), entry(2, &next)]), ["pod ml/pod-1", "checkpoint does not show", "restart the kubelet"]),
+        (
+            given_on().with(1, CgroupState::Unknown),
+            ["pod ml/pod-1", "unknown whether its processes run", "cgroups were not found"],
+        ),
+        (
+            Seen::checkpoint([entry(1, &former), entry(2, &next)]),
+            ["pod ml/pod-1", "checkpoint does not show", "restart the kubelet"],
+        ),
         (Seen::checkpoint([]), ["grant a-0002", "not matched to a pod yet", "a minute"]),
         (Seen::default(), ["grant a-0002", "not matched to a pod yet", "a minute"]),
     ] {
@@ -141,12 +173,23 @@ fn another_pod_is_waited_for_until_it_is_gone_in_words_that_name_it() {
         assert!(parts.iter().all(|part| why.contains(part)) && !why.contains("  "), "{why}");
     }
     for cgroup in [CgroupState::Absent, CgroupState::Empty] {
-        let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup)) else {
+        let Passage::HandedOn(id, who, moves) = ask(&ledger, &["a"], &given_on().with(1, cgroup))
+        else {
             panic!("the former pod has ended")
         };
-        assert_eq!((id.as_str(), who.to_string().as_str(), moves.len()), ("a", "pod ml/pod-1 (container main)", 1));
-        let Entry::Moved { alloc_id, state: GrantState::Released { released_by, pod, .. } } = &moves[0] else { panic!("{moves:?}") };
-        assert_eq!((alloc_id, released_by.as_str(), pod), (&former.alloc_id, HANDED_ON, &Some(self::pod(1))));
+        assert_eq!(
+            (id.as_str(), who.to_string().as_str(), moves.len()),
+            ("a", "pod ml/pod-1 (container main)", 1)
+        );
+        let Entry::Moved { alloc_id, state: GrantState::Released { released_by, pod, .. } } =
+            &moves[0]
+        else {
+            panic!("{moves:?}")
+        };
+        assert_eq!(
+            (alloc_id, released_by.as_str(), pod),
+            (&former.alloc_id, HANDED_ON, &Some(self::pod(1)))
+        );
     }
 }
 
@@ -156,45 +199,74 @@ fn a_grant_of_nobody_and_a_pod_that_the_kubelet_knows_by_another_device_are_wait
     let seen = Seen::checkpoint([entry(2, &next)]);
     assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("grant a-0001"));
     // Without a checkpoint it is unknown which of two pods calls.
-    assert!(why(&ask(&ledger(&[&grant(1, &["a"], bound(1)), &next]), &["a"], &Seen::default())).contains("checkpoint does not show"));
+    assert!(
+        why(&ask(&ledger(&[&grant(1, &["a"], bound(1)), &next]), &["a"], &Seen::default()))
+            .contains("checkpoint does not show")
+    );
     let (former, other) = (grant(1, &["a"], bound(1)), grant(3, &["b"], bound(1)));
     let seen = Seen::checkpoint([entry(2, &next), entry(1, &other)]);
-    assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("checkpoint does not show"));
+    assert!(
+        why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("checkpoint does not show")
+    );
 }
 
 /// A static pod's UID is a hash of its manifest.
 #[test]
 fn a_static_pod_that_has_come_back_with_another_device_has_handed_its_former_one_on() {
-    let (former, other, next) = (grant(1, &["a"], bound(1)), grant(2, &["b"], bound(1)), grant(3, &["a"], bound(3)));
+    let (former, other, next) =
+        (grant(1, &["a"], bound(1)), grant(2, &["b"], bound(1)), grant(3, &["a"], bound(3)));
     let ledger = ledger(&[&former, &other, &next]);
     let back = |cgroup| Seen::checkpoint([entry(1, &other), entry(3, &next)]).with(1, cgroup);
-    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &back(CgroupState::Empty)) else { panic!("nothing of it runs") };
-    assert!(matches!(&moves[..], [Entry::Moved { alloc_id, .. }] if *alloc_id == former.alloc_id), "{moves:?}");
+    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &back(CgroupState::Empty)) else {
+        panic!("nothing of it runs")
+    };
+    assert!(
+        matches!(&moves[..], [Entry::Moved { alloc_id, .. }] if *alloc_id == former.alloc_id),
+        "{moves:?}"
+    );
     let text = why(&ask(&ledger, &["a"], &back(CgroupState::Populated)));
     assert!(text.contains("processes of that pod still run"), "it may be those of before: {text}");
     let side = CheckpointEntry { container: "side".into(), ..entry(1, &other) };
     let text = why(&ask(&ledger, &["a"], &Seen::checkpoint([side, entry(3, &next)])));
-    assert!(text.contains("checkpoint does not show"), "another container proves nothing about it: {text}");
+    assert!(
+        text.contains("checkpoint does not show"),
+        "another container proves nothing about it: {text}"
+    );
 }
 
 #[test]
 fn a_hook_that_is_owed_shuts_the_gate_but_not_one_that_a_cut_off_write_has_left() {
     let (former, next) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(2)));
     let mut ledger = ledger(&[&former, &next]);
-    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &Seen::checkpoint([entry(2, &next)])) else {
+    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &Seen::checkpoint([entry(2, &next)]))
+    else {
         panic!("the former pod has ended")
     };
     let hook = owing(&ledger, &hooks(), &moves, [].iter());
     let mut cut_off = self::ledger(&[&former]);
     apply(&mut cut_off, &hook);
-    assert_eq!(ask(&cut_off, &["a"], &Seen::default()), Passage::Open, "the former one is still there");
+    assert_eq!(
+        ask(&cut_off, &["a"], &Seen::default()),
+        Passage::Open,
+        "the former one is still there"
+    );
     apply(&mut ledger, hook.iter().chain(&moves));
-    assert!(why(&ask(&ledger, &["a"], &Seen::default())).contains("the hook after_release of pod ml/pod-1 (container main)"));
-    let run = |ledger: &Ledger| ledger.owed().values().flat_map(BTreeMap::values).next().cloned().unwrap();
+    assert!(
+        why(&ask(&ledger, &["a"], &Seen::default()))
+            .contains("the hook after_release of pod ml/pod-1 (container main)")
+    );
+    let run = |ledger: &Ledger| {
+        ledger.owed().values().flat_map(BTreeMap::values).next().cloned().unwrap()
+    };
     let failed = ended(&ledger, &run(&ledger), Err("no key".into()), Timestamp(3)).unwrap();
     ledger.evolve(&failed);
     let text = why(&ask(&ledger, &["a"], &Seen::default()));
-    assert!(text.contains("has failed once: no key") && text.contains("systemctl reload") && text.contains("ml/pod-1"), "{text}");
+    assert!(
+        text.contains("has failed once: no key")
+            && text.contains("systemctl reload")
+            && text.contains("ml/pod-1"),
+        "{text}"
+    );
     let done = ended(&ledger, &run(&ledger), Ok(()), Timestamp(4)).unwrap();
     ledger.evolve(&done);
     assert_eq!(ask(&ledger, &["a"], &Seen::default()), Passage::Open);
@@ -251,10 +323,15 @@ impl World {
 
     fn seen(&self) -> Seen {
         let remembered = self.pods.iter().filter(|pod| pod.remembered);
-        let mut seen = Seen::checkpoint(remembered.flat_map(|pod| pod.grants.iter().map(|grant| entry(pod.n, grant))));
+        let mut seen = Seen::checkpoint(
+            remembered.flat_map(|pod| pod.grants.iter().map(|grant| entry(pod.n, grant))),
+        );
         for pod in &self.pods {
             let dead = if pod.n % 2 == 0 { CgroupState::Absent } else { CgroupState::Empty };
-            seen.cgroups.insert(format!("u{}", pod.n), if pod.alive { CgroupState::Populated } else { dead });
+            seen.cgroups.insert(
+                format!("u{}", pod.n),
+                if pod.alive { CgroupState::Populated } else { dead },
+            );
         }
         seen
     }
@@ -262,8 +339,18 @@ impl World {
     /// The kubelet admits a pod with devices that it believes to be free: an init container and
     /// another one, or one alone.
     fn add(&mut self, which: usize) {
-        let ids: Vec<&'static str> = IDS.into_iter().enumerate().filter(|(bit, _)| (which + 1) >> bit & 1 == 1).map(|(_, id)| id).collect();
-        let taken = self.pods.iter().filter(|pod| pod.remembered).flat_map(|pod| &pod.ids).any(|id| ids.contains(id));
+        let ids: Vec<&'static str> = IDS
+            .into_iter()
+            .enumerate()
+            .filter(|(bit, _)| (which + 1) >> bit & 1 == 1)
+            .map(|(_, id)| id)
+            .collect();
+        let taken = self
+            .pods
+            .iter()
+            .filter(|pod| pod.remembered)
+            .flat_map(|pod| &pod.ids)
+            .any(|id| ids.contains(id));
         if taken || ids.is_empty() {
             return;
         }
@@ -282,9 +369,15 @@ impl World {
     }
 
     fn bind(&mut self, n: usize) {
-        let unbound = |grant: &&Grant| self.ledger.grant(&grant.alloc_id).is_some_and(|grant| grant.state == GrantState::Granted);
+        let unbound = |grant: &&Grant| {
+            self.ledger
+                .grant(&grant.alloc_id)
+                .is_some_and(|grant| grant.state == GrantState::Granted)
+        };
         let of_pod = self.pods[n].grants.iter().filter(unbound).filter(|_| self.pods[n].remembered);
-        let moves = of_pod.map(|grant| Entry::Moved { alloc_id: grant.alloc_id.clone(), state: bound(n) }).collect();
+        let moves = of_pod
+            .map(|grant| Entry::Moved { alloc_id: grant.alloc_id.clone(), state: bound(n) })
+            .collect();
         self.write(moves, None);
     }
 
@@ -323,9 +416,15 @@ impl World {
         match passage {
             Passage::Open => {
                 for id in ids {
-                    assert!(!self.runs.contains_key(&DeviceId::new(id)), "a hook is at {id}, with which a container starts");
+                    assert!(
+                        !self.runs.contains_key(&DeviceId::new(id)),
+                        "a hook is at {id}, with which a container starts"
+                    );
                     let former = self.dirty.insert(id, n);
-                    assert!(former.is_none_or(|former| former == n), "pod {n} starts with {id} as pod {former:?} has left it");
+                    assert!(
+                        former.is_none_or(|former| former == n),
+                        "pod {n} starts with {id} as pod {former:?} has left it"
+                    );
                 }
                 (self.pods[n].running, self.pods[n].alive) = (true, true);
                 return true;
@@ -342,7 +441,8 @@ impl World {
     /// A kubelet that has just started makes no call. The new kubelet is seen before a hook begins.
     fn start_unasked(&mut self, n: usize) {
         self.held_back.clear();
-        let is_worked_at = self.pods[n].ids.iter().any(|id| self.runs.contains_key(&DeviceId::new(*id)));
+        let is_worked_at =
+            self.pods[n].ids.iter().any(|id| self.runs.contains_key(&DeviceId::new(*id)));
         if self.pods[n].remembered && !is_worked_at {
             (self.pods[n].running, self.pods[n].alive) = (true, true);
             self.dirty.extend(self.pods[n].ids.iter().map(|id| (*id, n)));
@@ -351,8 +451,14 @@ impl World {
 
     fn begin_runs(&mut self) {
         for hook in self.ledger.due(&hooks(), &self.held_back).all() {
-            let runs_with_it = |pod: &&Model| pod.running && pod.ids.contains(&hook.device.as_str());
-            assert_eq!(self.pods.iter().find(runs_with_it).map(|pod| pod.n), None, "a hook begins at {} in use", hook.device);
+            let runs_with_it =
+                |pod: &&Model| pod.running && pod.ids.contains(&hook.device.as_str());
+            assert_eq!(
+                self.pods.iter().find(runs_with_it).map(|pod| pod.n),
+                None,
+                "a hook begins at {} in use",
+                hook.device
+            );
             self.runs.entry(hook.device.clone()).or_insert_with(|| hook.clone());
         }
     }
@@ -362,7 +468,12 @@ impl World {
             if well {
                 self.dirty.retain(|dirty, _| *dirty != id.as_str());
             }
-            let entry = ended(&self.ledger, &hook, if well { Ok(()) } else { Err("no".into()) }, Timestamp(6));
+            let entry = ended(
+                &self.ledger,
+                &hook,
+                if well { Ok(()) } else { Err("no".into()) },
+                Timestamp(6),
+            );
             self.write(entry.into_iter().collect(), None);
         }
     }

@@ -25,10 +25,13 @@ pub(super) fn places(
     reusable: &BTreeSet<DeviceId>,
     required: usize,
 ) -> Places {
-    let near = |id: &DeviceId, mask: &BTreeSet<i64>| all.get(id).is_some_and(|nodes| nodes.iter().any(|node| mask.contains(node)));
+    let near = |id: &DeviceId, mask: &BTreeSet<i64>| {
+        all.get(id).is_some_and(|nodes| nodes.iter().any(|node| mask.contains(node)))
+    };
     let nodes: BTreeSet<i64> = all.values().flatten().copied().collect();
     let usable: BTreeSet<&DeviceId> = available.iter().chain(reusable).collect();
-    let enough = |mask: &BTreeSet<i64>| usable.iter().filter(|id| near(id, mask)).count() >= required;
+    let enough =
+        |mask: &BTreeSet<i64>| usable.iter().filter(|id| near(id, mask)).count() >= required;
     let Some(mask) = masks(&nodes).into_iter().find(enough) else {
         return Places { anywhere: available.clone(), ..Places::default() };
     };
@@ -51,7 +54,14 @@ fn masks(nodes: &BTreeSet<i64>) -> Vec<BTreeSet<i64>> {
     if nodes.len() > NODES_MAX {
         return Vec::new();
     }
-    let of_bits = |bits: usize| nodes.iter().enumerate().filter(|(index, _)| bits & (1 << index) != 0).map(|(_, node)| *node).collect();
+    let of_bits = |bits: usize| {
+        nodes
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| bits & (1 << index) != 0)
+            .map(|(_, node)| *node)
+            .collect()
+    };
     let mut masks: Vec<BTreeSet<i64>> = (1..1_usize << nodes.len()).map(of_bits).collect();
     masks.sort_by_key(BTreeSet::len);
     masks
@@ -67,8 +77,10 @@ mod tests {
 
     #[test]
     fn the_narrowest_set_of_nodes_with_enough_devices_counts() {
-        let nodes: [(&str, &[i64]); 5] = [("a", &[0]), ("b", &[1]), ("c", &[1]), ("d", &[0, 1]), ("e", &[])];
-        let all = nodes.into_iter().map(|(id, nodes)| (DeviceId::new(id), nodes.to_vec())).collect();
+        let nodes: [(&str, &[i64]); 5] =
+            [("a", &[0]), ("b", &[1]), ("c", &[1]), ("d", &[0, 1]), ("e", &[])];
+        let all =
+            nodes.into_iter().map(|(id, nodes)| (DeviceId::new(id), nodes.to_vec())).collect();
         let free = ids(&["a", "b", "c", "d", "e"]);
         let of = |required| places(&all, &free, &BTreeSet::new(), required);
         let expected = |aligned: &[&str], unaligned: &[&str], anywhere: &[&str]| Places {

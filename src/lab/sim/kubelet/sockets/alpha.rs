@@ -30,9 +30,18 @@ pub(super) struct RegistrationService {
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
-    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
-        let api::RegisterRequest { version, endpoint, resource_name: resource } = request.into_inner();
-        let result = registration::register(&self.shared, self.instance, Register { version, resource, endpoint, options: None }).await;
+    async fn register(
+        &self,
+        request: Request<api::RegisterRequest>,
+    ) -> Result<Response<api::Empty>, Status> {
+        let api::RegisterRequest { version, endpoint, resource_name: resource } =
+            request.into_inner();
+        let result = registration::register(
+            &self.shared,
+            self.instance,
+            Register { version, resource, endpoint, options: None },
+        )
+        .await;
         // grpc-go's code for an error without one.
         result.map(|()| Response::new(api::Empty {})).map_err(Status::unknown)
     }
@@ -54,7 +63,9 @@ impl Dialled {
 
 /// A call that these kubelets never make.
 fn unknown<T>(method: &str) -> Result<T, String> {
-    Err(rpc_error(&Status::unimplemented(format!("method {method} does not exist in this version"))))
+    Err(rpc_error(&Status::unimplemented(format!(
+        "method {method} does not exist in this version"
+    ))))
 }
 
 #[tonic::async_trait]
@@ -64,17 +75,30 @@ impl Connection for Dialled {
     }
 
     async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
-        let stream = self.api.clone().list_and_watch(api::Empty {}).await.map_err(|status| rpc_error(&status))?;
+        let stream = self
+            .api
+            .clone()
+            .list_and_watch(api::Empty {})
+            .await
+            .map_err(|status| rpc_error(&status))?;
         Ok(Box::new(Listing(stream.into_inner())))
     }
 
-    async fn preferred(&self, _: &BTreeSet<DeviceId>, _: &BTreeSet<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, String> {
+    async fn preferred(
+        &self,
+        _: &BTreeSet<DeviceId>,
+        _: &BTreeSet<DeviceId>,
+        _: usize,
+    ) -> Result<BTreeSet<DeviceId>, String> {
         unknown("GetPreferredAllocation")
     }
 
     async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
-        let request = api::AllocateRequest { devices_i_ds: ids.iter().map(|id| id.as_str().to_owned()).collect() };
-        let response = self.api.clone().allocate(request).await.map_err(|status| rpc_error(&status))?;
+        let request = api::AllocateRequest {
+            devices_i_ds: ids.iter().map(|id| id.as_str().to_owned()).collect(),
+        };
+        let response =
+            self.api.clone().allocate(request).await.map_err(|status| rpc_error(&status))?;
         Ok(Some(edits(response.into_inner())))
     }
 
@@ -108,8 +132,16 @@ impl Lists for Listing {
 }
 
 fn edits(response: api::AllocateResponse) -> ContainerEdits {
-    let mount = |mount: api::Mount| EditMount { host: mount.host_path, container: mount.container_path, read_only: mount.read_only };
-    let device = |spec: api::DeviceSpec| EditDevice { host: spec.host_path, container: spec.container_path, permissions: spec.permissions };
+    let mount = |mount: api::Mount| EditMount {
+        host: mount.host_path,
+        container: mount.container_path,
+        read_only: mount.read_only,
+    };
+    let device = |spec: api::DeviceSpec| EditDevice {
+        host: spec.host_path,
+        container: spec.container_path,
+        permissions: spec.permissions,
+    };
     ContainerEdits {
         envs: response.envs,
         mounts: response.mounts.into_iter().map(mount).collect(),
@@ -128,9 +160,14 @@ pub(super) struct PodResourcesService {
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
-    async fn list(&self, _: Request<resources::ListPodResourcesRequest>) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<resources::ListPodResourcesRequest>,
+    ) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
         let pods = pod_resources::list_with_ended(&self.shared, self.instance)?;
-        Ok(Response::new(resources::ListPodResourcesResponse { pod_resources: pods.into_iter().map(pod).collect() }))
+        Ok(Response::new(resources::ListPodResourcesResponse {
+            pod_resources: pods.into_iter().map(pod).collect(),
+        }))
     }
 }
 
@@ -140,9 +177,12 @@ fn pod(pod: PodMessage) -> resources::PodResources {
         resource_name: message.resource.as_str().to_owned(),
         device_ids: vec![message.id.as_str().to_owned()],
     };
-    let container = |(name, messages): (String, Vec<DeviceMessage>)| resources::ContainerResources {
-        name,
-        devices: messages.into_iter().map(devices).collect(),
+    let container = |(name, messages): (String, Vec<DeviceMessage>)| {
+        resources::ContainerResources { name, devices: messages.into_iter().map(devices).collect() }
     };
-    resources::PodResources { name: pod.name, namespace: pod.namespace, containers: pod.containers.into_iter().map(container).collect() }
+    resources::PodResources {
+        name: pod.name,
+        namespace: pod.namespace,
+        containers: pod.containers.into_iter().map(container).collect(),
+    }
 }

@@ -31,10 +31,13 @@ fn is_not_begun(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {
         let is_refused = |error: &h2::Error| {
-            error.is_remote() && (error.is_go_away() || error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM))
+            error.is_remote()
+                && (error.is_go_away()
+                    || error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM))
         };
         let is_refused = error.downcast_ref::<h2::Error>().is_some_and(is_refused);
-        if is_refused || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+        if is_refused || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled)
+        {
             return true;
         }
         cause = error.source();
@@ -59,7 +62,10 @@ impl PluginChannel {
             let (wrapped, over) = (links.clone(), Arc::clone(&closed));
             let wrap = move |stream| {
                 if over.load(Ordering::Acquire) {
-                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "grpc: the client connection is closing"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::ConnectionAborted,
+                        "grpc: the client connection is closing",
+                    ));
                 }
                 wrapped.add(client, stream)
             };

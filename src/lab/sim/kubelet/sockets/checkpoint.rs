@@ -49,15 +49,19 @@ struct PodDeviceEntry {
 
 /// The content of the file for this snapshot.
 pub(super) fn encode(snapshot: &Snapshot) -> Result<Vec<u8>, serde_json::Error> {
-    let entry = |(pod_uid, container, resource, held): (&str, &str, &ResourceName, &Held)| PodDeviceEntry {
-        pod_uid: pod_uid.to_owned(),
-        container: container.to_owned(),
-        resource: resource.clone(),
-        device_ids: held.by_numa.clone(),
-        alloc_resp: STANDARD.encode(wire::response(&held.edits).encode_to_vec()),
-    };
+    let entry =
+        |(pod_uid, container, resource, held): (&str, &str, &ResourceName, &Held)| PodDeviceEntry {
+            pod_uid: pod_uid.to_owned(),
+            container: container.to_owned(),
+            resource: resource.clone(),
+            device_ids: held.by_numa.clone(),
+            alloc_resp: STANDARD.encode(wire::response(&held.edits).encode_to_vec()),
+        };
     let entries: Vec<PodDeviceEntry> = snapshot.held.iter().map(entry).collect();
-    let data = Data { pod_device_entries: (!entries.is_empty()).then_some(entries), registered_devices: Some(snapshot.healthy.clone()) };
+    let data = Data {
+        pod_device_entries: (!entries.is_empty()).then_some(entries),
+        registered_devices: Some(snapshot.healthy.clone()),
+    };
     let checksum = u64::from(crc32fast::hash(&serde_json::to_vec(&data)?));
     serde_json::to_vec(&Document { data, checksum })
 }
@@ -67,10 +71,18 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, serde_json::Error> {
     let document: Document = serde_json::from_slice(bytes)?;
     let mut held = PodDevices::default();
     for entry in document.data.pod_device_entries.unwrap_or_default() {
-        let response = STANDARD.decode(&entry.alloc_resp).ok().and_then(|bytes| ContainerAllocateResponse::decode(&*bytes).ok());
+        let response = STANDARD
+            .decode(&entry.alloc_resp)
+            .ok()
+            .and_then(|bytes| ContainerAllocateResponse::decode(&*bytes).ok());
         if let Some(response) = response {
             let edits = wire::edits(response);
-            held.insert(&entry.pod_uid, &entry.container, &entry.resource, Held { by_numa: entry.device_ids, edits });
+            held.insert(
+                &entry.pod_uid,
+                &entry.container,
+                &entry.resource,
+                Held { by_numa: entry.device_ids, edits },
+            );
         }
     }
     Ok(Snapshot { held, healthy: document.data.registered_devices.unwrap_or_default() })

@@ -34,16 +34,20 @@ fn text(status: &tonic::Status) -> String {
 #[tonic::async_trait]
 impl Connection for Dialled {
     async fn options(&self) -> Result<Options, String> {
-        let response = call(&self.api, api::Empty {}, |mut api, empty| async move { api.get_device_plugin_options(empty).await })
-            .await
-            .map_err(|status| text(&status))?;
+        let response = call(&self.api, api::Empty {}, |mut api, empty| async move {
+            api.get_device_plugin_options(empty).await
+        })
+        .await
+        .map_err(|status| text(&status))?;
         Ok(wire::options(response.get_ref()))
     }
 
     async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
-        let stream = call(&self.api, api::Empty {}, |mut api, empty| async move { api.list_and_watch(empty).await })
-            .await
-            .map_err(|status| text(&status))?;
+        let stream = call(&self.api, api::Empty {}, |mut api, empty| async move {
+            api.list_and_watch(empty).await
+        })
+        .await
+        .map_err(|status| text(&status))?;
         Ok(Box::new(Listing(stream.into_inner())))
     }
 
@@ -59,28 +63,34 @@ impl Connection for Dialled {
             allocation_size: i32::try_from(size).unwrap_or(i32::MAX),
         };
         let request = api::PreferredAllocationRequest { container_requests: vec![request] };
-        let response = call(&self.api, request, |mut api, request| async move { api.get_preferred_allocation(request).await })
-            .await
-            .map_err(|status| text(&status))?;
-        let first = response.into_inner().container_responses.into_iter().next().unwrap_or_default();
+        let response = call(&self.api, request, |mut api, request| async move {
+            api.get_preferred_allocation(request).await
+        })
+        .await
+        .map_err(|status| text(&status))?;
+        let first =
+            response.into_inner().container_responses.into_iter().next().unwrap_or_default();
         Ok(first.device_i_ds.into_iter().map(DeviceId::new).collect())
     }
 
     async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
         let request = api::ContainerAllocateRequest { devices_ids: texts(ids) };
         let request = api::AllocateRequest { container_requests: vec![request] };
-        let response = call(&self.api, request, |mut api, request| async move { api.allocate(request).await })
-            .await
-            .map_err(|status| text(&status))?;
+        let response =
+            call(&self.api, request, |mut api, request| async move { api.allocate(request).await })
+                .await
+                .map_err(|status| text(&status))?;
         Ok(response.into_inner().container_responses.into_iter().next().map(wire::edits))
     }
 
     async fn pre_start(&self, ids: &BTreeSet<DeviceId>) -> Result<(), String> {
         let request = api::PreStartContainerRequest { devices_ids: texts(ids) };
-        call(&self.api, request, |mut api, request| async move { api.pre_start_container(request).await })
-            .await
-            .map(drop)
-            .map_err(|status| text(&status))
+        call(&self.api, request, |mut api, request| async move {
+            api.pre_start_container(request).await
+        })
+        .await
+        .map(drop)
+        .map_err(|status| text(&status))
     }
 
     fn close(&self) {

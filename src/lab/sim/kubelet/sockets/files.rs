@@ -40,7 +40,9 @@ impl Files {
     }
 
     fn pod_logs(&self, spec: &PodSpec) -> PathBuf {
-        self.host_root.join("var/log/pods").join(format!("{}_{}_{}", spec.namespace, spec.name, spec.uid))
+        self.host_root
+            .join("var/log/pods")
+            .join(format!("{}_{}_{}", spec.namespace, spec.name, spec.uid))
     }
 
     /// Creates the directories of a node; existing ones stay as they are.
@@ -51,7 +53,11 @@ impl Files {
         fs::create_dir_all(self.kubepods())?;
         // This file distinguishes cgroup v2 from v1.
         let controllers = self.host_root.join("sys/fs/cgroup/cgroup.controllers");
-        if controllers.exists() { Ok(()) } else { fs::write(controllers, "cpuset cpu io memory pids\n") }
+        if controllers.exists() {
+            Ok(())
+        } else {
+            fs::write(controllers, "cpuset cpu io memory pids\n")
+        }
     }
 
     /// The sockets that the kubelet's clean-up removes: those directly in the device-plugin
@@ -61,7 +67,9 @@ impl Files {
         let entries = fs::read_dir(self.plugins_dir())?.collect::<Result<Vec<_>, _>>()?;
         let others = entries.iter().filter(|entry| entry.file_name() != checkpoint::FILE_NAME);
         // As in the kubelet, `metadata` follows links, and entries that cannot be read are skipped.
-        let sockets = others.filter(|entry| fs::metadata(entry.path()).is_ok_and(|metadata| metadata.file_type().is_socket()));
+        let sockets = others.filter(|entry| {
+            fs::metadata(entry.path()).is_ok_and(|metadata| metadata.file_type().is_socket())
+        });
         Ok(sockets.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
     }
 
@@ -72,7 +80,12 @@ impl Files {
     /// Writes a temporary file and renames it: a watcher sees one move, never a partial file.
     pub(super) fn write_checkpoint(&self, bytes: &[u8], sync: bool) -> io::Result<()> {
         let temporary = self.plugins_dir().join(format!(".{}.tmp", checkpoint::FILE_NAME));
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(bytes)?;
         if sync {
             file.sync_all()?;

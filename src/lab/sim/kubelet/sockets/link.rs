@@ -69,7 +69,9 @@ impl Links {
 
     /// Cuts every connection of a group.
     pub(super) fn cut(&self, group: u64) {
-        self.with(|table| table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream)));
+        self.with(|table| {
+            table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream))
+        });
     }
 
     /// Cuts every connection and refuses new ones.
@@ -101,13 +103,21 @@ impl Drop for Link {
 }
 
 impl AsyncRead for Link {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Link {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -119,7 +129,11 @@ impl AsyncWrite for Link {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 
-    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
     }
 

@@ -54,16 +54,30 @@ pub(super) struct Sockets {
 
 impl Sockets {
     pub(super) fn new(files: Files, hooks: HookTable, sync_checkpoint: bool) -> Self {
-        Sockets { files, hooks, sync_checkpoint, created_at: Instant::now(), links: Mutex::default(), is_alpha: AtomicBool::new(false) }
+        Sockets {
+            files,
+            hooks,
+            sync_checkpoint,
+            created_at: Instant::now(),
+            links: Mutex::default(),
+            is_alpha: AtomicBool::new(false),
+        }
     }
 
     fn links(&self) -> Links {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn spawn_server(&self, shared: &Shared, instance: u64, listener: UnixListener, services: Services) {
+    fn spawn_server(
+        &self,
+        shared: &Shared,
+        instance: u64,
+        listener: UnixListener,
+        services: Services,
+    ) {
         let links = self.links();
-        let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?).map(TrackedStream::from));
+        let incoming = UnixListenerStream::new(listener)
+            .map(move |stream| links.admit(stream?).map(TrackedStream::from));
         shared.spawn(instance, async move {
             // The server ends with the instance; a failing connection ends only itself.
             let _ = Server::builder().serve_with_incoming(services, incoming).await;
@@ -100,7 +114,11 @@ impl Environment for Sockets {
 
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         // A sleep of tokio takes at least a millisecond.
-        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(sleep_in_steps(time)) }
+        if time.is_zero() {
+            Box::pin(std::future::ready(()))
+        } else {
+            Box::pin(sleep_in_steps(time))
+        }
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) -> Box<dyn Stop> {
@@ -137,7 +155,10 @@ impl Environment for Sockets {
         let alpha = alpha::PodResourcesService { shared: Arc::clone(shared), instance };
         let mut services = Services::default().and(AlphaPodResourcesServer::new(alpha));
         if !shared.profile().is_alpha() {
-            services = services.and(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), instance }));
+            services = services.and(PodResourcesListerServer::new(PodResourcesService {
+                shared: Arc::clone(shared),
+                instance,
+            }));
         }
         // As in the real kubelet, the old socket is removed, the new one is bound under another
         // name and renamed. In between no socket answers.
@@ -165,8 +186,14 @@ impl Environment for Sockets {
         self.is_alpha.store(is_alpha, Ordering::Release);
         let services = Services::default();
         let services = match is_alpha {
-            true => services.and(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), instance })),
-            false => services.and(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), instance })),
+            true => services.and(AlphaRegistrationServer::new(alpha::RegistrationService {
+                shared: Arc::clone(shared),
+                instance,
+            })),
+            false => services.and(RegistrationServer::new(RegistrationService {
+                shared: Arc::clone(shared),
+                instance,
+            })),
         };
         self.spawn_server(shared, instance, listener, services);
         Ok(())

@@ -21,10 +21,19 @@ pub(super) struct RegistrationService {
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
-    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
-        let api::RegisterRequest { version, endpoint, resource_name: resource, options } = request.into_inner();
+    async fn register(
+        &self,
+        request: Request<api::RegisterRequest>,
+    ) -> Result<Response<api::Empty>, Status> {
+        let api::RegisterRequest { version, endpoint, resource_name: resource, options } =
+            request.into_inner();
         let options: Option<Options> = options.as_ref().map(wire::options);
-        let result = registration::register(&self.shared, self.instance, Register { version, resource, endpoint, options }).await;
+        let result = registration::register(
+            &self.shared,
+            self.instance,
+            Register { version, resource, endpoint, options },
+        )
+        .await;
         // grpc-go's code for an error without one.
         result.map(|()| Response::new(api::Empty {})).map_err(Status::unknown)
     }
@@ -39,17 +48,29 @@ pub(super) struct PodResourcesService {
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResourcesService {
-    async fn list(&self, _: Request<resources::ListPodResourcesRequest>) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<resources::ListPodResourcesRequest>,
+    ) -> Result<Response<resources::ListPodResourcesResponse>, Status> {
         let pods = pod_resources::list(&self.shared, self.instance)?;
-        Ok(Response::new(resources::ListPodResourcesResponse { pod_resources: pods.into_iter().map(pod).collect() }))
+        Ok(Response::new(resources::ListPodResourcesResponse {
+            pod_resources: pods.into_iter().map(pod).collect(),
+        }))
     }
 
     async fn get_allocatable_resources(
         &self,
         _: Request<resources::AllocatableResourcesRequest>,
     ) -> Result<Response<resources::AllocatableResourcesResponse>, Status> {
-        let devices = pod_resources::allocatable(&self.shared, self.instance)?.into_iter().map(devices).collect();
-        Ok(Response::new(resources::AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
+        let devices = pod_resources::allocatable(&self.shared, self.instance)?
+            .into_iter()
+            .map(devices)
+            .collect();
+        Ok(Response::new(resources::AllocatableResourcesResponse {
+            devices,
+            cpu_ids: Vec::new(),
+            memory: Vec::new(),
+        }))
     }
 
     async fn get(
@@ -57,23 +78,39 @@ impl PodResourcesLister for PodResourcesService {
         request: Request<resources::GetPodResourcesRequest>,
     ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
         let request = request.into_inner();
-        let found = pod_resources::get(&self.shared, self.instance, &request.pod_namespace, &request.pod_name)?;
+        let found = pod_resources::get(
+            &self.shared,
+            self.instance,
+            &request.pod_namespace,
+            &request.pod_name,
+        )?;
         Ok(Response::new(resources::GetPodResourcesResponse { pod_resources: Some(pod(found)) }))
     }
 }
 
 fn pod(pod: PodMessage) -> resources::PodResources {
-    let container = |(name, messages): (String, Vec<DeviceMessage>)| resources::ContainerResources {
-        name,
-        devices: messages.into_iter().map(devices).collect(),
-        cpu_ids: Vec::new(),
-        memory: Vec::new(),
-    };
-    resources::PodResources { name: pod.name, namespace: pod.namespace, containers: pod.containers.into_iter().map(container).collect() }
+    let container =
+        |(name, messages): (String, Vec<DeviceMessage>)| resources::ContainerResources {
+            name,
+            devices: messages.into_iter().map(devices).collect(),
+            cpu_ids: Vec::new(),
+            memory: Vec::new(),
+        };
+    resources::PodResources {
+        name: pod.name,
+        namespace: pod.namespace,
+        containers: pod.containers.into_iter().map(container).collect(),
+    }
 }
 
 fn devices(message: DeviceMessage) -> resources::ContainerDevices {
-    let topology = message.numa_node.map(|id| resources::TopologyInfo { nodes: vec![resources::NumaNode { id }] });
+    let topology = message
+        .numa_node
+        .map(|id| resources::TopologyInfo { nodes: vec![resources::NumaNode { id }] });
     let resource_name = message.resource.as_str().to_owned();
-    resources::ContainerDevices { resource_name, device_ids: vec![message.id.as_str().to_owned()], topology }
+    resources::ContainerDevices {
+        resource_name,
+        device_ids: vec![message.id.as_str().to_owned()],
+        topology,
+    }
 }

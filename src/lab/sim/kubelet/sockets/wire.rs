@@ -7,14 +7,20 @@ pub(super) use crate::kubelet::api::v1beta1::edits;
 use crate::kubelet::proto::v1beta1 as api;
 
 pub(super) fn options(options: &api::DevicePluginOptions) -> Options {
-    Options { preferred_allocation: options.get_preferred_allocation_available, pre_start: options.pre_start_required }
+    Options {
+        preferred_allocation: options.get_preferred_allocation_available,
+        pre_start: options.pre_start_required,
+    }
 }
 
 pub(super) fn listed(response: api::ListAndWatchResponse) -> Vec<ListedDevice> {
     let device = |device: api::Device| ListedDevice {
         id: DeviceId::new(device.id),
         healthy: device.health == "Healthy",
-        numa_nodes: device.topology.map(|topology| topology.nodes.iter().map(|node| node.id).collect()).unwrap_or_default(),
+        numa_nodes: device
+            .topology
+            .map(|topology| topology.nodes.iter().map(|node| node.id).collect())
+            .unwrap_or_default(),
     };
     response.devices.into_iter().map(device).collect()
 }

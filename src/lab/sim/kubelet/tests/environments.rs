@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::domain::ContainerEdits;
-use crate::lab::sim::memory::{self, ConnectionId, Faults, ListStream, RegisterRequest, Simulation};
+use crate::lab::sim::memory::{
+    self, ConnectionId, Faults, ListStream, RegisterRequest, Simulation,
+};
 use futures_util::stream;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -18,10 +20,17 @@ impl memory::Plugin for Scripted {
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
         let lists = WatchStream::new(self.0.subscribe());
-        Ok(Box::pin(stream::unfold(lists, |mut lists| async move { Some((lists.next().await??, lists)) })))
+        Ok(Box::pin(stream::unfold(lists, |mut lists| async move {
+            Some((lists.next().await??, lists))
+        })))
     }
 
-    async fn preferred(&self, _: Vec<DeviceId>, _: Vec<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, Status> {
+    async fn preferred(
+        &self,
+        _: Vec<DeviceId>,
+        _: Vec<DeviceId>,
+        _: usize,
+    ) -> Result<BTreeSet<DeviceId>, Status> {
         Err(Status::unimplemented("not offered"))
     }
 
@@ -41,7 +50,9 @@ fn pod(uid: &str) -> PodSpec {
 /// The events, without times.
 fn event_texts(view: &View<'_>) -> Vec<String> {
     let kind = |event: &Event| match &event.kind {
-        EventKind::Allocated { container, devices, .. } => format!("allocated {} to {container}", devices.len()),
+        EventKind::Allocated { container, devices, .. } => {
+            format!("allocated {} to {container}", devices.len())
+        }
         _ => event.to_string().split("ms  ").last().unwrap_or_default().to_owned(),
     };
     view.events().iter().map(kind).collect()
@@ -88,13 +99,21 @@ fn in_memory(seed: u64) -> Vec<String> {
     node.start_kubelet(Start::default());
     assert!(simulation.run_until(SECOND, |view| view.is_settled()));
     let process = node.process();
-    let devices = || ["a", "b"].map(|id| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() }).to_vec();
+    let devices = || {
+        ["a", "b"]
+            .map(|id| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() })
+            .to_vec()
+    };
     let (old, new) = (watch::channel(Some(devices())).0, watch::channel(Some(devices())).0);
     process.bind("sub/old.sock", Arc::new(Scripted(old.clone()))).unwrap();
     process.bind("sub/new.sock", Arc::new(Scripted(new))).unwrap();
     let register = |simulation: &mut Simulation, endpoint: &str, resource: &str| {
-        let request =
-            RegisterRequest { version: "v1beta1".to_owned(), resource: resource.to_owned(), endpoint: endpoint.to_owned(), options: None };
+        let request = RegisterRequest {
+            version: "v1beta1".to_owned(),
+            resource: resource.to_owned(),
+            endpoint: endpoint.to_owned(),
+            options: None,
+        };
         let (node, before) = (simulation.node(), simulation.node().view(lists));
         let result = simulation.run(SECOND, async move { node.register(request).await }).unwrap();
         assert!(result.is_err() || simulation.run_until(SECOND, |view| lists(view) > before));

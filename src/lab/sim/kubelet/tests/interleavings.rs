@@ -7,7 +7,10 @@ fn count(node: &Node, fits: impl Fn(&EventKind) -> bool) -> usize {
 }
 
 async fn seen(node: &Node, which: Interleaving) {
-    node.wait_for_event(|kind| matches!(kind, EventKind::Interleaving { which: seen, .. } if *seen == which)).await;
+    node.wait_for_event(
+        |kind| matches!(kind, EventKind::Interleaving { which: seen, .. } if *seen == which),
+    )
+    .await;
 }
 
 fn ended(client: u64) -> impl Fn(&EventKind) -> bool {
@@ -29,7 +32,8 @@ async fn start(profile: Profile) -> (Node, HookTable) {
 async fn the_late_end_of_the_old_stream_disconnects_the_new_client() {
     let (node, hooks) = start(Profile::K125).await;
     let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
-    let new = TestPlugin::registered(&node, "new.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
+    let new =
+        TestPlugin::registered(&node, "new.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
     seen(&node, Interleaving::BothClientsFeedList).await;
     old.list(healthy(&["a"]));
     node.wait_for_capacity(1, 1).await;
@@ -39,7 +43,11 @@ async fn the_late_end_of_the_old_stream_disconnects_the_new_client() {
     let mut gate = hooks.gate(Hook::BeforePluginDisconnected);
     old.end_streams();
     gate.reached().await;
-    assert_eq!(node.allocatable(), (2, 2), "the connection is cut, and the devices are not stopped yet");
+    assert_eq!(
+        node.allocatable(),
+        (2, 2),
+        "the connection is cut, and the devices are not stopped yet"
+    );
     new.lists.closed().await;
     gate.open(Verdict::Pass);
     node.wait_for_capacity(2, 0).await;
@@ -55,12 +63,16 @@ async fn a_failing_register_makes_the_kubelet_forget_a_live_plugin() {
     let failing = node.register(&resource, "live.sock");
     let fail = async { gate.open(Verdict::Fail) };
     let (failed, ()) = tokio::join!(failing, fail);
-    assert_eq!(failed.unwrap_err().message(), "failed to dial device plugin: context deadline exceeded");
+    assert_eq!(
+        failed.unwrap_err().message(),
+        "failed to dial device plugin: context deadline exceeded"
+    );
     seen(&node, Interleaving::FailedRegisterForgetsClient).await;
     live.end_streams();
     node.wait_for_event(ended(1)).await;
     assert_eq!(node.allocatable(), (1, 1));
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "late").app("main", &gpu(), 1)).await;
     assert_eq!(outcome.phase, PodPhase::Running, "the plugin itself still answers");
 }
 
@@ -133,11 +145,13 @@ async fn a_stopped_endpoint_with_an_open_stream_lists_devices_and_fails_allocate
 
     new.list(healthy(&["a", "b"]));
     node.wait_for_capacity(2, 2).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     let text = "Pod was rejected: Allocate failed due to endpoint example.com/gpu has been stopped, which is unexpected";
     assert_eq!(failure(&outcome.phase), text);
     new.register(&node).await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "again").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "again").app("main", &gpu(), 1)).await;
     assert_eq!(outcome.phase, PodPhase::Running, "another Register repairs it");
 }
 
@@ -147,7 +161,13 @@ async fn one_socket_registered_twice_has_two_streams() {
     let plugin = TestPlugin::registered(&node, "one.sock", healthy(&["a"]), Behaviour::Usual).await;
     plugin.register(&node).await;
     seen(&node, Interleaving::SocketRegisteredTwice).await;
-    assert_eq!((plugin.lists.receiver_count(), node.kubelet.view(|view| view.endpoint_state(&gpu()).streams)), (2, 2));
+    assert_eq!(
+        (
+            plugin.lists.receiver_count(),
+            node.kubelet.view(|view| view.endpoint_state(&gpu()).streams)
+        ),
+        (2, 2)
+    );
 }
 
 #[tokio::test]
@@ -173,8 +193,10 @@ async fn the_overtaken_register_serves_and_the_other_one_is_recorded() {
 async fn from_1_37_on_an_old_stream_ends_alone_and_a_socket_in_use_is_refused_or_ignored() {
     for profile in [Profile::K137, Profile::K137Dedupe] {
         let (node, _) = start(profile).await;
-        let old = TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
-        let _new = TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
+        let old =
+            TestPlugin::registered(&node, "old.sock", healthy(&["a"]), Behaviour::Usual).await;
+        let _new =
+            TestPlugin::registered(&node, "new.sock", healthy(&["a"]), Behaviour::Usual).await;
         old.end_streams();
         node.wait_for_event(ended(1)).await;
         node.kubelet.wait_for(|view| view.endpoint_state(&gpu()).streams == 1, SOON).await.unwrap();
@@ -184,7 +206,10 @@ async fn from_1_37_on_an_old_stream_ends_alone_and_a_socket_in_use_is_refused_or
         let again = node.register(&gpu(), "new.sock").await;
         assert_eq!(again.is_err(), profile == Profile::K137);
         let endpoint = node.kubelet.view(|view| view.endpoint_state(&gpu()));
-        assert!(endpoint.is_tracked && !endpoint.is_stopped && endpoint.streams == 1, "{endpoint:?}");
+        assert!(
+            endpoint.is_tracked && !endpoint.is_stopped && endpoint.streams == 1,
+            "{endpoint:?}"
+        );
     }
 }
 
@@ -216,7 +241,10 @@ async fn a_list_between_the_request_and_the_answer_counts() {
         node.wait_for_event(|kind| matches!(kind, EventKind::Vanished { .. })).await;
         gate.open(Verdict::Pass);
     };
-    let (outcome, ()) = tokio::join!(node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)), change);
+    let (outcome, ()) = tokio::join!(
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)),
+        change
+    );
     assert_eq!(outcome.phase, PodPhase::Pending);
     assert!(node.kubelet.panicked().is_some());
 }
@@ -224,13 +252,17 @@ async fn a_list_between_the_request_and_the_answer_counts() {
 #[tokio::test]
 async fn a_kubelet_that_dies_during_an_allocate_has_recorded_nothing() {
     let (node, hooks) = start(Profile::K125).await;
-    let plugin = TestPlugin::registered(&node, "sub/one.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let plugin =
+        TestPlugin::registered(&node, "sub/one.sock", healthy(&["a"]), Behaviour::Usual).await;
     let mut gate = hooks.gate(Hook::AfterAllocate);
     let die = async {
         gate.reached().await;
         gate.open(Verdict::Crash);
     };
-    let (outcome, ()) = tokio::join!(node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)), die);
+    let (outcome, ()) = tokio::join!(
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)),
+        die
+    );
     assert_eq!(outcome.phase, PodPhase::Pending);
     assert!(!node.kubelet.view(|view| view.is_running()));
     assert_eq!(plugin.allocated.lock().unwrap().len(), 1, "the plugin has answered");
@@ -244,7 +276,8 @@ async fn the_older_of_two_checkpoints_may_be_written_last() {
     let mut gate = hooks.gate(Hook::DuringCheckpoint);
     plugin.list(healthy(&["a", "b"]));
     gate.reached().await;
-    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    let outcome =
+        node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     assert_eq!(outcome.phase, PodPhase::Running);
     assert_eq!(node.checkpoint()["Data"]["PodDeviceEntries"][0]["ContainerName"], "main");
     gate.open(Verdict::Pass);
@@ -253,5 +286,9 @@ async fn the_older_of_two_checkpoints_may_be_written_last() {
     // checkpoint.
     let mut next = hooks.gate(Hook::DuringCheckpoint);
     next.reached().await;
-    assert_eq!(node.checkpoint()["Data"]["PodDeviceEntries"], serde_json::Value::Null, "a running pod is missing in it");
+    assert_eq!(
+        node.checkpoint()["Data"]["PodDeviceEntries"],
+        serde_json::Value::Null,
+        "a running pod is missing in it"
+    );
 }

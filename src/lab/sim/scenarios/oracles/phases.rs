@@ -26,15 +26,20 @@ impl Oracles {
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
             let endpoint = view.endpoint_state(&resource);
-            let silent =
-                endpoint.streams > 0 && (endpoint.is_stopped && !self.reports_loss(view, daemon, &resource) || !endpoint.is_tracked);
+            let silent = endpoint.streams > 0
+                && (endpoint.is_stopped && !self.reports_loss(view, daemon, &resource)
+                    || !endpoint.is_tracked);
             let waits = match daemon.state(&resource) {
                 State::Contested { .. } => true,
-                State::Settling { .. } => !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming,
+                State::Settling { .. } => {
+                    !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming
+                }
                 _ => false,
             };
             let recovers_later = silent || waits || self.has_late_list(view, &resource);
-            if let (true, Err(what), false) = (view.is_running(), is_served(view, daemon, &resource), recovers_later) {
+            if let (true, Err(what), false) =
+                (view.is_running(), is_served(view, daemon, &resource), recovers_later)
+            {
                 self.violated("O5", now, what);
             }
         }
@@ -42,9 +47,17 @@ impl Oracles {
 
     /// Checked throughout the idle phase. Another plugin may have left a broken state that the
     /// kubelet does not report.
-    pub(in super::super) fn served_or_taken_by_rival(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
+    pub(in super::super) fn served_or_taken_by_rival(
+        &mut self,
+        view: &View<'_>,
+        daemon: &Daemon,
+        now: Duration,
+    ) {
         for resource in self.resources() {
-            if resource == gpu() && self.is_taken_by_rival(view) && !self.reports_loss(view, daemon, &resource) {
+            if resource == gpu()
+                && self.is_taken_by_rival(view)
+                && !self.reports_loss(view, daemon, &resource)
+            {
                 self.taken += 1;
             } else if self.has_late_list(view, &resource) {
                 self.excused += 1;
@@ -66,7 +79,8 @@ impl Oracles {
     /// Whether the kubelet reports that a resource is not ours: by its list, if it has the call,
     /// and if no later list of ours came through the stream of a stopped endpoint.
     fn reports_loss(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
-        !self.lacks_allocatable && view.endpoint_state(resource).healthy != healthy(daemon, resource)
+        !self.lacks_allocatable
+            && view.endpoint_state(resource).healthy != healthy(daemon, resource)
     }
 
     /// Whether the newest list was stuck in a connection that the kubelet has closed for a newer
@@ -75,7 +89,9 @@ impl Oracles {
     pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
         let endpoint = view.endpoint_state(resource);
         let sound = !endpoint.is_stopped && endpoint.is_streaming;
-        self.closes_previous_connection && sound && self.last_list.get(resource).copied() != endpoint.serving
+        self.closes_previous_connection
+            && sound
+            && self.last_list.get(resource).copied() != endpoint.serving
     }
 
     fn resources(&self) -> Vec<ResourceName> {
@@ -83,7 +99,12 @@ impl Oracles {
     }
 
     /// After a restart of the kubelet in the idle phase, every pod that ran before still runs.
-    pub(in super::super) fn no_pod_lost(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
+    pub(in super::super) fn no_pod_lost(
+        &mut self,
+        view: &View<'_>,
+        running: &BTreeSet<String>,
+        now: Duration,
+    ) {
         for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
             // The kubelet lost its entry: with the checkpoint, or because the older of two writes
             // came last.
@@ -91,15 +112,20 @@ impl Oracles {
             if let PodPhase::Failed { message, .. } = &pod.phase
                 && !waits(message)
             {
-                self.violated("O6", now, format!("pod {} was lost to a restart: {message}", pod.spec.uid));
+                self.violated(
+                    "O6",
+                    now,
+                    format!("pod {} was lost to a restart: {message}", pod.spec.uid),
+                );
             }
         }
     }
 
     /// Checked when every pod has been deleted for long.
     pub(in super::super) fn released(&mut self, disk: &Disk, now: Duration) {
-        let left: Vec<String> =
-            disk.ledger(|ledger| ledger.grants().map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
+        let left: Vec<String> = disk.ledger(|ledger| {
+            ledger.grants().map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect()
+        });
         if !left.is_empty() {
             self.violated("O3", now, format!("not released: {left:?}"));
         }
@@ -107,15 +133,31 @@ impl Oracles {
         if truces > 0 && self.rival_effects.is_none() {
             self.violated("O5", now, format!("{truces} truces without a rival plugin"));
         }
-        let registers = disk.lock().registers.values().map(|times| busiest_second(times)).max().unwrap_or_default();
-        let lists = disk.lock().lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
+        let registers = disk
+            .lock()
+            .registers
+            .values()
+            .map(|times| busiest_second(times))
+            .max()
+            .unwrap_or_default();
+        let lists =
+            disk.lock().lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
         if registers > MOST_PER_SECOND || lists > MOST_PER_SECOND {
-            self.violated("O10", now, format!("{registers} Registers, or {lists} lists on a stream, in one second"));
+            self.violated(
+                "O10",
+                now,
+                format!("{registers} Registers, or {lists} lists on a stream, in one second"),
+            );
         }
     }
 
     /// Nothing has happened since `since`, so there was no reason to register.
-    pub(in super::super) fn no_registers_since(&mut self, disk: &Disk, since: Duration, now: Duration) {
+    pub(in super::super) fn no_registers_since(
+        &mut self,
+        disk: &Disk,
+        since: Duration,
+        now: Duration,
+    ) {
         let registers = disk.lock().registers.values().flatten().filter(|at| **at >= since).count();
         if registers > 0 {
             self.violated("O10", now, format!("{registers} unneeded Registers"));
@@ -127,19 +169,35 @@ impl Oracles {
 fn is_served(view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> Result<(), String> {
     let endpoint = view.endpoint_state(resource);
     let wanted = healthy(daemon, resource);
-    let sound = view.is_running() && !endpoint.is_stopped && endpoint.is_tracked && endpoint.is_streaming && endpoint.healthy == wanted;
+    let sound = view.is_running()
+        && !endpoint.is_stopped
+        && endpoint.is_tracked
+        && endpoint.is_streaming
+        && endpoint.healthy == wanted;
     if sound {
         return Ok(());
     }
-    Err(format!("{resource}: {endpoint:?}, wanted {wanted:?}; {:?}", daemon.inner.registration(resource).lock().machine))
+    Err(format!(
+        "{resource}: {endpoint:?}, wanted {wanted:?}; {:?}",
+        daemon.inner.registration(resource).lock().machine
+    ))
 }
 
 fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {
-    daemon.inner.inventory.borrow().resources.get(resource).map(|offering| offering.healthy()).unwrap_or_default()
+    daemon
+        .inner
+        .inventory
+        .borrow()
+        .resources
+        .get(resource)
+        .map(|offering| offering.healthy())
+        .unwrap_or_default()
 }
 
 /// The most of these ordered times within any one second.
 fn busiest_second(moments: &[Duration]) -> usize {
-    let within = |(first, from): (usize, &Duration)| moments.partition_point(|at| *at < *from + Duration::from_secs(1)) - first;
+    let within = |(first, from): (usize, &Duration)| {
+        moments.partition_point(|at| *at < *from + Duration::from_secs(1)) - first
+    };
     moments.iter().enumerate().map(within).max().unwrap_or_default()
 }
