@@ -85,21 +85,26 @@ impl Watch {
     }
 }
 
-/// The 99th percentile of a lone client's Allocates: the lowest of several rounds.
-async fn p99(api: &mut DevicePluginClient<Channel>, id: &str) -> Duration {
-    let mut rounds = [Duration::MAX; ROUNDS];
-    for round in &mut rounds {
-        let mut times = Vec::new();
+/// The 99th percentiles of a lone client's Allocates at two daemons, in turn: other work of the
+/// machine meets both. The lowest of several rounds counts.
+async fn p99(apis: &mut [DevicePluginClient<Channel>; 2], id: &str) -> [Duration; 2] {
+    let mut best = [Duration::MAX; 2];
+    for _ in 0..ROUNDS {
+        let mut times = [Vec::new(), Vec::new()];
         for _ in 0..COMPARED {
-            tokio::time::sleep(PAUSE).await;
-            let began = Instant::now();
-            allocate(api, &[id]).await.unwrap();
-            times.push(began.elapsed());
+            for (api, times) in apis.iter_mut().zip(&mut times) {
+                tokio::time::sleep(PAUSE).await;
+                let began = Instant::now();
+                allocate(api, &[id]).await.unwrap();
+                times.push(began.elapsed());
+            }
         }
-        times.sort_unstable();
-        *round = times[times.len() * 99 / 100];
+        for (best, times) in best.iter_mut().zip(&mut times) {
+            times.sort_unstable();
+            *best = times[times.len() * 99 / 100].min(*best);
+        }
     }
-    rounds.into_iter().min().unwrap_or_default()
+    best
 }
 
 #[test]
@@ -117,9 +122,7 @@ fn the_state_directory_stays_below_four_times_the_history() {
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu, DEVICES).await;
         offered(&kubelet, &probe, 1).await;
-        let mut api = dial(&kubelet, &node, &probe).await;
         let is_judged = std::env::var_os("HOLDFAST_JUDGE_TIMES").is_some();
-        let first = if is_judged { p99(&mut api, "dev:probe0").await } else { Duration::ZERO };
         let watch = Watch::begin(node.state());
         let (mut pods, began) = (VecDeque::new(), Instant::now());
         for n in 0..grants {
@@ -157,11 +160,18 @@ fn the_state_directory_stays_below_four_times_the_history() {
         let most_allowed = 4 * history * MIB;
         assert!(most <= most_allowed, "{} KiB, of at most {}", most / 1024, most_allowed / 1024);
         if is_judged {
-            let last = p99(&mut api, "dev:probe0").await;
+            // A daemon whose ledger is new.
+            let other = Node::with(&[("probe", 1)]);
+            let other_kubelet = other.start_old_kubelet(other.kubelet_config()).await;
+            let _other_daemon = other.start_daemon();
+            offered(&other_kubelet, &probe, 1).await;
+            let mut apis =
+                [dial(&other_kubelet, &other, &probe).await, dial(&kubelet, &node, &probe).await];
+            let [new, old] = p99(&mut apis, "dev:probe0").await;
             println!(
-                "Allocate p99 of {COMPARED}, the best of {ROUNDS} rounds, before them: {first:?}, after them: {last:?}"
+                "Allocate p99 of {COMPARED}, the best of {ROUNDS} rounds, with a new ledger: {new:?}, after the grants: {old:?}"
             );
-            assert!(last.as_secs_f64() <= 1.2 * first.as_secs_f64(), "{last:?} against {first:?}");
+            assert!(old.as_secs_f64() <= 1.2 * new.as_secs_f64(), "{old:?} against {new:?}");
         }
         let told = node.json(&["history"]);
         let released = told["grants"]
