@@ -16,7 +16,9 @@ const LAYERS: &[&[&str]] = &[
     &["config", "contract", "hardware", "hook", "kubelet", "picture", "store", "telemetry"],
     &["handover"],
     &["messages"],
+    &["supervisor"],
     &["discovery", "health", "ledger", "registration", "serving"],
+    &["admin", "tasks"],
     &["app"],
     &["daemon", "doctor"],
     &["console"],
@@ -24,7 +26,7 @@ const LAYERS: &[&[&str]] = &[
     &["cli"],
 ];
 
-const ACTORS: &[&str] = LAYERS[5];
+const ACTORS: &[&str] = LAYERS[6];
 
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[

@@ -9,9 +9,8 @@
 //! From the end of the connections until the next instance lists them, the kubelet has no devices.
 //! So no slow step comes after it.
 
-use super::{App, Views};
+use super::App;
 use crate::handover::{Label, PassedFds};
-use crate::registration::ResourceStatus;
 use crate::serving::{Shared, serve_passed};
 use crate::store::Store;
 use actix::Arbiter;
@@ -161,16 +160,6 @@ impl App {
             tokio::time::sleep(SERVE_PASSED_FOR).await;
             sockets.supersede_passed();
         }));
-    }
-}
-
-impl Views {
-    /// Waits until every resource is registered from here, or waits for an absent kubelet.
-    pub async fn registered(&self) {
-        let (mut ready, mut registrations) = (self.ready.clone(), self.registrations.clone());
-        // An error means that the daemon is ending.
-        drop(ready.wait_for(|ready| *ready).await);
-        drop(registrations.wait_for(|all| all.values().all(ResourceStatus::is_known)).await);
     }
 }
 

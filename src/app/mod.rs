@@ -3,47 +3,21 @@
 //! [`App::start`] wires everything in order. [`App::shut_down`] (`ending.rs`) goes the reverse way.
 //! The streams end last, because the kubelet keeps the devices while they are open.
 
-mod checks;
-mod control;
-mod devices;
+mod actors;
 mod ending;
 mod error;
-mod files;
-mod hooks;
-mod kernel_log;
-mod labels;
-mod listen;
-mod measures;
-mod nvml;
-mod page;
-mod problems;
-mod processors;
 mod rebuild;
 mod reload;
-mod rescans;
 mod settings;
 mod specs;
-mod status;
-pub mod supervisor;
 mod take_over;
-mod views;
-mod watcher;
 
-pub use control::{
-    ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over,
-    get as control_get, order as control_order, read_ledger, verify as verify_ledger,
-};
-pub use devices::DeviceReport;
+pub use actors::Actors;
 pub use error::StartError;
-pub use measures::write_held;
-pub use problems::{Problem, problem_summary};
-pub use processors::Processors;
-pub use reload::ConfigReport;
 pub use settings::Settings;
-pub use status::{HookReport, ResourceReport, Status};
-pub use views::{Actors, Views};
 
-use self::supervisor::{Policy, Slot, Supervision};
+use crate::admin::processors::CpuQuery;
+use crate::admin::{UpgradeOrder, Views, control, listen, status};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Unread};
@@ -59,6 +33,10 @@ use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use crate::store::Store;
+use crate::supervisor::{Policy, Slot, Supervision};
+use crate::tasks::{
+    checks, config_links, hooks, kernel_log, node_labels, nvml, spec_files, watcher,
+};
 use actix::Arbiter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -242,7 +220,12 @@ impl App {
             HealthActor::new(config.clone(), life)
         });
 
-        let (asker, question, nvml) = nvml::NvmlTask::new(&settings, &actors, &judgement);
+        let (asker, question, nvml) = nvml::NvmlTask::new(
+            host_root.clone(),
+            settings.config.nvml.clone(),
+            actors.discovery.mailbox(),
+            Arc::clone(&judgement),
+        );
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             plan: plan.clone(),
@@ -300,7 +283,7 @@ impl App {
             device_plugins: settings.device_plugins(),
             host_root: host_root.clone(),
             plan: plan_view.clone(),
-            config_dirs: reload::directories(&settings.config),
+            config_dirs: config_links::directories(&settings.config),
             config_changed,
             kubelet: Arc::new(kubelet),
             sockets: Arc::clone(&sockets),
@@ -325,7 +308,7 @@ impl App {
         }
 
         // Before the first Register: the kubelet may start containers at once.
-        let keeper = files::Writer {
+        let keeper = spec_files::Writer {
             files,
             host_root: host_root.clone(),
             inventory: inventory_view.clone(),
@@ -366,7 +349,7 @@ impl App {
             .config
             .features_directory
             .clone()
-            .map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
+            .map(|folder| tokio::spawn(node_labels::keep(folder, inventory_view.clone())));
         let reloader = reload::Reloader::new(
             &settings.config,
             host_root.clone(),
@@ -412,9 +395,15 @@ impl App {
         ];
         tasks.extend(background);
         tasks.extend(labels);
-        tasks.extend(listen::serve(&settings, &views, limits.telemetry, not_served));
+        tasks.extend(listen::serve(
+            &settings.config,
+            &roots.state,
+            &views,
+            limits.telemetry,
+            not_served,
+        ));
         let control = control::socket_path(&roots.run);
-        let processors = processors::CpuQuery { pod_resources, gate: Arc::clone(&gate), host_root };
+        let processors = CpuQuery { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, operator) = (actors.ledger.mailbox(), actors.health.mailbox());
         let source = control::Source::new(

@@ -2,7 +2,7 @@
 //! holder of each device.
 
 use super::source;
-use crate::app::{ControlError, DeviceReport, control_get};
+use crate::admin::{ControlError, DeviceReport, control_get};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;

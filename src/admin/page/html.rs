@@ -1,7 +1,7 @@
 //! The page as text: no scripts, no other files, and all input escaped.
 
 use super::kubelet_since;
-use crate::app::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
+use crate::admin::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
 use crate::domain::{Grant, Timestamp};
 use crate::picture::Holder;
 use crate::picture::markup::escape;

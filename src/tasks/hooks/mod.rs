@@ -37,17 +37,17 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 /// The runner of hooks.
 #[derive(Debug)]
-pub(super) struct Runner {
-    pub(super) performer: HookExecutor,
-    pub(super) due: watch::Receiver<Arc<DueHooks>>,
-    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    pub(super) ended: Mailbox<HookEnded>,
+pub(crate) struct Runner {
+    pub(crate) performer: HookExecutor,
+    pub(crate) due: watch::Receiver<Arc<DueHooks>>,
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    pub(crate) ended: Mailbox<HookEnded>,
 }
 
 impl Runner {
     /// Runs until the daemon ends. Hooks that still run then are killed, and stay due.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut schedule = Schedule::default();
         let (mut runs, mut running) = (JoinSet::new(), BTreeMap::new());
         loop {

@@ -1,8 +1,8 @@
 //! The daemon's state as `status` and readiness report it.
 
 use super::Views;
+use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
-use super::reload::ConfigReport;
 use crate::domain::{
     DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable,
 };
@@ -210,7 +210,7 @@ fn is_ailing(device: &DeviceReport) -> bool {
 ///
 /// A resource that the kubelet refuses counts too: registration continues and reports it. One
 /// refused name must not make the service manager end the daemon that serves all others.
-pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
+pub(crate) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let inventory = views.inventory;
     let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();

@@ -63,13 +63,13 @@ const LIFETIME: Duration = Duration::from_secs(15 * 60);
 /// How often verification is repeated when a ledger in use seems to be damaged.
 const VERIFY_TRIES: usize = 2;
 
-pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
+pub(crate) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
 
 /// The state that the routes answer from.
 #[derive(Debug, Clone)]
-pub(super) struct Source {
+pub(crate) struct Source {
     views: Views,
     /// Weak: a long request must not keep the ledger from an instance that takes it over.
     store: Weak<Mutex<Store>>,
@@ -84,7 +84,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(
+    pub(crate) fn new(
         views: Views,
         store: &Arc<Mutex<Store>>,
         publish: Mailbox<Publish>,
@@ -358,7 +358,7 @@ async fn status(State(source): State<Source>) -> Reply {
 
 /// Serves the socket, with at most `connections` connections at a time. If the socket cannot be
 /// bound, the daemon logs a warning and continues without it.
-pub(super) fn serve(
+pub(crate) fn serve(
     path: &Path,
     source: Source,
     connections: usize,
