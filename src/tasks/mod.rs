@@ -2,13 +2,16 @@
 //!
 //! | task | what it does |
 //! | --- | --- |
-//! | `watcher` | turns inotify events and uevents into messages; `rescans` limits the rate of scans, `config_links` finds a replaced configuration |
+//! | `watcher` | turns inotify events and uevents into messages |
 //! | `kernel_log` | reads driver errors (Xid) from the kernel log |
 //! | `nvml` | queries NVML, and never blocks discovery |
 //! | `hooks` | runs the hooks after release |
 //! | `checks` | runs the check commands of resources |
 //! | `spec_files` | writes CDI files and device-info files |
 //! | `node_labels` | writes the node's labels for Node Feature Discovery |
+//!
+//! `rescans` limits the rate of scans for `watcher`, and `config_links` finds a replaced
+//! configuration.
 //!
 //! A task knows the mailboxes that it sends to and the snapshots that it reads. `app` starts each
 //! one and aborts it at the end of the daemon.
