@@ -69,9 +69,30 @@ pub(super) struct Publishers {
     pub(super) ready: watch::Sender<bool>,
 }
 
-impl Wiring {
+impl Publishers {
     /// The snapshots begin with what the ledger has, so the first judgement and the first list are
     /// made with every held id (I3) and every due hook.
+    fn new(ledger: &Ledger, health: LedgerHealth, plan: Plan) -> Self {
+        let due = ledger.due(&release_hooks(plan.specs.iter()), &HeldBack::new());
+        let verdicts = Arc::new(ledger.verdicts().clone());
+        Publishers {
+            ready: watch::Sender::new(plan.specs.is_empty()),
+            plan: watch::Sender::new(Arc::new(plan)),
+            inventory: Arc::default(),
+            grants: Arc::new(watch::Sender::new(Arc::new(ledger.grants().cloned().collect()))),
+            due: Arc::new(watch::Sender::new(Arc::new(due))),
+            names: Arc::new(watch::Sender::new(Arc::clone(ledger.names()))),
+            ledger_health: Arc::new(watch::Sender::new(health)),
+            judgement: Arc::new(watch::Sender::new(Judgement { verdicts, ..Judgement::default() })),
+            unread: Arc::default(),
+            registrations: Arc::default(),
+            kubelet: Arc::default(),
+            not_served: watch::Sender::default(),
+        }
+    }
+}
+
+impl Wiring {
     pub(super) fn new(
         settings: Settings,
         host_root: HostRoot,
@@ -81,72 +102,39 @@ impl Wiring {
         specs: Arc<[Arc<ResourceSpec>]>,
         actors: Actors,
     ) -> Self {
-        let (ready, ready_view) = watch::channel(specs.is_empty());
-        let due = ledger.due(&release_hooks(specs.iter()), &HeldBack::new());
-        let (due, due_view) = watch::channel(Arc::new(due));
         let config = &settings.config;
-        let (health, policy) = (config.health.clone(), config.policy);
-        let patterns = specs::patterns(config);
-        let plan = Plan { number: 1, specs, patterns, health, ledger: policy };
-        let (plan, plan_view) = watch::channel(Arc::new(plan));
-        let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
-        let (grants, grants_view) =
-            watch::channel(Arc::new(ledger.grants().cloned().collect::<Vec<_>>()));
-        let (ledger_health, ledger_health_view) = watch::channel(store.kept());
-        let (names, names_view) = watch::channel(Arc::clone(ledger.names()));
-        let verdicts = Arc::new(ledger.verdicts().clone());
-        let (judgement, judgement_view) =
-            watch::channel(Judgement { verdicts, ..Judgement::default() });
-        let (unread, unread_view) = watch::channel(Unread::default());
-        let (registrations, registrations_view) = watch::channel(BTreeMap::new());
-        let (kubelet, kubelet_view) = watch::channel(None);
-        let (not_served, not_served_view) = watch::channel(None);
-
+        let publishers = Publishers::new(ledger, store.kept(), specs::first_plan(config, specs));
         let executor = HookExecutor::new(host_root.clone());
         let reloader = Reloader::new(
             config,
             host_root.clone(),
-            plan.clone(),
+            publishers.plan.clone(),
             actors.discovery.mailbox(),
             actors.ledger.mailbox(),
         );
-        let limits = ConnectionLimits::of(host::open_files());
         let views = Views {
-            inventory: inventory_view,
-            grants: grants_view,
-            due: due_view,
-            judgement: judgement_view,
-            unread: unread_view,
-            registrations: registrations_view,
-            kubelet: kubelet_view,
+            inventory: publishers.inventory.subscribe(),
+            grants: publishers.grants.subscribe(),
+            due: publishers.due.subscribe(),
+            judgement: publishers.judgement.subscribe(),
+            unread: publishers.unread.subscribe(),
+            registrations: publishers.registrations.subscribe(),
+            kubelet: publishers.kubelet.subscribe(),
             checkpoint: CheckpointReader::new(settings.device_plugins()),
             config: reloader.report(),
-            ledger_health: ledger_health_view,
+            ledger_health: publishers.ledger_health.subscribe(),
             refusals: Refusals::default(),
-            plan: plan_view,
+            plan: publishers.plan.subscribe(),
             recovery: damage,
             shortages: executor.shortages().clone(),
-            not_served: not_served_view,
-            ready: ready_view,
+            not_served: publishers.not_served.subscribe(),
+            ready: publishers.ready.subscribe(),
         };
+        let limits = ConnectionLimits::of(host::open_files());
         Wiring {
             // A captured sysfs tree has no boot id. It counts as one boot.
             boot_id: host::boot_id(&settings.roots.host).unwrap_or_else(|| "unknown".into()),
-            publishers: Publishers {
-                plan,
-                inventory: Arc::new(inventory),
-                grants: Arc::new(grants),
-                due: Arc::new(due),
-                names: Arc::new(names),
-                ledger_health: Arc::new(ledger_health),
-                judgement: Arc::new(judgement),
-                unread: Arc::new(unread),
-                registrations: Arc::new(registrations),
-                kubelet: Arc::new(kubelet),
-                not_served,
-                ready,
-            },
-            names: names_view,
+            names: publishers.names.subscribe(),
             listed: Arc::new(ledger.listed().clone()),
             store: Arc::new(Mutex::new(store)),
             sockets: Arc::new(Sockets::new(&settings.device_plugins(), limits)),
@@ -160,6 +148,7 @@ impl Wiring {
             host_root,
             actors,
             views,
+            publishers,
             limits,
             executor,
             reloader,
