@@ -174,10 +174,10 @@ async fn checkpoint(store: &Arc<Mutex<Store>>) {
     match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => {
-            tracing::warn!(%error, "the last checkpoint failed; the journal has every entry")
+            tracing::warn!(%error, "the last checkpoint failed; the journal has every entry");
         }
         Ok(Err(_)) | Err(_) => {
-            tracing::warn!("the last checkpoint did not end; the journal has every entry")
+            tracing::warn!("the last checkpoint did not end; the journal has every entry");
         }
     }
 }

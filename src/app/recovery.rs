@@ -73,7 +73,7 @@ fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &P
             "the ledger lacked grants that the kubelet's checkpoint has; restored them"
         ),
         Err(error) => {
-            tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint")
+            tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint");
         }
     }
 }

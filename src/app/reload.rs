@@ -119,7 +119,7 @@ impl Reloader {
         }
         // Discovery may have published a plan since then, because of new nodes in /dev.
         self.plan.send_modify(|current| {
-            *current = Arc::new(Plan { number: current.number + 1, ..plan })
+            *current = Arc::new(Plan { number: current.number + 1, ..plan });
         });
         true
     }

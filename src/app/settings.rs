@@ -36,7 +36,7 @@ impl Settings {
                      restricted to root");
             }
             Err(error) => {
-                tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory")
+                tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory");
             }
         }
         match host::private::keep_others_from_writing(run) {

@@ -306,7 +306,7 @@ fn start_call(
     call(
         copy,
         Box::new(move |answer| {
-            drop(results.blocking_send(CallResult { number, question, answer }))
+            drop(results.blocking_send(CallResult { number, question, answer }));
         }),
     )
 }

@@ -108,15 +108,19 @@ impl Watcher {
         dirs
     }
 
-    pub(crate) async fn run(mut self) {
-        let mut watch = match DirWatch::new(self.directories()) {
+    fn watch(&self) -> Option<DirWatch> {
+        match DirWatch::new(self.directories()) {
             Ok(watch) => Some(watch),
             Err(error) => {
                 tracing::warn!(%error, "inotify is not available (see fs.inotify.max_user_instances); falling back \
                      to polling");
                 None
             }
-        };
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let mut watch = self.watch();
         let mut uevents = UeventSocket::open(&self.host_root)
             .inspect_err(|error| self.without_uevents(error))
             .ok()
@@ -148,7 +152,7 @@ impl Watcher {
                     }
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
-                    self.notify_sockets()
+                    self.notify_sockets();
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {
                 }

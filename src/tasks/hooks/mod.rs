@@ -111,7 +111,7 @@ async fn one(
             // The result may be recorded at any time, and then a pod may start with the device. So
             // the hook does not run again here.
             Err(error @ CallError::TimedOut(..)) => {
-                tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet")
+                tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet");
             }
             Err(error @ CallError::GivenUp(_)) => {
                 return tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded");
@@ -139,7 +139,7 @@ async fn perform(
     loop {
         match performer.run(hook, &occasion).await {
             Err(error) if error.is_no_result(Phase::AfterRelease) => {
-                tokio::time::sleep(RETRY_START_AFTER).await
+                tokio::time::sleep(RETRY_START_AFTER).await;
             }
             ended => return ended.map_err(|error| error.to_string()),
         }
