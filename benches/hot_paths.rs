@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot be set up has nothing to measure")]
 
 use divan::{Bencher, black_box};
-use holdfast::app::write_held;
+use holdfast::admin::write_held;
 use holdfast::domain::{
     AllocId, ContainerEdits, Device, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice,
     Health, Inventory, Offered, Offering, PodRef, Reason, ResourceSpec, Timestamp,

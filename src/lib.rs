@@ -19,11 +19,16 @@ pub mod telemetry;
 pub mod handover;
 pub mod messages;
 
+pub mod supervisor;
+
 pub mod discovery;
 pub mod health;
 pub mod ledger;
 pub mod registration;
 pub mod serving;
+
+pub mod admin;
+mod tasks;
 
 pub mod app;
 

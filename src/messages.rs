@@ -2,18 +2,20 @@
 //!
 //! | from | message | to |
 //! | --- | --- | --- |
-//! | app, host watch, health | `Rescan` | discovery |
+//! | app, host watch, nvml, health | `Rescan` | discovery |
 //! | discovery | `Discovered` | health |
 //! | health | the inventory (watch) | serving, registration |
 //! | serving | `ReportUnusable` | health |
 //! | host watch, kernel log | `DeviceEventSeen` | health |
-//! | app | `ApplyOperatorRequest`, `Checked` | health |
+//! | admin | `ApplyOperatorRequest` | health |
+//! | checks | `Checked` | health |
 //! | health | `RecordVerdicts` | ledger |
 //! | serving | `Record`, `CheckStart` | ledger |
 //! | hook runner | `HookEnded` | ledger |
 //! | discovery | `Remember`, `Found` | ledger |
 //! | host watch | `Reconcile` | ledger |
-//! | app | `Publish`, `TakeOver` | ledger |
+//! | admin | `Publish` | ledger |
+//! | app | `TakeOver` | ledger |
 //! | ledger | `Forget` | health |
 //! | ledger | the grants (watch) | health, telemetry, cli |
 //! | ledger | the due hooks (watch) | hook runner, health, cli |
@@ -153,7 +155,7 @@ pub struct DeviceEventSeen {
     pub at: Moment,
 }
 
-/// app → health: a device's check has ended.
+/// checks → health: a device's check has ended.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Checked {
@@ -165,7 +167,7 @@ pub struct Checked {
     pub result: CheckResult,
 }
 
-/// app → health: an operator's request. Answered when it is durable and in the list.
+/// admin → health: an operator's request. Answered when it is durable and in the list.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), OperatorRequestError>")]
 pub struct ApplyOperatorRequest {
@@ -264,7 +266,7 @@ pub struct Reconcile;
 #[rtype(result = "Result<usize, String>")]
 pub struct TakeOver(pub Vec<ResourceName>);
 
-/// app → ledger: publish the present state, so that a query after an Allocate sees its grant.
+/// admin → ledger: publish the present state, so that a query after an Allocate sees its grant.
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct Publish;

@@ -9,9 +9,8 @@
 //! From the end of the connections until the next instance lists them, the kubelet has no devices.
 //! So no slow step comes after it.
 
-use super::{App, Views};
+use super::App;
 use crate::handover::{Label, PassedFds};
-use crate::registration::ResourceStatus;
 use crate::serving::{Shared, serve_passed};
 use crate::store::Store;
 use actix::Arbiter;
@@ -164,16 +163,6 @@ impl App {
     }
 }
 
-impl Views {
-    /// Waits until every resource is registered from here, or waits for an absent kubelet.
-    pub async fn registered(&self) {
-        let (mut ready, mut registrations) = (self.ready.clone(), self.registrations.clone());
-        // An error means that the daemon is ending.
-        drop(ready.wait_for(|ready| *ready).await);
-        drop(registrations.wait_for(|all| all.values().all(ResourceStatus::is_known)).await);
-    }
-}
-
 /// On a blocking thread: this thread continues to serve.
 async fn checkpoint(store: &Arc<Mutex<Store>>) {
     let store = Arc::clone(store);
@@ -185,10 +174,10 @@ async fn checkpoint(store: &Arc<Mutex<Store>>) {
     match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
         Ok(Ok(Ok(()))) => {}
         Ok(Ok(Err(error))) => {
-            tracing::warn!(%error, "the last checkpoint failed; the journal has every entry")
+            tracing::warn!(%error, "the last checkpoint failed; the journal has every entry");
         }
         Ok(Err(_)) | Err(_) => {
-            tracing::warn!("the last checkpoint did not end; the journal has every entry")
+            tracing::warn!("the last checkpoint did not end; the journal has every entry");
         }
     }
 }

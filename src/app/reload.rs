@@ -16,15 +16,13 @@
 //! can change are reported as such.
 
 use super::App;
+use crate::admin::ConfigReport;
 use crate::config::{Change, Config, ConfigError};
-use crate::domain::{Plan, ResourceName, ResourceSpec, Timestamp};
+use crate::domain::{Plan, ResourceName, ResourceSpec};
 use crate::host::{self, HostRoot};
 use crate::messages::{Mailbox, Rescan, TakeOver};
 use crate::telemetry::metrics;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -32,37 +30,6 @@ use tokio::sync::watch;
 /// How long a reload waits for the first list that follows from it. A scan takes milliseconds. A
 /// disk or a driver that hangs must not block signals.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
-
-/// The report of the configuration in `status`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConfigReport {
-    /// The main file; `config.d` is in the same folder.
-    pub source: PathBuf,
-    /// The files that were read.
-    pub files: Vec<PathBuf>,
-    /// Counts the plans that came from the files in this process, from 1.
-    pub generation: u64,
-    /// CRC-32 of the files' texts, in hex.
-    pub hash: String,
-    /// When the files were read.
-    pub loaded_at: Timestamp,
-    /// Why the files are not in use; `null` when the last read succeeded.
-    pub error: Option<String>,
-    /// Keys that have other values in the files and take effect at the next start.
-    pub needs_restart: Vec<String>,
-}
-
-/// The files and when they were read; also the generation, from the second one on.
-impl fmt::Display for ConfigReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.files.is_empty() {
-            return f.write_str("none: known hardware is offered under its usual names");
-        }
-        let files: Vec<_> = self.files.iter().map(|file| file.display().to_string()).collect();
-        write!(f, "{}, read at {}", files.join(", "), self.loaded_at.to_seconds())?;
-        if self.generation > 1 { write!(f, ", generation {}", self.generation) } else { Ok(()) }
-    }
-}
 
 /// The state of reloads.
 #[derive(Debug)]
@@ -152,7 +119,7 @@ impl Reloader {
         }
         // Discovery may have published a plan since then, because of new nodes in /dev.
         self.plan.send_modify(|current| {
-            *current = Arc::new(Plan { number: current.number + 1, ..plan })
+            *current = Arc::new(Plan { number: current.number + 1, ..plan });
         });
         true
     }
@@ -232,20 +199,4 @@ impl App {
     pub fn config(&self) -> &Config {
         &self.reloader.latest
     }
-}
-
-/// The directories where the kubelet may replace a mounted `ConfigMap` or secret.
-pub(super) fn directories(config: &Config) -> [PathBuf; 2] {
-    let main = config.source().parent().unwrap_or(Path::new("/")).to_owned();
-    let drop_ins = main.join("config.d");
-    [main, drop_ins]
-}
-
-/// The link that the kubelet replaces after it has written all files of a volume again.
-pub(super) const DATA_LINK: &str = "..data";
-
-/// The current targets of these links. Files that a person edits have none: the editor sends SIGHUP
-/// when they are complete.
-pub(super) fn data_links(directories: &[PathBuf]) -> Vec<Option<PathBuf>> {
-    directories.iter().map(|directory| std::fs::read_link(directory.join(DATA_LINK)).ok()).collect()
 }

@@ -26,7 +26,7 @@ impl Settings {
     }
 
     /// Removes other users' access to the ledger, which contains environments, and their write
-    /// access to our sockets' directory. An earlier version left both to the umask.
+    /// access to our sockets' directory. A directory that was made by hand has the umask's access.
     pub(super) fn close_folders(&self) {
         let Roots { state, run, .. } = &self.roots;
         match store::keep_private(state) {
@@ -36,7 +36,7 @@ impl Settings {
                      restricted to root");
             }
             Err(error) => {
-                tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory")
+                tracing::warn!(%error, state_dir = %state.display(), "cannot restrict access to the state directory");
             }
         }
         match host::private::keep_others_from_writing(run) {

@@ -1,7 +1,7 @@
 //! The resources that a daemon offers.
 
 use crate::config::Config;
-use crate::domain::{Grant, ResourceName, ResourceSpec};
+use crate::domain::{Grant, Plan, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
@@ -82,4 +82,15 @@ pub(super) fn each(
 pub(super) fn patterns(config: &Config) -> Arc<[Arc<ResourceSpec>]> {
     let has_pattern = config.resources.iter().any(|spec| spec.name.is_for_each_node());
     config.resources.iter().filter(|_| has_pattern).cloned().collect()
+}
+
+/// The plan of a start. A reload changes it.
+pub(super) fn first_plan(config: &Config, specs: Arc<[Arc<ResourceSpec>]>) -> Plan {
+    Plan {
+        number: 1,
+        specs,
+        patterns: patterns(config),
+        health: config.health.clone(),
+        ledger: config.policy,
+    }
 }

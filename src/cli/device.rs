@@ -3,7 +3,7 @@
 use super::document::holder_in_words;
 use super::query::DeviceQuery;
 use super::source;
-use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
+use crate::admin::{ControlError, DeviceReport, Order, control_get, control_order};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::Tint;
 use crate::console::table::Table;

@@ -1,7 +1,7 @@
 //! Output forms of grants: rows of a JSON document, cells of a table, and descriptions of release
 //! proofs.
 
-use crate::app::Processors;
+use crate::admin::Processors;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;

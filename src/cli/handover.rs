@@ -1,6 +1,6 @@
 //! `holdfast handover`: the running daemon starts this binary and hands over to it.
 
-use crate::app::{ControlError, Installed, Upgrade, ask_to_hand_over};
+use crate::admin::{ControlError, Installed, Upgrade, ask_to_hand_over};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::text::Text;
 use crate::console::{Global, block_on, show};

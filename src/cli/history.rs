@@ -4,7 +4,7 @@ use super::document::{Row, history_table, holder_in_words, row};
 use super::query::{GrantFilter, KnownResources};
 use super::source;
 use super::when;
-use crate::app::LedgerEnd;
+use crate::admin::LedgerEnd;
 use crate::console::exit::{FAILURE, Failed, USAGE};
 use crate::console::table::Table;
 use crate::console::text::Text;

@@ -1,7 +1,7 @@
 //! Sources of answers: the running daemon, or the files that it left.
 
 use super::query::DeviceQuery;
-use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
+use crate::admin::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
 use crate::console::exit::{FAILURE, Failed, STATE};
 use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, ResourceName};

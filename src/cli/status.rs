@@ -2,7 +2,7 @@
 
 use super::device;
 use super::watch::{self, QueryResult, Watch};
-use crate::app::{
+use crate::admin::{
     ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, problem_summary,
 };
 use crate::console::exit::{FAILURE, Failed};
@@ -137,7 +137,7 @@ fn resources(reports: &[ResourceReport]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::ConfigReport;
+    use crate::admin::ConfigReport;
     use crate::domain::{KubeletGeneration, LedgerHealth};
     use std::collections::BTreeMap;
 
@@ -296,7 +296,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 
     #[test]
     fn a_failed_hook_is_reported_for_a_device_or_a_pod() {
-        use crate::app::HookReport;
+        use crate::admin::HookReport;
         use crate::domain::{AllocId, DeviceId, HookState, PendingHook, Timestamp};
         use crate::picture::Holder;
         let owed = PendingHook {

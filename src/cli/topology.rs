@@ -2,7 +2,7 @@
 //! holder of each device.
 
 use super::source;
-use crate::app::{ControlError, DeviceReport, control_get};
+use crate::admin::{ControlError, DeviceReport, control_get};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
@@ -388,11 +388,11 @@ nodes of /dev
         let listed = report(
             r#"{"id":"GPU-a","key":"pci:0000:18:00.0/10de:2330","resources":["nvidia.com/gpu"],"health":"Unhealthy","reason":"device_gone",
                 "detail":null,"state":"unhealthy","healthy_in_seconds":null,"cordoned":null,"flaps":1,"incidents":[],"class":"gpu",
-                "numa_nodes":[1],"bridges":["0000:15:01.0"]}"#,
+                "numa_nodes":[1],"bridges":["0000:15:01.0"],"names":[],"said":[]}"#,
         );
         let forgotten = report(
             r#"{"id":"GPU-z","key":"","resources":[],"health":null,"reason":"cordoned","detail":"fan","state":"healthy",
-                "healthy_in_seconds":null,"cordoned":"fan","flaps":0,"incidents":[]}"#,
+                "healthy_in_seconds":null,"cordoned":"fan","flaps":0,"incidents":[],"numa_nodes":[],"bridges":[],"names":[],"said":[]}"#,
         );
         let held = |id: &str, key: &str| GrantedDevice {
             id: DeviceId::new(id),

@@ -6,7 +6,7 @@ use super::document::{
 use super::query::{DeviceQuery, GrantFilter, KnownResources, is_named};
 use super::source;
 use super::watch::{self, QueryResult, Watch};
-use crate::app::{ControlError, DeviceReport, Processors, control_get};
+use crate::admin::{ControlError, DeviceReport, Processors, control_get};
 use crate::console::exit::{FAILURE, Failed, NO_HOLDER};
 use crate::console::text::Text;
 use crate::console::{Global, block_on};

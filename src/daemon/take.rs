@@ -3,7 +3,8 @@
 
 use super::DaemonError;
 use super::start::{Backoff, START_WITHIN, start};
-use crate::app::{App, Settings, StartError, Views};
+use crate::admin::Views;
+use crate::app::{App, Settings, StartError};
 use crate::handover::{Message, PROTOCOL, PassedFds, Peer, fd_store, socket_path};
 use crate::store::{RECORDS, StoreError};
 use std::io;

@@ -2,7 +2,7 @@
 //! it. So the new process is in systemd's unit, with the unit's limits and namespaces.
 
 use super::Meaning;
-use crate::app::{Installed, UpgradeOrder};
+use crate::admin::{Installed, UpgradeOrder};
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;

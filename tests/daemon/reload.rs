@@ -5,7 +5,8 @@ use crate::common::{
     Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name,
     notified, offered, resource, run, soon, telemetry,
 };
-use holdfast::app::{App, ConfigReport};
+use holdfast::admin::ConfigReport;
+use holdfast::app::App;
 use holdfast::config::ResourceChange;
 use holdfast::domain::{Health, Reason, ResourceName};
 use holdfast::kubelet::proto::v1beta1 as api;

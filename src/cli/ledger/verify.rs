@@ -1,6 +1,6 @@
 //! `holdfast ledger verify`: checks that both copies of the ledger are intact and agree.
 
-use crate::app::{ControlError, verify_ledger};
+use crate::admin::{ControlError, verify_ledger};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::table::Table;

@@ -2,7 +2,7 @@
 
 use super::super::{Answer, Daemon, Facts, Process};
 use super::{AddFacts, QUERY_DEADLINE, ReaderInput, ask};
-use crate::app::{ControlError, control_get};
+use crate::admin::{ControlError, control_get};
 use crate::host::{self, HostRoot};
 use serde_json::Value;
 use std::fs;

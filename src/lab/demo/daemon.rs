@@ -2,7 +2,8 @@
 //! process allows.
 
 use super::Stop;
-use crate::app::{Actors, App, Settings, StartError, Views};
+use crate::admin::Views;
+use crate::app::{Actors, App, Settings, StartError};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 

@@ -4,7 +4,7 @@ use super::environment::{
     all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded,
 };
 use super::{Demo, Step, Stop, ms};
-use crate::app::control_get;
+use crate::admin::control_get;
 use crate::domain::{DeviceId, Grant, Inventory, Offering, ResourceName};
 use crate::lab::sim::hardware::{ADAPTERS, GPUS, VFS_PER_ADAPTER};
 use crate::lab::sim::kubelet::{EventKind, PodSpec, View};

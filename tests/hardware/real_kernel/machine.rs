@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The shortest time between two scans, and between two lists of a resource (`app/watcher.rs`,
+/// The shortest time between two scans, and between two lists of a resource (`tasks/watcher.rs`,
 /// `serving/plugin.rs`).
 pub(crate) const APART: Duration = Duration::from_millis(50);
 /// Longer than all effects of one event: the next event then comes alone.
@@ -85,7 +85,7 @@ impl Host {
         );
         command
             .env_remove("NOTIFY_SOCKET")
-            .env("HOLDFAST_LOG", "info,holdfast::app::watcher=debug");
+            .env("HOLDFAST_LOG", "info,holdfast::tasks::watcher=debug");
         let daemon = Daemon::spawn(&mut command);
         daemon.logged("registered").await;
         kubelet.wait_for(|view| view.lists(&self.resource) > 0, HANG).await.unwrap();

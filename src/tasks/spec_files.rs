@@ -14,16 +14,16 @@ use tokio::sync::watch;
 
 /// Writes the files of both folders.
 #[derive(Debug)]
-pub(super) struct Writer {
-    pub(super) files: SpecFiles,
-    pub(super) host_root: HostRoot,
-    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+pub(crate) struct Writer {
+    pub(crate) files: SpecFiles,
+    pub(crate) host_root: HostRoot,
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
 }
 
 impl Writer {
     /// Makes the first pass, before any resource is registered.
-    pub(super) fn begin(mut self) -> Self {
+    pub(crate) fn begin(mut self) -> Self {
         if self.is_needed() {
             self.update();
         }
@@ -39,7 +39,7 @@ impl Writer {
     }
 
     /// Keeps the files until the daemon ends.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             if !self.is_needed() {
                 // Another configuration may need them.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 /// Sends every error in the log to the health actor, errors before the daemon's start included,
 /// until reading the log fails.
-pub(super) async fn follow(
+pub(crate) async fn follow(
     host_root: HostRoot,
     device_events: Mailbox<DeviceEventSeen>,
     judgement: Arc<watch::Sender<Judgement>>,

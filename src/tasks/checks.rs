@@ -18,16 +18,16 @@ use tokio::task::{AbortHandle, JoinSet};
 
 /// The runner of checks.
 #[derive(Debug, Clone)]
-pub(super) struct Runner {
-    pub(super) performer: HookExecutor,
-    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    pub(super) checked: Mailbox<Checked>,
+pub(crate) struct Runner {
+    pub(crate) performer: HookExecutor,
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) checked: Mailbox<Checked>,
 }
 
 impl Runner {
     /// Runs until the daemon ends. Checks that still run then are killed. Checks of a period that
     /// no resource uses any longer are killed too.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let every = |inventory: &Inventory| -> BTreeSet<Duration> {
             let checks = inventory
                 .resources

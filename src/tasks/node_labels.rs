@@ -16,7 +16,7 @@ use tokio::sync::watch;
 const HIDDEN: char = '.';
 
 /// Writes the file now and at every change of its content. Write errors are logged once.
-pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>) {
+pub(crate) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>) {
     let files = SpecFolder::new(&folder, FILE);
     for name in files.own().into_iter().filter(|name| name.starts_with(HIDDEN)) {
         drop(files.remove(&name));

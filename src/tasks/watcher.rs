@@ -2,7 +2,7 @@
 //!
 //! Every message only triggers a scan or a read. A slow poll reads without an event.
 
-use super::reload;
+use super::config_links::{self, DATA_LINK};
 use super::rescans::Rescans;
 use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
@@ -32,28 +32,28 @@ const RECONCILE_AFTER: Duration = Duration::from_millis(50);
 const RELOAD_AFTER: Duration = Duration::from_millis(200);
 
 /// The socket where the kubelet accepts registrations.
-pub(super) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
+pub(crate) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
     device_plugins.join("kubelet.sock")
 }
 
 #[derive(Debug)]
-pub(super) struct Watcher {
-    pub(super) device_plugins: PathBuf,
-    pub(super) host_root: HostRoot,
-    pub(super) plan: watch::Receiver<Arc<Plan>>,
+pub(crate) struct Watcher {
+    pub(crate) device_plugins: PathBuf,
+    pub(crate) host_root: HostRoot,
+    pub(crate) plan: watch::Receiver<Arc<Plan>>,
     /// The directories of the configuration.
-    pub(super) config_dirs: [PathBuf; 2],
+    pub(crate) config_dirs: [PathBuf; 2],
     /// Notified when the files were replaced. One waiting message stands for all.
-    pub(super) config_changed: mpsc::Sender<()>,
-    pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
-    pub(super) sockets: Arc<Sockets>,
-    pub(super) rescan: Mailbox<Rescan>,
-    pub(super) device_events: Mailbox<DeviceEventSeen>,
-    pub(super) judgement: Arc<watch::Sender<Judgement>>,
-    pub(super) reconcile: Mailbox<Reconcile>,
-    pub(super) kubelet_seen: Mailbox<KubeletSeen>,
-    pub(super) checkpoint_written: Mailbox<CheckpointWritten>,
-    pub(super) socket_lost: Mailbox<SocketLost>,
+    pub(crate) config_changed: mpsc::Sender<()>,
+    pub(crate) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
+    pub(crate) sockets: Arc<Sockets>,
+    pub(crate) rescan: Mailbox<Rescan>,
+    pub(crate) device_events: Mailbox<DeviceEventSeen>,
+    pub(crate) judgement: Arc<watch::Sender<Judgement>>,
+    pub(crate) reconcile: Mailbox<Reconcile>,
+    pub(crate) kubelet_seen: Mailbox<KubeletSeen>,
+    pub(crate) checkpoint_written: Mailbox<CheckpointWritten>,
+    pub(crate) socket_lost: Mailbox<SocketLost>,
 }
 
 /// The result of one wait.
@@ -70,7 +70,7 @@ enum Event {
 
 impl Watcher {
     /// Reads the kubelet's socket; true when it differs from the last one.
-    pub(super) fn read_kubelet_socket(&self) -> bool {
+    pub(crate) fn read_kubelet_socket(&self) -> bool {
         let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
         let generation =
             socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| {
@@ -108,15 +108,19 @@ impl Watcher {
         dirs
     }
 
-    pub(super) async fn run(mut self) {
-        let mut watch = match DirWatch::new(self.directories()) {
+    fn watch(&self) -> Option<DirWatch> {
+        match DirWatch::new(self.directories()) {
             Ok(watch) => Some(watch),
             Err(error) => {
                 tracing::warn!(%error, "inotify is not available (see fs.inotify.max_user_instances); falling back \
                      to polling");
                 None
             }
-        };
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let mut watch = self.watch();
         let mut uevents = UeventSocket::open(&self.host_root)
             .inspect_err(|error| self.without_uevents(error))
             .ok()
@@ -124,7 +128,7 @@ impl Watcher {
         let mut poll_at = Instant::now() + host::until_tick(POLL);
         let mut rescans = Rescans::new(self.rescan.clone(), POLL);
         let mut reconcile_at = Some(Instant::now());
-        let (mut links, mut reload_at) = (reload::data_links(&self.config_dirs), None);
+        let (mut links, mut reload_at) = (config_links::targets(&self.config_dirs), None);
         // The kubelet may have started between the first read and the watch.
         self.notify_sockets();
         loop {
@@ -148,7 +152,7 @@ impl Watcher {
                     }
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
-                    self.notify_sockets()
+                    self.notify_sockets();
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {
                 }
@@ -213,13 +217,13 @@ impl Watcher {
     ) {
         let may_be_exchanged = match event {
             Event::Change(Ok(Change::Entry { dir, name })) => {
-                name == reload::DATA_LINK && self.config_dirs.contains(dir)
+                name == DATA_LINK && self.config_dirs.contains(dir)
             }
             Event::Change(Ok(Change::Anything)) | Event::Poll => true,
             _ => false,
         };
         if may_be_exchanged {
-            let now = reload::data_links(&self.config_dirs);
+            let now = config_links::targets(&self.config_dirs);
             if now != *links && now.iter().any(Option::is_some) {
                 reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
             }

@@ -1,6 +1,7 @@
 //! The client side of the control socket: how a verb queries the running daemon.
 
-use super::{Installed, LedgerEnd, Line, Order, Upgrade, socket_path};
+use super::document::{Installed, LedgerEnd, Line, Order, Upgrade};
+use super::socket_path;
 use crate::store::{ExportLine, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};

@@ -1,40 +1,21 @@
-//! The parts of a running daemon that are visible to others: its actors and its snapshots.
+//! The snapshots of a running daemon that are visible outside its actors.
 
-use super::reload::ConfigReport;
-use super::supervisor::Handle;
-use crate::discovery::DiscoveryActor;
+use super::config_report::ConfigReport;
 use crate::domain::{
     DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, Unread,
 };
-use crate::health::{HealthActor, Judgement};
+use crate::health::Judgement;
 use crate::hook::Shortages;
 use crate::host;
 use crate::kubelet::checkpoint::{CheckpointReader, CheckpointUnread};
-use crate::ledger::LedgerActor;
-use crate::registration::{Registration, ResourceStatus};
+use crate::registration::ResourceStatus;
 use crate::serving::Refusals;
-use crate::serving::Serving;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The kubelet writes an allocation into its checkpoint within this time.
 const WRITTEN_WITHIN_MS: u64 = 60_000;
-
-/// The handles of the five actors, for tests and the demo, which make actors panic.
-#[derive(Debug, Clone)]
-pub struct Actors {
-    /// Finds devices and watches the host.
-    pub discovery: Handle<DiscoveryActor>,
-    /// Judges the devices.
-    pub health: Handle<HealthActor>,
-    /// Records the grants.
-    pub ledger: Handle<LedgerActor>,
-    /// Serves the device-plugin API.
-    pub serving: Handle<Serving>,
-    /// Keeps the resources registered.
-    pub registration: Handle<Registration>,
-}
 
 /// The snapshots that others may read. Each one outlives the actor that published it.
 #[derive(Debug, Clone)]
@@ -96,5 +77,13 @@ impl Views {
         self.checkpoint
             .unread()
             .filter(|unread| !unread.missing || self.grants.borrow().iter().any(is_old))
+    }
+
+    /// Waits until every resource is registered from here, or waits for an absent kubelet.
+    pub async fn registered(&self) {
+        let (mut ready, mut registrations) = (self.ready.clone(), self.registrations.clone());
+        // An error means that the daemon is ending.
+        drop(ready.wait_for(|ready| *ready).await);
+        drop(registrations.wait_for(|all| all.values().all(ResourceStatus::is_known)).await);
     }
 }

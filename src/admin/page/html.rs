@@ -1,7 +1,7 @@
 //! The page as text: no scripts, no other files, and all input escaped.
 
 use super::kubelet_since;
-use crate::app::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
+use crate::admin::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
 use crate::domain::{Grant, Timestamp};
 use crate::picture::Holder;
 use crate::picture::markup::escape;
@@ -156,13 +156,13 @@ fn table(headings: &[&str], rows: &[Vec<String>], more: &str) -> String {
     let bare = |text: &str| text.trim_start_matches(['#', '=']).to_owned();
     let mut html = String::from("<div class=\"wide\"><table>\n<tr>");
     headings.iter().for_each(|heading| {
-        add(&mut html, format_args!("<th{}>{}</th>", class(heading), bare(heading)))
+        add(&mut html, format_args!("<th{}>{}</th>", class(heading), bare(heading)));
     });
     html += "</tr>\n";
     for row in rows.iter().take(ROWS_MAX) {
         html += "<tr>";
         row.iter().zip(headings).for_each(|(cell, heading)| {
-            add(&mut html, format_args!("<td{}>{cell}</td>", class(heading)))
+            add(&mut html, format_args!("<td{}>{cell}</td>", class(heading)));
         });
         html += "</tr>\n";
     }

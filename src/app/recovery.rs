@@ -1,18 +1,52 @@
-//! Completes a damaged ledger from the kubelet's checkpoint.
+//! Opens the ledger, and completes a damaged one from the kubelet's checkpoint.
 
-use crate::domain::{AllocId, HookState, Timestamp, without_output};
+use super::{Settings, StartError};
+use crate::domain::{AllocId, Timestamp};
 use crate::hardware;
-use crate::host::HostRoot;
+use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint;
 use crate::ledger::core::rebuild;
 use crate::store::{Recovered, Store, StoreError};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Completes a recovered ledger. Adds grants that only the kubelet's checkpoint has and objects
-/// that earlier versions did not record. Removes output of commands that earlier versions recorded.
-pub(super) fn complete(
+/// An open ledger.
+pub(super) struct Opened {
+    pub(super) store: Store,
+    pub(super) recovered: Recovered,
+    /// The damage that was found, and its repair. `None` if the ledger was intact.
+    pub(super) damage: Option<Arc<str>>,
+}
+
+/// Opens the ledger and recovers its content.
+///
+/// # Errors
+/// When it cannot be opened, or another process uses it.
+pub(super) fn open(settings: &Settings, host_root: &HostRoot) -> Result<Opened, StartError> {
+    let (roots, config) = (&settings.roots, &settings.config);
+    tracing::debug!("opening the ledger");
+    // The running kernel's boot id, not the host root's: written pages survive until it ends.
+    let boot_id = host::boot_id(Path::new("/"));
+    let (mut store, mut recovered) =
+        Store::open_keeping(&roots.state, config.durability, boot_id.as_deref(), config.retention)?;
+    // Only now: a start that the user can fix ends in one sentence, without log lines around it.
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
+    settings.close_folders();
+    complete(&mut store, &mut recovered, &settings.device_plugins(), host_root);
+    tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
+    let damage =
+        (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
+    if let Some(report) = &damage {
+        tracing::warn!(%report, "the ledger was damaged");
+    }
+    Ok(Opened { store, recovered, damage })
+}
+
+/// Adds grants that only the kubelet's checkpoint has. Grants from there have no objects; they get
+/// those of their present nodes (I13).
+fn complete(
     store: &mut Store,
     recovered: &mut Recovered,
     device_plugins: &Path,
@@ -24,7 +58,6 @@ pub(super) fn complete(
         .into_iter()
         .map(|grant| grant.resolve(behind))
         .collect();
-    forget_outputs(recovered);
 }
 
 /// Adds the grants of the kubelet's checkpoint to a ledger that may lack grants. Grants that
@@ -40,21 +73,8 @@ fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &P
             "the ledger lacked grants that the kubelet's checkpoint has; restored them"
         ),
         Err(error) => {
-            tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint")
+            tracing::error!(%error, "cannot restore lost grants from the kubelet's checkpoint");
         }
-    }
-}
-
-/// Removes the output of commands that an earlier version recorded. The page and the log keep
-/// showing how hooks and checks ended.
-fn forget_outputs(recovered: &mut Recovered) {
-    for hook in recovered.owed.values_mut().flat_map(|devices| devices.values_mut()) {
-        if let HookState::Failed { why, .. } = &mut hook.state {
-            why.truncate(without_output(why).len());
-        }
-    }
-    for incident in recovered.verdicts.values_mut().flat_map(|verdict| &mut verdict.incidents) {
-        incident.detail.truncate(without_output(&incident.detail).len());
     }
 }
 

@@ -5,17 +5,21 @@
 //! lock. An Allocate needs the gRPC thread and the store at the same time.
 
 mod client;
+mod document;
+mod ledger;
 
 pub use client::{ControlError, get, hand_over as ask_to_hand_over, order, read_ledger, verify};
+pub use document::{Installed, LedgerEnd, Order, Upgrade};
 
+use self::ledger::{stream, verify as verify_ledger};
 use super::devices;
 use super::processors;
 use super::{Status, Views};
-use crate::domain::{DeviceId, Grant, OperatorRequest, Timestamp};
+use crate::domain::Grant;
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish};
-use crate::store::{Export, ExportLine, Store, StoreError, Verification};
+use crate::store::Store;
 use crate::telemetry::metrics;
 use crate::telemetry::server::{self, Limits, Listener};
 use axum::Router;
@@ -28,14 +32,11 @@ use axum::routing::{get as route, post};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, timeout};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::Instant;
 
 /// How long a request waits until the ledger has published its grants.
 const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
@@ -43,13 +44,6 @@ const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
 /// How long an operator's order may take to become durable: longer than the ledger's own limit.
 const OPERATOR_DEADLINE: Duration = Duration::from_secs(8);
 
-/// Bytes of the ledger in one chunk of the response. The history is ten times as large as the
-/// daemon's memory, so it is streamed in chunks.
-const CHUNK_BYTES: usize = 64 * 1024;
-/// Chunks that may wait for the reader.
-const CHUNKS_MAX: usize = 2;
-/// How long a reader may take to receive one chunk.
-const READER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many clients may read the ledger at the same time: people and their scripts. Each takes a
 /// thread.
 const READERS_MAX: usize = 4;
@@ -60,16 +54,13 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// The lifetime of a connection. It is longer than every wait of a verb (`client.rs`), and a
 /// history of hundreds of megabytes takes less time to read.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// How often verification is repeated when a ledger in use seems to be damaged.
-const VERIFY_TRIES: usize = 2;
-
-pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
+pub(crate) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
 
 /// The state that the routes answer from.
 #[derive(Debug, Clone)]
-pub(super) struct Source {
+pub(crate) struct Source {
     views: Views,
     /// Weak: a long request must not keep the ledger from an instance that takes it over.
     store: Weak<Mutex<Store>>,
@@ -84,7 +75,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(
+    pub(crate) fn new(
         views: Views,
         store: &Arc<Mutex<Store>>,
         publish: Mailbox<Publish>,
@@ -157,28 +148,6 @@ async fn grants(State(source): State<Source>) -> Reply {
     reply(&grants)
 }
 
-/// One line of `/v1/ledger`.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Line {
-    /// A part of the ledger.
-    #[serde(rename = "told")]
-    Part(ExportLine),
-    /// The end. Without this line the document is incomplete.
-    End(LedgerEnd),
-}
-
-/// The last line of a ledger that was sent completely.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LedgerEnd {
-    /// Why the history is incomplete; `None` when it is complete.
-    pub problem: Option<String>,
-    /// The latest release that was deleted from the history, because of its age or of the number of
-    /// releases. No later release was deleted.
-    #[serde(default)]
-    pub forgotten_until: Option<Timestamp>,
-}
-
 type Failure = (StatusCode, String);
 
 fn failure(error: impl std::fmt::Display) -> Failure {
@@ -199,85 +168,8 @@ fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("the request is invalid: {error}")))
 }
 
-async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
-    let export = source
-        .store()?
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .exporter()
-        .map_err(failure)?;
-    let (pieces, body) = mpsc::channel(CHUNKS_MAX);
-    let runtime = Handle::current();
-    // A reader that disconnected or that stopped reading gets nothing further.
-    let send = move |piece: Vec<u8>| {
-        let sent = runtime
-            .block_on(async { timeout(READER_TIMEOUT, pieces.send(Bytes::from(piece))).await });
-        matches!(sent, Ok(Ok(())))
-    };
-    source.on_a_thread(move || send_export(export, send))?;
-    let body = Body::from_stream(ReceiverStream::new(body).map(Ok::<_, Infallible>));
-    Ok(([(CONTENT_TYPE, "application/x-ndjson")], body))
-}
-
-/// Writes an export, line by line.
-fn send_export(export: Export, send: impl Fn(Vec<u8>) -> bool) {
-    let mut piece = Vec::with_capacity(CHUNK_BYTES);
-    let mut is_connected = true;
-    let read = export.read(|part| {
-        write(&mut piece, &Line::Part(part));
-        if piece.len() >= CHUNK_BYTES {
-            is_connected = send(std::mem::replace(&mut piece, Vec::with_capacity(CHUNK_BYTES)));
-        }
-        is_connected
-    });
-    if is_connected {
-        let end = match read {
-            Ok(forgotten_until) => LedgerEnd { problem: None, forgotten_until },
-            Err(error) => LedgerEnd { problem: Some(error.to_string()), forgotten_until: None },
-        };
-        write(&mut piece, &Line::End(end));
-        send(piece);
-    }
-}
-
-fn write(piece: &mut Vec<u8>, line: &Line) {
-    // Writing to memory cannot fail, and every map of a grant has strings as keys.
-    drop(serde_json::to_writer(&mut *piece, line));
-    piece.push(b'\n');
-}
-
-async fn verify_ledger(State(source): State<Source>) -> Reply {
-    let (answer, verified) = oneshot::channel();
-    let store = source.store()?;
-    source.on_a_thread(move || {
-        let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
-        let is_in_doubt = |found: &Result<Verification, StoreError>| {
-            found.as_ref().is_ok_and(|found| !found.sound)
-        };
-        // Entries, segments and a checkpoint may be written between two passes. Real damage is
-        // found in every pass.
-        let found = (0..VERIFY_TRIES)
-            .map(|_| verify())
-            .find(|found| !is_in_doubt(found))
-            .unwrap_or_else(verify);
-        // Sending fails when the verb has disconnected.
-        drop(answer.send(found));
-    })?;
-    reply(&verified.await.map_err(failure)?.map_err(failure)?)
-}
-
 async fn processors(State(source): State<Source>) -> Reply {
     reply(&source.processors.run().await)
-}
-
-/// An operator's order for one device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
-    /// The device's own id.
-    pub device: DeviceId,
-    /// The instruction.
-    #[serde(flatten)]
-    pub instruction: OperatorRequest,
 }
 
 async fn devices(State(source): State<Source>) -> Reply {
@@ -300,24 +192,6 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
         Ok(Err(error)) => Err(failure(error)),
         Err(error) => Err(failure(error)),
     }
-}
-
-/// What `holdfast handover` asks for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Upgrade {
-    /// The binary to be started: the one that asks.
-    pub executable: PathBuf,
-}
-
-/// The answer to it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Installed {
-    /// The version that has handed over.
-    pub from: String,
-    /// The version that serves now.
-    pub to: String,
-    /// Its process.
-    pub pid: u32,
 }
 
 /// A request for an upgrade.
@@ -358,14 +232,14 @@ async fn status(State(source): State<Source>) -> Reply {
 
 /// Serves the socket, with at most `connections` connections at a time. If the socket cannot be
 /// bound, the daemon logs a warning and continues without it.
-pub(super) fn serve(
+pub(crate) fn serve(
     path: &Path,
     source: Source,
     connections: usize,
 ) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
-        .route("/v1/ledger", route(ledger))
+        .route("/v1/ledger", route(stream))
         .route("/v1/verify", route(verify_ledger))
         .route("/v1/processors", route(processors))
         .route("/v1/devices", route(devices).post(instruct))

@@ -36,27 +36,22 @@ pub struct DeviceReport {
     /// An operator's reason why it must not be granted. Only the control socket shows it.
     pub cordoned: Option<String>,
     /// When the operator cordoned it.
-    #[serde(default)]
     pub cordoned_at: Option<Timestamp>,
     /// How many times it failed, each time soon after the last.
     pub flaps: u32,
     /// Its last failures, oldest first.
     pub incidents: Vec<Incident>,
     /// The output of its failed hooks and of its failed check. Only the control socket shows it.
-    #[serde(default, rename = "said")]
+    #[serde(rename = "said")]
     pub outputs: Vec<HookOutput>,
     /// Its class; `null` where no resource lists it. The class and the place are also known of a
     /// device that was removed.
-    #[serde(default)]
     pub class: Option<DeviceClass>,
     /// The NUMA nodes that it is near.
-    #[serde(default)]
     pub numa_nodes: Vec<u32>,
     /// Bridges from the root port down.
-    #[serde(default)]
     pub bridges: Vec<PciAddress>,
     /// The host's names for it: interfaces, RDMA devices, NVMe controllers, and its nodes.
-    #[serde(default)]
     pub names: Vec<String>,
 }
 

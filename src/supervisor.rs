@@ -348,7 +348,7 @@ where
                     match answer.await {
                         Ok(answer) => return Ok(answer),
                         Err(_) => {
-                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?
+                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?;
                         }
                     }
                 }

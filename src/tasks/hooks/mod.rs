@@ -37,17 +37,17 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 /// The runner of hooks.
 #[derive(Debug)]
-pub(super) struct Runner {
-    pub(super) performer: HookExecutor,
-    pub(super) due: watch::Receiver<Arc<DueHooks>>,
-    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    pub(super) ended: Mailbox<HookEnded>,
+pub(crate) struct Runner {
+    pub(crate) performer: HookExecutor,
+    pub(crate) due: watch::Receiver<Arc<DueHooks>>,
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    pub(crate) ended: Mailbox<HookEnded>,
 }
 
 impl Runner {
     /// Runs until the daemon ends. Hooks that still run then are killed, and stay due.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut schedule = Schedule::default();
         let (mut runs, mut running) = (JoinSet::new(), BTreeMap::new());
         loop {
@@ -111,7 +111,7 @@ async fn one(
             // The result may be recorded at any time, and then a pod may start with the device. So
             // the hook does not run again here.
             Err(error @ CallError::TimedOut(..)) => {
-                tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet")
+                tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded yet");
             }
             Err(error @ CallError::GivenUp(_)) => {
                 return tracing::warn!(device = %key.1, %error, "the end of a hook is not recorded");
@@ -139,7 +139,7 @@ async fn perform(
     loop {
         match performer.run(hook, &occasion).await {
             Err(error) if error.is_no_result(Phase::AfterRelease) => {
-                tokio::time::sleep(RETRY_START_AFTER).await
+                tokio::time::sleep(RETRY_START_AFTER).await;
             }
             ended => return ended.map_err(|error| error.to_string()),
         }

@@ -1,8 +1,8 @@
 //! The daemon's state as `status` and readiness report it.
 
 use super::Views;
+use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
-use super::reload::ConfigReport;
 use crate::domain::{
     DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable,
 };
@@ -30,49 +30,37 @@ pub struct Status {
     /// The kubelet's registration socket; `null` while there is none.
     pub kubelet: Option<KubeletGeneration>,
     /// Whether that socket was left behind: no process listened on it at the last try.
-    #[serde(default)]
     pub socket_left_behind: bool,
     /// Since when the kubelet's checkpoint cannot be read, and why. `null` if it can be read, or if
     /// there is none and no device is held.
-    #[serde(default)]
     pub checkpoint_unread: Option<CheckpointUnread>,
     /// The running configuration, and remarks on its files.
-    #[serde(default)]
     pub config: ConfigReport,
     /// The state of the ledger's storage.
     pub ledger: LedgerHealth,
     /// Whether new grants are refused while the ledger cannot be written. Otherwise they are
     /// answered, and are in memory only.
-    #[serde(default)]
     pub ledger_refuses: bool,
     /// The Allocates that were refused because no grant can be recorded, since the last recorded
     /// grant. `null` if there are none.
-    #[serde(default)]
     pub not_recorded: Option<Unrecorded>,
     /// The damage of the ledger at the start, and its repair. `null` if the ledger was intact.
-    #[serde(default)]
     pub recovery: Option<String>,
     /// Why `/metrics`, `/healthz` and `/readyz` are not served. `null` if they are served, or not
     /// configured.
-    #[serde(default)]
     pub not_served: Option<String>,
     /// The hooks after release that are due or have failed. Until then their devices are free and
     /// unhealthy, or their next holder waits for its start.
-    #[serde(default)]
     pub hooks: Vec<HookReport>,
     /// The hooks and checks that cannot be run now.
-    #[serde(default)]
     pub not_run: Vec<NotRun>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
     /// The devices that are unhealthy, suspect or cordoned.
-    #[serde(default)]
     pub ailing: Vec<DeviceReport>,
     /// Health signals that are unavailable, each with the reason.
-    #[serde(default)]
     pub signals_off: BTreeMap<Source, String>,
     /// The reads that failed in the last scan, one sentence each.
-    #[serde(default)]
     pub unread: BTreeSet<String>,
 }
 
@@ -84,7 +72,6 @@ pub struct HookReport {
     pub owed: PendingHook,
     /// The holders that were granted the device and wait for their start; the device is healthy for
     /// them. If there are none, the device is unhealthy until the hook is done.
-    #[serde(default)]
     pub awaited_by: Vec<Holder>,
 }
 
@@ -105,7 +92,6 @@ pub struct ResourceReport {
     pub problem: Option<String>,
     /// How the kubelet's state differs from ours, although it has opened our stream: another list,
     /// or an answer of another plugin. `null` if no difference is known.
-    #[serde(default)]
     pub disagreement: Option<String>,
     /// The time from the start of the last registration to its stream, in milliseconds.
     pub last_registration_ms: Option<f64>,
@@ -210,7 +196,7 @@ fn is_ailing(device: &DeviceReport) -> bool {
 ///
 /// A resource that the kubelet refuses counts too: registration continues and reports it. One
 /// refused name must not make the service manager end the daemon that serves all others.
-pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
+pub(crate) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let inventory = views.inventory;
     let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();

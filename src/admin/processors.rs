@@ -45,11 +45,11 @@ impl Processors {
 
 /// The client that queries the kubelet for them.
 #[derive(Debug, Clone)]
-pub(super) struct CpuQuery {
-    pub(super) pod_resources: PodResources,
+pub(crate) struct CpuQuery {
+    pub(crate) pod_resources: PodResources,
     /// Held by each Allocate.
-    pub(super) gate: Arc<RwLock<()>>,
-    pub(super) host_root: HostRoot,
+    pub(crate) gate: Arc<RwLock<()>>,
+    pub(crate) host_root: HostRoot,
 }
 
 impl CpuQuery {

@@ -1,8 +1,8 @@
 //! The page compared with a reviewed one, and tested with hostile names and with too many rows.
 
 use super::*;
-use crate::app::ConfigReport;
-use crate::app::page::kubelet_since;
+use crate::admin::ConfigReport;
+use crate::admin::page::kubelet_since;
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, KubeletGeneration,
     LedgerHealth, PodRef, Reason,

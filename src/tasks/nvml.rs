@@ -19,7 +19,6 @@
 //! instance, queries continue. When the GPU leaves the mode, it must be offered as a whole, and
 //! only NVML reports that.
 
-use super::{Actors, Settings};
 use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot, Source, requests_names};
 use crate::health::Judgement;
 use crate::host::{self, HostRoot, NvmlAnswer, query_nvml};
@@ -68,7 +67,7 @@ type Reply = Box<dyn FnOnce(NvmlAnswer) + Send>;
 type CallNvml = Box<dyn Fn(NvmlQuery, Reply) -> io::Result<()> + Send>;
 
 /// The task that queries NVML.
-pub(super) struct NvmlTask {
+pub(crate) struct NvmlTask {
     /// `None` when the configuration switches NVML off.
     call: Option<CallNvml>,
     question: watch::Receiver<NvmlQuery>,
@@ -90,19 +89,18 @@ struct CallResult {
 
 impl NvmlTask {
     /// The task, the sender of its question, and the receiver of its snapshots.
-    pub(super) fn new(
-        settings: &Settings,
-        actors: &Actors,
-        judgement: &Arc<watch::Sender<Judgement>>,
+    pub(crate) fn new(
+        root: HostRoot,
+        library: NvmlLibrary,
+        rescan: Mailbox<Rescan>,
+        judgement: Arc<watch::Sender<Judgement>>,
     ) -> (NvmlTask, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
-        let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
         let is_on = library != NvmlLibrary::Off;
         let call = is_on.then(|| -> CallNvml {
             Box::new(move |question, reply| query_nvml(&root, &library, question, reply))
         });
         let (question, question_view) = watch::channel(NvmlQuery::new());
         let (snapshot, snapshot_view) = watch::channel(Arc::default());
-        let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
         (
             NvmlTask {
                 call,
@@ -119,7 +117,7 @@ impl NvmlTask {
     }
 
     /// Runs until discovery has ended.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let (results_sender, mut results) = mpsc::channel::<CallResult>(HANGING_MAX);
         // Calls that have not ended; until when the last of them is waited for; when the next one
         // is due.
@@ -308,7 +306,7 @@ fn start_call(
     call(
         copy,
         Box::new(move |answer| {
-            drop(results.blocking_send(CallResult { number, question, answer }))
+            drop(results.blocking_send(CallResult { number, question, answer }));
         }),
     )
 }

@@ -1,0 +1,270 @@
+//! Each part of the daemon, made of the wiring: the configurations of the actors, the background
+//! tasks and the servers.
+
+use super::wiring::Wiring;
+use crate::admin::processors::CpuQuery;
+use crate::admin::{UpgradeOrder, control, listen, status};
+use crate::discovery::DiscoveryConfig;
+use crate::domain::{Durability, NvmlQuery, NvmlSnapshot};
+use crate::handover::{self, Asked, Offer};
+use crate::hardware;
+use crate::health::HealthConfig;
+use crate::ledger::LedgerConfig;
+use crate::ledger::core::Ledger;
+use crate::registration::RegistrationConfig;
+use crate::serving::{Affinity, Preparer, Shared};
+use crate::tasks::nvml::NvmlTask;
+use crate::tasks::watcher::{self, Watcher};
+use crate::tasks::{checks, config_links, hooks, kernel_log, node_labels, spec_files};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// The actors.
+impl Wiring {
+    pub(super) fn ledger(&self, recovered: Ledger) -> LedgerConfig {
+        let (views, publishers) = (&self.views, &self.publishers);
+        LedgerConfig {
+            store: Arc::clone(&self.store),
+            recovered: Arc::new(Mutex::new(Some(recovered))),
+            process_crash: self.settings.config.durability == Durability::ProcessCrash,
+            plan: views.plan.clone(),
+            kept: Arc::clone(&publishers.ledger_health),
+            grants: Arc::clone(&publishers.grants),
+            due: Arc::clone(&publishers.due),
+            forget: Some(self.actors.health.mailbox()),
+            names: Arc::clone(&publishers.names),
+            inventory: views.inventory.clone(),
+            checkpoint: views.checkpoint.clone(),
+            pod_resources: self.pod_resources.clone(),
+            host_root: self.settings.roots.host.clone(),
+            boot_id: self.boot_id.clone(),
+            kubelet: views.kubelet.clone(),
+            gate: Arc::clone(&self.gate),
+        }
+    }
+
+    pub(super) fn health(&self) -> HealthConfig {
+        let (views, publishers, host_root) =
+            (&self.views, &self.publishers, self.host_root.clone());
+        HealthConfig {
+            plan: views.plan.clone(),
+            boot_id: self.boot_id.clone(),
+            leave_after: self.settings.leave_after,
+            listed: Arc::clone(&self.listed),
+            grants: views.grants.clone(),
+            due: views.due.clone(),
+            kubelet: views.kubelet.clone(),
+            inventory: Arc::clone(&publishers.inventory),
+            judgement: Arc::clone(&publishers.judgement),
+            probe_device: Arc::new(move |device| hardware::signals(&host_root, device)),
+            rescan: self.actors.discovery.mailbox(),
+            ledger: self.actors.ledger.mailbox(),
+        }
+    }
+
+    pub(super) fn discovery(
+        &self,
+        question: Arc<watch::Sender<NvmlQuery>>,
+        nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    ) -> DiscoveryConfig {
+        DiscoveryConfig {
+            host_root: self.host_root.clone(),
+            plan: self.publishers.plan.clone(),
+            grants: self.views.grants.clone(),
+            inventory: self.views.inventory.clone(),
+            names: self.names.clone(),
+            nvml,
+            question,
+            unread: Arc::clone(&self.publishers.unread),
+            remember: self.actors.ledger.mailbox(),
+            discovered: self.actors.health.mailbox(),
+            found: self.actors.ledger.mailbox(),
+        }
+    }
+
+    pub(super) fn serving(&self) -> Shared {
+        let (views, actors) = (&self.views, &self.actors);
+        let preparer = Preparer::new(
+            views.inventory.clone(),
+            self.host_root.clone(),
+            self.spec_files.clone(),
+            self.boot_id.clone(),
+            views.kubelet.clone(),
+        );
+        Shared {
+            inventory: views.inventory.clone(),
+            grants: views.grants.clone(),
+            performer: self.executor.clone(),
+            preparer: Arc::new(preparer),
+            record: actors.ledger.replying_mailbox(),
+            unusable: actors.health.mailbox(),
+            check_start: actors.ledger.mailbox(),
+            opened: actors.registration.mailbox(),
+            ended: actors.registration.mailbox(),
+            closed_early: actors.registration.mailbox(),
+            sockets: Arc::clone(&self.sockets),
+            affinity: Affinity::default(),
+            refusals: views.refusals.clone(),
+            gate: Arc::clone(&self.gate),
+            leaving: self.leaving.subscribe(),
+        }
+    }
+
+    pub(super) fn registration(&self) -> RegistrationConfig {
+        let device_plugins = self.settings.device_plugins();
+        RegistrationConfig {
+            kubelet_socket: watcher::kubelet_socket(&device_plugins),
+            device_plugins,
+            checkpoint: self.views.checkpoint.clone(),
+            pod_resources: self.pod_resources.clone(),
+            inventory: self.views.inventory.clone(),
+            bind: self.actors.serving.mailbox(),
+            retire: self.actors.serving.mailbox(),
+            kubelet: self.views.kubelet.clone(),
+            status: Arc::clone(&self.publishers.registrations),
+            registering: Arc::clone(&self.registering),
+            leaving: self.leaving.subscribe(),
+        }
+    }
+}
+
+/// The background tasks.
+impl Wiring {
+    pub(super) fn nvml(
+        &self,
+    ) -> (NvmlTask, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
+        NvmlTask::new(
+            self.host_root.clone(),
+            self.settings.config.nvml.clone(),
+            self.actors.discovery.mailbox(),
+            Arc::clone(&self.publishers.judgement),
+        )
+    }
+
+    pub(super) fn watcher(&self, config_changed: mpsc::Sender<()>) -> Watcher {
+        let actors = &self.actors;
+        Watcher {
+            device_plugins: self.settings.device_plugins(),
+            host_root: self.host_root.clone(),
+            plan: self.views.plan.clone(),
+            config_dirs: config_links::directories(&self.settings.config),
+            config_changed,
+            kubelet: Arc::clone(&self.publishers.kubelet),
+            sockets: Arc::clone(&self.sockets),
+            rescan: actors.discovery.mailbox(),
+            device_events: actors.health.mailbox(),
+            judgement: Arc::clone(&self.publishers.judgement),
+            reconcile: actors.ledger.mailbox(),
+            kubelet_seen: actors.registration.mailbox(),
+            checkpoint_written: actors.registration.mailbox(),
+            socket_lost: actors.registration.mailbox(),
+        }
+    }
+
+    pub(super) fn spec_files(&self) -> spec_files::Writer {
+        spec_files::Writer {
+            files: self.spec_files.clone(),
+            host_root: self.host_root.clone(),
+            inventory: self.views.inventory.clone(),
+            grants: self.views.grants.clone(),
+        }
+    }
+
+    fn hooks(&self) -> hooks::Runner {
+        hooks::Runner {
+            performer: self.executor.clone(),
+            due: self.views.due.clone(),
+            inventory: self.views.inventory.clone(),
+            grants: self.views.grants.clone(),
+            ended: self.actors.ledger.mailbox(),
+        }
+    }
+
+    fn checks(&self) -> checks::Runner {
+        checks::Runner {
+            performer: self.executor.clone(),
+            inventory: self.views.inventory.clone(),
+            checked: self.actors.health.mailbox(),
+        }
+    }
+
+    /// Starts the background tasks. The devices are known now, so kernel messages can be matched to
+    /// them.
+    pub(super) fn background(
+        &self,
+        watcher: Watcher,
+        nvml: NvmlTask,
+        spec_files: spec_files::Writer,
+    ) -> Vec<JoinHandle<()>> {
+        let kernel_log = kernel_log::follow(
+            self.host_root.clone(),
+            self.actors.health.mailbox(),
+            Arc::clone(&self.publishers.judgement),
+        );
+        let mut tasks = vec![
+            tokio::spawn(watcher.run()),
+            tokio::spawn(status::become_ready(self.views.clone(), self.publishers.ready.clone())),
+            tokio::spawn(kernel_log),
+            tokio::spawn(nvml.run()),
+            tokio::spawn(self.hooks().run()),
+            tokio::spawn(self.checks().run()),
+            tokio::spawn(spec_files.run()),
+        ];
+        let folder = self.settings.config.features_directory.clone();
+        tasks.extend(
+            folder.map(|folder| {
+                tokio::spawn(node_labels::keep(folder, self.views.inventory.clone()))
+            }),
+        );
+        tasks
+    }
+}
+
+/// The servers.
+impl Wiring {
+    /// Starts the servers for telemetry, for other verbs and for handovers.
+    pub(super) fn servers(
+        &self,
+        upgrade: mpsc::Sender<UpgradeOrder>,
+        asked: mpsc::Sender<Asked>,
+    ) -> Vec<JoinHandle<()>> {
+        let (roots, limits) = (&self.settings.roots, &self.limits);
+        let telemetry = listen::serve(
+            &self.settings.config,
+            &roots.state,
+            &self.views,
+            limits.telemetry,
+            self.publishers.not_served.clone(),
+        );
+        let processors = CpuQuery {
+            pod_resources: self.pod_resources.clone(),
+            gate: Arc::clone(&self.gate),
+            host_root: self.host_root.clone(),
+        };
+        let source = control::Source::new(
+            self.views.clone(),
+            &self.store,
+            self.actors.ledger.mailbox(),
+            self.actors.health.mailbox(),
+            processors,
+            upgrade,
+            self.executor.outputs().clone(),
+        );
+        let control = control::serve(&control::socket_path(&roots.run), source, limits.control);
+        let sockets = Arc::clone(&self.sockets);
+        let offer = Offer {
+            fds: Arc::new(move || sockets.share()),
+            registering: Arc::clone(&self.registering),
+        };
+        let handover = handover::listen(&roots.run, offer, asked, limits.handover);
+        [telemetry, control, handover].into_iter().flatten().collect()
+    }
+
+    /// The sockets of these servers, which are removed at the end.
+    pub(super) fn socket_files(&self) -> Vec<PathBuf> {
+        let run = &self.settings.roots.run;
+        vec![control::socket_path(run), handover::socket_path(run)]
+    }
+}

@@ -1,0 +1,27 @@
+//! The background tasks: what the daemon does next to the actors, each in one tokio task.
+//!
+//! | task | what it does |
+//! | --- | --- |
+//! | `watcher` | turns inotify events and uevents into messages |
+//! | `kernel_log` | reads driver errors (Xid) from the kernel log |
+//! | `nvml` | queries NVML, and never blocks discovery |
+//! | `hooks` | runs the hooks after release |
+//! | `checks` | runs the check commands of resources |
+//! | `spec_files` | writes CDI files and device-info files |
+//! | `node_labels` | writes the node's labels for Node Feature Discovery |
+//!
+//! `rescans` limits the rate of scans for `watcher`, and `config_links` finds a replaced
+//! configuration.
+//!
+//! A task knows the mailboxes that it sends to and the snapshots that it reads. `app` starts each
+//! one and aborts it at the end of the daemon.
+
+pub(crate) mod checks;
+pub(crate) mod config_links;
+pub(crate) mod hooks;
+pub(crate) mod kernel_log;
+pub(crate) mod node_labels;
+pub(crate) mod nvml;
+mod rescans;
+pub(crate) mod spec_files;
+pub(crate) mod watcher;
