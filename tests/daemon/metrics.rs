@@ -482,14 +482,12 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         offered(&kubelet, &name("example.com/nic"), 1).await;
         daemon.logged("ready").await;
         let address = telemetry(&daemon).await.to_string();
-        let well = async |what| {
-            until("that all is well", || check(&address, what), |(code, _)| *code == Some(0))
-                .await
-                .1
+        let healthy = async |what| {
+            until("a healthy state", || check(&address, what), |(code, _)| *code == Some(0)).await.1
         };
         assert_eq!(
-            (well("daemon").await.as_str(), well("devices").await.as_str()),
-            ("Holdfast is well", "all devices are healthy")
+            (healthy("daemon").await.as_str(), healthy("devices").await.as_str()),
+            ("Holdfast is healthy", "all devices are healthy")
         );
 
         node.remove_device("gpu", 1);
@@ -509,7 +507,7 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         assert!(
             node.output(&["device", "cordon", "dev:gpu0", "--reason", "test"]).status.success()
         );
-        well("devices").await;
+        healthy("devices").await;
 
         daemon.kill();
         assert_eq!(
