@@ -422,7 +422,7 @@ fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted()
             write(
                 "host/proc/1/mountinfo",
                 "36 35 259:7 / /data rw - xfs /dev/disk/by-id/nvme-x rw\n",
-            )
+            );
         };
         let unmount = || std::fs::remove_file(node.path("host/proc/1/mountinfo")).unwrap();
         // The first start on a node creates this directory, gets its event, and scans again; that

@@ -202,7 +202,7 @@ fn a_browser_renders_the_page_on_desktop_and_phone_in_light_and_dark() {
             .map_or_else(|| node.path("seen"), PathBuf::from);
         // The kubelet needs this thread meanwhile.
         let looked = tokio::task::spawn_blocking(move || {
-            looked_at(browser, &format!("http://{page}/"), &home, &folder)
+            looked_at(browser, &format!("http://{page}/"), &home, &folder);
         });
         looked.await.unwrap();
         drop((kubelet, daemon));

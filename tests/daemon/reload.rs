@@ -226,7 +226,7 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         let mut inventory = app.views.inventory.clone();
         let gone = async {
-            drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap())
+            drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap());
         };
         tokio::time::timeout(LEAVE_AFTER + HANG, gone).await.expect("both resources end");
         let is_over = |view: &View<'_>| {

@@ -162,7 +162,7 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
         ("half of the journal is gone", "", &|| cut(&segment(&node))),
         ("half of the database is gone", "damaged", &|| cut(&database.join("db"))),
         ("the database is gone", "the query database is gone", &|| {
-            fs::remove_dir_all(&database).unwrap()
+            fs::remove_dir_all(&database).unwrap();
         }),
         // Its reader waits for a writer that never comes. That is no evidence against the database.
         ("the database cannot be opened", "it is a FIFO, not a regular file", &|| {
