@@ -100,6 +100,30 @@ fn check_page(page: &str) {
     }
 }
 
+/// Every metric of the table has a value on the page, or another test provokes it.
+fn every_metric_is_provoked(page: &str) {
+    let all = samples(page);
+    for Row { name, kind, .. } in TABLE {
+        if let Some((_, file)) = ELSEWHERE.iter().find(|(elsewhere, _)| elsewhere == name) {
+            let of_table = format!(
+                "Metric::{:?}",
+                Metric::all().find(|metric| metric.row().name == *name).unwrap()
+            );
+            let source = text(file);
+            assert!(
+                source.contains(name) || source.contains(&of_table),
+                "{file} does not provoke {name}"
+            );
+            continue;
+        }
+        let shown =
+            if *kind == Kind::Histogram { format!("{name}_count") } else { (*name).to_owned() };
+        let is_told =
+            all.iter().any(|(told, _, above)| *told == shown && (*above || *kind == Kind::Gauge));
+        assert!(is_told || *name == "holdfast_devices_held", "`{name}` was not provoked:\n{page}");
+    }
+}
+
 #[test]
 fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
     run(async {
@@ -175,30 +199,7 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
         let page = http_get(address, "/metrics").1;
         check_page(&page);
         assert!(!page.contains("pod=\"train\""), "nothing is told of a pod that has gone:\n{page}");
-        let all = samples(&page);
-        for Row { name, kind, .. } in TABLE {
-            if let Some((_, file)) = ELSEWHERE.iter().find(|(elsewhere, _)| elsewhere == name) {
-                let of_table = format!(
-                    "Metric::{:?}",
-                    Metric::all().find(|metric| metric.row().name == *name).unwrap()
-                );
-                let source = text(file);
-                assert!(
-                    source.contains(name) || source.contains(&of_table),
-                    "{file} does not provoke {name}"
-                );
-                continue;
-            }
-            let shown =
-                if *kind == Kind::Histogram { format!("{name}_count") } else { (*name).to_owned() };
-            let is_told = all
-                .iter()
-                .any(|(told, _, above)| *told == shown && (*above || *kind == Kind::Gauge));
-            assert!(
-                is_told || *name == "holdfast_devices_held",
-                "`{name}` was not provoked:\n{page}"
-            );
-        }
+        every_metric_is_provoked(&page);
         assert_eq!(http_get(address, "/nothing").0, 404);
     });
 }

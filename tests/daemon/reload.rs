@@ -81,6 +81,17 @@ async fn standing(
     kubelet.wait_for(fits, within).await.unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
+async fn answer_has_the_new_environment(kubelet: &Kubelet, node: &Node) {
+    let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
+    let mut plugin = dial(kubelet, node, &nic()).await;
+    let answer = plugin
+        .allocate(api::AllocateRequest { container_requests: vec![request] })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.container_responses[0].envs.get("SPEED").map(String::as_str), Some("fast"));
+}
+
 #[test]
 fn unchanged_resources_are_not_touched_while_others_change_under_load() {
     run(async {
@@ -124,17 +135,7 @@ fn unchanged_resources_are_not_touched_while_others_change_under_load() {
                 reload(&mut app).await.resources.get(&nic()),
                 Some(&ResourceChange::Changed(vec!["env"]))
             );
-            let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
-            let mut plugin = dial(&kubelet, &node, &nic()).await;
-            let answer = plugin
-                .allocate(api::AllocateRequest { container_requests: vec![request] })
-                .await
-                .unwrap()
-                .into_inner();
-            assert_eq!(
-                answer.container_responses[0].envs.get("SPEED").map(String::as_str),
-                Some("fast")
-            );
+            answer_has_the_new_environment(&kubelet, &node).await;
             assert_eq!(
                 seen(&kubelet, &nic()),
                 of_nic,

@@ -5,7 +5,7 @@ use crate::checks::{of, running};
 use crate::daemon::Daemon;
 use crate::node::Node;
 use crate::pods::Pod;
-use crate::view::{agreement, forget_checkpoint};
+use crate::view::{Grants, agreement, forget_checkpoint};
 use crate::{EXCLUSIVE, SHARED, SOON, say, wait_for};
 use nix::sys::signal::Signal;
 use std::thread::sleep;
@@ -16,6 +16,36 @@ const PODS_OF_A_ROUND: usize = 10;
 /// After a minute a kubelet's report that a pod has ended counts as proof.
 const SETTLED: Duration = Duration::from_secs(60);
 pub(crate) const RELEASED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Waits until the ledger, the checkpoint and pod-resources agree.
+fn until_agreement(node: &Node, daemon: &Daemon) -> Grants {
+    let began = Instant::now();
+    let mut last = String::new();
+    let agreed =
+        wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || {
+            match agreement(node, &daemon.who()) {
+                Ok(grants) => Some(grants),
+                Err(difference) => {
+                    if difference != last {
+                        last.clone_from(&difference);
+                        say(format_args!(
+                            "not yet, after {:.0} s: {} characters of difference",
+                            began.elapsed().as_secs_f64(),
+                            difference.len()
+                        ));
+                    }
+                    sleep(Duration::from_millis(500));
+                    None
+                }
+            }
+        });
+    say(format_args!(
+        "{:.0} s later the ledger, the checkpoint and pod-resources agree on all {} grants",
+        began.elapsed().as_secs_f64(),
+        agreed.len()
+    ));
+    agreed
+}
 
 /// Pods come and go while the daemon and the kubelet are ended and started at every stage.
 pub(crate) fn pods_come_and_go_through_restarts(
@@ -84,31 +114,7 @@ pub(crate) fn pods_come_and_go_through_restarts(
     wait_for("the daemon is back", SOON, || daemon.is_registered().then_some(()));
     node.pods.create("staged", SHARED, 2, true);
     running(node, "staged");
-    let began = Instant::now();
-    let mut last = String::new();
-    let agreed =
-        wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || {
-            match agreement(node, &daemon.who()) {
-                Ok(grants) => Some(grants),
-                Err(difference) => {
-                    if difference != last {
-                        last.clone_from(&difference);
-                        say(format_args!(
-                            "not yet, after {:.0} s: {} characters of difference",
-                            began.elapsed().as_secs_f64(),
-                            difference.len()
-                        ));
-                    }
-                    sleep(Duration::from_millis(500));
-                    None
-                }
-            }
-        });
-    say(format_args!(
-        "{:.0} s later the ledger, the checkpoint and pod-resources agree on all {} grants",
-        began.elapsed().as_secs_f64(),
-        agreed.len()
-    ));
+    let agreed = until_agreement(node, daemon);
     assert_eq!(agreed.len(), 4, "an init container and its successor, and two: {agreed:?}");
 }
 

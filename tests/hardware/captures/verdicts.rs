@@ -253,6 +253,16 @@ const FAULTS: &[Row<'_>] = {
     ]
 };
 
+/// Whether a listed device is at this address, or a virtual function of the GPU.
+fn is_below(simulation: &HealthSimulation, owner: &str, id: &DeviceId) -> bool {
+    simulation.inventory().resources.values().any(|offering| {
+        let device = offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
+        device.is_some_and(|pci| {
+            pci.address.to_string() == owner || pci.physfn.is_some_and(|of| of.to_string() == GPU)
+        })
+    })
+}
+
 #[test]
 fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
     if captures().is_none() {
@@ -292,18 +302,8 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
             simulation.unhealthy().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
         assert!(told.values().all(|told| told == reason), "{case}: {told:?}");
         // No other device is affected. If a card is offered by its parts, all parts are.
-        let is_below = |id: &DeviceId| {
-            of.contains(id)
-                || simulation.inventory().resources.values().any(|offering| {
-                    let device =
-                        offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
-                    device.is_some_and(|pci| {
-                        pci.address.to_string() == owner
-                            || pci.physfn.is_some_and(|of| of.to_string() == GPU)
-                    })
-                })
-        };
-        assert!(told.keys().all(is_below), "{case}: {told:?}");
+        let is_affected = |id: &DeviceId| of.contains(id) || is_below(&simulation, owner, id);
+        assert!(told.keys().all(is_affected), "{case}: {told:?}");
         let is_over = |simulation: &HealthSimulation| simulation.unhealthy() == before;
         match ends {
             Ends::ByItself(seconds) => assert_eq!(
