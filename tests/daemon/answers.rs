@@ -521,7 +521,7 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
         assert_eq!(
             kubelet.wait_for_some(first, HANG).await.unwrap(),
             (3, 1),
-            "the held one is gone from the host, and listed"
+            "the held device is removed from the host, and listed"
         );
 
         let names = || -> BTreeSet<String> {
@@ -637,7 +637,7 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             said.contains("no holdfast daemon answers") && said.contains("journal"),
-            "where it is from is said: {said}"
+            "the source of the answer is printed: {said}"
         );
         assert_eq!(node.output(&["status"]).status.code(), Some(1));
     });

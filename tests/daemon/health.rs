@@ -235,7 +235,11 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
         )
         .await;
         listed(&kubelet, &rdma, (8, 0)).await;
-        assert_eq!(shown(&node, held.as_str())["health"], "Healthy", "as the kubelet is told");
+        assert_eq!(
+            shown(&node, held.as_str())["health"],
+            "Healthy",
+            "the same as in the kubelet's list"
+        );
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
 

@@ -177,7 +177,7 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         assert_eq!(
             kubelet.capacity(&gpu()).allocatable,
             0,
-            "the first list of the next process says so already"
+            "the first list of the next process has it already"
         );
         std::fs::write(left(&node, "go"), "").unwrap();
         daemon.logged("the hook after release has failed").await;

@@ -85,7 +85,7 @@ fn check_page(page: &str) {
             let (name, kind) = rest.split_once(' ').unwrap();
             current = Some(row(name).unwrap_or_else(|| panic!("`{name}` is not in the table")));
             assert_eq!(current.unwrap().kind.as_str(), kind, "{name}");
-            assert!(seen.insert(name), "`{name}` is told in two places");
+            assert!(seen.insert(name), "`{name}` is described in two places");
         }
     }
     assert!(current.is_some());
@@ -198,7 +198,10 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
         check_page(&page);
         let page = http_get(address, "/metrics").1;
         check_page(&page);
-        assert!(!page.contains("pod=\"train\""), "nothing is told of a pod that has gone:\n{page}");
+        assert!(
+            !page.contains("pod=\"train\""),
+            "the page has no series of a pod that was removed:\n{page}"
+        );
         every_metric_is_provoked(&page);
         assert_eq!(http_get(address, "/nothing").0, 404);
     });
@@ -329,7 +332,7 @@ fn the_dashboard_queries_metrics_of_the_table() {
             assert_eq!(panel["datasource"], "${datasource}", "{title}");
             assert!(
                 panel["description"].as_str().is_some_and(|text| text.len() > 10),
-                "{title}: what does it tell?"
+                "{title}: the description is missing"
             );
             let refs: Vec<&str> = panel["targets"]
                 .as_array()
@@ -387,7 +390,10 @@ fn the_alert_tests_expect_the_texts_of_the_alerts() {
         strings(&cases, key, &mut expected);
         assert!(expected.len() > 20, "{key}: {}", expected.len());
         for said in expected {
-            assert!(words.iter().any(|words| becomes(words, said)), "no alert says: {said}");
+            assert!(
+                words.iter().any(|words| becomes(words, said)),
+                "no alert has the text: {said}"
+            );
         }
     }
 }

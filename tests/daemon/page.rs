@@ -100,7 +100,7 @@ fn the_page_and_the_picture_show_what_the_daemon_knows() {
         assert!(
             !html.contains("http-equiv") && answer(page, "/?refresh=5").contains("content=\"5\"")
         );
-        assert_eq!(http_get(page, "/metrics").0, 200, "beside it everything is as it was");
+        assert_eq!(http_get(page, "/metrics").0, 200, "the other files are unchanged");
 
         let text = String::from_utf8(node.output(&["topology"]).stdout).unwrap();
         let line = |id: usize| {

@@ -136,11 +136,7 @@ fn unchanged_resources_are_not_touched_while_others_change_under_load() {
                 Some(&ResourceChange::Changed(vec!["env"]))
             );
             answer_has_the_new_environment(&kubelet, &node).await;
-            assert_eq!(
-                seen(&kubelet, &nic()),
-                of_nic,
-                "nothing that the kubelet was told has changed"
-            );
+            assert_eq!(seen(&kubelet, &nic()), of_nic, "the kubelet's data has not changed");
             // The options at Register have changed: the kubelet has to call before a start.
             let hook = "before_start = { command = [\"/bin/true\"] }\n";
             node.write_config(&config(&[resource("gpu"), format!("{}{hook}", resource("nic"))]));

@@ -34,7 +34,7 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     ledger::a_kubelet_that_lost_its_checkpoint_is_refused(node, daemon, ["second", "fourth"]);
     ledger::the_last_pods_devices_are_released(node, daemon, ["staged", "second", "fourth"]);
     ledger::a_static_pod_that_returns_releases_its_former_device(node, daemon);
-    assert_eq!(daemon.disagreements(), [""; 0], "nobody else is after the resources");
+    assert_eq!(daemon.disagreements(), [""; 0], "no other plugin registers the resources");
     // Last, so that a failure here hides no other result.
     if daemon::is_named() {
         assert!(
@@ -213,7 +213,7 @@ fn idle(daemon: &Daemon) -> Idle {
         total += slept;
         by_thread.push(format!("{thread}: {slept}"));
     }
-    assert_eq!(daemon.disagreements(), [""; 0], "the kubelet has what it was told");
+    assert_eq!(daemon.disagreements(), [""; 0], "the kubelet has the daemon's list");
     let (resident_kib, anonymous_kib) = daemon.resident_kib();
     say(format_args!(
         "idle for {} s: {resident_kib} KiB resident ({anonymous_kib} anonymous), {total} voluntary context switches ({})",

@@ -76,7 +76,7 @@ fn the_next_one_takes_over(node: &Node, config: &Path) {
     assert_eq!(
         bad_probes(node, FORMER),
         [""; 0],
-        "the former one stands by and says that it is well"
+        "the former one is on standby and reports that it is healthy"
     );
     assert_eq!(
         (running(node, "first"), running(node, FORMER)),
@@ -106,7 +106,9 @@ fn the_former_one_goes(node: &Node) {
         "a pod was harmed"
     );
     no_period_without_devices(node);
-    say(format_args!("the former one is gone; the next one knows, as the kubelet does: {held:?}"));
+    say(format_args!(
+        "the former one has ended; the next one has the same grants as the kubelet: {held:?}"
+    ));
 }
 
 /// As the DaemonSet's controller does: the former pod ends as soon as the next one is ready.
@@ -158,7 +160,7 @@ fn no_period_without_devices(node: &Node) {
         assert_eq!(
             dips_ms(&log, resource),
             [0.0; 0],
-            "{resource} was without devices for so many milliseconds"
+            "{resource} was without devices for this number of milliseconds"
         );
     }
 }

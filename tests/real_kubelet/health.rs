@@ -33,7 +33,7 @@ pub(crate) fn a_failed_device_is_reported_in_the_status_of_its_running_pod(
     let device = held.unwrap().devices.first().unwrap().clone();
     let says = |health: &str| {
         let began = Instant::now();
-        wait_for(&format!("the pod's status says {health}"), SOON, || {
+        wait_for(&format!("the pod's status has {health}"), SOON, || {
             let told = told(node, "first")?;
             told.iter().any(|(id, said)| *id == device && said == health).then_some(())
         });
@@ -44,7 +44,7 @@ pub(crate) fn a_failed_device_is_reported_in_the_status_of_its_running_pod(
         && told(node, "first").is_none()
     {
         return say(format_args!(
-            "SKIPPED: this kubelet says nothing of a pod's devices (feature gate ResourceHealthStatus)"
+            "SKIPPED: this kubelet does not report a pod's devices (feature gate ResourceHealthStatus)"
         ));
     }
     says("Healthy");
@@ -55,6 +55,6 @@ pub(crate) fn a_failed_device_is_reported_in_the_status_of_its_running_pod(
     let well = says("Healthy");
     assert_eq!(running(node, "first"), before, "nothing was restarted");
     say(format_args!(
-        "a device is cordoned under its pod: the pod's status says Unhealthy {sick} ms later, and Healthy {well} ms after it is given back"
+        "a device is cordoned under its pod: the pod's status is Unhealthy {sick} ms later, and Healthy {well} ms after the uncordon"
     ));
 }

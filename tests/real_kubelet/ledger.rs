@@ -100,14 +100,14 @@ pub(crate) fn pods_come_and_go_through_restarts(
         restarts(1, node, daemon);
         names.iter().for_each(|name| node.pods.delete(name));
         restarts(2, node, daemon);
-        wait_for("every pod of the round is gone", SOON, || {
+        wait_for("every pod of the round has ended", SOON, || {
             (node.pods.list().is_some() && of_round(node, &names).is_empty()).then_some(())
         });
     }
     let after = kept.map(|name| running(node, name));
     assert_eq!(after, before, "a restart harmed a pod that stayed");
     say(format_args!(
-        "{} pods came and went in {:.0} s through {ROUNDS} restarts of the kubelet and as many of the daemon; {rejected} more were rejected while nobody was there, and 2 stayed unharmed",
+        "{} pods came and went in {:.0} s through {ROUNDS} restarts of the kubelet and as many of the daemon; {rejected} more were rejected without a daemon, and 2 kept running",
         ROUNDS * PODS_OF_A_ROUND,
         began.elapsed().as_secs_f64()
     ));
@@ -203,5 +203,5 @@ pub(crate) fn a_static_pod_that_returns_releases_its_former_device(node: &Node, 
         "a static pod came back; the ledger has {devices:?}; the next pod: {} {}",
         next.phase, next.message
     ));
-    assert!(next.runs(), "the kubelet gave it a device that nobody has: {}", next.message);
+    assert!(next.runs(), "the kubelet gave it a free device: {}", next.message);
 }

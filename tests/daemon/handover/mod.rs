@@ -315,7 +315,7 @@ fn an_unknown_ledger_or_protocol_version_is_refused_before_any_change() {
 #[test]
 fn a_process_of_another_user_is_refused_and_counted() {
     if !crate::common::is_root() {
-        crate::common::inside::say("SKIPPED: only root can be somebody else");
+        crate::common::inside::say("SKIPPED: only root can become another user");
         return;
     }
     run(async {

@@ -295,7 +295,7 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
         assert_eq!(
             wait(&mut simulation, 100, is_told),
             Some(at(*after)),
-            "{case}: when it was told; {:?}",
+            "{case}: when it was reported; {:?}",
             simulation.unhealthy()
         );
         let told: BTreeMap<_, _> =
@@ -516,7 +516,7 @@ fn removed_virtual_functions_return_unchanged() {
     assert_eq!(
         offered.intersection(&of_vfs).collect::<Vec<_>>(),
         [&held],
-        "nobody gets a function before it is known whose it is"
+        "no resource gets a function before its owner is known"
     );
     assert!(
         !simulation.unhealthy().values().any(|reason| *reason == Reason::Deselected),
@@ -681,6 +681,6 @@ fn harmless_states_are_no_faults_on_any_machine() {
             faults.into_iter().for_each(Fault::mend);
         }
     }
-    println!("{listed} devices listed on {} machines, {told_lies} lies told", captures.len());
+    println!("{listed} devices listed on {} machines, {told_lies} false reports", captures.len());
     assert!(listed > 50 && told_lies > 500, "{listed} devices, {told_lies} lies");
 }

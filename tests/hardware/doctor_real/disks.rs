@@ -83,7 +83,7 @@ impl Disk {
     /// Unmounts it and waits for the end of the loop device.
     fn end(mut self) {
         drop(self.mounted.take());
-        until_blocking("the loop device is gone", || self.devices(), String::is_empty);
+        until_blocking("the loop device is removed", || self.devices(), String::is_empty);
     }
 }
 

@@ -81,7 +81,7 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
         for attempt in 1..=REPLAYS {
             if played.is_lost {
                 say(format_args!(
-                    "{who}: {name}: the kubelet looked at its pods before the plugin was back; played again"
+                    "{who}: {name}: the kubelet processed its pods before the plugin was back; running it again"
                 ));
                 played = once(rig, attempt);
             }

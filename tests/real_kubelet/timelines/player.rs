@@ -191,7 +191,7 @@ impl<'a> Player<'a> {
     pub(crate) fn delete_pod(&mut self, name: &str) {
         let pod = self.named(name);
         self.rig.delete(&pod);
-        wait_for(&format!("{name} is gone"), SOON, || {
+        wait_for(&format!("{name} was removed"), SOON, || {
             (self.rig.state(&pod) == State::Absent).then_some(())
         });
         self.recorder.note(format!("pod {name}"), "gone");
