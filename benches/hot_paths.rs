@@ -270,6 +270,6 @@ fn replay(bencher: Bencher<'_, '_>, grants: u64) {
     store.append(&(0..grants).map(grant).collect::<Vec<_>>()).unwrap();
     store.close().unwrap();
     bencher.bench_local(|| {
-        Store::open(dir.path(), Durability::ProcessCrash, None).unwrap().0.close().unwrap()
+        Store::open(dir.path(), Durability::ProcessCrash, None).unwrap().0.close().unwrap();
     });
 }

@@ -34,7 +34,7 @@ def discovery(path):
     return known.get(path)
 
 
-class Notes(BaseHTTPRequestHandler):
+class Recorder(BaseHTTPRequestHandler):
     """Answers discovery, has no objects at first, and accepts every object; `server.made` lists them."""
 
     def answer(self, code, document):
@@ -72,7 +72,7 @@ def render(chart, values):
     """The objects of the chart with these values. Raises Helm's error if it refuses them."""
     import helm_sdkpy
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Notes)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
     server.made = []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
@@ -80,8 +80,8 @@ def render(chart, values):
         kubeconfig.write_text(json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "notes",
             "clusters": [{"name": "notes", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-            "contexts": [{"name": "notes", "context": {"cluster": "notes", "user": "nobody"}}],
-            "users": [{"name": "nobody", "user": {}}],
+            "contexts": [{"name": "notes", "context": {"cluster": "notes", "user": "anonymous"}}],
+            "users": [{"name": "anonymous", "user": {}}],
         }))
         os.environ["HOME"] = folder
         configuration = helm_sdkpy.Configuration(namespace="kube-system", kubeconfig=str(kubeconfig))

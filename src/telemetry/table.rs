@@ -74,8 +74,8 @@ table! {
     AllocateDuration = Histogram "holdfast_allocate_duration_seconds" ["resource", "result"]
         "From an Allocate's arrival to its answer, durable as configured.";
     Doubts = Counter "holdfast_allocations_of_held_devices_total" ["resource", "proven", "result"]
-        "Allocates of an exclusive device that a running pod holds, by proof (proven is true or \
-         false) and result (refused or granted).";
+        "Allocates of an exclusive device that a running pod holds, by proof (proven is yes or \
+         no) and result (refused or granted).";
     Allocations = Counter "holdfast_allocations_total" ["resource", "result"]
         "Allocate calls by result (ok or error).";
     BuildInfo = Gauge "holdfast_build_info" ["version"]

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 /// Set in the inner run: its directory.
 const INSIDE: &str = "HOLDFAST_INSIDE";
-/// The file that an inner run leaves in its directory, below its own mounts. A run of no test succeeds too.
+/// The file that an inner run leaves in its directory, below its own mounts. It shows that the test
+/// ran: a run without any test succeeds too.
 const RAN: &str = "ran";
 
 /// Prints at once: the harness would hide the text.

@@ -43,7 +43,7 @@ impl Model {
     pub(crate) fn apply(&mut self, entry: &Entry) {
         match entry {
             Entry::Grant(grant) => {
-                drop(self.live.insert(grant.alloc_id.clone(), (**grant).clone()))
+                drop(self.live.insert(grant.alloc_id.clone(), (**grant).clone()));
             }
             Entry::Moved { alloc_id, state } => {
                 let Some(grant) = self.live.get_mut(alloc_id) else { return };

@@ -8,7 +8,7 @@
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a helper of a test fails the test, and may say why"
+    reason = "a helper of a test fails the test, and may print the reason"
 )]
 
 pub(crate) mod inside;

@@ -521,7 +521,7 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
         assert_eq!(
             kubelet.wait_for_some(first, HANG).await.unwrap(),
             (3, 1),
-            "the held one is gone from the host, and listed"
+            "the held device is removed from the host, and listed"
         );
 
         let names = || -> BTreeSet<String> {
@@ -549,6 +549,31 @@ fn devices_granted_by_another_plugin_are_in_the_first_list_with_their_holders() 
         offered(&kubelet, &gpu(), 3).await;
         assert_eq!(names().len(), 3);
     });
+}
+
+/// Checks the document of `status` for two GPUs and one interface in use.
+fn check_status(status: &Value) {
+    assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
+    assert!(status["recovery"].is_null());
+    assert!(
+        status["kubelet"]["inode"].is_u64()
+            && status["version"].is_string()
+            && status["uptime_seconds"].is_u64()
+    );
+    for (row, (resource, devices, held)) in status["resources"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
+    {
+        let mut row = row.clone();
+        assert!(row["last_registration_ms"].take().is_f64(), "{row}");
+        let wanted = json!({
+            "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "problem": null,
+            "disagreement": null, "last_registration_ms": null, "api_version": "v1beta1"
+        });
+        assert_eq!(row, wanted);
+    }
 }
 
 #[test]
@@ -603,28 +628,7 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let table = String::from_utf8(node.output(&["who"]).stdout).unwrap();
         assert!(table.lines().count() == 4 && table.contains("web-0"), "{table}");
 
-        let status = node.json(&["status"]);
-        assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
-        assert!(status["recovery"].is_null());
-        assert!(
-            status["kubelet"]["inode"].is_u64()
-                && status["version"].is_string()
-                && status["uptime_seconds"].is_u64()
-        );
-        for (row, (resource, devices, held)) in status["resources"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
-        {
-            let mut row = row.clone();
-            assert!(row["last_registration_ms"].take().is_f64(), "{row}");
-            let wanted = json!({
-                "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "problem": null,
-                "disagreement": null, "last_registration_ms": null, "api_version": "v1beta1"
-            });
-            assert_eq!(row, wanted);
-        }
+        check_status(&node.json(&["status"]));
 
         daemon.kill();
         assert_eq!(rows(&node.json(&["ledger", "export"])), who);
@@ -633,7 +637,7 @@ fn who_status_and_export_agree_with_and_without_the_daemon() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
             said.contains("no holdfast daemon answers") && said.contains("journal"),
-            "where it is from is said: {said}"
+            "the source of the answer is printed: {said}"
         );
         assert_eq!(node.output(&["status"]).status.code(), Some(1));
     });

@@ -144,7 +144,7 @@ fn a_missing_permission_is_named() {
     }
     let node = node_with_a_grant();
     let forbid = |path: &Path, mode| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     let kubelet = node.path("kubelet");
     forbid(&kubelet, 0o000);
@@ -316,7 +316,7 @@ fn a_wrong_value_in_another_plugins_file_drops_only_its_own_resource() {
     };
     let write = |pools: &[String]| {
         std::fs::write(&source, format!("{{\"resourceList\": [\n{}\n]}}", pools.join(",\n")))
-            .unwrap()
+            .unwrap();
     };
 
     write(&[

@@ -93,7 +93,7 @@ fn on_an_80_column_terminal_lines_break_between_words() {
     assert!(long.is_empty() && out.contains("all of them hold"), "{long:#?}\n{out}");
     assert!(
         out.contains("\nGPU-5ca1ab1e-0000-4000-8000-000000000007  late-0/train"),
-        "which GPU somebody holds is to be read: {out}"
+        "the output shows which container holds a GPU: {out}"
     );
 }
 

@@ -18,6 +18,7 @@ use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -494,6 +495,38 @@ fn unpacked(path: &Path) -> BTreeMap<String, String> {
     archive.entries().unwrap().map(read).collect()
 }
 
+/// Runs `doctor --bundle` with this destination.
+fn bundle(node: &Node, to: &Path) -> Output {
+    node.output(&["doctor", "--bundle", to.to_str().unwrap()])
+}
+
+/// An archive never replaces a file, and may be written to standard output or into a directory.
+fn check_destinations(node: &Node, path: &Path, files: &BTreeMap<String, String>) {
+    let before = fs::read(path).unwrap();
+    assert_eq!(
+        bundle(node, path).status.code(),
+        Some(exit::FAILURE.into()),
+        "what is there is not written over"
+    );
+    assert_eq!(fs::read(path).unwrap(), before);
+    assert_eq!(bundle(node, &node.path("bundle.tar.gz")).status.code(), Some(exit::USAGE.into()));
+    let output = bundle(node, Path::new("-"));
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::write(node.path("streamed.tar"), output.stdout).unwrap();
+    assert!(
+        unpacked(&node.path("streamed.tar")).keys().eq(files.keys()),
+        "standard output has the archive and nothing else"
+    );
+    let dir = node.path("bundles");
+    fs::create_dir(&dir).unwrap();
+    let named = PathBuf::from(String::from_utf8(bundle(node, &dir).stdout).unwrap().trim_end());
+    assert!(
+        named.starts_with(&dir) && unpacked(&named).len() == files.len(),
+        "{}",
+        named.display()
+    );
+}
+
 #[test]
 fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     use base64::Engine as _;
@@ -530,8 +563,7 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     write(&node.path("kubelet/device-plugins/kubelet_internal_checkpoint"), &checkpoint);
 
     let path = node.path("bundle.tar");
-    let bundle = |to: &Path| node.output(&["doctor", "--bundle", to.to_str().unwrap()]);
-    let output = bundle(&path);
+    let output = bundle(&node, &path);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim_end(), path.to_str().unwrap());
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -563,29 +595,7 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     let log = &files["log.txt"];
     assert!(!log.contains("planted"), "{log}");
 
-    let before = fs::read(&path).unwrap();
-    assert_eq!(
-        bundle(&path).status.code(),
-        Some(exit::FAILURE.into()),
-        "what is there is not written over"
-    );
-    assert_eq!(fs::read(&path).unwrap(), before);
-    assert_eq!(bundle(&node.path("bundle.tar.gz")).status.code(), Some(exit::USAGE.into()));
-    let output = bundle(Path::new("-"));
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    fs::write(node.path("streamed.tar"), output.stdout).unwrap();
-    assert!(
-        unpacked(&node.path("streamed.tar")).keys().eq(files.keys()),
-        "standard output has the archive and nothing else"
-    );
-    let dir = node.path("bundles");
-    fs::create_dir(&dir).unwrap();
-    let named = PathBuf::from(String::from_utf8(bundle(&dir).stdout).unwrap().trim_end());
-    assert!(
-        named.starts_with(&dir) && unpacked(&named).len() == files.len(),
-        "{}",
-        named.display()
-    );
+    check_destinations(&node, &path, &files);
 }
 
 #[test]

@@ -109,6 +109,12 @@ fn a_removed_node_is_unhealthy_until_it_returns_and_flapping_makes_few_lists() {
     });
 }
 
+/// Waits until `device show` has this value.
+async fn until_shown(node: &Node, id: &DeviceId, key: &str, value: &str) {
+    let what = format!("{key} of {id} is {value}");
+    until(&what, || shown(node, id.as_str())[key].clone(), |shown| shown == value).await;
+}
+
 #[test]
 fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
     run(async {
@@ -153,30 +159,15 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
         // Until the first probe the second device is the unhealthy one.
-        until(
-            "the first look",
-            || shown(&node, of(1).as_str())["health"].clone(),
-            |health| health == "Unhealthy",
-        )
-        .await;
-        until(
-            "the first look",
-            || shown(&node, of(2).as_str())["health"].clone(),
-            |health| health == "Healthy",
-        )
-        .await;
+        until_shown(&node, &of(1), "health", "Unhealthy").await;
+        until_shown(&node, &of(2), "health", "Healthy").await;
         let down = shown(&node, of(1).as_str());
         assert_eq!(
             (&down["health"], &down["reason"], &down["state"]),
             (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into())
         );
         assert_eq!(down["detail"], "port 1 is 1: DOWN, 5: LinkUp");
-        until(
-            "the patience with the third",
-            || shown(&node, of(3).as_str())["state"].clone(),
-            |state| state == "suspect",
-        )
-        .await;
+        until_shown(&node, &of(3), "state", "suspect").await;
         assert_eq!(shown(&node, of(2).as_str())["state"], "healthy");
         let status = node.json(&["status"]);
         assert_eq!(status["ailing"][0]["reason"], "port_down", "{status}");
@@ -184,12 +175,7 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
         // A recovered device is held back, and the next process continues that hold.
         std::fs::write(port(1), "4: ACTIVE\n").unwrap();
         std::fs::write(port(3), "4: ACTIVE\n").unwrap();
-        until(
-            "its recovery",
-            || shown(&node, of(1).as_str())["state"].clone(),
-            |state| state == "recovering",
-        )
-        .await;
+        until_shown(&node, &of(1), "state", "recovering").await;
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
         remember(
@@ -249,7 +235,11 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
         )
         .await;
         listed(&kubelet, &rdma, (8, 0)).await;
-        assert_eq!(shown(&node, held.as_str())["health"], "Healthy", "as the kubelet is told");
+        assert_eq!(
+            shown(&node, held.as_str())["health"],
+            "Healthy",
+            "the same as in the kubelet's list"
+        );
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
 

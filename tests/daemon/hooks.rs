@@ -177,7 +177,7 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         assert_eq!(
             kubelet.capacity(&gpu()).allocatable,
             0,
-            "the first list of the next process says so already"
+            "the first list of the next process has it already"
         );
         std::fs::write(left(&node, "go"), "").unwrap();
         daemon.logged("the hook after release has failed").await;
@@ -202,6 +202,36 @@ fn a_released_device_is_not_granted_until_its_hook_is_done_across_a_kill() {
         assert_eq!((shown(&node), due_hooks(&node)), (None, 0));
         allocate(&mut api, &["dev:gpu0"]).await.unwrap();
     });
+}
+
+/// The hook gets the former pod.
+fn check_environment_of_the_hook(node: &Node, uid: &str) {
+    for variable in [
+        "HOLDFAST_PHASE=after_release",
+        "HOLDFAST_POD_NAME=one",
+        &format!("HOLDFAST_POD_UID={}", uid),
+    ] {
+        assert!(
+            lines(node, "env").iter().any(|line| line == variable),
+            "`{variable}` is not in {:#?}",
+            lines(node, "env")
+        );
+    }
+}
+
+/// The message of the waiting container names the hook, the device, the former pod and the remedy.
+fn check_start_error(message: &str) {
+    for part in [
+        "CreateContainerConfigError",
+        "FailedPrecondition",
+        "example.com/gpu",
+        "`dev:gpu0`",
+        "default/one",
+        "exit status: 3",
+        "fix the cause",
+    ] {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
 }
 
 /// The kubelet gives a device to the next pod while a process of the former pod still runs. The
@@ -253,17 +283,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
             !runs(&two) && due_hooks(&node) == 1 && node.grants().len() == 1,
             "the former ones are released, with a hook"
         );
-        for told in [
-            "HOLDFAST_PHASE=after_release",
-            "HOLDFAST_POD_NAME=one",
-            &format!("HOLDFAST_POD_UID={}", one.uid),
-        ] {
-            assert!(
-                lines(&node, "env").iter().any(|line| line == told),
-                "`{told}` is not in {:#?}",
-                lines(&node, "env")
-            );
-        }
+        check_environment_of_the_hook(&node, &one.uid);
         assert_eq!(
             kubelet.capacity(&gpu()).allocatable,
             1,
@@ -280,17 +300,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
                 .unwrap_or_default()
         };
         let said = until("the error", waiting, |text| text.contains("exit status: 3")).await;
-        for part in [
-            "CreateContainerConfigError",
-            "FailedPrecondition",
-            "example.com/gpu",
-            "`dev:gpu0`",
-            "default/one",
-            "exit status: 3",
-            "fix the cause",
-        ] {
-            assert!(said.contains(part), "`{part}` is not in: {said}");
-        }
+        check_start_error(&said);
         assert!(!runs(&two));
         let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         let waits = "pod default/two cannot start yet with device dev:gpu0, since the hook after its release has failed ";
@@ -422,7 +432,7 @@ fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted()
             write(
                 "host/proc/1/mountinfo",
                 "36 35 259:7 / /data rw - xfs /dev/disk/by-id/nvme-x rw\n",
-            )
+            );
         };
         let unmount = || std::fs::remove_file(node.path("host/proc/1/mountinfo")).unwrap();
         // The first start on a node creates this directory, gets its event, and scans again; that

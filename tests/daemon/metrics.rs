@@ -85,7 +85,7 @@ fn check_page(page: &str) {
             let (name, kind) = rest.split_once(' ').unwrap();
             current = Some(row(name).unwrap_or_else(|| panic!("`{name}` is not in the table")));
             assert_eq!(current.unwrap().kind.as_str(), kind, "{name}");
-            assert!(seen.insert(name), "`{name}` is told in two places");
+            assert!(seen.insert(name), "`{name}` is described in two places");
         }
     }
     assert!(current.is_some());
@@ -97,6 +97,30 @@ fn check_page(page: &str) {
             .unwrap();
         let labels: Vec<&str> = labels.into_iter().filter(|label| *label != "le").collect();
         assert_eq!(labels, family.labels, "{name}");
+    }
+}
+
+/// Every metric of the table has a value on the page, or another test provokes it.
+fn every_metric_is_provoked(page: &str) {
+    let all = samples(page);
+    for Row { name, kind, .. } in TABLE {
+        if let Some((_, file)) = ELSEWHERE.iter().find(|(elsewhere, _)| elsewhere == name) {
+            let of_table = format!(
+                "Metric::{:?}",
+                Metric::all().find(|metric| metric.row().name == *name).unwrap()
+            );
+            let source = text(file);
+            assert!(
+                source.contains(name) || source.contains(&of_table),
+                "{file} does not provoke {name}"
+            );
+            continue;
+        }
+        let shown =
+            if *kind == Kind::Histogram { format!("{name}_count") } else { (*name).to_owned() };
+        let is_told =
+            all.iter().any(|(told, _, above)| *told == shown && (*above || *kind == Kind::Gauge));
+        assert!(is_told || *name == "holdfast_devices_held", "`{name}` was not provoked:\n{page}");
     }
 }
 
@@ -174,31 +198,11 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
         check_page(&page);
         let page = http_get(address, "/metrics").1;
         check_page(&page);
-        assert!(!page.contains("pod=\"train\""), "nothing is told of a pod that has gone:\n{page}");
-        let all = samples(&page);
-        for Row { name, kind, .. } in TABLE {
-            if let Some((_, file)) = ELSEWHERE.iter().find(|(elsewhere, _)| elsewhere == name) {
-                let of_table = format!(
-                    "Metric::{:?}",
-                    Metric::all().find(|metric| metric.row().name == *name).unwrap()
-                );
-                let source = text(file);
-                assert!(
-                    source.contains(name) || source.contains(&of_table),
-                    "{file} does not provoke {name}"
-                );
-                continue;
-            }
-            let shown =
-                if *kind == Kind::Histogram { format!("{name}_count") } else { (*name).to_owned() };
-            let is_told = all
-                .iter()
-                .any(|(told, _, above)| *told == shown && (*above || *kind == Kind::Gauge));
-            assert!(
-                is_told || *name == "holdfast_devices_held",
-                "`{name}` was not provoked:\n{page}"
-            );
-        }
+        assert!(
+            !page.contains("pod=\"train\""),
+            "the page has no series of a pod that was removed:\n{page}"
+        );
+        every_metric_is_provoked(&page);
         assert_eq!(http_get(address, "/nothing").0, 404);
     });
 }
@@ -328,7 +332,7 @@ fn the_dashboard_queries_metrics_of_the_table() {
             assert_eq!(panel["datasource"], "${datasource}", "{title}");
             assert!(
                 panel["description"].as_str().is_some_and(|text| text.len() > 10),
-                "{title}: what does it tell?"
+                "{title}: the description is missing"
             );
             let refs: Vec<&str> = panel["targets"]
                 .as_array()
@@ -386,7 +390,10 @@ fn the_alert_tests_expect_the_texts_of_the_alerts() {
         strings(&cases, key, &mut expected);
         assert!(expected.len() > 20, "{key}: {}", expected.len());
         for said in expected {
-            assert!(words.iter().any(|words| becomes(words, said)), "no alert says: {said}");
+            assert!(
+                words.iter().any(|words| becomes(words, said)),
+                "no alert has the text: {said}"
+            );
         }
     }
 }
@@ -482,14 +489,12 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         offered(&kubelet, &name("example.com/nic"), 1).await;
         daemon.logged("ready").await;
         let address = telemetry(&daemon).await.to_string();
-        let well = async |what| {
-            until("that all is well", || check(&address, what), |(code, _)| *code == Some(0))
-                .await
-                .1
+        let healthy = async |what| {
+            until("a healthy state", || check(&address, what), |(code, _)| *code == Some(0)).await.1
         };
         assert_eq!(
-            (well("daemon").await.as_str(), well("devices").await.as_str()),
-            ("Holdfast is well", "all devices are healthy")
+            (healthy("daemon").await.as_str(), healthy("devices").await.as_str()),
+            ("Holdfast is healthy", "all devices are healthy")
         );
 
         node.remove_device("gpu", 1);
@@ -509,7 +514,7 @@ fn node_problem_detector_gets_the_state_of_the_daemon_and_its_devices() {
         assert!(
             node.output(&["device", "cordon", "dev:gpu0", "--reason", "test"]).status.success()
         );
-        well("devices").await;
+        healthy("devices").await;
 
         daemon.kill();
         assert_eq!(

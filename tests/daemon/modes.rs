@@ -148,14 +148,14 @@ fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
         assert_eq!(
             fs::metadata(node.path("run")).unwrap().mode() & 0o7777,
             0o755,
-            "nobody else exchanges the sockets in it"
+            "no other user replaces the sockets in it"
         );
         drop(daemon);
         let daemon = node.start_daemon();
         daemon.logged("ready").await;
         assert!(
             !daemon.log().iter().any(|line| line.contains("accessible to other users")),
-            "it is said once"
+            "it is logged once"
         );
     });
 }
@@ -165,7 +165,7 @@ fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
 #[test]
 fn other_users_cannot_read_the_files() {
     if !is_root() {
-        println!("SKIPPED: only root can become somebody else");
+        println!("SKIPPED: only root can become another user");
         return;
     }
     run(async {

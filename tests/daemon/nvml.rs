@@ -225,7 +225,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
                 .filter(|uuid| uuid.starts_with("MIG-"))
                 .count()
         };
-        assert_eq!(names(&found), 2, "a person is told the same");
+        assert_eq!(names(&found), 2, "the text output has the same");
         drop(daemon);
 
         // Held devices stay in the list of the next daemon, but cannot be given without their
@@ -304,7 +304,7 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
             hardware.gpu_address(0)
         );
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{one}"));
-        if compile("nobody asks", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+        if compile("no resource needs it", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
             offered(&kubelet, &gpu, 1).await;

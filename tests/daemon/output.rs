@@ -82,6 +82,36 @@ fn verbs<'a>(id: &'a str, unknown: &'a str, config: &'a str) -> Vec<Vec<&'a str>
     ]
 }
 
+/// `-o json` has the names as they are.
+async fn json_has_exact_names(node: &Node, id: &str) {
+    let devices = json_document(node, &["device", "show"]).await;
+    let of = |id: &str| {
+        devices["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|device| device["id"] == id)
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(of("dev:sensor0")["cordoned"], format!("fan{HOSTILE}"));
+    assert_eq!(of(id)["id"], id);
+    for verb in [
+        &["status"][..],
+        &["who"],
+        &["history"],
+        &["discover", "--all"],
+        &["topology"],
+        &["doctor"],
+        &["config", "show"],
+    ] {
+        json_document(node, verb).await;
+    }
+    let (export, _) = printable(node, &["ledger", "export"]).await;
+    let export: serde_json::Value = serde_json::from_str(&export).unwrap();
+    assert_eq!(export["grants"][0]["devices"][0], id);
+}
+
 #[test]
 fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
     run(async {
@@ -113,32 +143,7 @@ fn no_verb_prints_a_hostile_name_unescaped_and_json_keeps_it() {
         for verb in verbs(&id, &unknown, config) {
             printable(&node, &verb).await;
         }
-        let devices = json_document(&node, &["device", "show"]).await;
-        let of = |id: &str| {
-            devices["devices"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .find(|device| device["id"] == id)
-                .unwrap()
-                .clone()
-        };
-        assert_eq!(of("dev:sensor0")["cordoned"], format!("fan{HOSTILE}"));
-        assert_eq!(of(&id)["id"], id);
-        for verb in [
-            &["status"][..],
-            &["who"],
-            &["history"],
-            &["discover", "--all"],
-            &["topology"],
-            &["doctor"],
-            &["config", "show"],
-        ] {
-            json_document(&node, verb).await;
-        }
-        let (export, _) = printable(&node, &["ledger", "export"]).await;
-        let export: serde_json::Value = serde_json::from_str(&export).unwrap();
-        assert_eq!(export["grants"][0]["devices"][0], id);
+        json_has_exact_names(&node, &id).await;
         let serving: serde_json::Value =
             serde_json::from_str(&daemon.logged("serving /metrics").await).unwrap();
         let address = serving["address"].as_str().unwrap().parse().unwrap();

@@ -100,7 +100,7 @@ fn the_page_and_the_picture_show_what_the_daemon_knows() {
         assert!(
             !html.contains("http-equiv") && answer(page, "/?refresh=5").contains("content=\"5\"")
         );
-        assert_eq!(http_get(page, "/metrics").0, 200, "beside it everything is as it was");
+        assert_eq!(http_get(page, "/metrics").0, 200, "the other files are unchanged");
 
         let text = String::from_utf8(node.output(&["topology"]).stdout).unwrap();
         let line = |id: usize| {
@@ -202,7 +202,7 @@ fn a_browser_renders_the_page_on_desktop_and_phone_in_light_and_dark() {
             .map_or_else(|| node.path("seen"), PathBuf::from);
         // The kubelet needs this thread meanwhile.
         let looked = tokio::task::spawn_blocking(move || {
-            looked_at(browser, &format!("http://{page}/"), &home, &folder)
+            looked_at(browser, &format!("http://{page}/"), &home, &folder);
         });
         looked.await.unwrap();
         drop((kubelet, daemon));

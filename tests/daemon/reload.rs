@@ -82,6 +82,17 @@ async fn standing(
     kubelet.wait_for(fits, within).await.unwrap_or_else(|error| panic!("{what}: {error}"));
 }
 
+async fn answer_has_the_new_environment(kubelet: &Kubelet, node: &Node) {
+    let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
+    let mut plugin = dial(kubelet, node, &nic()).await;
+    let answer = plugin
+        .allocate(api::AllocateRequest { container_requests: vec![request] })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.container_responses[0].envs.get("SPEED").map(String::as_str), Some("fast"));
+}
+
 #[test]
 fn unchanged_resources_are_not_touched_while_others_change_under_load() {
     run(async {
@@ -125,22 +136,8 @@ fn unchanged_resources_are_not_touched_while_others_change_under_load() {
                 reload(&mut app).await.resources.get(&nic()),
                 Some(&ResourceChange::Changed(vec!["env"]))
             );
-            let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
-            let mut plugin = dial(&kubelet, &node, &nic()).await;
-            let answer = plugin
-                .allocate(api::AllocateRequest { container_requests: vec![request] })
-                .await
-                .unwrap()
-                .into_inner();
-            assert_eq!(
-                answer.container_responses[0].envs.get("SPEED").map(String::as_str),
-                Some("fast")
-            );
-            assert_eq!(
-                seen(&kubelet, &nic()),
-                of_nic,
-                "nothing that the kubelet was told has changed"
-            );
+            answer_has_the_new_environment(&kubelet, &node).await;
+            assert_eq!(seen(&kubelet, &nic()), of_nic, "the kubelet's data has not changed");
             // The options at Register have changed: the kubelet has to call before a start.
             let hook = "before_start = { command = [\"/bin/true\"] }\n";
             node.write_config(&config(&[resource("gpu"), format!("{}{hook}", resource("nic"))]));
@@ -227,7 +224,7 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         let mut inventory = app.views.inventory.clone();
         let gone = async {
-            drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap())
+            drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap());
         };
         tokio::time::timeout(LEAVE_AFTER + HANG, gone).await.expect("both resources end");
         let is_over = |view: &View<'_>| {

@@ -108,7 +108,7 @@ async fn looked_at(node: &Node, when: &str, address: SocketAddr, log: &[String])
     files.iter().for_each(|(file, text)| holds_none(&format!("{file} {when}"), text));
     assert!(
         files["config.json"].contains("\"after_release\""),
-        "names are told: {}",
+        "names are printed: {}",
         files["config.json"]
     );
 }
@@ -176,7 +176,7 @@ fn secrets_of_root_are_in_no_page_log_or_archive() {
         let checked = Command::from(node.command(&["config", "check"])).output().await.unwrap();
         assert!(
             String::from_utf8(checked.stdout).unwrap().contains("424242424242"),
-            "whoever mends it sees the value"
+            "root sees the value"
         );
     });
 }

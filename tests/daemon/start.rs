@@ -132,7 +132,7 @@ fn a_long_history_does_not_slow_down_the_start() {
             daemon.kill();
             assert_eq!(node.grants().len() as u64, LIVE);
         }
-        println!("ready {how}: {}; the last one said\n{}", percentiles(took), log.join("\n"));
+        println!("ready {how}: {}; the last log:\n{}", percentiles(took), log.join("\n"));
     }
     let export = node.json(&["ledger", "export"]);
     assert_eq!(export["grants"].as_array().unwrap().len() as u64, LIVE + released);
@@ -159,10 +159,10 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
     };
     let cases: [(&str, &str, Damage<'_>); 4] = [
         // The segment ends within its head, as after a kill.
-        ("half of the journal is gone", "", &|| cut(&segment(&node))),
-        ("half of the database is gone", "damaged", &|| cut(&database.join("db"))),
+        ("half of the journal is removed", "", &|| cut(&segment(&node))),
+        ("half of the database is removed", "damaged", &|| cut(&database.join("db"))),
         ("the database is gone", "the query database is gone", &|| {
-            fs::remove_dir_all(&database).unwrap()
+            fs::remove_dir_all(&database).unwrap();
         }),
         // Its reader waits for a writer that never comes. That is no evidence against the database.
         ("the database cannot be opened", "it is a FIFO, not a regular file", &|| {

@@ -189,7 +189,7 @@ fn a_rebuilt_actor_negotiates_the_version_again() {
         assert_eq!(
             kubelet.view(|view| view.last(refused).cloned()),
             None,
-            "only what it speaks is said to it"
+            "only a version that it speaks is used"
         );
         assert_eq!(node.grants().len(), 1);
         app.shut_down().await;

@@ -1,4 +1,4 @@
-//! What has to hold, in the order of a node's life. Every figure is printed.
+//! The checks, in the order of a node's life. Every figure is printed.
 
 use crate::daemon::{self, Daemon, Held};
 use crate::health;
@@ -14,28 +14,28 @@ use std::time::{Duration, Instant};
 
 const RESTARTS: usize = 20;
 const FIRST_LIST_MS_MAX: f64 = 10.0;
-/// A pod that is rejected when the kubelet comes to it is gone a second later.
+/// A pod that is rejected at the kubelet's first pass has ended a second later.
 const ADMITTED_AFTER: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(60);
 
 pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
-    // A pod that asks for a resource of which the kubelet has never heard is not rejected: it runs without.
+    // A pod that requests a resource unknown to the kubelet is not rejected: it runs without it.
     wait_for("every resource is registered", SOON, || {
         let listed = |resource| first_list_ms(&node.kubelet_log(), resource).is_some();
         (daemon.is_registered() && listed(SHARED) && listed(EXCLUSIVE)).then_some(())
     });
     init_and_main_get_the_device(node, daemon);
     exclusive_devices_are_not_shared(node, daemon);
-    health::a_sick_device_is_told_of_a_pod_that_runs_on(node, daemon);
+    health::a_failed_device_is_reported_in_the_status_of_its_running_pod(node, daemon);
     let shared = pods_survive_every_restart_of_the_kubelet(node, daemon);
     let idle = idle(daemon);
     ledger::pods_come_and_go_through_restarts(node, daemon, &shared, ["first", "second"]);
     a_deleted_pods_devices_are_released(node, daemon);
-    ledger::a_kubelet_that_forgot_is_refused(node, daemon, ["second", "fourth"]);
+    ledger::a_kubelet_that_lost_its_checkpoint_is_refused(node, daemon, ["second", "fourth"]);
     ledger::the_last_pods_devices_are_released(node, daemon, ["staged", "second", "fourth"]);
-    ledger::a_static_pod_that_comes_back_gives_way(node, daemon);
-    assert_eq!(daemon.disagreements(), [""; 0], "nobody else is after the resources");
-    // Last, so that all else is seen too.
+    ledger::a_static_pod_that_returns_releases_its_former_device(node, daemon);
+    assert_eq!(daemon.disagreements(), [""; 0], "no other plugin registers the resources");
+    // Last, so that a failure here hides no other result.
     if daemon::is_named() {
         assert!(
             idle.resident_kib <= 12 * 1024,
@@ -119,7 +119,7 @@ fn exclusive_devices_are_not_shared(node: &Node, daemon: &Daemon) {
     node.pods.delete("third");
 }
 
-/// The name of the pod with an init container, which may be another one than before.
+/// Returns the name of the pod with an init container, which may have changed.
 fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -> String {
     let of_three =
         |node: &Node, shared: &str| [shared, "first", "second"].map(|name| running(node, name));
@@ -141,7 +141,8 @@ fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -
         batches.push(batch);
         sleep(ADMITTED_AFTER);
         if lists[0] >= batch && node.pods.get(&shared).is_some_and(|pod| pod.phase == "Failed") {
-            // The kubelet waits for nobody: on a busy machine it may be the first, and a pod with an init container is lost.
+            // The kubelet does not wait. On a busy machine it may be first, and then it rejects a
+            // pod with an init container.
             say(format_args!(
                 "restart {restart}: the kubelet came to its pods after {batch:.1} ms, the list after {:.1} ms",
                 lists[0]
@@ -180,7 +181,7 @@ fn pods_survive_every_restart_of_the_kubelet(node: &mut Node, daemon: &Daemon) -
     shared
 }
 
-/// What the ledger knows of these pods, once it knows their containers.
+/// The grants of these pods in the ledger, once their containers are known.
 fn held_by(daemon: &Daemon, pods: &[Pod; 3]) -> Vec<Held> {
     let of_pod = |held: &Held, pod: &Pod| {
         held.holder.as_ref().is_some_and(|holder| holder.contains(&pod.uid))
@@ -195,7 +196,7 @@ fn held_by(daemon: &Daemon, pods: &[Pod; 3]) -> Vec<Held> {
     })
 }
 
-/// What a daemon costs to which nothing happens.
+/// The cost of an idle daemon.
 struct Idle {
     resident_kib: u64,
     /// Voluntary context switches of all threads.
@@ -212,7 +213,7 @@ fn idle(daemon: &Daemon) -> Idle {
         total += slept;
         by_thread.push(format!("{thread}: {slept}"));
     }
-    assert_eq!(daemon.disagreements(), [""; 0], "the kubelet has what it was told");
+    assert_eq!(daemon.disagreements(), [""; 0], "the kubelet has the daemon's list");
     let (resident_kib, anonymous_kib) = daemon.resident_kib();
     say(format_args!(
         "idle for {} s: {resident_kib} KiB resident ({anonymous_kib} anonymous), {total} voluntary context switches ({})",
@@ -244,7 +245,7 @@ fn a_deleted_pods_devices_are_released(node: &Node, daemon: &Daemon) {
         (2, 1),
         "the others keep theirs: {left:?}"
     );
-    // The kubelet may give it away again, and does.
+    // The kubelet allocates the device again.
     node.pods.create("fourth", EXCLUSIVE, 1, false);
     running(node, "fourth");
 }

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether another binary than the one just built was named: then it is worth measuring.
+/// Whether `HOLDFAST_BIN` names a binary. Only then figures are measured.
 pub(crate) fn is_named() -> bool {
     std::env::var_os("HOLDFAST_BIN").is_some()
 }
@@ -21,7 +21,7 @@ pub(crate) struct Daemon {
     dir: PathBuf,
     process: Process,
     starts: usize,
-    /// Whose process it is, if anybody's.
+    /// The pod and container that hold it, if they are known.
     systemd: Option<Systemd>,
 }
 
@@ -32,23 +32,24 @@ pub(crate) struct Held {
     pub(crate) resource: String,
     pub(crate) devices: Vec<String>,
     pub(crate) state: String,
-    /// `namespace/name uid container`, once all of it is known.
+    /// `namespace/name uid container`, once all three are known.
     pub(crate) holder: Option<String>,
 }
 
-/// The one under test: `HOLDFAST_BIN`, else the one just built.
+/// The binary under test: `HOLDFAST_BIN`, otherwise the one just built.
 pub(crate) fn binary() -> PathBuf {
     std::env::var_os("HOLDFAST_BIN")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
 }
 
-/// One of its verbs.
+/// Runs one of its verbs.
 fn holdfast(dir: &Path) -> Command {
     with_options(Command::new(binary()), dir)
 }
 
-/// The daemon, with what its systemd unit gives it: the environment, on which it depends how much memory it keeps, and the
-/// priority, without which it waits for the kubelet's and the runtime's threads when it starts.
+/// The daemon, with the environment and the priority of its systemd unit. The environment decides
+/// how much memory it keeps. Without the priority its start waits for threads of the kubelet and
+/// the runtime.
 fn run(dir: &Path) -> Command {
     let nice = unit("Nice=").next().expect("the unit has a priority");
     let mut command = Command::new("nice");
@@ -69,7 +70,7 @@ fn with_options(mut command: Command, dir: &Path) -> Command {
     command
 }
 
-/// What the unit has behind this, in each of its lines.
+/// The values of this key in the unit, one for each line.
 fn unit(key: &str) -> impl Iterator<Item = &'static str> {
     include_str!("../../systemd/holdfast.service")
         .lines()
@@ -112,7 +113,7 @@ impl Daemon {
         Daemon { dir: dir.to_owned(), process, starts: 1, systemd: None }
     }
 
-    /// Ends it with `signal` and starts it again.
+    /// Ends the daemon with `signal` and starts it again.
     pub(crate) fn restart(&mut self, signal: Signal) {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
@@ -124,20 +125,21 @@ impl Daemon {
         self.process = Process::start(&mut command, log);
     }
 
-    /// Restarts it as a process of systemd's, which keeps what it is given for the next one, from now on.
+    /// Restarts the daemon as a process of a simulated systemd, whose fd store works from now on.
     pub(crate) fn put_into_unit(&mut self) {
         self.systemd.get_or_insert_with(|| Systemd::new(&self.dir.join("notify")));
         self.restart(Signal::SIGTERM);
     }
 
-    /// Whether systemd's process is ready, and alone holds what the one before has left.
+    /// Whether the process under systemd is ready, and the fd store is empty.
     pub(crate) fn has_succeeded(&self) -> bool {
         let systemd = self.systemd.as_ref().expect("it is in no unit");
         self.is_alone() && systemd.heard.borrow().times("READY=1") > 0 && systemd.keeps() == 0
     }
 
-    /// Has another one take over, and ends it when `leaves` says so, before or after that is complete; it is told of this one's process and
-    /// of the other one's log.
+    /// Starts another daemon that takes over. `leaves` gets the pid of the former one and the log
+    /// of the new one, and returns the signal that ends the former one when `leaves` returns:
+    /// before the handover is complete, or after it.
     pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(Pid, &Path) -> Signal) {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
@@ -147,7 +149,7 @@ impl Daemon {
         next.stop(signal);
     }
 
-    /// Whether nobody is beside it any more: before, it cannot be asked to hand over in its turn.
+    /// Whether the handover is complete. Before that this daemon cannot hand over again.
     pub(crate) fn is_alone(&self) -> bool {
         self.process.log_text().lines().any(|line| line.ends_with(" INFO ready"))
     }
@@ -156,19 +158,19 @@ impl Daemon {
         serde_json::from_str(&output(holdfast(&self.dir).args([verb, "-o", "json"]))).unwrap()
     }
 
-    /// Has it do something.
+    /// Runs a verb that changes something.
     pub(crate) fn instruct(&self, verb: &[&str]) {
         output(holdfast(&self.dir).args(verb));
     }
 
-    /// Who holds what.
+    /// The grants by `who`.
     pub(crate) fn who(&self) -> Vec<Held> {
         grants(&self.ask("who"))
     }
 
     /// Whether the kubelet has opened a stream for every resource.
     pub(crate) fn is_registered(&self) -> bool {
-        // One that is just starting does not answer yet.
+        // A daemon that is just starting does not answer yet.
         let answer = holdfast(&self.dir).args(["status", "-o", "json"]).output().unwrap();
         let Some(status) = serde_json::from_slice::<Value>(&answer.stdout)
             .ok()
@@ -180,7 +182,7 @@ impl Daemon {
         !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
     }
 
-    /// What the kubelet has otherwise than it was told, by resource.
+    /// How the kubelet's data differs from the daemon's, by resource.
     pub(crate) fn disagreements(&self) -> Vec<String> {
         let status = self.ask("status");
         let told = status["resources"]
@@ -191,13 +193,13 @@ impl Daemon {
         told.map(str::to_owned).collect()
     }
 
-    /// Resident memory in KiB, and how much of it is not the binary.
+    /// Resident memory in KiB, and the anonymous part of it.
     pub(crate) fn resident_kib(&self) -> (u64, u64) {
         let status = self.proc("status");
         (number(&status, "VmRSS:"), number(&status, "RssAnon:"))
     }
 
-    /// By thread, with its name: how often it has gone to sleep by itself so far.
+    /// The number of voluntary context switches of each thread, by its name.
     pub(crate) fn sleeps(&self) -> BTreeMap<String, u64> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.process.pid())).unwrap();
         let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());

@@ -1,4 +1,5 @@
-//! The DaemonSet's pod serves the kubelet that runs it, and the next version's pod beside it takes over, as `maxSurge: 1` has it.
+//! The DaemonSet's pod serves the kubelet that runs it. The pod of the next version starts before
+//! the former one ends and takes over, as with `maxSurge: 1`.
 
 use crate::checks::running;
 use crate::daemon::{Held, grants};
@@ -13,15 +14,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The pods of versions, one after the other; the last one is taken back.
+/// The pods of successive versions. The last rollout is undone.
 const FORMER: &str = "holdfast-former";
 const NEXT: &str = "holdfast-next";
 const LATER: &str = "holdfast-later";
 const TAKEN_BACK: &str = "holdfast-taken-back";
-/// So many probes of each kind are waited for while the former one stands by.
+/// The number of probes of each kind that the former instance must answer on standby.
 const PROBES: u64 = 3;
 
-/// `config`: the folder of its configuration.
+/// `config` is the folder of the configuration.
 pub(crate) fn all(node: &Node, config: &Path) {
     it_serves_the_kubelet_that_runs_it(node, config);
     the_next_one_takes_over(node, config);
@@ -57,7 +58,7 @@ fn it_serves_the_kubelet_that_runs_it(node: &Node, config: &Path) {
 fn the_next_one_takes_over(node: &Node, config: &Path) {
     let (first, former) = (running(node, "first"), running(node, FORMER));
     node.pods.put(NEXT, &shipped::pod(NEXT, config));
-    // In the midst of it.
+    // During the handover.
     node.pods.create("second", SHARED, 1, false);
     ready(node, NEXT);
     let log = log_file(node, NEXT);
@@ -75,7 +76,7 @@ fn the_next_one_takes_over(node: &Node, config: &Path) {
     assert_eq!(
         bad_probes(node, FORMER),
         [""; 0],
-        "the former one stands by and says that it is well"
+        "the former one is on standby and reports that it is healthy"
     );
     assert_eq!(
         (running(node, "first"), running(node, FORMER)),
@@ -86,7 +87,7 @@ fn the_next_one_takes_over(node: &Node, config: &Path) {
     say(format_args!(
         "the next one took over; the former one stands by, and its probes went well: {probes:?}"
     ));
-    no_moment_without_devices(node);
+    no_period_without_devices(node);
 }
 
 fn the_former_one_goes(node: &Node) {
@@ -104,31 +105,33 @@ fn the_former_one_goes(node: &Node) {
         (first, second),
         "a pod was harmed"
     );
-    no_moment_without_devices(node);
-    say(format_args!("the former one is gone; the next one knows, as the kubelet does: {held:?}"));
+    no_period_without_devices(node);
+    say(format_args!(
+        "the former one has ended; the next one has the same grants as the kubelet: {held:?}"
+    ));
 }
 
-/// As the DaemonSet's controller has it: the former one ends as soon as the next one is ready.
+/// As the DaemonSet's controller does: the former pod ends as soon as the next one is ready.
 fn a_rollout_ends_the_former_one_at_once(node: &Node, config: &Path) {
     node.pods.put(LATER, &shipped::pod(LATER, config));
     ready(node, LATER);
     end(node, NEXT);
     let held = named(node, LATER, 3);
-    no_moment_without_devices(node);
+    no_period_without_devices(node);
     say(format_args!(
         "a rollout that waits for the readiness probe alone: no moment without devices, and {} containers are named",
         held.len()
     ));
 }
 
-/// The next one is deleted while the former one stands by: that one serves again.
+/// The next pod is deleted while the former one is on standby: the former one serves again.
 fn a_rollout_is_taken_back(node: &Node, config: &Path) {
     let former = running(node, LATER);
     node.pods.put(TAKEN_BACK, &shipped::pod(TAKEN_BACK, config));
     ready(node, TAKEN_BACK);
     let log = log_file(node, TAKEN_BACK);
     wait_for("it has taken over", SOON, || has_taken_over(&log).then_some(()));
-    no_moment_without_devices(node);
+    no_period_without_devices(node);
     end(node, TAKEN_BACK);
     named(node, LATER, 3);
     let dips = wait_for("the kubelet has both lists again", SOON, || {
@@ -144,20 +147,20 @@ fn a_rollout_is_taken_back(node: &Node, config: &Path) {
     ));
 }
 
-/// Deletes a pod and waits until its container has ended: the kubelet forgets the pod before.
+/// Deletes a pod and waits until its container has ended. The kubelet forgets the pod earlier.
 fn end(node: &Node, name: &str) {
     let container = container(node, name);
     node.pods.delete(name);
     wait_for(&format!("{name} ends"), SOON, || (!node.runs(&container)).then_some(()));
 }
 
-fn no_moment_without_devices(node: &Node) {
+fn no_period_without_devices(node: &Node) {
     let log = node.kubelet_log();
     for resource in [SHARED, EXCLUSIVE] {
         assert_eq!(
             dips_ms(&log, resource),
             [0.0; 0],
-            "{resource} was without devices for so many milliseconds"
+            "{resource} was without devices for this number of milliseconds"
         );
     }
 }
@@ -166,7 +169,7 @@ fn is_ready(node: &Node, name: &str) -> bool {
     node.pods.told(name).is_some_and(|pod| pod["status"]["containerStatuses"][0]["ready"] == true)
 }
 
-/// Waits until the readiness probe of a pod went well; its first container has to live that long.
+/// Waits until the readiness probe of a pod succeeds. Its first container must live that long.
 fn ready(node: &Node, name: &str) {
     wait_for(&format!("{name} is ready"), SOON, || {
         let restarts = node.pods.get(name).map_or(0, |pod| pod.restarts);
@@ -180,7 +183,7 @@ fn ready(node: &Node, name: &str) {
     });
 }
 
-/// What the kubelet logged of probes of a pod that went badly after it was ready.
+/// The failed probes that the kubelet logged after the pod was ready.
 fn bad_probes(node: &Node, name: &str) -> Vec<String> {
     let (log, pod) = (node.kubelet_log(), format!("kube-system/{name}-node\""));
     let of_pod =
@@ -194,7 +197,7 @@ fn bad_probes(node: &Node, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// What the ledger has once it knows `count` containers by name.
+/// The ledger's grants, once `count` containers have names.
 fn named(node: &Node, name: &str, count: usize) -> Vec<Held> {
     wait_for(&format!("{count} containers are named"), SOON, || {
         Some(who(node, name))
@@ -202,7 +205,7 @@ fn named(node: &Node, name: &str, count: usize) -> Vec<Held> {
     })
 }
 
-/// Who holds what, asked in the container as `kubectl exec` would.
+/// The grants by `who`, called in the container as `kubectl exec` does.
 fn who(node: &Node, name: &str) -> Vec<Held> {
     grants(
         &serde_json::from_str(
@@ -219,7 +222,7 @@ fn container(node: &Node, name: &str) -> String {
     id.strip_prefix("containerd://").unwrap().to_owned()
 }
 
-/// What a pod of the DaemonSet has logged.
+/// The log of a pod of the DaemonSet.
 fn log_file(node: &Node, name: &str) -> PathBuf {
     let uid = node.pods.get(name).map(|pod| pod.uid).unwrap_or_default();
     format!("/var/log/pods/kube-system_{name}-node_{uid}/holdfast/0.log").into()

@@ -1,4 +1,5 @@
-//! Upgrades beside a real kubelet while pods come and go. `HOLDFAST_ROUNDS`: how many of each kind, 3 in every run.
+//! Upgrades under a real kubelet while pods come and go. `HOLDFAST_ROUNDS` sets the number of
+//! rounds of each kind, 3 by default.
 
 use crate::checks::running;
 use crate::daemon::Daemon;
@@ -13,25 +14,25 @@ use std::thread::sleep;
 use std::time::Duration;
 use std::{fmt, fs};
 
-/// Pods that are there at a time. Each has one of sixteen.
+/// Pods that run at the same time. Each has one of sixteen shares.
 const PODS: usize = 6;
 
-/// How the older instance leaves.
+/// How the older instance ends.
 #[derive(Debug, Clone, Copy)]
 enum Leaves {
-    /// When it is told to, after everything.
+    /// By SIGTERM, after the handover is complete.
     Politely,
-    /// Killed, so long after the new one was started.
+    /// Killed, this long after the start of the new one.
     Killed(Duration),
-    /// Stopped as soon as the new one has come, and killed when the kubelet has asked it something.
+    /// Stopped when the new one has connected, and killed when the kubelet has sent a call.
     Asked,
-    /// Before the new one is started: no handover at all.
+    /// Before the new one is started: no handover.
     First,
-    /// The same as a process of systemd's, which keeps what the kubelet has open meanwhile.
+    /// The same as a process of systemd, which stores the kubelet's connections meanwhile.
     Restarted,
 }
 
-/// Says that the new instance has come, and holds the kubelet's connections open too.
+/// Whether the new instance has connected. It holds the kubelet's connections open from then on.
 fn has_come(log: &Path) -> bool {
     fs::read_to_string(log).unwrap().contains("requesting a handover from another instance")
 }
@@ -52,7 +53,7 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     let mut numbers = 0..;
     let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Politely);
     say(format_args!("{rounds} upgrades, the older instance leaving politely: {polite}"));
-    // Also in the midst of everything: from before it was asked for its ledger until it stands by.
+    // Kills cover the whole handover: from before the request for the ledger until standby.
     let killed = |round: usize| {
         Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64))
     };
@@ -65,7 +66,8 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     for seen in [&polite, &killed, &asked] {
         assert!(seen.dips.len() <= seen.crashes, "{seen:?}");
     }
-    // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
+    // No instance ran long enough to release an ended pod. The next ones would start with the
+    // grants of all of them.
     wait_for("the ledger and the kubelet agree", SOON, || {
         view::agreement(node, &daemon.who()).ok()
     });
@@ -88,13 +90,13 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     ));
 }
 
-/// What the kubelet saw in some rounds.
+/// What the kubelet logged in some rounds.
 #[derive(Debug)]
 struct Seen {
     rounds: usize,
-    /// Moments without devices, in milliseconds.
+    /// Periods without devices, in milliseconds.
     dips: Vec<f64>,
-    /// Rounds in which there was nobody to hand over to when the older instance ended.
+    /// Rounds in which no new instance was connected when the older one ended.
     crashes: usize,
 }
 
@@ -123,7 +125,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// Makes so many upgrades, with a pod admitted in the midst of each.
+/// Makes `rounds` upgrades, with a pod admitted during each.
 fn rounds_of(
     node: &Node,
     daemon: &mut Daemon,
@@ -148,12 +150,12 @@ fn rounds_of(
             Leaves::First => daemon.restart(Signal::SIGTERM),
             Leaves::Restarted => {
                 daemon.restart(Signal::SIGTERM);
-                // The kubelet's connections end, or do not, by then.
+                // By then the kubelet's connections have ended, if they end.
                 wait_for("the next one has everything", SOON, || {
                     daemon.has_succeeded().then_some(())
                 });
             }
-            // The kubelet looks at its folder once in a while, so it is asked for before.
+            // The kubelet scans its folder only from time to time, so the pod is created earlier.
             Leaves::Politely => daemon.hand_over(|_, log| {
                 create();
                 wait_for("the other one has taken over", SOON, || {
@@ -165,7 +167,7 @@ fn rounds_of(
                 sleep(after);
                 match has_come(log) {
                     true => create(),
-                    // As any crash: what is asked for before there is somebody is rejected.
+                    // As after a crash: a pod without a new instance would be rejected.
                     false => crashes += 1,
                 }
                 Signal::SIGKILL
@@ -181,8 +183,8 @@ fn rounds_of(
                 Signal::SIGKILL
             }),
         }
-        // Read, and not asked of the daemon: a verb would take from it the processor that it starts on, and the kubelet takes a moment
-        // to count what it was sent.
+        // This reads the log. A verb would take a processor from the starting daemon. Then the
+        // kubelet needs some time to process the lists.
         wait_for("the handover is complete", SOON, || daemon.is_alone().then_some(()));
         wait_for("every list counts", SOON, || {
             let log = node.kubelet_log_since(position);

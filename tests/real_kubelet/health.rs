@@ -1,4 +1,5 @@
-//! A device that fails under a pod: the kubelet says so of the pod, which runs on, and takes it back.
+//! A device that fails under a pod. The kubelet reports it in the pod's status, the pod continues
+//! to run, and the status clears when the device recovers.
 
 use crate::checks::{of, running};
 use crate::daemon::Daemon;
@@ -7,7 +8,7 @@ use crate::{EXCLUSIVE, SOON, say, wait_for};
 use serde_json::Value;
 use std::time::Instant;
 
-/// What a pod's status says of the health of its devices (`allocatedResourcesStatus`), by id.
+/// The health of a pod's devices in its status (`allocatedResourcesStatus`), by id.
 fn told(node: &Node, pod: &str) -> Option<Vec<(String, String)>> {
     let list = node.pods.list()?;
     let pod = list["items"]
@@ -21,7 +22,10 @@ fn told(node: &Node, pod: &str) -> Option<Vec<(String, String)>> {
     Some(devices.map(|device| (text(&device["resourceID"]), text(&device["health"]))).collect())
 }
 
-pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &Daemon) {
+pub(crate) fn a_failed_device_is_reported_in_the_status_of_its_running_pod(
+    node: &Node,
+    daemon: &Daemon,
+) {
     let before = running(node, "first");
     let grants = daemon.who();
     let held = of(&grants, EXCLUSIVE)
@@ -29,18 +33,18 @@ pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &
     let device = held.unwrap().devices.first().unwrap().clone();
     let says = |health: &str| {
         let began = Instant::now();
-        wait_for(&format!("the pod's status says {health}"), SOON, || {
+        wait_for(&format!("the pod's status has {health}"), SOON, || {
             let told = told(node, "first")?;
             told.iter().any(|(id, said)| *id == device && said == health).then_some(())
         });
         began.elapsed().as_millis()
     };
-    // A kubelet before 1.36 says nothing of devices unless it is told to.
+    // A kubelet before 1.36 reports the health of devices only behind a feature gate.
     if wait_for("the kubelet's pods", SOON, || node.pods.list()) != Value::Null
         && told(node, "first").is_none()
     {
         return say(format_args!(
-            "SKIPPED: this kubelet says nothing of a pod's devices (feature gate ResourceHealthStatus)"
+            "SKIPPED: this kubelet does not report a pod's devices (feature gate ResourceHealthStatus)"
         ));
     }
     says("Healthy");
@@ -51,6 +55,6 @@ pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &
     let well = says("Healthy");
     assert_eq!(running(node, "first"), before, "nothing was restarted");
     say(format_args!(
-        "a device is cordoned under its pod: the pod's status says Unhealthy {sick} ms later, and Healthy {well} ms after it is given back"
+        "a device is cordoned under its pod: the pod's status is Unhealthy {sick} ms later, and Healthy {well} ms after the uncordon"
     ));
 }

@@ -1,4 +1,5 @@
-//! A tiny image, as `docker save` writes one: a static busybox and a link for each applet that the pods call.
+//! A small image in the format of `docker save`: a static busybox, and a link for each applet that
+//! the pods call.
 
 use crate::sandbox::{find, output};
 use serde_json::json;
@@ -7,14 +8,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the sandboxes run.
+/// The command of the sandboxes.
 pub(crate) const PAUSE: &str = "holdfast.test/pause:1";
-/// What the containers run.
+/// The command of the containers.
 pub(crate) const BUSYBOX: &str = "holdfast.test/busybox:1";
 
 const APPLETS: [&str; 4] = ["sh", "env", "ls", "sleep"];
 
-/// Writes the archive below `dir`; its path.
+/// Writes the archive below `dir`. Returns its path.
 pub(crate) fn write(dir: &Path) -> PathBuf {
     let busybox = fs::read(find("busybox").unwrap()).unwrap();
     assert!(
@@ -47,7 +48,7 @@ pub(crate) fn write(dir: &Path) -> PathBuf {
     image
 }
 
-/// This machine's, in the words of images.
+/// The name of this machine's architecture in image manifests.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -73,7 +74,7 @@ fn sha256(path: &Path) -> String {
     output(Command::new("sha256sum").arg(path)).split_whitespace().next().unwrap().to_owned()
 }
 
-/// Whether a 64-bit ELF file asks for an interpreter (`PT_INTERP`), which the image does not have.
+/// Whether a 64-bit ELF file needs an interpreter (`PT_INTERP`), which the image does not have.
 fn is_dynamic(elf: &[u8]) -> bool {
     let half = |at: usize| usize::from(u16::from_le_bytes([elf[at], elf[at + 1]]));
     let (headers, size, count) = (half(32), half(54), half(56));

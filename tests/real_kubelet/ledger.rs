@@ -1,10 +1,11 @@
-//! The ledger against the kubelet: what it says after many pods and restarts, and when the kubelet has lost its memory.
+//! The ledger compared with the kubelet: after many pods and restarts, and after the kubelet has
+//! lost its checkpoint.
 
 use crate::checks::{of, running};
 use crate::daemon::Daemon;
 use crate::node::Node;
 use crate::pods::Pod;
-use crate::view::{agreement, forget_checkpoint};
+use crate::view::{Grants, agreement, forget_checkpoint};
 use crate::{EXCLUSIVE, SHARED, SOON, say, wait_for};
 use nix::sys::signal::Signal;
 use std::thread::sleep;
@@ -12,75 +13,12 @@ use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 5;
 const PODS_OF_A_ROUND: usize = 10;
-/// A kubelet is believed when it says that a pod is gone after a minute.
+/// After a minute a kubelet's report that a pod has ended counts as proof.
 const SETTLED: Duration = Duration::from_secs(60);
 pub(crate) const RELEASED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Pods come and go while the daemon and the kubelet are ended and started at every moment of their lives.
-pub(crate) fn pods_come_and_go_through_restarts(
-    node: &mut Node,
-    daemon: &mut Daemon,
-    shared: &str,
-    kept: [&str; 2],
-) {
-    // Over a restart a pod with an init container depends on the plugin's haste; here nothing shall.
-    node.pods.delete(shared);
-    let before = kept.map(|name| running(node, name));
-    let (began, mut rejected) = (Instant::now(), 0);
-    for round in 0..ROUNDS {
-        let signals = if round % 2 == 0 {
-            [Signal::SIGKILL, Signal::SIGTERM]
-        } else {
-            [Signal::SIGTERM, Signal::SIGKILL]
-        };
-        // In turn: while they are created, while they run, while they go.
-        let restarts = |at: usize, node: &mut Node, daemon: &mut Daemon| {
-            if at == round % 3 {
-                node.restart_kubelet(signals[0]);
-            }
-            if at == (round + 1) % 3 {
-                daemon.restart(signals[1]);
-            }
-        };
-        let mut names: Vec<String> =
-            (0..PODS_OF_A_ROUND).map(|index| format!("visitor-{round}-{index}")).collect();
-        for (index, name) in names.iter().enumerate() {
-            node.pods.create(name, SHARED, 1, index % 3 == 0);
-        }
-        restarts(0, node, daemon);
-        let of_round = |node: &Node, names: &[String]| {
-            names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>()
-        };
-        wait_for("every pod of the round runs", SOON, || {
-            // One that came while the daemon was away, or before its list, was rejected; somebody makes another one.
-            for name in &mut names {
-                if node.pods.get(name).is_some_and(|pod| pod.phase == "Failed") {
-                    node.pods.delete(name);
-                    name.push_str("-again");
-                    node.pods.create(name, SHARED, 1, false);
-                    rejected += 1;
-                }
-            }
-            let pods = of_round(node, &names);
-            (pods.len() == names.len() && pods.iter().all(Pod::runs)).then_some(())
-        });
-        restarts(1, node, daemon);
-        names.iter().for_each(|name| node.pods.delete(name));
-        restarts(2, node, daemon);
-        wait_for("every pod of the round is gone", SOON, || {
-            (node.pods.list().is_some() && of_round(node, &names).is_empty()).then_some(())
-        });
-    }
-    let after = kept.map(|name| running(node, name));
-    assert_eq!(after, before, "a restart harmed a pod that stayed");
-    say(format_args!(
-        "{} pods came and went in {:.0} s through {ROUNDS} restarts of the kubelet and as many of the daemon; {rejected} more were rejected while nobody was there, and 2 stayed unharmed",
-        ROUNDS * PODS_OF_A_ROUND,
-        began.elapsed().as_secs_f64()
-    ));
-    wait_for("the daemon is back", SOON, || daemon.is_registered().then_some(()));
-    node.pods.create("staged", SHARED, 2, true);
-    running(node, "staged");
+/// Waits until the ledger, the checkpoint and pod-resources agree.
+fn until_agreement(node: &Node, daemon: &Daemon) -> Grants {
     let began = Instant::now();
     let mut last = String::new();
     let agreed =
@@ -106,11 +44,82 @@ pub(crate) fn pods_come_and_go_through_restarts(
         began.elapsed().as_secs_f64(),
         agreed.len()
     ));
+    agreed
+}
+
+/// Pods come and go while the daemon and the kubelet are ended and started at every stage.
+pub(crate) fn pods_come_and_go_through_restarts(
+    node: &mut Node,
+    daemon: &mut Daemon,
+    shared: &str,
+    kept: [&str; 2],
+) {
+    // After a restart, a pod with an init container runs only if the plugin registers in time. This
+    // test must not depend on that.
+    node.pods.delete(shared);
+    let before = kept.map(|name| running(node, name));
+    let (began, mut rejected) = (Instant::now(), 0);
+    for round in 0..ROUNDS {
+        let signals = if round % 2 == 0 {
+            [Signal::SIGKILL, Signal::SIGTERM]
+        } else {
+            [Signal::SIGTERM, Signal::SIGKILL]
+        };
+        // In turn: while pods are created, while they run, while they end.
+        let restarts = |at: usize, node: &mut Node, daemon: &mut Daemon| {
+            if at == round % 3 {
+                node.restart_kubelet(signals[0]);
+            }
+            if at == (round + 1) % 3 {
+                daemon.restart(signals[1]);
+            }
+        };
+        let mut names: Vec<String> =
+            (0..PODS_OF_A_ROUND).map(|index| format!("visitor-{round}-{index}")).collect();
+        for (index, name) in names.iter().enumerate() {
+            node.pods.create(name, SHARED, 1, index % 3 == 0);
+        }
+        restarts(0, node, daemon);
+        let of_round = |node: &Node, names: &[String]| {
+            names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>()
+        };
+        wait_for("every pod of the round runs", SOON, || {
+            // A pod that came without a daemon, or before its list, was rejected. A controller
+            // would create another one.
+            for name in &mut names {
+                if node.pods.get(name).is_some_and(|pod| pod.phase == "Failed") {
+                    node.pods.delete(name);
+                    name.push_str("-again");
+                    node.pods.create(name, SHARED, 1, false);
+                    rejected += 1;
+                }
+            }
+            let pods = of_round(node, &names);
+            (pods.len() == names.len() && pods.iter().all(Pod::runs)).then_some(())
+        });
+        restarts(1, node, daemon);
+        names.iter().for_each(|name| node.pods.delete(name));
+        restarts(2, node, daemon);
+        wait_for("every pod of the round has ended", SOON, || {
+            (node.pods.list().is_some() && of_round(node, &names).is_empty()).then_some(())
+        });
+    }
+    let after = kept.map(|name| running(node, name));
+    assert_eq!(after, before, "a restart harmed a pod that stayed");
+    say(format_args!(
+        "{} pods came and went in {:.0} s through {ROUNDS} restarts of the kubelet and as many of the daemon; {rejected} more were rejected without a daemon, and 2 kept running",
+        ROUNDS * PODS_OF_A_ROUND,
+        began.elapsed().as_secs_f64()
+    ));
+    wait_for("the daemon is back", SOON, || daemon.is_registered().then_some(()));
+    node.pods.create("staged", SHARED, 2, true);
+    running(node, "staged");
+    let agreed = until_agreement(node, daemon);
     assert_eq!(agreed.len(), 4, "an init container and its successor, and two: {agreed:?}");
 }
 
-/// The kubelet has lost its checkpoint and takes every device for free; the ledger knows better (I2).
-pub(crate) fn a_kubelet_that_forgot_is_refused(
+/// The kubelet has lost its checkpoint and treats every device as free. The ledger refuses (I2).
+pub(crate) fn a_kubelet_that_lost_its_checkpoint_is_refused(
     node: &mut Node,
     daemon: &Daemon,
     holders: [&str; 2],
@@ -128,7 +137,7 @@ pub(crate) fn a_kubelet_that_forgot_is_refused(
     node.stop_kubelet(Signal::SIGTERM);
     forget_checkpoint();
     node.start_kubelet();
-    // Before it has settled a kubelet may ask for what its pods have: that is no proof of anything.
+    // A kubelet that has not settled may allocate the devices of its own pods: that proves nothing.
     sleep(SETTLED);
     wait_for("the ledger misses the pods' devices in the kubelet's listing", SOON, || {
         of(&daemon.who(), EXCLUSIVE).all(|held| held.state == "suspect").then_some(())
@@ -148,7 +157,7 @@ pub(crate) fn a_kubelet_that_forgot_is_refused(
     node.pods.delete("taker");
 }
 
-/// With the last pod everything is given back.
+/// When the last pod has ended, every grant is released.
 pub(crate) fn the_last_pods_devices_are_released(node: &Node, daemon: &Daemon, names: [&str; 3]) {
     names.iter().for_each(|name| node.pods.delete(name));
     wait_for("the pods go", SOON, || {
@@ -167,8 +176,9 @@ pub(crate) fn the_last_pods_devices_are_released(node: &Node, daemon: &Daemon, n
     assert!(took <= RELEASED_WITHIN, "released only after {took:?}");
 }
 
-/// A static pod that goes and comes back has its UID again, and perhaps another device: what it had is nobody's then.
-pub(crate) fn a_static_pod_that_comes_back_gives_way(node: &Node, daemon: &Daemon) {
+/// A static pod that returns has its UID again, and perhaps another device. Its former device is
+/// free then.
+pub(crate) fn a_static_pod_that_returns_releases_its_former_device(node: &Node, daemon: &Daemon) {
     node.pods.create("back", EXCLUSIVE, 1, false);
     let first = running(node, "back");
     wait_for("its container is named", SOON, || {
@@ -193,5 +203,5 @@ pub(crate) fn a_static_pod_that_comes_back_gives_way(node: &Node, daemon: &Daemo
         "a static pod came back; the ledger has {devices:?}; the next pod: {} {}",
         next.phase, next.message
     ));
-    assert!(next.runs(), "the kubelet gave it a device that nobody has: {}", next.message);
+    assert!(next.runs(), "the kubelet gave it a free device: {}", next.message);
 }

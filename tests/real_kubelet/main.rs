@@ -1,13 +1,15 @@
 //! Holdfast under a real kubelet, with containerd and runc: no API server, static pods.
 //!
-//! `KUBELET_BIN` names the kubelet (1.28 or newer); without it the test says that it is skipped. It needs root and the
-//! Debian packages `containerd runc busybox-static`, for the image in the DaemonSet's pod also `containernetworking-plugins python3 dpkg
-//! binutils` and what `packaging/image/build` needs. `HOLDFAST_BIN` names another binary than the one just built, such as
-//! a release build, which the figures of an idle daemon are about; `HOLDFAST_STRICT=1` allows no slow registration.
+//! `KUBELET_BIN` names the kubelet (1.28 or newer). Without it the test is skipped with a message.
+//! It needs root and the Debian packages `containerd runc busybox-static`. The image in the
+//! DaemonSet's pod also needs `containernetworking-plugins python3 dpkg binutils`, and the
+//! requirements of `packaging/image/build`. `HOLDFAST_BIN` names another binary than the one just
+//! built, such as a release build: the figures of an idle daemon are measured only then.
+//! `HOLDFAST_STRICT=1` allows no slow registration.
 //!
-//! Everything runs in mount and process namespaces of its own: the kubelet hard-codes `/var/lib/kubelet/device-plugins`,
-//! and finds an empty one; the end of the first process ends every other, containers and shims too. One run at a time:
-//! a lock file sees to it.
+//! All processes run in mount and process namespaces of their own. The kubelet hard-codes
+//! `/var/lib/kubelet/device-plugins`, and finds an empty directory there. The end of the first
+//! process ends all others, including containers and shims. A lock file allows one run at a time.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -35,9 +37,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The resource that many may share: `/dev/urandom`, sixteen times.
+/// The shared resource: `/dev/urandom`, sixteen times.
 const SHARED: &str = "example.com/urandom";
-/// The resource of which there are two.
+/// The exclusive resource, with two devices.
 const EXCLUSIVE: &str = "example.com/exclusive";
 
 const CONFIG: &str = r#"
@@ -57,16 +59,16 @@ class = "char"
 paths = [{ host = "/dev/full", container = "/dev/exclusive/" }, { host = "/dev/zero", container = "/dev/exclusive/" }]
 "#;
 
-/// A guard against hanging, also on a machine that has better things to do.
+/// A limit against hanging, long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(90);
 
-/// Says something at once: the harness would swallow it.
+/// Prints at once: the test harness would capture it.
 fn say(text: impl std::fmt::Display) {
-    // Nobody is left to be told when standard error is closed.
+    // If standard error is closed, no reader is left.
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 
-/// Asks until there is an answer.
+/// Repeats `read` until it returns a value.
 fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -78,7 +80,7 @@ fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) 
     }
 }
 
-/// The kubelet to test with, said aloud where there is none.
+/// The kubelet to test with. Prints a message if there is none.
 fn kubelet() -> Option<PathBuf> {
     let named = std::env::var_os("KUBELET_BIN").map(PathBuf::from);
     if named.is_none() {
@@ -140,10 +142,15 @@ fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
 }
 
 #[test]
-fn a_plugin_sees_the_same_of_a_real_kubelet_and_of_ours() {
+fn a_plugin_observes_the_same_with_a_real_and_a_simulated_kubelet() {
     let Some(kubelet) = kubelet() else { return };
     match sandbox::work_dir() {
-        None => sandbox::run("a_plugin_sees_the_same_of_a_real_kubelet_and_of_ours", &kubelet),
+        None => {
+            sandbox::run(
+                "a_plugin_observes_the_same_with_a_real_and_a_simulated_kubelet",
+                &kubelet,
+            );
+        }
         Some(dir) => {
             sandbox::furnish(&dir);
             let real = timelines::on_the_real(&mut Node::start(&dir, &kubelet));
@@ -153,6 +160,6 @@ fn a_plugin_sees_the_same_of_a_real_kubelet_and_of_ours() {
 }
 
 #[test]
-fn our_kubelet_does_what_was_recorded_from_a_real_one() {
+fn the_simulated_kubelet_behaves_as_recorded_from_a_real_one() {
     timelines::on_ours();
 }

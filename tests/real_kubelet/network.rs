@@ -1,16 +1,16 @@
-//! A network of pods: an address and a pair of interfaces for each, which go with the namespace of the pod.
+//! A network of pods: each has an address and a pair of interfaces, which end with its namespace.
 
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Addresses that belong to nobody: they are for measuring between networks.
+/// Addresses that no network uses: they are reserved for measurements between networks.
 const SUBNET: &str = "198.18.0.0/24";
 
-/// The plugins that the network is made of; containerd itself wants the last one.
+/// The CNI plugins of the network; containerd itself needs the last one.
 const PLUGINS: [&str; 3] = ["ptp", "host-local", "loopback"];
 
-/// Where the plugins lie: `CNI_PATH`, else where Debian or everybody else has them.
+/// The folder of the plugins: `CNI_PATH`, otherwise the one of Debian or the usual one.
 pub(crate) fn plugins() -> Option<PathBuf> {
     let named = std::env::var_os("CNI_PATH").map(PathBuf::from);
     let folders = named
@@ -18,7 +18,7 @@ pub(crate) fn plugins() -> Option<PathBuf> {
     folders.into_iter().find(|folder| PLUGINS.iter().all(|plugin| folder.join(plugin).is_file()))
 }
 
-/// Has containerd find the network.
+/// Configures containerd for the network.
 pub(crate) fn write(dir: &Path) {
     let ipam = json!({"type": "host-local", "ranges": [[{"subnet": SUBNET}]], "dataDir": dir.join("addresses")});
     let network =

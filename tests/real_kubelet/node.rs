@@ -84,7 +84,7 @@ impl Process {
         self.log_since(0)
     }
 
-    /// What it has logged behind so many bytes: a long log is not read anew for its last lines.
+    /// The log from this byte on, so that a long log is not read again for its last lines.
     fn log_since(&self, position: u64) -> String {
         let mut file = File::open(&self.log).unwrap();
         file.seek(SeekFrom::Start(position)).unwrap();
@@ -93,7 +93,7 @@ impl Process {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    /// Fails when it has ended.
+    /// Panics if the process has ended.
     pub(crate) fn check(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {
             let text = self.log_text();
@@ -102,14 +102,14 @@ impl Process {
         }
     }
 
-    /// Ends it and waits.
+    /// Ends the process and waits for it.
     pub(crate) fn stop(&mut self, signal: Signal) {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
         self.child.wait().unwrap();
     }
 }
 
-/// containerd's own client.
+/// containerd's client `ctr`.
 fn ctr(dir: &Path) -> Command {
     let mut ctr = Command::new("ctr");
     ctr.arg("--address").arg(dir.join("containerd.sock")).args(["--namespace", "k8s.io"]);
@@ -120,7 +120,7 @@ fn import(dir: &Path, archive: &Path) {
     output(ctr(dir).args(["images", "import"]).arg(archive));
 }
 
-/// The machine as a node.
+/// The machine as a Kubernetes node.
 #[derive(Debug)]
 pub(crate) struct Node {
     dir: PathBuf,
@@ -136,7 +136,7 @@ impl Node {
         for name in ["manifests", "cni"] {
             fs::create_dir_all(dir.join(name)).unwrap();
         }
-        // Free at this moment, which is as much as can be known.
+        // The port is free now; another process could still take it.
         let ports =
             [TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap()];
         let [port, read_only] = ports.each_ref().map(|port| port.local_addr().unwrap().port());
@@ -196,12 +196,12 @@ impl Node {
         self.start_kubelet();
     }
 
-    /// Ends the kubelet with `signal`; its containers run on.
+    /// Ends the kubelet with `signal`; its containers continue to run.
     pub(crate) fn stop_kubelet(&mut self, signal: Signal) {
         self.kubelet.take().unwrap().stop(signal);
     }
 
-    /// Gives containerd the images of an archive.
+    /// Imports the images of an archive into containerd.
     pub(crate) fn import(&self, archive: &Path) {
         import(&self.dir, archive);
     }
@@ -212,7 +212,7 @@ impl Node {
         tasks.lines().any(|line| line.starts_with(container) && line.ends_with("RUNNING"))
     }
 
-    /// Runs `command` in a container, as `kubectl exec` does; what it printed.
+    /// Runs `command` in a container, as `kubectl exec` does. Returns its output.
     pub(crate) fn exec(&self, container: &str, command: &[&str]) -> String {
         output(
             ctr(&self.dir)
@@ -221,17 +221,17 @@ impl Node {
         )
     }
 
-    /// What the present kubelet has logged.
+    /// The log of the present kubelet.
     pub(crate) fn kubelet_log(&self) -> String {
         self.kubelet.as_ref().unwrap().log_text()
     }
 
-    /// How many bytes that are.
+    /// The length of that log in bytes.
     pub(crate) fn kubelet_log_length(&self) -> u64 {
         fs::metadata(&self.kubelet.as_ref().unwrap().log).unwrap().len()
     }
 
-    /// What the present kubelet has logged behind so many bytes.
+    /// The log of the present kubelet from this byte on.
     pub(crate) fn kubelet_log_since(&self, position: u64) -> String {
         self.kubelet.as_ref().unwrap().log_since(position)
     }

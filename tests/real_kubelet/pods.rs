@@ -1,4 +1,4 @@
-//! Static pods: their manifests, and what the kubelet says of them.
+//! Static pods: their manifests, and their state as the kubelet reports it.
 
 use crate::image::BUSYBOX;
 use serde_json::{Value, json};
@@ -8,14 +8,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 
-/// One pod as the kubelet tells of it.
+/// One pod as the kubelet reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pod {
     pub(crate) uid: String,
     pub(crate) phase: String,
     pub(crate) reason: String,
     pub(crate) message: String,
-    /// Since when its main container runs; empty when it does not.
+    /// The start time of its main container; empty if it does not run.
     pub(crate) started_at: String,
     pub(crate) restarts: u64,
 }
@@ -38,7 +38,8 @@ impl Pods {
         Pods { manifests, port }
     }
 
-    /// A pod whose main container holds `count` of `resource`; with `init`, an init container holds them before.
+    /// Creates a pod whose main container requests `count` of `resource`. With `init`, an init
+    /// container requests them first.
     pub(crate) fn create(&self, name: &str, resource: &str, count: u32, init: bool) {
         let container = |name: &str, script: &str| {
             json!({
@@ -64,9 +65,9 @@ impl Pods {
         self.put(name, &pod);
     }
 
-    /// A pod of any kind, which should have this name.
+    /// Creates a pod from any manifest with this name.
     pub(crate) fn put(&self, name: &str, pod: &Value) {
-        // Renamed into place: the kubelet may look at any moment. A JSON document is a YAML document.
+        // Renamed into place: the kubelet may read at any time. A JSON document is a YAML document.
         let draft = self.manifests.with_extension("draft");
         fs::write(&draft, pod.to_string()).unwrap();
         fs::rename(draft, self.manifest(name)).unwrap();
@@ -80,7 +81,7 @@ impl Pods {
         self.manifests.join(format!("{name}.json"))
     }
 
-    /// A pod by the name of its manifest; `None` when the kubelet does not know it.
+    /// The pod of a manifest; `None` if the kubelet does not know it.
     pub(crate) fn get(&self, name: &str) -> Option<Pod> {
         let pod = self.told(name)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -95,7 +96,7 @@ impl Pods {
         })
     }
 
-    /// All that the kubelet tells of a pod.
+    /// The kubelet's whole document of a pod.
     pub(crate) fn told(&self, name: &str) -> Option<Value> {
         let list = self.list()?;
         list["items"]
@@ -110,7 +111,7 @@ impl Pods {
         serde_json::from_str(&self.ask("/pods")?).ok()
     }
 
-    /// How often each kind of probe of a pod went well so far.
+    /// How often each kind of probe of a pod has succeeded so far.
     pub(crate) fn good_probes(&self, name: &str) -> BTreeMap<String, u64> {
         let (metrics, pod) =
             (self.ask("/metrics/probes").unwrap_or_default(), format!("{name}-node"));
@@ -138,7 +139,7 @@ impl Pods {
     }
 }
 
-/// What the main container of a pod has printed.
+/// The output of the main container of a pod.
 pub(crate) fn log(name: &str, uid: &str) -> String {
     fs::read_to_string(format!("/var/log/pods/default_{name}-node_{uid}/main/0.log"))
         .unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The namespaces in which everything runs, and what has to be there for them.
+//! The namespaces of the test, and its requirements.
 
 use crate::say;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// Set inside: the directory of this run.
 const INSIDE: &str = "HOLDFAST_REAL_KUBELET_DIR";
 
-/// What has to be on the `PATH`, and the Debian package that has it.
+/// Programs that must be on the `PATH`, and their Debian packages.
 const TOOLS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
@@ -22,21 +22,22 @@ const TOOLS: [(&str, &str); 9] = [
     ("sha256sum", "coreutils"),
 ];
 
-/// Directories that are this run's own inside.
+/// Directories that this run has for itself inside the namespaces.
 const OWN_DIRS: [&str; 8] = [
     "/var/lib/kubelet",
     "/var/log/pods",
     "/var/log/containers",
     "/run/containerd",
-    // Of pods with addresses of their own.
+    // For pods with addresses of their own.
     "/run/netns",
     "/var/lib/cni",
-    // Of the DaemonSet.
+    // For the DaemonSet.
     "/run/holdfast",
     "/var/lib/holdfast",
 ];
 
-/// Kernel settings that the kubelet and a network of pods insist on. They find them so, and do not change the machine's.
+/// Kernel settings that the kubelet and a network of pods require. They are set inside, so that the
+/// machine's own settings do not change.
 const SETTINGS: [(&str, &str); 7] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -52,20 +53,20 @@ pub(crate) fn work_dir() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// Where a program lies.
+/// The path of a program.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
-/// Runs a program to its end; what it printed.
+/// Runs a program to its end. Returns its output.
 pub(crate) fn output(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs `test` of this binary again, inside.
+/// Runs `test` of this binary again, inside the namespaces.
 pub(crate) fn run(test: &str, kubelet: &Path) {
     assert!(
         nix::unistd::geteuid().is_root(),
@@ -78,7 +79,7 @@ pub(crate) fn run(test: &str, kubelet: &Path) {
             "KUBELET_BIN is set, but `{program}` is missing: apt-get install {package}"
         );
     }
-    // Ports and cgroups are the machine's.
+    // Ports and cgroups are shared with the machine.
     let lock_path = std::env::temp_dir().join("holdfast-real-kubelet.lock");
     let lock = File::create(&lock_path).unwrap();
     if lock.try_lock().is_err() {
@@ -115,9 +116,10 @@ pub(crate) fn run(test: &str, kubelet: &Path) {
     }
 }
 
-/// Makes the namespaces a node of its own. Inside only.
+/// Turns the namespaces into a node. Runs inside only.
 pub(crate) fn furnish(dir: &Path) {
-    // This is the first process of its namespace: when the one outside is gone, everything here ends with it.
+    // This is the first process of its namespace. When the process outside ends, this one gets the
+    // signal, and all processes here end with it.
     std::thread::spawn(|| {
         let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         #[expect(
@@ -143,7 +145,8 @@ pub(crate) fn furnish(dir: &Path) {
     }
 }
 
-/// Removes what a kubelet leaves behind: empty cgroups. Those with processes stay, the kernel sees to it; they are returned.
+/// Removes the empty cgroups that a kubelet leaves behind. The kernel refuses to remove those with
+/// processes; they are returned.
 fn clear_cgroups() -> Vec<PathBuf> {
     fn clear(folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

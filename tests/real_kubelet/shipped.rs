@@ -1,4 +1,4 @@
-//! What is shipped: the image, by the project's own script, and the pod, out of the DaemonSet's own template.
+//! The shipped files: the image, built by the project's own script, and the pod of the DaemonSet.
 
 use crate::daemon;
 use crate::image::architecture;
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const DAEMON_SET: &str = include_str!("../../packaging/kustomize/base/daemonset.yaml");
-/// A file of the base's config map.
+/// A file of the base's ConfigMap.
 const TELEMETRY: &str = include_str!("../../packaging/kustomize/base/telemetry.toml");
-/// What the template calls the image; a kustomization puts its own in place.
+/// The image's name in the template. A kustomization replaces it.
 const IMAGE: &str = "holdfast";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What has to be on the `PATH`, and the Debian package that has it.
+/// Programs that must be on the `PATH`, and their Debian packages.
 const TOOLS: [(&str, &str); 4] =
     [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils"), ("strip", "binutils")];
 
-/// What is missing for the image and the network of pods, and where to get it.
+/// What is missing for the image and the network of pods, and how to install it.
 pub(crate) fn missing() -> Option<String> {
     if let Some((program, package)) = TOOLS.into_iter().find(|(program, _)| find(program).is_none())
     {
@@ -33,13 +33,14 @@ pub(crate) fn missing() -> Option<String> {
     (!has_plugins).then(|| "there are no CNI plugins: apt-get install containernetworking-plugins, or set CNI_PATH to their folder".into())
 }
 
-/// The archive of the image, with the binary under test and the glibc that the script finds. `None`, said aloud, where it finds none.
+/// The archive of the image, with the binary under test and the glibc that the script finds.
+/// Without a glibc it prints a message and returns `None`.
 pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     let (stage, archive) = (dir.join("stage"), dir.join("holdfast.oci.tar"));
     fs::create_dir_all(&stage).unwrap();
-    // What is shipped has no symbols either; and one for debugging is three times as large with them.
+    // The shipped binary has no symbols either. With them a debug build is three times as large.
     output(Command::new("strip").arg("-o").arg(stage.join("holdfast")).arg(daemon::binary()));
-    // Nobody reads them here.
+    // The image needs these files; no test reads them.
     fs::write(stage.join("NOTICES.gz"), "").unwrap();
     let mut build = Command::new("packaging/image/build");
     build.arg(&stage).arg(&archive).args([VERSION, architecture()]);
@@ -57,7 +58,7 @@ pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     Some(archive)
 }
 
-/// The config map of the base with the tests' resources, as a folder, laid out as the template lays it out.
+/// The base's ConfigMap with the tests' resources, as a folder with the layout of the template.
 pub(crate) fn config(dir: &Path) -> PathBuf {
     let folder = dir.join("config");
     let (_, volumes) = template();
@@ -83,8 +84,9 @@ fn template() -> (Value, Vec<Value>) {
     (template, volumes)
 }
 
-/// A pod of the DaemonSet. A static pod cannot refer to other objects: it has no service account, and its configuration comes from a
-/// folder. The image is named as a kustomization names it. Nothing else is another than in the template.
+/// A pod of the DaemonSet. A static pod cannot refer to other objects: it has no service account,
+/// and its configuration comes from a folder. The image has the name that a kustomization sets.
+/// Everything else is as in the template.
 pub(crate) fn pod(name: &str, config: &Path) -> Value {
     let (mut template, mut volumes) = template();
     let spec = template["spec"].as_object_mut().unwrap();

@@ -1,20 +1,22 @@
-//! What the kubelet's log tells of one start: how long each resource was without its devices.
+//! Reads a start from the kubelet's log: how long each resource had no devices.
 
-/// Logged when the kubelet begins to take registrations, and when a list has arrived.
+/// Logged when the kubelet accepts registrations, and when a list has arrived.
 const BEGIN: &str = "Starting device plugin registration server";
 const LISTED: &str = "State pushed for device plugin";
-/// Logged when the kubelet comes to pods; at first perhaps to none.
+/// Logged when the kubelet processes pods; the first time possibly none.
 const PODS: &str = "\"SyncLoop ADD\"";
-/// Logged when the kubelet drops the connection of a resource: it has no device until the next list.
+/// Logged when the kubelet drops the connection of a resource. Until the next list it has no
+/// device.
 const DROPPED: &str = "Mark all resources Unhealthy for resource";
 
-/// Logged when the devices of a list count: what is asked for from then on is answered.
+/// Logged when the devices of a list are allocatable.
 const COUNTED: &str = "Processed device updates for resource";
 
-/// Logged when a stream has ended, right before the kubelet does what that asks for.
+/// Logged when a stream has ended, right before the kubelet reacts.
 const ENDED: &str = "ListAndWatch ended unexpectedly";
 
-/// Whether the devices of `resource` count, after whatever has happened; a stream of it has to have ended where that is said.
+/// Whether the devices of `resource` are allocatable after everything in the log. With
+/// `has_to_end`, a stream of it must have ended before.
 pub(crate) fn counts(log: &str, resource: &str, has_to_end: bool) -> bool {
     let named = format!("\"{resource}\"");
     let (mut has_ended, mut counts) = (false, true);
@@ -25,13 +27,13 @@ pub(crate) fn counts(log: &str, resource: &str, has_to_end: bool) -> bool {
     counts && (has_ended || !has_to_end)
 }
 
-/// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
+/// Milliseconds from the start of registration to the first list of `resource`; `None` without one.
 pub(crate) fn first_list_ms(log: &str, resource: &str) -> Option<f64> {
     let named = format!("\"{resource}\"");
     since_begin_ms(log, |line| line.contains(LISTED) && line.contains(&named))
 }
 
-/// Milliseconds from the begin of registration to the first pods that it looks at.
+/// Milliseconds from the start of registration to the first pods that the kubelet processes.
 pub(crate) fn first_pods_ms(log: &str) -> Option<f64> {
     since_begin_ms(log, |line| line.contains(PODS) && !line.contains("pods=[]"))
 }
@@ -42,15 +44,16 @@ fn since_begin_ms(log: &str, fits: impl Fn(&str) -> bool) -> Option<f64> {
     Some(ms_between(begin, found))
 }
 
-/// From one moment of the day to a later one; the day may end in between. What is told by two threads at once may be told in
-/// the other order, a fraction of a millisecond apart.
+/// The milliseconds between two times of day, also over midnight. Two threads may log in the other
+/// order, a fraction of a millisecond apart.
 fn ms_between(begin: f64, end: f64) -> f64 {
     const DAY: f64 = 86_400_000.0;
     let passed = (end - begin).rem_euclid(DAY);
     if passed > DAY / 2.0 { 0.0 } else { passed }
 }
 
-/// The moments without devices of `resource`, each from its begin to the next list, in milliseconds. One that goes on is infinite.
+/// The periods without devices of `resource`, from the start to the next list, in milliseconds. A
+/// period without an end is infinite.
 pub(crate) fn dips_ms(log: &str, resource: &str) -> Vec<f64> {
     let named = format!("\"{resource}\"");
     let (mut dips, mut begin) = (Vec::new(), None);
@@ -108,7 +111,7 @@ fn devices_count_again_after_the_next_list() {
     }
 }
 
-/// The middle one.
+/// The median.
 pub(crate) fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

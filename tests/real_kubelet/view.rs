@@ -1,4 +1,4 @@
-//! The kubelet's own view of who holds what, and whether the ledger's is the same.
+//! The kubelet's own view of the holders, compared with the ledger's.
 
 use crate::daemon::Held;
 use crate::node::Node;
@@ -17,11 +17,11 @@ const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 /// Container (`uid container`), resource, ids and alloc-id of every grant.
 pub(crate) type Grants = BTreeSet<(String, String, BTreeSet<String>, String)>;
 
-/// What the kubelet has written down of the pods that it has.
+/// The kubelet's checkpoint, for the pods that it has.
 fn checkpointed(pods: &BTreeMap<String, String>) -> Grants {
     let document: Value = serde_json::from_slice(&fs::read(CHECKPOINT).unwrap()).unwrap();
     let entries = document["Data"]["PodDeviceEntries"].as_array().into_iter().flatten();
-    // It is not written when devices become free: what it has of others is old.
+    // It is not written when devices become free: entries of other pods are outdated.
     let known = entries.filter(|entry| pods.contains_key(entry["PodUID"].as_str().unwrap()));
     let grant = |entry: &Value| {
         let text = |key: &str| entry[key].as_str().unwrap().to_owned();
@@ -45,7 +45,8 @@ fn checkpointed(pods: &BTreeMap<String, String>) -> Grants {
     known.map(grant).collect()
 }
 
-/// What the kubelet tells of its pods: `uid container`, resource and ids. It leaves init containers out.
+/// The kubelet's listing of its pods: `uid container`, resource and ids. It leaves out init
+/// containers.
 fn listed(pods: &BTreeMap<String, String>) -> Option<BTreeSet<(String, String, BTreeSet<String>)>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listed = runtime.block_on(async { PodResources::new(POD_RESOURCES).list().await }).ok()?;
@@ -66,7 +67,7 @@ fn listed(pods: &BTreeMap<String, String>) -> Option<BTreeSet<(String, String, B
     Some(found)
 }
 
-/// The live grants of the ledger; one whose container is not known has `?` in its place.
+/// The live grants of the ledger. A grant with an unknown container has `?` in its place.
 fn recorded(held: &[Held]) -> Grants {
     let grant = |held: &Held| {
         let holder = held
@@ -83,7 +84,8 @@ fn recorded(held: &[Held]) -> Grants {
     held.iter().map(grant).collect()
 }
 
-/// What the ledger (`held`), the checkpoint and the listing agree on, grant by grant; else what differs.
+/// The grants on which the ledger (`held`), the checkpoint and the listing agree; otherwise the
+/// differences.
 pub(crate) fn agreement(node: &Node, held: &[Held]) -> Result<Grants, String> {
     let list = node.pods.list().ok_or("the kubelet does not answer")?;
     let pods = list["items"]
@@ -115,7 +117,7 @@ pub(crate) fn agreement(node: &Node, held: &[Held]) -> Result<Grants, String> {
     }
 }
 
-/// Takes the kubelet its memory; it must be down.
+/// Deletes the kubelet's checkpoint. The kubelet must be stopped.
 pub(crate) fn forget_checkpoint() {
     fs::remove_file(CHECKPOINT).unwrap();
 }

@@ -96,7 +96,7 @@ fn damage(state: &Path, target: Target, random: &mut Random) -> String {
     let files: Vec<PathBuf> = files_below(&dir).into_iter().map(|(path, _)| path).collect();
     if random.below(16) == 0 {
         fs::remove_dir_all(&dir).unwrap();
-        return format!("{target:?}: all of it is gone");
+        return format!("{target:?}: all of it is removed");
     }
     // Most of the time the newest segment of the journal, and sled's log.
     let usual = if target == Target::Journal {
@@ -137,7 +137,10 @@ fn damage(state: &Path, target: Target, random: &mut Random) -> String {
         }
         _ => {
             fs::remove_file(&path).unwrap();
-            return format!("{target:?}: {} is gone", path.strip_prefix(state).unwrap().display());
+            return format!(
+                "{target:?}: {} is removed",
+                path.strip_prefix(state).unwrap().display()
+            );
         }
     };
     fs::write(&path, bytes).unwrap();
@@ -180,7 +183,7 @@ fn judge(
         )
     };
     if wrong && whole_copy_is_left {
-        return Some(format!("beside a whole copy: {}", text()));
+        return Some(format!("with an intact other copy: {}", text()));
     }
     (wrong && report.missing == 0).then(|| format!("in silence: {}", text()))
 }
@@ -297,7 +300,7 @@ fn damage_loses_no_live_grant_with_an_intact_copy_and_none_silently() {
         );
     }
     println!(
-        "{states} damaged states {:?}: {} complete, {} partial and said so, {} with something put aside\nopen: {}",
+        "{states} damaged states {:?}: {} complete, {} partial and reported, {} with files moved aside\nopen: {}",
         tally.states,
         tally.complete,
         tally.partial,

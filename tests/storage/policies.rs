@@ -149,7 +149,7 @@ fn a_device_provably_held_by_another_pod_is_refused_unless_configured_otherwise(
             assert_eq!(
                 known.len(),
                 1 + usize::from(is_granted),
-                "{refuse:?}: beside the one that has it"
+                "{refuse:?}: in addition to the holder"
             );
         }
         arbiter.stop();

@@ -203,7 +203,7 @@ async fn measure(
         let began = Instant::now();
         caller
             .allocate(calls, options.concurrency, options.devices, |took| {
-                measured.allocate.add(took)
+                measured.allocate.add(took);
             })
             .await?;
         measured.allocating += began.elapsed();

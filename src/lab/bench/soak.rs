@@ -10,21 +10,19 @@
 //! A trend has a confidence interval of 95 %. The first third of the samples is left out: the first
 //! use of memory is not a leak. A holder that differs from the kubelet's is a failure.
 
-use super::holder_check::check_holders;
+mod faults;
+mod report;
+
+use self::faults::Fault;
 use super::measurements::{Column, Measurements, column, number, quantile};
-use super::node::{Node, NodeOptions, interrupted, plain_config, plain_file, plain_files};
-use super::plot::{Axis, Scale};
-use super::trend::Trend;
-use crate::console::exit::{FAILURE, Failed};
+use super::node::{Node, NodeOptions, interrupted, plain_config, plain_files};
+use crate::console::exit::Failed;
 use crate::console::progress::Progress;
-use crate::console::text::Text;
-use crate::console::{Global, block_on, show};
-use crate::lab::sim::kubelet::{EventKind, Hook, PodSpec, Verdict};
+use crate::console::{Global, block_on};
+use crate::lab::sim::kubelet::{EventKind, PodSpec};
 use crate::lab::sim::random::Random;
 use clap::Args;
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
@@ -40,8 +38,6 @@ const FINISHED_MAX: usize = 8;
 const WITH_INIT: u64 = 5;
 /// Maximum wait for the decision on a pod; a killed daemon is back earlier.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum number of rows in the table.
-const ROWS_MAX: usize = 24;
 
 const COLUMNS: [Column; 14] = [
     column("minute", "minute", 2),
@@ -91,39 +87,6 @@ pub struct Options {
     plot: Option<PathBuf>,
     #[command(flatten)]
     node: NodeOptions,
-}
-
-/// The faults, repeated in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
-    DeviceGone,
-    DeviceBack,
-    KubeletRestart,
-    StreamEnd,
-    Reload,
-    Kill,
-}
-
-impl Fault {
-    const ALL: [Fault; 6] = [
-        Fault::DeviceGone,
-        Fault::DeviceBack,
-        Fault::KubeletRestart,
-        Fault::StreamEnd,
-        Fault::Reload,
-        Fault::Kill,
-    ];
-
-    fn as_str(self) -> &'static str {
-        match self {
-            Fault::DeviceGone => "device_gone",
-            Fault::DeviceBack => "device_back",
-            Fault::KubeletRestart => "kubelet_restart",
-            Fault::StreamEnd => "stream_end",
-            Fault::Reload => "reload",
-            Fault::Kill => "kill",
-        }
-    }
 }
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
@@ -264,35 +227,6 @@ impl<'a> Soak<'a> {
         Ok(())
     }
 
-    async fn fault(&mut self, fault: Fault) -> Result<(), Failed> {
-        let count = self.faults.entry(fault).or_default();
-        *count += 1;
-        let count = *count;
-        let place = usize::try_from(count).unwrap_or(0);
-        let host = self.node.roots().host;
-        let device = plain_file(&host, place % RESOURCES, place / RESOURCES % FILES);
-        match fault {
-            Fault::DeviceGone => fs::remove_file(device)?,
-            Fault::DeviceBack => fs::write(device, "")?,
-            Fault::KubeletRestart => self.node.kubelet.restart().await?,
-            Fault::StreamEnd => {
-                // The next list fails, which ends its stream; a new device node causes that list.
-                self.node.hooks.gate(Hook::OnList).open(Verdict::Fail);
-                fs::write(plain_file(&host, 0, FILES + usize::from(count.is_multiple_of(2))), "")?;
-                let old_node = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
-                // In the first round there is none.
-                drop(fs::remove_file(old_node));
-            }
-            Fault::Reload => self.node.reload(&config(count))?,
-            Fault::Kill => {
-                self.node.kill()?;
-                self.daemon_run += 1;
-                (self.sampled.1, self.sampled.2) = (f64::NAN, f64::NAN);
-            }
-        }
-        Ok(())
-    }
-
     fn sample(&mut self) -> Result<(), Failed> {
         let read = self.node.readings()?;
         let (since, sleeps, cpu) = self.sampled;
@@ -328,101 +262,11 @@ impl<'a> Soak<'a> {
         self.sampled = (now, read.switches, read.cpu_seconds);
         Ok(())
     }
-
-    /// Compares, prints, and stops everything.
-    async fn finish(self, global: &Global) -> Result<(), Failed> {
-        let (held, different) = check_holders(&self.node).await?;
-        let panicked = self.node.kubelet.panicked();
-        let trends = [
-            ("anon_kib", "RssAnon", "KiB/h"),
-            ("descriptors", "descriptors", "1/h"),
-            ("threads", "threads", "1/h"),
-        ]
-        .map(|(key, name, unit)| (key, name, unit, trend(&self.measurements, key)));
-        let faults: BTreeMap<&str, u64> =
-            self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
-        let document = json!({
-            "schema": 1,
-            "minutes": (self.began.elapsed().as_secs_f64() / 6.0).round() / 10.0,
-            "seed": self.options.seed,
-            "pods": self.made,
-            "grants": self.grants,
-            "rejected": self.rejected,
-            "faults": faults,
-            "lives": self.daemon_run,
-            "trends_per_hour": trends.iter().map(|(key, _, _, trend)| ((*key).to_owned(), trend.map_or(Value::Null, Trend::json))).collect::<serde_json::Map<_, _>>(),
-            "mappings": held,
-            "differences": different,
-            "kubelet_would_have_crashed": panicked,
-            "samples": self.measurements.json(),
-        });
-        if let Some(file) = &self.options.plot {
-            let axis = |label| Axis { label, scale: Scale::Linear };
-            let lines = [("rss_kib", "resident"), ("anon_kib", "anonymous")];
-            self.measurements.draw(
-                file,
-                "Memory of a daemon under load and faults",
-                ("minute", axis("minutes")),
-                axis("KiB"),
-                &lines,
-            )?;
-        }
-        show(global.output, &document, |_: &Value| {
-            let mut text = self.measurements.thinned(ROWS_MAX).table();
-            let of_faults: Vec<String> =
-                faults.iter().map(|(name, count)| format!("{count} × {name}")).collect();
-            let happened =
-                if of_faults.is_empty() { "no faults".to_owned() } else { of_faults.join(", ") };
-            text.push_str(&format!(
-                "{} grants to {} pods, {} pods rejected; {happened}\n",
-                self.grants, self.made, self.rejected
-            ));
-            for (_, name, unit, trend) in &trends {
-                text.push_str(&trend.map_or_else(
-                    || format!("{name}: too few samples for a trend\n"),
-                    |trend| trend.in_words(name, unit),
-                ));
-            }
-            text.push_str(&format!(
-                "{held} holders compared with the ledger: {} differ\n",
-                different.len()
-            ));
-            Text::document(&text)
-        })?;
-        self.node.stop().await?;
-        if let Some(site) = panicked {
-            return Err(Failed::new(
-                FAILURE,
-                format_args!("a real kubelet would have crashed {site}"),
-            ));
-        }
-        match different.first() {
-            None => Ok(()),
-            Some(first) => Err(Failed::new(
-                FAILURE,
-                format_args!("{} holders differ from the kubelet: {first}", different.len()),
-            )),
-        }
-    }
-}
-
-/// The trend of a column per hour, of the longest run without its first third.
-fn trend(measurements: &Measurements, key: &str) -> Option<Trend> {
-    let (runs, minutes, figures) =
-        (measurements.all("life"), measurements.all("minute"), measurements.all(key));
-    let rows: Vec<_> = runs
-        .iter()
-        .zip(minutes.iter().zip(figures))
-        .map(|(daemon_run, (minute, figure))| (*daemon_run, (minute / 60.0, figure)))
-        .collect();
-    let longest =
-        rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|daemon_run| daemon_run.len())?;
-    let points: Vec<_> = longest.iter().skip(longest.len() / 3).map(|(_, point)| *point).collect();
-    Trend::of(&points)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::report::trend;
     use super::*;
 
     #[test]

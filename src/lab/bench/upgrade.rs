@@ -125,14 +125,14 @@ impl Found {
                     last = event.at;
                 }
                 EventKind::Rejected { reason, message, .. } => {
-                    self.refused.push(format!("{reason}: {message}"))
+                    self.refused.push(format!("{reason}: {message}"));
                 }
                 EventKind::Registered { .. } => self.registers += 1,
                 EventKind::RegisterFailed { .. } => self.failed_registers += 1,
                 EventKind::Disconnected { .. } => lost = lost.or(Some(event.at)),
                 EventKind::Listed { healthy, .. } if *healthy < devices => self.shrunk += 1,
                 EventKind::Listed { .. } => {
-                    lost.take().into_iter().for_each(|since| self.dips.add(event.at - since))
+                    lost.take().into_iter().for_each(|since| self.dips.add(event.at - since));
                 }
                 _ => {}
             }

@@ -379,7 +379,7 @@ mod tests {
                         1 => {
                             handle
                                 .sleep(handle.random(|random| random.between(Duration::ZERO, HOUR)))
-                                .await
+                                .await;
                         }
                         _ => {
                             // Either result will do: a change or a timeout.

@@ -63,114 +63,127 @@ fn function(
     }
 }
 
+/// AMD: a GPU that is split into two partitions.
+fn create_gpu(root: &Path) {
+    let drm = [
+        ("drm/card1/dev", "226:1\n"),
+        ("drm/renderD128/dev", "226:128\n"),
+        ("unique_id", "5a1f2c3d4e5f6071\n"),
+    ];
+    function(root, "0000:0a:00.0", "120000", "1002:74A1", "amdgpu", &drm);
+    for (number, minor, unique) in [(1, 128, 7), (2, 129, 8)] {
+        let text = format!(
+            "simd_count 80\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id 2560\ndomain 0\n"
+        );
+        write(root, &format!("sys/class/kfd/kfd/topology/nodes/{number}/properties"), &text);
+    }
+    fs::create_dir_all(root.join("sys/devices/platform/amdgpu_xcp_0/drm/renderD129")).unwrap();
+}
+
+/// NVMe: a disk for pods, a disk of the host, and a disk with two namespaces.
+fn create_disks(root: &Path) {
+    for (address, number, serial) in
+        [("0000:05:00.0", 0, "FREE"), ("0000:06:00.0", 1, "HOST"), ("0000:07:00.0", 2, "TWO")]
+    {
+        let controller = format!("nvme/nvme{number}");
+        let (model, serial_file) = (format!("{controller}/model"), format!("{controller}/serial"));
+        let state = format!("{controller}/state");
+        let files = [
+            (model.as_str(), "Disk\n"),
+            (serial_file.as_str(), serial),
+            (state.as_str(), "live\n"),
+        ];
+        function(root, address, "010802", "144D:A808", "nvme", &files);
+        for namespace in 1..=if serial == "TWO" { 2 } else { 1 } {
+            let disk = format!("nvme{number}n{namespace}");
+            write(
+                root,
+                &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/wwid"),
+                &format!("eui.00{number}{namespace}\n"),
+            );
+            write(
+                root,
+                &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/nsid"),
+                &format!("{namespace}\n"),
+            );
+            write(
+                root,
+                &format!("sys/class/block/{disk}/dev"),
+                &format!("259:{}\n", number * 10 + namespace),
+            );
+            write(root, &format!("dev/{disk}"), "");
+        }
+    }
+    write(root, "sys/class/block/nvme1n1/holders/dm-0/dev", "253:0\n");
+    write(root, "proc/1/mountinfo", "36 35 253:0 / / rw shared:1 - ext4 /dev/mapper/root rw\n");
+    write(root, "proc/swaps", "Filename Type Size Used Priority\n");
+}
+
+/// Interfaces: the host needs one of them.
+fn create_interfaces(root: &Path) {
+    for (address, name) in [("0000:41:00.0", "eth0"), ("0000:42:00.0", "eth1")] {
+        function(
+            root,
+            address,
+            "020000",
+            "8086:1572",
+            "i40e",
+            &[
+                (&format!("net/{name}/type"), "1\n"),
+                (&format!("net/{name}/flags"), "0x1003\n"),
+                (&format!("net/{name}/carrier"), "1\n"),
+            ],
+        );
+        link(
+            root,
+            &format!("../../bus/pci/devices/{address}/net/{name}"),
+            &format!("sys/class/net/{name}"),
+        );
+    }
+    let route = "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101A8C0 0003 0 0 0 00000000\n";
+    write(root, "proc/1/net/route", route);
+}
+
+/// A device for guests, and the nodes of the devices.
+fn create_guest_device(root: &Path) {
+    function(root, "0000:81:00.0", "030000", "10DE:2204", "vfio-pci", &[]);
+    link(
+        root,
+        "../../../../kernel/iommu_groups/20",
+        "sys/bus/pci/devices/0000:81:00.0/iommu_group",
+    );
+    for node in ["vfio/vfio", "vfio/20", "kfd", "dri/card1", "dri/renderD128", "dri/renderD129"] {
+        write(root, &format!("dev/{node}"), "");
+    }
+}
+
+/// Nodes with udev's links, and disks by their nodes: a free one, and one that the host uses.
+fn create_links_and_block_nodes(root: &Path) {
+    for number in 0..3 {
+        write(root, &format!("dev/ttyUSB{number}"), "");
+        link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-path/pci-{number}"));
+        link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-id/usb-{number}"));
+    }
+    for (disk, holder) in [("sdx", None), ("sdy", Some("dm-1"))] {
+        write(root, &format!("dev/{disk}"), "");
+        write(root, &format!("sys/class/block/{disk}/dev"), "8:0\n");
+        if let Some(holder) = holder {
+            fs::create_dir_all(root.join(format!("sys/class/block/{disk}/holders/{holder}")))
+                .unwrap();
+        }
+    }
+}
+
 impl Node {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         SimNode::create(dir.path()).unwrap();
         let root = dir.path();
-        // AMD: a GPU that is split into two partitions.
-        let drm = [
-            ("drm/card1/dev", "226:1\n"),
-            ("drm/renderD128/dev", "226:128\n"),
-            ("unique_id", "5a1f2c3d4e5f6071\n"),
-        ];
-        function(root, "0000:0a:00.0", "120000", "1002:74A1", "amdgpu", &drm);
-        for (number, minor, unique) in [(1, 128, 7), (2, 129, 8)] {
-            let text = format!(
-                "simd_count 80\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id 2560\ndomain 0\n"
-            );
-            write(root, &format!("sys/class/kfd/kfd/topology/nodes/{number}/properties"), &text);
-        }
-        fs::create_dir_all(root.join("sys/devices/platform/amdgpu_xcp_0/drm/renderD129")).unwrap();
-        // NVMe: a disk for pods, a disk of the host, and a disk with two namespaces.
-        for (address, number, serial) in
-            [("0000:05:00.0", 0, "FREE"), ("0000:06:00.0", 1, "HOST"), ("0000:07:00.0", 2, "TWO")]
-        {
-            let controller = format!("nvme/nvme{number}");
-            let (model, serial_file) =
-                (format!("{controller}/model"), format!("{controller}/serial"));
-            let state = format!("{controller}/state");
-            let files = [
-                (model.as_str(), "Disk\n"),
-                (serial_file.as_str(), serial),
-                (state.as_str(), "live\n"),
-            ];
-            function(root, address, "010802", "144D:A808", "nvme", &files);
-            for namespace in 1..=if serial == "TWO" { 2 } else { 1 } {
-                let disk = format!("nvme{number}n{namespace}");
-                write(
-                    root,
-                    &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/wwid"),
-                    &format!("eui.00{number}{namespace}\n"),
-                );
-                write(
-                    root,
-                    &format!("sys/bus/pci/devices/{address}/{controller}/{disk}/nsid"),
-                    &format!("{namespace}\n"),
-                );
-                write(
-                    root,
-                    &format!("sys/class/block/{disk}/dev"),
-                    &format!("259:{}\n", number * 10 + namespace),
-                );
-                write(root, &format!("dev/{disk}"), "");
-            }
-        }
-        write(root, "sys/class/block/nvme1n1/holders/dm-0/dev", "253:0\n");
-        write(root, "proc/1/mountinfo", "36 35 253:0 / / rw shared:1 - ext4 /dev/mapper/root rw\n");
-        write(root, "proc/swaps", "Filename Type Size Used Priority\n");
-        // Interfaces: the host needs one of them.
-        for (address, name) in [("0000:41:00.0", "eth0"), ("0000:42:00.0", "eth1")] {
-            function(
-                root,
-                address,
-                "020000",
-                "8086:1572",
-                "i40e",
-                &[
-                    (&format!("net/{name}/type"), "1\n"),
-                    (&format!("net/{name}/flags"), "0x1003\n"),
-                    (&format!("net/{name}/carrier"), "1\n"),
-                ],
-            );
-            link(
-                root,
-                &format!("../../bus/pci/devices/{address}/net/{name}"),
-                &format!("sys/class/net/{name}"),
-            );
-        }
-        let route = "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101A8C0 0003 0 0 0 00000000\n";
-        write(root, "proc/1/net/route", route);
-        // For guests.
-        function(root, "0000:81:00.0", "030000", "10DE:2204", "vfio-pci", &[]);
-        link(
-            root,
-            "../../../../kernel/iommu_groups/20",
-            "sys/bus/pci/devices/0000:81:00.0/iommu_group",
-        );
-        for node in ["vfio/vfio", "vfio/20", "kfd", "dri/card1", "dri/renderD128", "dri/renderD129"]
-        {
-            write(root, &format!("dev/{node}"), "");
-        }
-        // Nodes with udev's links, and disks by their nodes: a free one, and one that the host
-        // uses.
-        for number in 0..3 {
-            write(root, &format!("dev/ttyUSB{number}"), "");
-            link(
-                root,
-                &format!("../../ttyUSB{number}"),
-                &format!("dev/serial/by-path/pci-{number}"),
-            );
-            link(root, &format!("../../ttyUSB{number}"), &format!("dev/serial/by-id/usb-{number}"));
-        }
-        for (disk, holder) in [("sdx", None), ("sdy", Some("dm-1"))] {
-            write(root, &format!("dev/{disk}"), "");
-            write(root, &format!("sys/class/block/{disk}/dev"), "8:0\n");
-            if let Some(holder) = holder {
-                fs::create_dir_all(root.join(format!("sys/class/block/{disk}/holders/{holder}")))
-                    .unwrap();
-            }
-        }
+        create_gpu(root);
+        create_disks(root);
+        create_interfaces(root);
+        create_guest_device(root);
+        create_links_and_block_nodes(root);
         // A pod that runs.
         let pod = format!(
             "sys/fs/cgroup/kubepods.slice/kubepods-pod{}.slice",

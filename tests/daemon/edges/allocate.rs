@@ -155,15 +155,15 @@ async fn pass_devices_on(profile: Profile, inits: &[&str]) {
 
 /// A held id is allocated again, correctly.
 #[test]
-fn edge_14_an_init_container_passes_its_devices_on() {
+fn edge_14_an_init_container_passes_its_devices_to_the_next_container() {
     on_every_profile(async |profile| pass_devices_on(profile, &["prepare"]).await);
 }
 
 /// The same with several init containers: each gets the devices of the one before.
 #[test]
-fn edge_15_several_init_containers_pass_the_same_devices_on() {
+fn edge_15_several_init_containers_pass_the_same_devices_to_the_next() {
     on_every_profile(async |profile| {
-        pass_devices_on(profile, &["fetch", "prepare", "warm-up"]).await
+        pass_devices_on(profile, &["fetch", "prepare", "warm-up"]).await;
     });
 }
 
@@ -309,7 +309,7 @@ fn edge_31_nothing_depends_on_pre_start_container() {
 /// The kubelet uses the usable part of a preference: of too many ids a random part, and it
 /// completes too few at random. The answer has the requested size, and includes the required ids.
 #[test]
-fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
+fn edge_41_the_preferred_allocation_has_the_requested_size_and_the_required_devices() {
     run(async {
         let stage = Stage::new(Profile::K125).await;
         let app = stage.start_app().await;

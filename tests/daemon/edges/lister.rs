@@ -50,7 +50,7 @@ impl Lister {
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
         let service = PodResourcesListerServer::new(Service { answers, count });
         let server = tokio::spawn(async move {
-            Server::builder().serve_with_incoming(service, incoming).await.unwrap()
+            Server::builder().serve_with_incoming(service, incoming).await.unwrap();
         });
         Lister { answer, requests, server }
     }

@@ -167,7 +167,7 @@ fn edge_05_a_restarted_daemon_replaces_its_dead_client_in_the_kubelet() {
     on_every_profile(async |profile| {
         let node = Node::with(&[("gpu", GPUS)]);
         let stage = Stage::on(node, profile, |config| {
-            config.dial_within = std::time::Duration::from_millis(20)
+            config.dial_within = std::time::Duration::from_millis(20);
         })
         .await;
         let mut daemon = stage.node.start_daemon();

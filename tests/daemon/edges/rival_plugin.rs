@@ -57,7 +57,7 @@ impl RivalPlugin {
         let service = DevicePluginServer::new(Service { streaming: streaming.clone(), behaviour });
         let incoming = UnixListenerStream::new(listener);
         let server = tokio::spawn(async move {
-            Server::builder().serve_with_incoming(service, incoming).await.unwrap()
+            Server::builder().serve_with_incoming(service, incoming).await.unwrap();
         });
         register(stage, &format!("rival-{number}.sock")).await.unwrap();
         let client = stage.kubelet.view(|view| view.endpoint_state(&gpu()).serving).unwrap();

@@ -118,12 +118,12 @@ const EDGES: [(u8, &str, Verdict); 44] = [
     (
         14,
         "a held id is allocated again, rightly",
-        Held(&["edge_14_an_init_container_passes_its_devices_on"]),
+        Held(&["edge_14_an_init_container_passes_its_devices_to_the_next_container"]),
     ),
     (
         15,
         "several init containers get the same id",
-        Held(&["edge_15_several_init_containers_pass_the_same_devices_on"]),
+        Held(&["edge_15_several_init_containers_pass_the_same_devices_to_the_next"]),
     ),
     (
         16,
@@ -262,7 +262,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         41,
         "a preferred allocation of another size",
         Held(&[
-            "edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include",
+            "edge_41_the_preferred_allocation_has_the_requested_size_and_the_required_devices",
             "src/serving/placement/tests.rs::the_choice_is_the_best_of_all",
         ]),
     ),

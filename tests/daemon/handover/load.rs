@@ -163,7 +163,7 @@ fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_n
 }
 
 #[test]
-fn whoever_is_left_serves_wherever_the_other_one_dies() {
+fn when_one_instance_is_killed_at_any_time_the_other_one_serves() {
     run(async {
         let rounds = rounds(12);
         let mut random = Random::new();

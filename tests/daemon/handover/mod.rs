@@ -90,7 +90,7 @@ fn newest_client(kubelet: &Kubelet) -> u64 {
 
 /// No process would answer for it, so its connections are not held open.
 #[test]
-fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
+fn a_resource_that_the_new_instance_lacks_is_removed_from_the_kubelet() {
     run(async {
         let (node, kubelet, mut old) = served().await;
         node.write_config("[telemetry]\nlisten = \"off\"\n");
@@ -104,7 +104,7 @@ fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
 
 /// The kubelet connects to the second instance when the third one waits for it already.
 #[test]
-fn what_the_kubelet_connects_after_a_newer_instance_has_come_is_handed_on_too() {
+fn connections_made_during_a_handover_are_passed_on_too() {
     run(async {
         let hooks = HookTable::default();
         let (node, kubelet, _first) = served_with(&hooks).await;
@@ -133,7 +133,7 @@ fn what_the_kubelet_connects_after_a_newer_instance_has_come_is_handed_on_too() 
 
 /// What the kubelet refuses from NEW it still has from OLD, which leaves only when NEW is known.
 #[test]
-fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
+fn a_new_instance_that_the_kubelet_refuses_at_first_loses_no_device() {
     run(async {
         let hooks = HookTable::default();
         let (node, kubelet, mut old) = served_with(&hooks).await;
@@ -160,7 +160,7 @@ fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
 }
 
 #[test]
-fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
+fn an_instance_on_standby_serves_again_when_the_new_one_dies() {
     run(async {
         let (node, kubelet, old) = served().await;
         let mut new = take_over(&node);
@@ -188,7 +188,7 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
 }
 
 #[test]
-fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
+fn a_handover_waits_for_an_instance_that_is_starting_or_ending() {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
         let kubelet = node.start_kubelet().await;
@@ -204,8 +204,7 @@ fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
 }
 
 #[test]
-fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_second_one_is_an_error()
- {
+fn take_over_without_an_instance_is_a_start_and_a_second_instance_needs_take_over() {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
         let kubelet = node.start_kubelet().await;
@@ -268,7 +267,7 @@ async fn upgraded_in_place() {
 }
 
 #[test]
-fn an_upgrade_in_place_tells_systemd_of_the_new_main_process_and_one_that_fails_changes_nothing() {
+fn an_upgrade_in_place_sends_systemd_the_new_main_pid_and_a_failed_one_changes_nothing() {
     run(upgraded_in_place());
 }
 
@@ -288,8 +287,7 @@ fn offers(node: &Node, protocol: u32, records: u32) -> std::thread::JoinHandle<S
 }
 
 #[test]
-fn an_older_version_refuses_a_ledger_or_a_protocol_that_it_does_not_know_before_anything_is_changed()
- {
+fn an_unknown_ledger_or_protocol_version_is_refused_before_any_change() {
     let (known, records) = (holdfast::handover::PROTOCOL, store::RECORDS);
     for (protocol, records, what) in [
         (7, records + 1, "a ledger"),
@@ -317,7 +315,7 @@ fn an_older_version_refuses_a_ledger_or_a_protocol_that_it_does_not_know_before_
 #[test]
 fn a_process_of_another_user_is_refused_and_counted() {
     if !crate::common::is_root() {
-        crate::common::inside::say("SKIPPED: only root can be somebody else");
+        crate::common::inside::say("SKIPPED: only root can become another user");
         return;
     }
     run(async {

@@ -123,7 +123,7 @@ impl Stage {
         let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.limits.telemetry + BATCH);
         assert!(
             open <= most,
-            "{open} descriptors, of which telemetry may have {}",
+            "{open} descriptors; the limit of telemetry is {}",
             self.limits.telemetry
         );
     }

@@ -28,7 +28,7 @@ fn unpacked() -> Option<&'static (PathBuf, PathBuf)> {
             // Directly to the terminal: the harness hides the output of a passing test.
             let _printed = writeln!(
                 std::io::stderr(),
-                "SKIPPED: the captured machines were not looked at: {why}"
+                "SKIPPED: the captured machines were not tested: {why}"
             );
         })
     });

@@ -36,6 +36,6 @@ fn no_captured_machine_has_a_finding() {
             "{name}: {made:?}"
         );
     }
-    println!("{} captures looked at", captures.len());
+    println!("{} captures checked", captures.len());
     assert!(problems.is_empty(), "{} findings:\n{}", problems.len(), problems.join("\n"));
 }

@@ -74,7 +74,7 @@ fn a_healthy_machine_has_no_symptoms() {
     let expected =
         ["nvidia-a2-vgpu 0000:08:00.0 (gpu): its link has 8 lanes, but both ends support 16"];
     assert!(remarks.iter().eq(expected.iter()), "{remarks:?}");
-    assert!(wrong.is_empty(), "{} are said wrongly:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} are reported wrongly:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// A copy of a captured machine; the tests replace single files and restore them.
@@ -289,7 +289,7 @@ fn errors_are_counted_at_the_device_and_at_the_port_above_it() {
             Edit::Text("aer_dev_correctable", b"RxErr 9\n"),
         ],
     );
-    assert_eq!(seen, machine.whole, "what anybody below has reported, and what was corrected");
+    assert_eq!(seen, machine.whole, "reports of functions below, and corrected errors");
     // A truncated file is not a reset of the counter.
     let cut = machine.with(GPU, &[Edit::Text("aer_dev_fatal", b"Undefined 0\nDL")]);
     assert_eq!(cut.counters.len(), machine.whole.counters.len() - 1);

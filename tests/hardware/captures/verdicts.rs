@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | surprise removal, a missing node | [`FAULTS`], `device_gone`, `node_missing` |
 //! | a lost driver, or another one in its place | [`FAULTS`], `driver_lost` |
-//! | a lost driver of a held device | `a_held_device_can_lose_its_driver` |
+//! | a lost driver of a held device | `a_held_device_that_loses_its_driver_is_unhealthy_and_listed` |
 //! | off the bus | [`FAULTS`], `off_the_bus` |
 //! | a virtual function's all ones | `harmless_states_are_no_faults_on_any_machine` |
 //! | AER at the device; at the root port alone | [`FAULTS`], `aer_fatal`, `aer_fatal_above` |
@@ -253,6 +253,16 @@ const FAULTS: &[Row<'_>] = {
     ]
 };
 
+/// Whether a listed device is at this address, or a virtual function of the GPU.
+fn is_below(simulation: &HealthSimulation, owner: &str, id: &DeviceId) -> bool {
+    simulation.inventory().resources.values().any(|offering| {
+        let device = offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
+        device.is_some_and(|pci| {
+            pci.address.to_string() == owner || pci.physfn.is_some_and(|of| of.to_string() == GPU)
+        })
+    })
+}
+
 #[test]
 fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
     if captures().is_none() {
@@ -285,25 +295,15 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
         assert_eq!(
             wait(&mut simulation, 100, is_told),
             Some(at(*after)),
-            "{case}: when it was told; {:?}",
+            "{case}: when it was reported; {:?}",
             simulation.unhealthy()
         );
         let told: BTreeMap<_, _> =
             simulation.unhealthy().into_iter().filter(|(id, _)| !before.contains_key(id)).collect();
         assert!(told.values().all(|told| told == reason), "{case}: {told:?}");
         // No other device is affected. If a card is offered by its parts, all parts are.
-        let is_below = |id: &DeviceId| {
-            of.contains(id)
-                || simulation.inventory().resources.values().any(|offering| {
-                    let device =
-                        offering.devices.get(id).and_then(|offered| offered.device.pci.as_ref());
-                    device.is_some_and(|pci| {
-                        pci.address.to_string() == owner
-                            || pci.physfn.is_some_and(|of| of.to_string() == GPU)
-                    })
-                })
-        };
-        assert!(told.keys().all(is_below), "{case}: {told:?}");
+        let is_affected = |id: &DeviceId| of.contains(id) || is_below(&simulation, owner, id);
+        assert!(told.keys().all(is_affected), "{case}: {told:?}");
         let is_over = |simulation: &HealthSimulation| simulation.unhealthy() == before;
         match ends {
             Ends::ByItself(seconds) => assert_eq!(
@@ -394,7 +394,7 @@ fn a_short_fault_is_never_reported() {
 }
 
 #[test]
-fn a_held_device_can_lose_its_driver() {
+fn a_held_device_that_loses_its_driver_is_unhealthy_and_listed() {
     for (name, address, edits) in [
         (A2, GPU, &NO_DRIVER[..]),
         (A2, GPU, &VFIO),
@@ -516,7 +516,7 @@ fn removed_virtual_functions_return_unchanged() {
     assert_eq!(
         offered.intersection(&of_vfs).collect::<Vec<_>>(),
         [&held],
-        "nobody gets a function before it is known whose it is"
+        "no resource gets a function before its owner is known"
     );
     assert!(
         !simulation.unhealthy().values().any(|reason| *reason == Reason::Deselected),
@@ -681,6 +681,6 @@ fn harmless_states_are_no_faults_on_any_machine() {
             faults.into_iter().for_each(Fault::mend);
         }
     }
-    println!("{listed} devices listed on {} machines, {told_lies} lies told", captures.len());
+    println!("{listed} devices listed on {} machines, {told_lies} false reports", captures.len());
     assert!(listed > 50 && told_lies > 500, "{listed} devices, {told_lies} lies");
 }

@@ -83,13 +83,13 @@ impl Disk {
     /// Unmounts it and waits for the end of the loop device.
     fn end(mut self) {
         drop(self.mounted.take());
-        until_blocking("the loop device is gone", || self.devices(), String::is_empty);
+        until_blocking("the loop device is removed", || self.devices(), String::is_empty);
     }
 }
 
 #[test]
-fn a_state_disk_that_fills_up() {
-    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_fills_up", &DISK) else { return };
+fn a_full_state_disk_is_found() {
+    let Some(dir) = inside("doctor_real::disks::a_full_state_disk_is_found", &DISK) else { return };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let disk = Disk::new(&dir, "1500M", &[], "rw", &node.state());
@@ -133,8 +133,11 @@ fn a_state_disk_that_fills_up() {
 }
 
 #[test]
-fn a_state_disk_without_files() {
-    let Some(dir) = inside("doctor_real::disks::a_state_disk_without_files", &DISK) else { return };
+fn a_state_disk_without_free_inodes_is_found() {
+    let Some(dir) = inside("doctor_real::disks::a_state_disk_without_free_inodes_is_found", &DISK)
+    else {
+        return;
+    };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let disk = Disk::new(&dir, "256M", &["-N", "1024"], "rw", &node.state());
@@ -161,8 +164,8 @@ fn a_state_disk_without_files() {
 }
 
 #[test]
-fn a_state_disk_that_is_read_only_or_broken() {
-    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_is_read_only_or_broken", &DISK)
+fn a_read_only_or_broken_state_disk_is_found() {
+    let Some(dir) = inside("doctor_real::disks::a_read_only_or_broken_state_disk_is_found", &DISK)
     else {
         return;
     };
@@ -232,9 +235,11 @@ fn a_state_disk_that_is_read_only_or_broken() {
 }
 
 #[test]
-fn a_state_directory_in_memory_or_in_layers() {
-    let Some(dir) = inside("doctor_real::disks::a_state_directory_in_memory_or_in_layers", &MOUNT)
-    else {
+fn a_state_directory_in_memory_or_in_container_layers_is_found() {
+    let Some(dir) = inside(
+        "doctor_real::disks::a_state_directory_in_memory_or_in_container_layers_is_found",
+        &MOUNT,
+    ) else {
         return;
     };
     run(async {

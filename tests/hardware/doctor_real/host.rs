@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 #[test]
-fn a_kubelet_directory_that_is_mounted_as_a_file() {
+fn a_kubelet_directory_that_is_mounted_as_a_file_is_found() {
     let Some(dir) =
-        inside("doctor_real::host::a_kubelet_directory_that_is_mounted_as_a_file", &MOUNT)
+        inside("doctor_real::host::a_kubelet_directory_that_is_mounted_as_a_file_is_found", &MOUNT)
     else {
         return;
     };
@@ -89,8 +89,8 @@ fn log_of(node: &Node, kmsg: Option<&str>) {
 }
 
 #[test]
-fn a_kernel_log_that_cannot_be_read() {
-    let test = "doctor_real::host::a_kernel_log_that_cannot_be_read";
+fn a_kernel_log_that_cannot_be_read_is_found() {
+    let test = "doctor_real::host::a_kernel_log_that_cannot_be_read_is_found";
     let Some(_dir) = inside(test, &["mount", "umount", "mknod", "setpriv", "/dev/kmsg"]) else {
         return;
     };
@@ -223,8 +223,8 @@ impl Namespace {
 }
 
 #[test]
-fn limits_of_inotify_that_are_reached() {
-    let test = "doctor_real::host::limits_of_inotify_that_are_reached";
+fn exhausted_limits_of_inotify_are_found() {
+    let test = "doctor_real::host::exhausted_limits_of_inotify_are_found";
     let Some(_dir) = inside(test, &["mount", "umount", "nsenter", "sh"]) else { return };
     let tried = Command::new("unshare")
         .args(["--user", "--map-root-user", "test", "-w", "/proc/sys/user/max_inotify_watches"])
@@ -299,8 +299,8 @@ fn limits_of_inotify_that_are_reached() {
 
 /// A pod with `hostUsers: false`: its root is another user, and the node's files belong to others.
 #[test]
-fn root_of_a_user_namespace() {
-    let test = "doctor_real::host::root_of_a_user_namespace";
+fn root_of_a_user_namespace_is_found() {
+    let test = "doctor_real::host::root_of_a_user_namespace_is_found";
     let Some(_dir) = inside(test, &["mount", "umount", "nsenter"]) else { return };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
@@ -308,7 +308,7 @@ fn root_of_a_user_namespace() {
         let (_kubelet, daemon) = start(&node).await;
         doctor(&node).await.is(&["state-in-memory"], &node.state(), &[]);
         let open = |path: PathBuf, mode| {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap()
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         };
         open(node.path(""), 0o755);
         open(node.state().join("journal"), 0o700);

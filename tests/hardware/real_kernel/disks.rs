@@ -101,7 +101,7 @@ fn a_file_becomes_a_disk_whose_partition_comes_and_goes() {
             assert_eq!(
                 running.work().await.since(before).lists,
                 0,
-                "nothing has changed that anybody offers"
+                "no offered device has changed"
             );
             assert_eq!(running.healthy(), [id.clone()].into());
             drop(disk);

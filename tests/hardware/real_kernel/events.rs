@@ -138,6 +138,6 @@ fn the_events_of_a_driver_come_in_the_kernels_order() {
             "and is there when the driver is"
         );
         running.rest().await;
-        assert_eq!(running.work().await.since(before).lists, 0, "nobody offers it");
+        assert_eq!(running.work().await.since(before).lists, 0, "no resource offers it");
     });
 }

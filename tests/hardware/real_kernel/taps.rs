@@ -116,7 +116,7 @@ fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
         ip([format!("link set tap-1 netns {}", pod.pid())]).await;
         assert!(
             !std::path::Path::new("/sys/class/net/tap-1").exists(),
-            "this network has it no more"
+            "this network no longer has it"
         );
         ip([taps.add(2)]).await;
         running.listed(&taps.id(2), true).await;
@@ -154,7 +154,7 @@ fn a_burst_of_unoffered_interfaces_makes_no_list() {
             ip(["link del group 7".to_owned()]).await;
             running.rest().await;
             let work = running.work().await.since(before);
-            assert_eq!(work.lists, 0, "nobody offers what came and went");
+            assert_eq!(work.lists, 0, "no resource offers the added and removed devices");
             scans.push(work.scans);
         }
         println!("scans in a storm of 500 pairs: {scans:?}");

@@ -1,11 +1,12 @@
-//! What happens to the kubelet's sockets and to the files of its device-plugin directory, as inotify tells it.
+//! Reports changes of the kubelet's sockets and of the files in its device-plugin directory, by
+//! inotify.
 
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// A watch of the two directories in which the kubelet has sockets.
+/// A watch of the two directories with sockets of the kubelet.
 #[derive(Debug)]
 pub(crate) struct Directory {
     inotify: Inotify,
@@ -26,8 +27,8 @@ impl Directory {
         self.inotify.as_fd().try_clone_to_owned().unwrap()
     }
 
-    /// The name of each file and what became of it, as far as is known now. Names that begin with a dot are somebody's
-    /// own: temporary files, and the plugins' sockets.
+    /// The name of each file and its last change, as far as it is known now. Names that begin with
+    /// a dot belong to plugins: temporary files, and their sockets.
     pub(crate) fn events(&mut self) -> Vec<(String, &'static str)> {
         let (mut found, mut buffer) = (Vec::new(), [0; 4096]);
         loop {

@@ -1,12 +1,14 @@
-//! The same scripts on a real kubelet and on ours: what a device plugin sees of each must be the same.
+//! Runs the same scripts on a real kubelet and on the simulated one. A device plugin must observe
+//! the same behaviour of both.
 //!
-//! A recording plugin on a socket of the device-plugin directory notes calls, ends of streams and connections; inotify
-//! notes files; the pod-resources API and the pods' states are asked. `golden/` has what was recorded from a real kubelet,
-//! in words that leave open what is concurrent (see [`trace`]), and both are held against it: the real one where
-//! `KUBELET_BIN` names one, ours always. Times are printed side by side; those that the simulator takes as its defaults
-//! must be of the same order.
+//! A recording plugin on a socket of the device-plugin directory records calls, ends of streams and
+//! connections. inotify records files. The pod-resources API and the states of the pods are read.
+//! `golden/` has the recordings of a real kubelet, as a partial order (see [`trace`]). Both
+//! kubelets are compared with it: the real one if `KUBELET_BIN` names it, the simulated one always.
+//! Times are printed side by side. Those that the simulator has as defaults must be of the same
+//! order of magnitude.
 //!
-//! `HOLDFAST_RECORD=1` prints what was seen instead of comparing it.
+//! `HOLDFAST_RECORD=1` prints the recording instead of comparing it.
 
 mod directory;
 mod player;
@@ -33,20 +35,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Milliseconds by what they are of.
+/// Milliseconds by the name of the measured time.
 pub(crate) type Figures = BTreeMap<&'static str, Vec<f64>>;
 
-/// Plays the scripts on the real kubelet.
+/// Runs the scripts on the real kubelet.
 pub(crate) fn on_the_real(node: &mut Node) -> Figures {
     play("the real kubelet", &mut Real(node))
 }
 
-/// Plays the scripts on ours.
+/// Runs the scripts on the simulated kubelet.
 pub(crate) fn on_ours() -> Figures {
     play("the simulated kubelet", &mut Simulated::start())
 }
 
-/// How often a script is played again in which the kubelet was too fast.
+/// How often a script is repeated if the kubelet was too fast.
 const REPLAYS: usize = 4;
 
 fn play(who: &str, rig: &mut dyn Rig) -> Figures {
@@ -56,7 +58,7 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
     let directory = Directory::watch(&rig.kubelet_dir());
     let readable = directory.readable();
     let recorder = Recorder::new(directory);
-    // The plugin hears of a new kubelet at once.
+    // The plugin detects a new kubelet at once.
     let (watcher, over) = (recorder.clone(), Arc::new(AtomicBool::new(false)));
     let is_over = Arc::clone(&over);
     let watching = std::thread::spawn(move || {
@@ -79,7 +81,7 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
         for attempt in 1..=REPLAYS {
             if played.is_lost {
                 say(format_args!(
-                    "{who}: {name}: the kubelet looked at its pods before the plugin was back; played again"
+                    "{who}: {name}: the kubelet processed its pods before the plugin was back; running it again"
                 ));
                 played = once(rig, attempt);
             }
@@ -104,7 +106,7 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
     figures
 }
 
-/// Prints the times of both, and compares what the simulator takes for granted.
+/// Prints the times of both, and compares those that the simulator has as defaults.
 pub(crate) fn compare(real: &Figures, ours: &Figures) {
     let say_of = |figures: &Figures, what| {
         let Some(ms) = figures.get(what) else { return "-".to_owned() };
@@ -115,7 +117,7 @@ pub(crate) fn compare(real: &Figures, ours: &Figures) {
     for what in real.keys() {
         say(format_args!("{what:<50} | {:>26} | {:>26}", say_of(real, what), say_of(ours, what)));
     }
-    // Of the same order: neither a busy machine nor a lucky start makes ten times of it.
+    // Of the same order of magnitude: neither a busy machine nor a fast start is ten times off.
     let gaps = Behaviour::default().gaps;
     let defaults = [
         (TO_KUBELET_SOCKET, gaps.to_container_manager + gaps.to_device_manager),

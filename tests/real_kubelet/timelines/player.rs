@@ -1,4 +1,5 @@
-//! Plays a script on one kubelet: begins its steps, waits for what is to be seen, and writes down what was.
+//! Runs a script on one kubelet: starts its steps, waits for the expected observations, and records
+//! all of them.
 
 use super::plugin::{Loop, Plugin, RESOURCE};
 use super::rig::{Rig, State};
@@ -14,26 +15,26 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Where it is not known yet what is to be seen, a step is over when nothing was seen for so long.
+/// Without a golden timeline, a step is over when nothing was observed for this time.
 const QUIET: Duration = Duration::from_secs(2);
-/// What is too much is seen within this time after the last step.
+/// Unexpected observations are recorded for this time after the last step.
 const EXCESS: Duration = Duration::from_millis(500);
 
-/// What of a start the simulator takes as its defaults.
+/// The times of a start that the simulator has as defaults.
 pub(crate) const TO_KUBELET_SOCKET: &str = "pod-resources API to kubelet.sock";
 pub(crate) const TO_FIRST_BATCH: &str = "kubelet.sock to the first pods";
 
-/// Lanes of what is looked at when a step is over.
+/// Lanes that are read at the end of a step.
 const CHECKPOINT: &str = "the checkpoint says";
 const DIRECTORY: &str = "the directory has";
 
-/// What one script showed.
+/// The recording of one script.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
     pub(crate) notes: Vec<Note>,
-    /// Times by what they are of, in milliseconds.
+    /// Measured times by name, in milliseconds.
     pub(crate) figures: Vec<(&'static str, f64)>,
-    /// Whether the kubelet was faster than the plugin where the script wants the plugin to be the first.
+    /// Whether the kubelet was faster than the plugin where the script needs the plugin first.
     pub(crate) is_lost: bool,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Player<'a> {
     golden: Option<&'a Timeline>,
     step: String,
     begun: Instant,
-    /// Of the pods' names, but for what is noted.
+    /// Added to the names of pods, but not to the recorded names.
     suffix: String,
     uids: BTreeMap<String, String>,
     running: BTreeMap<String, String>,
@@ -54,8 +55,8 @@ pub(crate) struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// With a golden timeline it is known when a step is over. Pods of another attempt have other names, since a static
-    /// pod's UID is a hash of its manifest.
+    /// A golden timeline defines the end of each step. Pods of another attempt have other names,
+    /// since a static pod's UID is a hash of its manifest.
     pub(crate) fn new(
         rig: &'a mut dyn Rig,
         recorder: Recorder,
@@ -92,17 +93,17 @@ impl<'a> Player<'a> {
         Plugin::serve(&self.device_plugins(), &self.recorder, name, Err("not ready"))
     }
 
-    /// What follows belongs to this step.
+    /// Starts a step: all later observations belong to it.
     pub(crate) fn begin(&mut self, step: &str) {
         self.recorder.begin(step);
         step.clone_into(&mut self.step);
         self.begun = Instant::now();
     }
 
-    /// Waits until everything of this step has been seen.
+    /// Waits until every expected observation of this step was recorded.
     pub(crate) fn end(&self) {
         let Some(golden) = self.golden else { return self.wait_for_quiet(QUIET) };
-        // What does not come is told with everything else that differs.
+        // Missing observations are reported later with all other differences.
         while !golden.is_complete(&self.step, &self.recorder.notes()) && self.begun.elapsed() < SOON
         {
             std::thread::sleep(Duration::from_millis(5));
@@ -114,19 +115,19 @@ impl<'a> Player<'a> {
         wait_for("it is quiet", Duration::from_secs(60), quiet);
     }
 
-    /// What the script showed. Waits a moment for what should not be there.
+    /// The recording of the script. Waits for a limited time for unexpected observations.
     pub(crate) fn finish(self) -> Played {
         self.wait_for_quiet(EXCESS);
         Played { notes: self.recorder.take(), figures: self.figures, is_lost: self.is_lost }
     }
 
-    /// Keeps a time between two observations of the present step, if both were made.
+    /// Records the time between two observations of the present step, if both were made.
     pub(crate) fn figure(&mut self, what: &'static str, from: (&str, &str), to: (&str, &str)) {
         let ms = gap_ms(&self.recorder.notes(), &self.step, from, to);
         self.figures.extend(ms.map(|ms| (what, ms)));
     }
 
-    /// The times of a kubelet's start, as far as they can be told from outside. `calls` is the connection that it makes.
+    /// The times of a kubelet's start that are visible from outside. `calls` is its connection.
     pub(crate) fn figures_of_a_start(&mut self, calls: &str) {
         let made = ("kubelet.sock", "created");
         self.figure(TO_KUBELET_SOCKET, ("pod-resources/kubelet.sock", "replaced"), made);
@@ -146,7 +147,7 @@ impl<'a> Player<'a> {
         self.runs(name);
     }
 
-    /// Waits until a pod runs, and notes whether it is the same start of its container as before.
+    /// Waits until a pod runs, and records whether its container has started again.
     pub(crate) fn runs(&mut self, name: &str) {
         let pod = self.named(name);
         let start = wait_for(&format!("{name} runs"), SOON, || match self.rig.state(&pod) {
@@ -170,8 +171,8 @@ impl<'a> Player<'a> {
         self.recorder.note(format!("pod {name}"), message);
     }
 
-    /// Waits until a rejected pod is over. At first its devices count as free although its containers run; then, while
-    /// these are killed, they count as held again.
+    /// Waits until a rejected pod has ended. At first its devices count as free although its
+    /// containers run. While these are killed, the devices count as held again.
     pub(crate) fn is_over(&mut self, name: &str) {
         let pod = self.named(name);
         let uid = self.rig.uid(&pod).unwrap();
@@ -186,17 +187,17 @@ impl<'a> Player<'a> {
         self.recorder.note(format!("pod {name}"), "is over");
     }
 
-    /// Deletes a pod and waits until the kubelet does not know it any more.
+    /// Deletes a pod and waits until the kubelet no longer knows it.
     pub(crate) fn delete_pod(&mut self, name: &str) {
         let pod = self.named(name);
         self.rig.delete(&pod);
-        wait_for(&format!("{name} is gone"), SOON, || {
+        wait_for(&format!("{name} was removed"), SOON, || {
             (self.rig.state(&pod) == State::Absent).then_some(())
         });
         self.recorder.note(format!("pod {name}"), "gone");
     }
 
-    /// Waits until the kubelet tells of so many devices that can be allocated.
+    /// Waits until the kubelet reports this number of allocatable devices.
     pub(crate) fn allocatable(&mut self, count: usize) {
         let socket = self.rig.kubelet_dir().join("pod-resources/kubelet.sock");
         wait_for(&format!("{count} devices are allocatable"), SOON, || {
@@ -206,7 +207,7 @@ impl<'a> Player<'a> {
         self.recorder.note("allocatable", count.to_string());
     }
 
-    /// Waits until this was noted in the present step.
+    /// Waits until this was recorded in the present step.
     pub(crate) fn noted(&self, lane: &str, text: &str) {
         wait_for(&format!("{lane}: {text}"), SOON, || {
             let notes = self.recorder.notes();
@@ -217,7 +218,7 @@ impl<'a> Player<'a> {
         });
     }
 
-    /// Notes what the kubelet's checkpoint says of the resource.
+    /// Records the kubelet's checkpoint of the resource.
     pub(crate) fn checkpoint(&mut self) {
         let text = fs::read(self.device_plugins().join("kubelet_internal_checkpoint")).unwrap();
         let document: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -255,7 +256,7 @@ impl<'a> Player<'a> {
         entries.into_iter().for_each(|entry| self.recorder.note(CHECKPOINT, entry));
     }
 
-    /// Notes what lies in the directory, but for what is somebody's own.
+    /// Records the files of the directory, except those of plugins.
     pub(crate) fn directory(&mut self) {
         let names = fs::read_dir(self.device_plugins())
             .unwrap()
@@ -264,7 +265,8 @@ impl<'a> Player<'a> {
         self.recorder.note(DIRECTORY, names.into_iter().collect::<Vec<_>>().join(" "));
     }
 
-    /// Asks the pod-resources API over and over and notes every answer that differs from the one before, until dropped.
+    /// Calls the pod-resources API repeatedly until dropped. Records each answer that differs from
+    /// the previous one.
     pub(crate) fn ask_for_pods(&self) -> Loop {
         let (socket, recorder) =
             (self.rig.kubelet_dir().join("pod-resources/kubelet.sock"), self.recorder.clone());
@@ -285,7 +287,7 @@ impl<'a> Player<'a> {
                         *last = now;
                     }
                 }
-                // Twice this is what the kubelet's limit lets through.
+                // Twice as long as the kubelet's rate limit requires.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
@@ -319,7 +321,7 @@ async fn listed(socket: PathBuf) -> Option<String> {
         .into_inner();
     let mut pods = BTreeSet::new();
     for pod in answer.pod_resources {
-        // A static pod has its node's name at the end.
+        // The name of a static pod ends with the name of its node.
         let name = pod.name.trim_end_matches("-node");
         for container in pod.containers {
             let ids: BTreeSet<&str> = container

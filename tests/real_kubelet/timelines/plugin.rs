@@ -1,4 +1,4 @@
-//! A device plugin that notes whatever the kubelet does to it.
+//! A device plugin that records every action of the kubelet.
 
 use super::tap::{Lane, Tapped};
 use super::trace::Recorder;
@@ -25,12 +25,13 @@ use tonic::{Request, Response, Status};
 
 /// The resource of every script.
 pub(crate) const RESOURCE: &str = "example.com/timeline";
-/// What a plugin offers.
+/// The devices that a plugin offers.
 pub(crate) const DEVICES: [&str; 4] = ["d0", "d1", "d2", "d3"];
-/// Where the plugins' sockets lie, below the kubelet's directory. A clean-up leaves it alone.
+/// The folder of the plugins' sockets, below the kubelet's directory. The kubelet's clean-up does
+/// not touch it.
 pub(crate) const SOCKETS: &str = ".recorded";
 
-/// A thread that runs tasks. With it everything ends that runs there, connections too.
+/// A thread that runs tasks. All tasks and connections on it end with it.
 #[derive(Debug)]
 pub(crate) struct Loop {
     handle: Handle,
@@ -66,7 +67,7 @@ impl Drop for Loop {
     }
 }
 
-/// A plugin with a socket and a thread of its own. Dropping it is its death.
+/// A plugin with a socket and a thread of its own. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     name: &'static str,
@@ -74,7 +75,7 @@ pub(crate) struct Plugin {
     registration: PathBuf,
     /// `None` ends every stream.
     lists: watch::Sender<Option<Vec<&'static str>>>,
-    /// How many are open.
+    /// The number of open streams.
     streams: Arc<AtomicUsize>,
     dies: Arc<AtomicBool>,
     tasks: Loop,
@@ -87,7 +88,7 @@ impl Drop for Plugin {
 }
 
 impl Plugin {
-    /// Serves its devices, and does not register. With an error in place of options it cannot be registered.
+    /// Serves the devices without a Register. With an error instead of options, a Register fails.
     pub(crate) fn serve(
         device_plugins: &Path,
         recorder: &Recorder,
@@ -139,12 +140,12 @@ impl Plugin {
         }
     }
 
-    /// Registers, and notes what came of it.
+    /// Registers, and records the result.
     pub(crate) fn register(&self) {
         self.register_as(self.request());
     }
 
-    /// Registers with another version or name.
+    /// Registers with another version or resource name.
     pub(crate) fn register_with(&self, version: &str, resource: &str) {
         self.register_as(api::RegisterRequest {
             version: version.to_owned(),
@@ -162,7 +163,7 @@ impl Plugin {
         ));
     }
 
-    /// Registers from now on whenever a kubelet comes.
+    /// From now on, registers each time a kubelet starts.
     pub(crate) fn follow(&self) {
         let (recorder, registration, name, request) =
             (self.recorder.clone(), self.registration.clone(), self.name, self.request());
@@ -179,7 +180,7 @@ impl Plugin {
         self.lists.send_replace(Some(devices.to_vec()));
     }
 
-    /// Ends its streams and nothing else; [`Plugin::list`] lets it serve new ones.
+    /// Ends the streams only; [`Plugin::list`] lets it serve new ones.
     pub(crate) fn end_streams(&self) {
         self.lists.send_replace(None);
         wait_for("the streams end", SOON, || {
@@ -194,7 +195,7 @@ async fn register(
     name: &str,
     request: api::RegisterRequest,
 ) {
-    // Its socket is there before it listens.
+    // The kubelet's socket exists before the kubelet listens on it.
     let channel = loop {
         match uds::connect(&registration).await {
             Ok(channel) => break channel,
@@ -259,7 +260,7 @@ impl DevicePlugin for Service {
         }))
     }
 
-    /// The first ones in the order of their names, so that every kubelet gives out the same.
+    /// The first ones in the order of their names, so that every kubelet allocates the same.
     async fn get_preferred_allocation(
         &self,
         request: Request<api::PreferredAllocationRequest>,
@@ -321,7 +322,7 @@ fn sorted(ids: &[String]) -> String {
     ids.join(" ")
 }
 
-/// A stream of lists that notes when the kubelet ends it.
+/// A stream of lists that records when the kubelet ends it.
 struct Watched {
     lists: WatchStream<Option<Vec<&'static str>>>,
     lane: Lane,

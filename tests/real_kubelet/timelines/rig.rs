@@ -1,4 +1,4 @@
-//! The two kubelets that play the scripts: a real one, and ours on real sockets.
+//! The two kubelets that run the scripts: a real one, and the simulated one on real sockets.
 
 use super::plugin::{Loop, RESOURCE};
 use crate::node::Node;
@@ -13,26 +13,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// How far a pod has come.
+/// The progress of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum State {
-    /// There is none of this name.
+    /// No pod has this name.
     Absent,
-    /// Nothing is decided, or nobody answers.
+    /// The kubelet has not decided yet, or does not answer.
     Open,
-    /// Its main container runs: which start of it.
+    /// The main container runs. The value identifies its start.
     Runs(String),
-    /// It was rejected, with these words.
+    /// The pod was rejected with this message.
     Rejected(String),
 }
 
 /// A kubelet and its node.
 pub(crate) trait Rig {
-    /// What stands for `/var/lib/kubelet`.
+    /// The directory in place of `/var/lib/kubelet`.
     fn kubelet_dir(&self) -> PathBuf;
-    /// What stands for `/`.
+    /// The directory in place of `/`.
     fn host_root(&self) -> PathBuf;
-    /// A pod that asks for `count` devices; with `init` an init container asks for them too.
+    /// Creates a pod that requests `count` devices. With `init`, an init container requests them
+    /// too.
     fn create(&mut self, pod: &str, count: u32, init: bool);
     fn delete(&mut self, pod: &str);
     fn state(&self, pod: &str) -> State;
@@ -40,23 +41,24 @@ pub(crate) trait Rig {
     fn uid(&self, pod: &str) -> Option<String>;
     fn stop(&mut self, signal: Signal);
     fn start(&mut self);
-    /// A kubelet that can be held waits before it looks at the first pods of its next start, until [`Rig::release`].
+    /// If the kubelet can be held, it waits before it processes the first pods of its next start,
+    /// until [`Rig::release`].
     fn hold(&mut self);
     fn release(&mut self);
-    /// How the present kubelet came to its first pods, once it has.
+    /// When the present kubelet processed its first pods, if it has.
     fn first_batch(&self) -> Option<FirstBatch>;
 }
 
-/// When a kubelet looked at the pods that it found.
+/// When a kubelet processed the pods that it found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FirstBatch {
-    /// Milliseconds after it began to take registrations.
+    /// Milliseconds after it began to accept registrations.
     pub(crate) after_ms: f64,
-    /// Whether it had a list of devices by then. Nothing in the kubelet sees to that.
+    /// Whether it had a list of devices by then. The kubelet does not wait for one.
     pub(crate) had_a_list: bool,
 }
 
-/// The real one.
+/// The real kubelet.
 #[derive(Debug)]
 pub(crate) struct Real<'a>(pub(crate) &'a mut Node);
 
@@ -117,7 +119,7 @@ impl Rig for Real<'_> {
     }
 }
 
-/// Ours.
+/// The simulated kubelet.
 #[derive(Debug)]
 pub(crate) struct Simulated {
     kubelet: Arc<Kubelet>,
@@ -172,7 +174,7 @@ impl Rig for Simulated {
         self.uids.insert(pod.to_owned(), spec.uid.clone());
         let kubelet = Arc::clone(&self.kubelet);
         self.tasks.spawn(async move { drop(kubelet.add_pod(spec).await) });
-        // Bound as soon as the task has begun.
+        // The socket is bound as soon as the task has begun.
         let uid = self.uids[pod].clone();
         self.tasks
             .run(self.kubelet.wait_for(|view| view.pod(&uid).is_some(), crate::SOON))

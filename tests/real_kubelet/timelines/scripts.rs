@@ -1,4 +1,4 @@
-//! What is played. Every script begins and ends without a plugin that streams and without pods.
+//! The scripts. Each begins and ends without a streaming plugin and without pods.
 
 use super::player::Player;
 use super::plugin::{Plugin, RESOURCE, SOCKETS};
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 
-/// A script: its name, what it does, and what was recorded from a real kubelet.
+/// A script: its name, its steps, and the recording of a real kubelet.
 pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(crate) play: fn(&mut Player<'_>),
@@ -34,7 +34,7 @@ pub(crate) const ALL: &[Script] = &[
     script!(pod_resources_after_a_start),
 ];
 
-/// A plugin that is registered, with its list at the kubelet.
+/// A plugin that is registered and whose list the kubelet has.
 fn registered(player: &mut Player<'_>, name: &'static str) -> Plugin {
     player.begin("the plugin registers");
     let plugin = player.plugin(name);
@@ -44,7 +44,7 @@ fn registered(player: &mut Player<'_>, name: &'static str) -> Plugin {
     plugin
 }
 
-/// The plugin dies and nobody holds anything.
+/// The plugin dies and no pod holds a device.
 fn over(player: &mut Player<'_>, plugin: Plugin) {
     player.begin("the plugin dies");
     drop(plugin);
@@ -115,7 +115,7 @@ fn the_kubelet_restarts(player: &mut Player<'_>) {
     player.run_pod("kept", 1, false);
     player.end();
 
-    // Somebody's files. Those in a sub-directory are not looked at.
+    // Files of other programs. The kubelet does not read those in a sub-directory.
     let dir = player.rig.kubelet_dir().join("device-plugins");
     one.follow();
     for (signal, next) in [(Signal::SIGTERM, "first"), (Signal::SIGKILL, "second")] {
@@ -171,7 +171,7 @@ fn an_init_container_over_a_restart(player: &mut Player<'_>) {
     if batch.is_none_or(|batch| batch.had_a_list) {
         player.runs("staged");
     } else {
-        // It had no chance. There is another one.
+        // It cannot succeed, because another list follows.
         player.is_lost = true;
         player.is_rejected("staged");
     }

@@ -1,4 +1,4 @@
-//! A connection that notes its begin and its end, and tells every call on it which one it is.
+//! A connection that records its begin and its end, and gives its identity to every call on it.
 
 use super::trace::Recorder;
 use std::io::{self, IoSlice};
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tonic::transport::server::Connected;
 
-/// Which connection: the plugin's name and a number.
+/// The identity of a connection: the plugin's name and a number.
 #[derive(Debug, Clone)]
 pub(crate) struct Lane(pub(crate) String);
 
@@ -45,7 +45,7 @@ impl Tapped {
 
 impl Drop for Tapped {
     fn drop(&mut self) {
-        // The kubelet says goodbye before it closes, and then the server may be the first to hang up.
+        // The kubelet sends GOAWAY before it closes; then the server may close first.
         self.closed();
     }
 }

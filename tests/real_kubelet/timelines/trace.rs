@@ -1,8 +1,9 @@
-//! What was seen of a kubelet, and how two kubelets are compared.
+//! The recording of a kubelet, and the comparison of two kubelets.
 //!
-//! A script has steps, one after the other. Within a step every observation stands in a lane: one connection's calls, one
-//! file, one pod. What is in one lane is in order; between lanes nothing is ordered, but for what `order` lines say. So a
-//! text like this one is a partial order, and a kubelet may do what is concurrent in any way:
+//! A script has steps, one after the other. Within a step every observation is in a lane: the calls
+//! of one connection, one file, one pod. Observations in one lane are ordered. Between lanes only
+//! the `order` lines define an order. So a text like this one is a partial order, and a kubelet may
+//! do concurrent things in any order:
 //!
 //! ```text
 //! [the plugin registers]
@@ -17,10 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// How the lanes begin that have what a script looks at when a step is over.
+/// The prefixes of lanes that are read at the end of a step.
 pub(crate) const READ_AT_END: &str = "the ";
 
-/// One thing that was seen.
+/// One observation.
 #[derive(Debug, Clone)]
 pub(crate) struct Note {
     pub(crate) at: Instant,
@@ -35,11 +36,11 @@ impl Note {
     }
 }
 
-/// Takes notes from every thread, in one order.
+/// Records observations of every thread in one order.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder {
     notes: Arc<Mutex<Notes>>,
-    /// Counts how often `kubelet.sock` was made.
+    /// The number of times that `kubelet.sock` was created.
     kubelet_made: watch::Sender<u64>,
 }
 
@@ -58,7 +59,7 @@ impl Recorder {
 
     fn lock(&self) -> MutexGuard<'_, Notes> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        // What the kubelet did to files before it did what is noted next stands in the kernel's queue already.
+        // Earlier changes of files are already in the kernel's queue.
         for (lane, text) in notes.directory.events() {
             let made = lane == "kubelet.sock" && text == "created";
             notes.push(lane, text.to_owned());
@@ -73,7 +74,7 @@ impl Recorder {
         self.lock().push(lane.into(), text.into());
     }
 
-    /// Looks at the directory.
+    /// Reads the events of the directory.
     pub(crate) fn read_directory(&self) {
         drop(self.lock());
     }
@@ -82,12 +83,12 @@ impl Recorder {
         self.kubelet_made.subscribe()
     }
 
-    /// What is noted from now on belongs to this step.
+    /// Starts a step: later observations belong to it.
     pub(crate) fn begin(&self, step: &str) {
         step.clone_into(&mut self.lock().step);
     }
 
-    /// Forgets everything; a new script begins.
+    /// Clears the recording for a new script.
     pub(crate) fn take(&self) -> Vec<Note> {
         let mut notes = self.lock();
         notes.step.clear();
@@ -98,7 +99,7 @@ impl Recorder {
         self.lock().notes.clone()
     }
 
-    /// Since when nothing was noted.
+    /// The time since the last observation.
     pub(crate) fn quiet_for(&self) -> Duration {
         self.lock().notes.last().map_or(Duration::MAX, |note| note.at.elapsed())
     }
@@ -111,7 +112,8 @@ impl Notes {
     }
 }
 
-/// Milliseconds from the first observation of a step that begins so to the first one of another lane after it.
+/// Milliseconds from the first observation of a step with this beginning to the first one of
+/// another lane after it.
 pub(crate) fn gap_ms(
     notes: &[Note],
     step: &str,
@@ -124,7 +126,7 @@ pub(crate) fn gap_ms(
     Some(to.duration_since(from).as_secs_f64() * 1000.0)
 }
 
-/// One step of a script: its lanes, and what is ordered between them.
+/// One step of a script: its lanes, and the order between them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) name: String,
@@ -132,14 +134,14 @@ pub(crate) struct Step {
     pub(crate) orders: Vec<(String, String)>,
 }
 
-/// A script as it is to be seen.
+/// The expected recording of a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Timeline {
     pub(crate) steps: Vec<Step>,
 }
 
 impl Timeline {
-    /// Reads a recorded timeline. Panics on a line that is none.
+    /// Parses a recorded timeline. Panics on an invalid line.
     pub(crate) fn parse(text: &str) -> Self {
         let mut steps: Vec<Step> = Vec::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -162,7 +164,7 @@ impl Timeline {
         Timeline { steps }
     }
 
-    /// The lanes of what was noted; the orders are not in it.
+    /// The lanes of a recording, without the `order` lines.
     pub(crate) fn of(notes: &[Note]) -> Self {
         let mut steps: Vec<Step> = Vec::new();
         for note in notes {
@@ -189,7 +191,8 @@ impl Timeline {
         text
     }
 
-    /// Whether a step has everything that this timeline has of it, but for what is looked at only then ([`READ_AT_END`]).
+    /// Whether a step has every observation of this timeline, except those that are read only at
+    /// its end ([`READ_AT_END`]).
     pub(crate) fn is_complete(&self, step: &str, notes: &[Note]) -> bool {
         let wanted = self.steps.iter().filter(|wanted| wanted.name == step);
         wanted
@@ -202,7 +205,7 @@ impl Timeline {
             })
     }
 
-    /// What of the notes differs from this timeline, a line each.
+    /// The differences between the recording and this timeline, one in each line.
     pub(crate) fn differences(&self, notes: &[Note]) -> Vec<String> {
         let seen = Timeline::of(notes);
         let mut found = Vec::new();

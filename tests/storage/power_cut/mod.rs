@@ -156,7 +156,7 @@ fn judge(found: &Found, confirmed: &Model, under_way: &[Entry]) -> Option<String
         return Some(format!("the name of {key} is lost"));
     }
     if found.report.missing > 0 {
-        return Some("everything is there, and some is said to be missing".into());
+        return Some("every entry is present, and some are reported as missing".into());
     }
     if let Some(problem) = &found.problem {
         return Some(problem.clone());

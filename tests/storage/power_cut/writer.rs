@@ -92,7 +92,7 @@ impl Writer {
             line.clear();
             assert!(
                 self.answers.read_line(&mut line).unwrap() > 0,
-                "the writer ended; what it said is above"
+                "the writer ended; its output is above"
             );
         }
     }

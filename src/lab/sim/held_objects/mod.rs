@@ -14,7 +14,7 @@ mod machine;
 
 use self::machine::{DISK_NODES, Machine, NUMBERS, Plugged, Pod, STICKS, configurations};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState,
+    AllocId, ContainerEdits, Device, DeviceId, DeviceNode, EditDevice, Entry, Grant, GrantState,
     GrantedDevice, Listed, Object, PendingHooks, ResourceName, Safeguard, Timestamp,
 };
 use crate::health::core::{Judge, Rules};
@@ -26,9 +26,8 @@ use std::sync::Arc;
 use std::thread;
 
 impl Machine {
-    /// The kubelet gives a container a device. The error describes an object that two containers
-    /// have now.
-    fn allocate(&mut self) -> Result<(), String> {
+    /// A free healthy device that the kubelet chooses.
+    fn choose_free(&mut self) -> Option<(ResourceName, DeviceId)> {
         let given: BTreeSet<(&ResourceName, &DeviceId)> =
             self.pods.iter().map(|pod| (&pod.resource, &pod.id)).collect();
         let free: Vec<(ResourceName, DeviceId)> = self
@@ -44,31 +43,20 @@ impl Machine {
             .map(|(name, id, _)| (name.clone(), id.clone()))
             .collect();
         if free.is_empty() {
-            return Ok(());
+            return None;
         }
-        let (resource, id) = free[self.random.below(free.len())].clone();
-        let Some(offering) = self.inventory.resources.get(&resource).cloned() else {
-            return Ok(());
-        };
-        let Ok(offered) = serving::core::decide(&offering, std::slice::from_ref(&id)) else {
-            return Ok(());
-        };
-        let device = Arc::clone(&offered[0].device);
-        // Allocate finds that a node is absent.
-        let exists = |node: &DeviceNode| {
-            self.nodes().iter().any(|(found, ..)| found.path == node.host)
-                || node.host == "/dev/dri/renderD128"
-        };
-        if !device.nodes.iter().all(exists) {
-            return Ok(());
-        }
+        Some(free[self.random.below(free.len())].clone())
+    }
+
+    /// The grant of the next Allocate.
+    fn next_grant(&mut self, resource: &ResourceName, id: &DeviceId, device: &Device) -> Grant {
         self.grants += 1;
         let path = |node: &DeviceNode| EditDevice {
             host: node.host.clone(),
             container: node.container.clone(),
             permissions: "rw".into(),
         };
-        let grant = Grant {
+        Grant {
             alloc_id: AllocId::new(format!("a-{:04}", self.grants)),
             resource: resource.clone(),
             devices: vec![GrantedDevice {
@@ -87,7 +75,29 @@ impl Machine {
             granted_at: Timestamp(self.now),
             version: String::new(),
             state: GrantState::Granted,
+        }
+    }
+
+    /// The kubelet gives a container a device. The error describes an object that two containers
+    /// have now.
+    fn allocate(&mut self) -> Result<(), String> {
+        let Some((resource, id)) = self.choose_free() else { return Ok(()) };
+        let Some(offering) = self.inventory.resources.get(&resource).cloned() else {
+            return Ok(());
         };
+        let Ok(offered) = serving::core::decide(&offering, std::slice::from_ref(&id)) else {
+            return Ok(());
+        };
+        let device = Arc::clone(&offered[0].device);
+        // Allocate finds that a node is absent.
+        let exists = |node: &DeviceNode| {
+            self.nodes().iter().any(|(found, ..)| found.path == node.host)
+                || node.host == "/dev/dri/renderD128"
+        };
+        if !device.nodes.iter().all(exists) {
+            return Ok(());
+        }
+        let grant = self.next_grant(&resource, &id, &device);
         if held_as_other(&self.ledger, std::iter::empty(), &grant).is_some() {
             return Ok(());
         }
@@ -202,7 +212,7 @@ impl Machine {
                 self.sticks[stick] = None;
                 // A container loses a stick that is taken out. It keeps the number.
                 self.pods.iter_mut().for_each(|pod| {
-                    pod.real_objects.retain(|object| *object != format!("stick{stick}"))
+                    pod.real_objects.retain(|object| *object != format!("stick{stick}"));
                 });
                 self.by_id
                     .iter_mut()

@@ -123,7 +123,7 @@ async fn allocate(
     let leaves_devices = container.kind == ContainerKind::Init;
     shared
         .with_instance(instance, |present| {
-            present.manager.finish(&spec.uid, &container.name, leaves_devices)
+            present.manager.finish(&spec.uid, &container.name, leaves_devices);
         })
         .ok_or(Halt::Over)
 }
@@ -265,7 +265,7 @@ async fn call(
     let answered_at = shared.environment.now();
     shared
         .with_instance(instance, |present| {
-            present.allocating = present.allocating.saturating_sub(1)
+            present.allocating = present.allocating.saturating_sub(1);
         })
         .ok_or(Halt::Over)?;
     shared.hook(instance, Hook::AfterAllocate).await;

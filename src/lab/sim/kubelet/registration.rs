@@ -4,11 +4,16 @@
 //! the kubelet forget the connected client, and the end of an old stream disconnects the new
 //! client. [`super::profile`] has the other versions.
 
+mod before_125;
+mod list_stream;
+
+use self::before_125::add_endpoint;
+use self::list_stream::run_client;
 use super::client::Client;
-use super::core::{ListedDevice, Options};
+use super::core::Options;
 use super::event::EventKind;
 use super::hook::{Hook, Verdict};
-use super::interleaving::{self, Interleaving};
+use super::interleaving;
 use super::profile::Profile;
 use super::state::Shared;
 use crate::domain::ResourceName;
@@ -39,7 +44,7 @@ pub(in crate::lab::sim) async fn register(
 ) -> Result<(), String> {
     let resource = request.resource.clone();
     shared.with_instance(instance, |present| {
-        *present.registers.entry(resource.clone()).or_default() += 1
+        *present.registers.entry(resource.clone()).or_default() += 1;
     });
     let result = match check(&request, shared.profile()) {
         Ok(name) => connect(shared, instance, name, request).await,
@@ -223,161 +228,5 @@ async fn dial(
 async fn given_up(waiting: &mut Waiting, at_once: bool) {
     if !at_once {
         while waiting.changed().await.is_ok() {}
-    }
-}
-
-/// Runs a client after its Register: its stream, and the client that the stream's end disconnects.
-async fn run_client(shared: &Arc<Shared>, instance: u64, client: Arc<Client>) {
-    let resource = client.resource.clone();
-    let fails = shared.hook(instance, Hook::BeforeListAndWatch).await == Verdict::Fail;
-    if client.is_cut() {
-        shared.record_interleaving(&resource, Some(Interleaving::CutBeforeListAndWatch));
-    }
-    if !fails {
-        watch_lists(shared, instance, &client).await;
-    }
-    shared.log(EventKind::StreamEnded { resource: resource.clone(), client: client.number });
-    shared.hook(instance, Hook::OnStreamEnd).await;
-
-    // Up to 1.36 by name: the present client is cut, even if the stream of another one ended.
-    let cut = shared.with_instance(instance, |present| {
-        let cut = present.clients.ended(&client);
-        if cut.as_ref().is_none_or(|cut| cut.number != client.number) {
-            present.leak(Arc::clone(&client));
-        }
-        cut
-    });
-    let Some(cut) = cut.flatten() else { return };
-    shared.record_interleaving(&resource, interleaving::on_end(&client, &cut));
-    shared.hook(instance, Hook::AfterDeregister).await;
-    shared.hook(instance, Hook::BeforeConnectionClose).await;
-    cut.close();
-    shared.hook(instance, Hook::BeforePluginDisconnected).await;
-    let now = shared.environment.now();
-    let stopped = shared.with_instance(instance, |present| {
-        let endpoint = present.manager.endpoint(&resource)?;
-        let serving = endpoint.client.clone();
-        // From 1.37 on only the endpoint of that socket stops.
-        if shared.profile().knows_sockets()
-            && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket)
-        {
-            return None;
-        }
-        let stopped = serving.filter(|_| endpoint.stopped_at.is_none());
-        shared.record_interleaving(
-            &resource,
-            stopped.and_then(|serving| interleaving::on_stop(&present.clients, &cut, &serving)),
-        );
-        present.manager.disconnected(&resource, now);
-        Some(())
-    });
-    if stopped.flatten().is_some() {
-        shared.note_capacity(&resource);
-        shared.log(EventKind::Disconnected { resource, client: cut.number });
-    }
-}
-
-/// Reads the client's lists until its stream ends or cannot be opened.
-async fn watch_lists(shared: &Arc<Shared>, instance: u64, client: &Arc<Client>) {
-    let Ok(mut lists) = client.list_and_watch().await else { return };
-    shared.with_instance(instance, |present| {
-        present.streams.insert(client.number, Arc::clone(client))
-    });
-    while let Some(devices) = lists.next().await {
-        // A message that cannot be decoded ends the stream.
-        if shared.hook(instance, Hook::OnList).await == Verdict::Fail {
-            break;
-        }
-        receive(shared, instance, client, devices).await;
-    }
-    shared.with_instance(instance, |present| present.streams.remove(&client.number));
-}
-
-/// A list replaces the known devices of the resource, no matter which client sent it. Then the
-/// checkpoint is written.
-async fn receive(shared: &Shared, instance: u64, client: &Client, devices: Vec<ListedDevice>) {
-    let resource = client.resource.clone();
-    let at = shared.environment.now();
-    shared.in_instance(instance, |state| {
-        if let Some(present) = &mut state.instance {
-            *present.lists.entry(resource.clone()).or_default() += 1;
-            let listed = present.manager.listed(&resource, devices);
-            let kind = EventKind::Listed {
-                resource: resource.clone(),
-                client: client.number,
-                healthy: listed.healthy,
-                unhealthy: listed.unhealthy,
-            };
-            state.events.push(at, kind);
-            if !listed.vanished.is_empty() {
-                state.events.push(
-                    at,
-                    EventKind::Vanished { resource: resource.clone(), devices: listed.vanished },
-                );
-            }
-        }
-    });
-    shared.note_capacity(&resource);
-    // A failure is in the event log; the kubelet continues as well.
-    let _ = shared.write_checkpoint(instance).await;
-}
-
-/// Up to 1.24: the plugin has its answer already, and a failure appears only in the log.
-async fn add_endpoint(
-    shared: &Arc<Shared>,
-    instance: u64,
-    resource: ResourceName,
-    request: Register,
-) {
-    shared.hook(instance, Hook::BeforeRegisterClient).await;
-    let Some(number) = shared.with_instance(instance, super::state::Instance::number_client) else {
-        return;
-    };
-    let client = Arc::new(Client::new(number, resource.clone(), request.endpoint.clone()));
-    let fails = shared.hook(instance, Hook::AfterRegisterClient).await == Verdict::Fail;
-    let within = if fails { Duration::ZERO } else { shared.behaviour.dial_within };
-    let connection = match dial(shared, &client, within).await {
-        Ok(connection) => connection,
-        Err(error) => {
-            return shared
-                .log(EventKind::RegisterFailed { resource: resource.as_str().to_owned(), error });
-        }
-    };
-    client.connect(connection);
-    shared.hook(instance, Hook::AfterDial).await;
-    let options =
-        request.options.unwrap_or(Options { preferred_allocation: false, pre_start: false });
-    let former = shared.with_instance(instance, |present| {
-        present.manager.endpoint(&resource).and_then(|endpoint| endpoint.client.clone())
-    });
-    if serve(shared, instance, &client, options).is_err() {
-        return;
-    }
-    if let Some(former) = former.flatten().filter(|_| shared.profile().closes_previous_connection())
-    {
-        former.close();
-    }
-    shared.log(EventKind::Registered {
-        resource: resource.clone(),
-        client: number,
-        endpoint: request.endpoint,
-    });
-    shared.hook(instance, Hook::AfterEndpointSet).await;
-    if shared.hook(instance, Hook::BeforeListAndWatch).await != Verdict::Fail {
-        watch_lists(shared, instance, &client).await;
-    }
-    shared.log(EventKind::StreamEnded { resource: resource.clone(), client: number });
-    shared.hook(instance, Hook::OnStreamEnd).await;
-    client.close();
-    shared.hook(instance, Hook::BeforePluginDisconnected).await;
-    let now = shared.environment.now();
-    let stopped = shared.with_instance(instance, |present| {
-        // By identity: the end of an old stream does not affect the new endpoint.
-        let serving = present.manager.endpoint(&resource)?.client.as_ref()?;
-        (serving.number == number).then(|| present.manager.disconnected(&resource, now))
-    });
-    if stopped.flatten().is_some() {
-        shared.note_capacity(&resource);
-        shared.log(EventKind::Disconnected { resource, client: number });
     }
 }

@@ -2,69 +2,26 @@
 //! kubelet's present instance.
 
 use super::behaviour::Behaviour;
-use super::client::Client;
 use super::core::DeviceManager;
-use super::environment::{Environment, Snapshot, Stop};
+use super::environment::{Environment, Snapshot};
 use super::error::NilDereference;
 use super::event::{EventKind, EventLog};
 use super::hook::{Hook, Verdict};
+use super::instance::Instance;
 use super::interleaving::{Interleaving, Streams};
 use super::limiter::Limiter;
-use super::pod::{Pod, PodPhase, PodSpec};
+use super::pod::{Pod, PodSpec};
 use super::profile::{Clients, Profile};
 use super::status::Readings;
 use super::view::View;
 use crate::domain::ResourceName;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 /// A flow that was held for longer is logged, to explain the later events.
 const LOGGED_FROM: Duration = Duration::from_millis(1);
-
-/// One instance of the kubelet, from a start to the next stop.
-#[derive(Debug)]
-pub(in crate::lab::sim) struct Instance {
-    pub(super) number: u64,
-    /// Empty until the checkpoint is read.
-    pub(super) manager: DeviceManager<Arc<Client>>,
-    pub(super) clients: Clients,
-    pub(super) streams: Streams,
-    /// Pods that this instance knows; the API server's first batch comes only after a delay.
-    pub(super) known: BTreeSet<String>,
-    /// Pods with a running worker.
-    pub(super) workers: BTreeSet<String>,
-    /// Pods to be admitted again, with an unchanged size.
-    pub(super) resizes: VecDeque<String>,
-    tasks: Vec<Box<dyn Stop>>,
-    clients_made: u64,
-    /// Clients that the kubelet has forgotten without closing them. It leaks their connections.
-    leaked: Vec<Arc<Client>>,
-    pub(super) limiter: Limiter,
-    /// Allocate calls under way. `allocating_since` is the start of the period without a gap
-    /// between them.
-    pub(super) allocating: usize,
-    pub(super) allocating_since: Duration,
-    /// Register calls by resource. `lists` counts lists.
-    pub(super) registers: BTreeMap<String, u64>,
-    pub(super) lists: BTreeMap<ResourceName, u64>,
-}
-
-impl Instance {
-    /// Keeps a client's connection open until the plugin closes it.
-    pub(super) fn leak(&mut self, client: Arc<Client>) {
-        self.leaked.retain(|client| client.is_open());
-        self.leaked.push(client);
-    }
-
-    /// The number of the next client.
-    pub(super) fn number_client(&mut self) -> u64 {
-        self.clients_made += 1;
-        self.clients_made
-    }
-}
 
 /// The node: it stays when the kubelet exits.
 #[derive(Debug, Default)]
@@ -164,100 +121,6 @@ impl Shared {
     pub(in crate::lab::sim) fn view<R>(&self, read: impl FnOnce(&View<'_>) -> R) -> R {
         let now = self.environment.now();
         read(&View { state: &self.peek(), now })
-    }
-
-    /// Binds a pod to the node.
-    pub(in crate::lab::sim) fn bind_pod(&self, spec: PodSpec) {
-        self.update(|state| state.pods.push(Pod::new(spec)));
-        self.pod_added.notify_one();
-    }
-
-    /// Requests another decision on a running pod.
-    pub(in crate::lab::sim) fn resize_pod(&self, uid: &str) {
-        self.update(|state| {
-            state.instance.as_mut().map(|present| present.resizes.push_back(uid.to_owned()))
-        });
-        self.pod_added.notify_one();
-    }
-
-    /// Deletes a pod whose containers have ended, including one that was deleted by force. Returns
-    /// whether there was one.
-    pub(in crate::lab::sim) fn end_pod(&self, uid: &str) -> io::Result<bool> {
-        let spec = self.peek().spec(uid).cloned();
-        let Some(spec) = spec else { return Ok(false) };
-        self.environment.remove_cgroup(uid)?;
-        self.environment.remove_logs(&spec)?;
-        self.update(|state| {
-            state.orphans.remove(uid);
-            state.pods.retain(|pod| pod.spec.uid != uid);
-        });
-        self.log(EventKind::Deleted { pod_uid: uid.to_owned() });
-        Ok(true)
-    }
-
-    /// The containers of a pod have ended and are not started again: it is being deleted.
-    pub(in crate::lab::sim) fn stop_pod(&self, uid: &str) {
-        self.update(|state| {
-            let pods = state.pods.iter_mut().chain(state.orphans.values_mut());
-            for pod in pods.filter(|pod| pod.spec.uid == uid) {
-                pod.containers
-                    .values_mut()
-                    .for_each(|container| (container.running, container.ended) = (false, true));
-            }
-        });
-    }
-
-    /// The containers of a pod have done their work. Returns whether the pod ran.
-    pub(in crate::lab::sim) fn complete_pod(&self, uid: &str) -> bool {
-        self.update(|state| {
-            let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else {
-                return false;
-            };
-            pod.containers
-                .values_mut()
-                .for_each(|container| (container.running, container.ended) = (false, true));
-            pod.phase = PodPhase::Succeeded;
-            true
-        })
-    }
-
-    /// Every container dies, and all are to be started again, including init containers.
-    pub(in crate::lab::sim) fn end_containers(&self) {
-        let now = self.environment.now();
-        // No kubelet restarts a pod that was deleted by force; the kubelet removes its log folder.
-        let orphans = self.update(|state| std::mem::take(&mut state.orphans));
-        for orphan in orphans.values() {
-            super::worker::note(self, self.environment.remove_logs(&orphan.spec));
-        }
-        self.update(|state| {
-            for pod in &mut state.pods {
-                pod.has_cgroup = false;
-                if pod.is_over() {
-                    continue;
-                }
-                for container in pod.containers.values_mut() {
-                    (container.running, container.ended, container.ends_at, container.retry_at) =
-                        (false, false, None, now);
-                }
-            }
-        });
-    }
-
-    /// A container ends without a command.
-    pub(in crate::lab::sim) fn crash_container(self: &Arc<Self>, uid: &str, container: &str) {
-        super::worker::crash(self, uid, container);
-    }
-
-    /// A pod is deleted by force: its containers continue to run. Returns whether there was one.
-    pub(in crate::lab::sim) fn orphan_pod(&self, uid: &str) -> bool {
-        self.update(|state| {
-            let orphan = state
-                .pods
-                .iter()
-                .position(|pod| pod.spec.uid == uid)
-                .map(|index| state.pods.remove(index));
-            orphan.is_some_and(|orphan| state.orphans.insert(uid.to_owned(), orphan).is_none())
-        })
     }
 
     /// Locks and returns the state.

@@ -3,9 +3,10 @@
 use super::core::Capacity;
 use super::event::{Event, EventKind, EventLog};
 use super::hook::Hook;
+use super::instance::Instance;
 use super::interleaving::Interleaving;
 use super::pod::Pod;
-use super::state::{Instance, State};
+use super::state::State;
 use super::status::Readings;
 use crate::domain::{AllocId, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};

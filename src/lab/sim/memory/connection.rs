@@ -1,6 +1,6 @@
 //! The kubelet's end of a connection in memory.
 
-use super::environment::Memory;
+use super::node_state::Memory;
 use super::plugin::Plugin;
 use super::sockets::{Transport, latency};
 use crate::domain::{ContainerEdits, DeviceId};

@@ -23,6 +23,7 @@ mod environment;
 mod faults;
 mod kubelet;
 mod node;
+mod node_state;
 mod plugin;
 mod process;
 mod sockets;

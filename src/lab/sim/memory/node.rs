@@ -1,7 +1,7 @@
 //! The node in memory: its parts, and the calls and reads of a daemon on it.
 
-use super::environment::Memory;
 use super::faults::Faults;
+use super::node_state::Memory;
 use super::plugin::RegisterRequest;
 use super::process::{Process, ProcessState};
 use super::sockets::{Listener, latency};

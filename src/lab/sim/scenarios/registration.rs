@@ -214,7 +214,7 @@ impl Inner {
                     return Ok(());
                 }
                 Err(RegisterError::Refused(status)) if negotiation.refused(version, &status) => {
-                    last = Some(RegisterError::Refused(status))
+                    last = Some(RegisterError::Refused(status));
                 }
                 Err(error) => return Err(error),
             }

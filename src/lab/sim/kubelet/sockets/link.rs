@@ -70,7 +70,7 @@ impl Links {
     /// Cuts every connection of a group.
     pub(super) fn cut(&self, group: u64) {
         self.with(|table| {
-            table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream))
+            table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream));
         });
     }
 
