@@ -6,6 +6,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test would")]
 
+#[path = "tidy/imports.rs"]
+mod imports;
+
+use imports::{Imports, is_below, module_of};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -164,48 +168,120 @@ fn lower_layers_never_import_higher_ones_and_actors_never_each_other() {
     report(&problems);
 }
 
+/// Circles of imports between files that may stay: the beginnings of their names, and why.
+///
+/// A file and its own parts (`core.rs` and `core/…`) are no circle: the parts use its vocabulary,
+/// and it puts them together.
+const CIRCLES: &[(&[&str], &str)] = &[
+    (
+        &["store/error.rs", "store/journal/codec.rs"],
+        "an error names the newest version of the format that the codec reads",
+    ),
+    (
+        &["store/index/database.rs", "store/index/reader.rs"],
+        "the writer and the reader of the same trees share their keys",
+    ),
+    (
+        &["lab/sim/kubelet/"],
+        "the simulated kubelet is one machine of goroutines: its state holds the parts that change it",
+    ),
+    (&["lab/sim/memory/"], "a process of a simulated node and its node know each other"),
+    (&["lab/sim/scenarios/"], "the simulated daemon holds the tasks that change it"),
+];
+
+#[test]
+fn files_do_not_import_each_other_in_circles() {
+    let imports = Imports::of(&sources());
+    let mut problems = Vec::new();
+    let mut met = vec![false; CIRCLES.len()];
+    for circle in imports.circles() {
+        let is_of = |(parts, _): &(&[&str], &str)| {
+            let files = circle.iter().map(|module| &imports.files[module]);
+            files.into_iter().all(|file| parts.iter().any(|part| file.starts_with(part)))
+        };
+        match CIRCLES.iter().position(is_of) {
+            Some(known) => met[known] = true,
+            None => problems.push(format!(
+                "a circle of imports; move what both sides need into a file of its own:\n{}",
+                imports.describe(&circle)
+            )),
+        }
+    }
+    for ((parts, _), _) in CIRCLES.iter().zip(met).filter(|(_, met)| !met) {
+        problems.push(format!(
+            "tests/tidy.rs: no circle in {parts:?} any longer; remove it from CIRCLES"
+        ));
+    }
+    report(&problems);
+}
+
+/// The crates that a core may use, apart from std.
+const CRATES_OF_CORES: &[&str] = &["serde", "thiserror"];
+
+/// Parts of std that are effects, and macros that write.
+const EFFECTS: &[&str] = &[
+    "std::fs",
+    "std::net",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "SystemTime::now",
+    "Instant::now",
+    "println!",
+];
+
+/// The names of the crates that this one depends on, as paths write them.
+fn dependencies() -> Vec<String> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let text = fs::read_to_string(manifest).unwrap();
+    let (_, section) = text.split_once("\n[dependencies]\n").unwrap();
+    let section = section.split("\n[").next().unwrap();
+    let names = section.lines().filter_map(|line| line.split_once(" = "));
+    names
+        .map(|(name, _)| name.trim().replace('-', "_"))
+        .filter(|name| !name.starts_with('#'))
+        .collect()
+}
+
 #[test]
 fn cores_are_pure() {
-    let mut problems = Vec::new();
-    let is_core = |name: &str| {
-        ACTORS.iter().any(|actor| {
-            name == format!("{actor}/core.rs") || name.starts_with(&format!("{actor}/core/"))
-        })
-    };
-    for source in sources().iter().filter(|source| is_core(&source.name) && !source.is_test()) {
-        for (number, line) in source.code() {
-            let used = line
-                .trim_start()
-                .strip_prefix("use ")
-                .or(line.trim_start().strip_prefix("pub use "));
-            let allowed =
-                ["std::", "core::", "serde", "thiserror", "crate::domain", "super::", "self::"];
-            if let Some(used) = used
-                && !allowed.iter().any(|prefix| used.starts_with(prefix))
-                // A core's own sub-modules.
-                && used.contains("::{") | used.contains("crate::")
-            {
-                problems.push(format!("src/{}:{number}: a core uses only std, serde, thiserror and the domain: `{used}`", source.name));
+    let (mut problems, mut cores) = (Vec::new(), 0);
+    let sources = sources();
+    let imports = Imports::of(&sources);
+    let foreign: Vec<String> = dependencies()
+        .into_iter()
+        .filter(|name| !CRATES_OF_CORES.contains(&name.as_str()))
+        .map(|name| format!("{name}::"))
+        .collect();
+    assert!(foreign.iter().any(|name| name == "tokio::"), "{foreign:?}");
+    for source in sources.iter().filter(|source| !source.is_test()) {
+        let module = module_of(&source.name);
+        let core = format!("{}::core", source.module());
+        if !ACTORS.contains(&source.module()) || !is_below(&module, &core) {
+            continue;
+        }
+        cores += 1;
+        for (other, path) in imports.edges.get(&module).into_iter().flatten() {
+            if !is_below(other, &core) && !is_below(other, "domain") {
+                problems.push(format!(
+                    "src/{}: `{path}`: a core uses only std, serde, thiserror and the domain, not `{other}`",
+                    source.name
+                ));
             }
-            for impure in [
-                "std::fs",
-                "std::net",
-                "SystemTime::now",
-                "Instant::now",
-                "tokio",
-                "actix",
-                "tracing",
-                "println!",
-            ] {
-                if line.contains(impure) {
-                    problems.push(format!(
-                        "src/{}:{number}: `{impure}` in a core; time and effects are the shell's",
-                        source.name
-                    ));
-                }
+        }
+        for (number, line) in source.code() {
+            let effects = EFFECTS.iter().copied().filter(|effect| line.contains(effect));
+            for used in
+                foreign.iter().map(String::as_str).filter(|name| names(line, name)).chain(effects)
+            {
+                problems.push(format!(
+                    "src/{}:{number}: `{used}` in a core; time and effects are the shell's",
+                    source.name
+                ));
             }
         }
     }
+    assert!(cores > 15, "only {cores} files of cores were found");
     report(&problems);
 }
 

@@ -81,7 +81,7 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref())
                 .map_err(|error| {
                     error.warnings.iter().for_each(|warning| {
-                        crate::console::eprintln(format_args!("warning: {warning}"))
+                        crate::console::eprintln(format_args!("warning: {warning}"));
                     });
                     Failed::new(
                         FAILURE,
@@ -91,7 +91,7 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
                 warnings.iter().for_each(|warning| {
-                    crate::console::eprintln(format_args!("warning: {warning}"))
+                    crate::console::eprintln(format_args!("warning: {warning}"));
                 });
             }
             show(

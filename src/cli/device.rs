@@ -156,7 +156,7 @@ fn find_device<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a Device
         wanted = shared;
     }
     devices.iter().for_each(|device| {
-        wanted.add_named(&device.key, &DeviceId::new(&device.id), &device.names)
+        wanted.add_named(&device.key, &DeviceId::new(&device.id), &device.names);
     });
     let ids = wanted.matches().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let mut matched = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));

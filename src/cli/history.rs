@@ -195,7 +195,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     // document contains it anyway.
     if global.output != Output::Json && !grants.is_empty() {
         time.in_words().iter().for_each(|time| {
-            crate::console::eprintln(format_args!("holdfast: grants held {time}"))
+            crate::console::eprintln(format_args!("holdfast: grants held {time}"));
         });
     }
     for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {

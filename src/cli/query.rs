@@ -55,11 +55,11 @@ impl KnownResources {
     pub fn add(&mut self, part: &ExportLine) {
         match part {
             ExportLine::Grant(grant) if !self.0.contains(&grant.resource) => {
-                drop(self.0.insert(grant.resource.clone()))
+                self.0.insert(grant.resource.clone());
             }
             ExportLine::Grant(_) => {}
             ExportLine::Notes { listed, owed, .. } => {
-                self.0.extend(listed.keys().chain(owed.keys()).cloned())
+                self.0.extend(listed.keys().chain(owed.keys()).cloned());
             }
         }
     }

@@ -236,19 +236,23 @@ mod tests {
         assert_eq!(contract("nic", sriov), Ok(Contract::Sriov(expected)));
     }
 
+    /// Each text is refused with one sentence that contains this part.
+    fn assert_refused(cases: &[(&str, &str, &str)]) {
+        for (class, text, expected) in cases {
+            let sentence = contract(class, text).unwrap_err();
+            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+            assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+
     #[test]
-    fn every_mistake_is_one_sentence() {
-        for (class, text, expected) in [
+    fn every_mistake_in_the_contract_of_a_gpu_is_one_sentence() {
+        assert_refused(&[
             ("gpu", "contract = \"nvida\"", "unknown value `nvida`; did you mean `nvidia`?"),
             (
                 "gpu",
                 "contract = \"amd\"\nnvidia = {}",
                 "the table `nvidia` is for contract = \"nvidia\", but the contract is `amd`",
-            ),
-            (
-                "nic",
-                "sriov = { vhost_net = true }",
-                "the table `sriov` is for contract = \"sriov\", but the contract is `generic`",
             ),
             (
                 "gpu",
@@ -286,6 +290,22 @@ mod tests {
                 "unknown key `bypath`; did you mean `by_path`?",
             ),
             (
+                "gpu",
+                "contract = \"nvidia\"\ncdi = [\"cri\"]",
+                "device_list_strategy = [\"cdi-cri\"]",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn every_mistake_in_another_contract_is_one_sentence() {
+        assert_refused(&[
+            (
+                "nic",
+                "sriov = { vhost_net = true }",
+                "the table `sriov` is for contract = \"sriov\", but the contract is `generic`",
+            ),
+            (
                 "fpga",
                 "contract = \"intel-fpga\"\nintel-fpga = { mode = \"afu\" }",
                 "unknown value `afu`; did you mean `af`?",
@@ -300,11 +320,6 @@ mod tests {
                 "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }",
                 "set only one of them",
             ),
-            (
-                "gpu",
-                "contract = \"nvidia\"\ncdi = [\"cri\"]",
-                "device_list_strategy = [\"cdi-cri\"]",
-            ),
             ("nic", "cdi = [\"cr\"]", "unknown value `cr`; did you mean `cri`?"),
             ("nic", "[cdi]\ndirectory = \"cdi\"", "`cdi.directory` must be an absolute path"),
             (
@@ -317,10 +332,6 @@ mod tests {
                 "contract = \"sriov\"\nsriov = { additional_info = { ens1f0 = {} } }",
                 "`ens1f0` is not a PCI address",
             ),
-        ] {
-            let sentence = contract(class, text).unwrap_err();
-            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
-            assert_eq!(sentence.lines().count(), 1, "{sentence}");
-        }
+        ]);
     }
 }

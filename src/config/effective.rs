@@ -3,8 +3,9 @@
 use super::error::printable;
 use super::keys::{self, TABLES};
 use super::merge::Examined;
-use super::tree::{Entry, Is, Place, Table, Value, written};
+use super::tree::{Entry, Is, Place, Table, Value};
 use super::typed::number;
+use super::write::written;
 use super::{Config, ConfigError, Node};
 use crate::domain::{PerContainer, ResourceSpec};
 use serde_json::Value as Json;

@@ -33,6 +33,16 @@ pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
+impl Config {
+    /// Reads the same files again, for the same node.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn load_again(&self) -> Result<Config, ConfigError> {
+        load(self.requested_file.as_deref(), &self.node)
+    }
+}
+
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d`
 /// in the same folder, and their sections for this node.
 ///
@@ -103,7 +113,8 @@ impl Examined {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => {
-                    examined.problem(|| unreadable(&path, &error, "; set the file with `--config`"))
+                    examined
+                        .problem(|| unreadable(&path, &error, "; set the file with `--config`"));
                 }
             }
         }
@@ -181,7 +192,7 @@ impl Examined {
                     }
                 }
                 (key, _) if keys::TABLES.contains(&key) => {
-                    self.examine_part(key, entry.value.is.clone(), &whole)
+                    self.examine_part(key, entry.value.is.clone(), &whole);
                 }
                 (key, _) => self.problem(|| {
                     let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
@@ -267,7 +278,7 @@ fn merge_table(merged: &mut Table, mut over: Table) {
         let there = merged.0.iter_mut().find(|there| there.key == entry.key);
         match (there.map(|there| &mut there.value.is), entry.value.is) {
             (Some(Is::Table(there)), Is::Table(over)) => {
-                over.0.into_iter().for_each(|entry| there.put(entry))
+                over.0.into_iter().for_each(|entry| there.put(entry));
             }
             (Some(Is::List(there)), Is::List(over)) => there.extend(over),
             (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),
@@ -394,7 +405,7 @@ mod tests {
         let file = dir.path().join("config.toml");
         std::fs::write(&file, "[telemetry]\nlisten = \"127.0.0.1:1\"\n[ledger]\nhistory_age = \"1d\"\nhistory_size = 5000\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n").unwrap();
         let drop_in = |name: &str, text: &str| {
-            std::fs::write(dir.path().join("config.d").join(name), text).unwrap()
+            std::fs::write(dir.path().join("config.d").join(name), text).unwrap();
         };
         drop_in("20.toml", "[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_age = \"365d\"");
         drop_in(

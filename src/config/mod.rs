@@ -2,13 +2,14 @@
 //!
 //! | part | its work |
 //! | --- | --- |
-//! | `tree` | a file as a tree of values that know their place |
+//! | `parse` `tree` `write` | a file as a tree of values that know their place, and back as text |
 //! | `merge` | checks each part of a file separately, so that every error is one sentence |
 //! | | with its place; then merges `config.toml`, the drop-ins of `config.d/` by name, and the |
 //! | | sections for this `node`: a later key wins, resources add up |
 //! | `effective` | the result as TOML again |
 //! | `fragments` | the keys of a file, read by `typed` |
-//! | `validate` | turns them into a [`Config`] |
+//! | `validate` `resource` `paths` | turn them into a [`Config`] |
+//! | `validated` | the [`Config`] itself |
 //! | `contract` | validates the options of a contract |
 //! | `sharing` | validates how many containers share a device |
 //! | `health` | validates the policy of device health |
@@ -28,11 +29,16 @@ pub mod import;
 mod keys;
 mod merge;
 mod node;
+mod parse;
+mod paths;
+mod resource;
 mod sharing;
 mod text;
 mod tree;
 mod typed;
 mod validate;
+mod validated;
+mod write;
 
 #[cfg(test)]
 mod tests;
@@ -42,79 +48,4 @@ pub use effective::{Origin, Shown};
 pub use error::ConfigError;
 pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
 pub use node::{Node, Section};
-
-use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-/// The path of the configuration without `--config`.
-pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
-
-/// The four root directories of the daemon.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Roots {
-    /// The node's root: `sys`, `proc`, `dev`, `run/udev` and `var/log/pods` are below it.
-    pub host: PathBuf,
-    /// The kubelet's directory.
-    pub kubelet: PathBuf,
-    /// The ledger's directory.
-    pub state: PathBuf,
-    /// Sockets and other files that do not outlive the boot.
-    pub run: PathBuf,
-}
-
-/// The validated configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
-    /// When a grant counts as recorded.
-    pub durability: Durability,
-    /// How much of the history is kept.
-    pub retention: Retention,
-    /// The ledger's decisions that depend on the operator's preference.
-    pub policy: Policy,
-    /// The address of `/metrics`, `/healthz` and `/readyz`; `None` serves none of them.
-    pub listen: Option<SocketAddr>,
-    /// The file with the token that readers of `/metrics` and `/` must send. `None` lets every peer
-    /// read.
-    pub token_file: Option<PathBuf>,
-    /// The pod-resources socket, if it is not the one in the kubelet's directory.
-    pub pod_resources_socket: Option<PathBuf>,
-    /// The directory of CDI files, for resources that use them.
-    pub cdi_directory: PathBuf,
-    /// The directory of device-info files, for resources with the contract `sriov`.
-    pub device_info_directory: PathBuf,
-    /// The directory of the node's labels for Node Feature Discovery; `None` writes none.
-    pub features_directory: Option<PathBuf>,
-    /// The NVML library for facts that NVIDIA's driver files leave open.
-    pub nvml: NvmlLibrary,
-    /// The policy of device health.
-    pub health: HealthPolicy,
-    /// The resources in the order of the files: the first that selects a device gets it. If empty,
-    /// known hardware is offered under its usual names.
-    pub resources: Vec<Arc<ResourceSpec>>,
-    /// The files that were read.
-    pub files: Vec<PathBuf>,
-    /// The file that `--config` names; `None` is the default one, which may be missing.
-    pub requested_file: Option<PathBuf>,
-    /// The node that the files were read for.
-    pub node: Node,
-    /// CRC-32 of the texts of the files.
-    pub hash: u32,
-}
-
-impl Config {
-    /// The main file.
-    #[must_use]
-    pub fn source(&self) -> &Path {
-        self.requested_file.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
-    }
-
-    /// Reads the same files again, for the same node.
-    ///
-    /// # Errors
-    /// As [`load`].
-    pub fn load_again(&self) -> Result<Config, ConfigError> {
-        load(self.requested_file.as_deref(), &self.node)
-    }
-}
+pub use validated::{Config, DEFAULT_PATH, Roots};

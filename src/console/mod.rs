@@ -11,7 +11,7 @@ use self::exit::Failed;
 use self::screen::Colour;
 use self::text::Text;
 use crate::config::{self, Node, Roots};
-use crate::telemetry::logging::LogFormat;
+use crate::telemetry::LogFormat;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fmt;

@@ -96,7 +96,7 @@ fn function(request: &Request<'_>, device: &Device, options: &SriovOptions) -> F
             function.add("vdpa", own(device, "mount", is_vhost_vdpa));
         }
         Some(VdpaType::Virtio) if attribute(device, "vdpa").is_some() => {
-            drop(function.info.insert("vdpa", BTreeMap::new()))
+            drop(function.info.insert("vdpa", BTreeMap::new()));
         }
         Some(VdpaType::Virtio) => {}
         None if gives_rdma(request.spec, options) => add_rdma(&mut function, device),
@@ -179,7 +179,7 @@ fn go_json(infos: &BTreeMap<String, Info>) -> String {
         match character {
             // These occur only within strings.
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                text.push_str(&format!("\\u{:04x}", u32::from(character)))
+                text.push_str(&format!("\\u{:04x}", u32::from(character)));
             }
             _ => text.push(character),
         }

@@ -10,8 +10,10 @@
 //! It runs on its own arbiter, because a scan reads thousands of files.
 
 mod actor;
+mod evidence;
+mod plan;
 
-pub(crate) use actor::held_nodes;
 pub use actor::{DiscoveryActor, DiscoveryConfig};
+pub(crate) use evidence::held_nodes;
 #[cfg(feature = "lab")]
-pub(crate) use actor::{evidence, held_devices};
+pub(crate) use evidence::{evidence, held_devices};

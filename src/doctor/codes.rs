@@ -1,6 +1,34 @@
 //! The codes of the findings. They are stable: scripts and `docs/doctor.md` refer to them.
 
-use super::Level::{self, Error, Note, Warning};
+use self::Level::{Error, Note, Warning};
+use serde::Serialize;
+
+/// The severity of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Devices are not served, or their records are in danger.
+    Error,
+    /// A function does not work as intended, or will soon fail.
+    Warning,
+    /// Information; no action is needed.
+    Note,
+    /// A check without a problem.
+    Ok,
+}
+
+impl Level {
+    /// The level as it is printed.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Error => "error",
+            Warning => "warning",
+            Note => "note",
+            Level::Ok => "ok",
+        }
+    }
+}
 
 /// A kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

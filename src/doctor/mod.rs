@@ -14,6 +14,7 @@ pub mod bundle;
 mod checks;
 mod codes;
 mod facts;
+mod finding;
 mod gather;
 mod outline;
 mod redact;
@@ -21,102 +22,16 @@ mod redact;
 mod testing;
 
 pub use checks::{CHECKS, Check, examine};
-pub use codes::{ALL as CODES, Code};
+pub use codes::{ALL as CODES, Code, Level};
 pub use facts::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
     PathState, Process, Requirements, Resource, State, WriteAccess,
 };
+pub use finding::{Finding, Report};
 pub use gather::{Target, gather};
 pub use redact::Redactor;
 
-use serde::Serialize;
 use std::time::Duration;
-
-/// The severity of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Devices are not served, or their records are in danger.
-    Error,
-    /// A function does not work as intended, or will soon fail.
-    Warning,
-    /// Information; no action is needed.
-    Note,
-    /// A check without a problem.
-    Ok,
-}
-
-impl Level {
-    /// The level as it is printed.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warning => "warning",
-            Level::Note => "note",
-            Level::Ok => "ok",
-        }
-    }
-}
-
-/// One finding.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Its severity.
-    pub level: Level,
-    /// The stable name of its kind; for level `Ok`, the name of the check.
-    pub code: &'static str,
-    /// The object: a path, a resource, a device.
-    pub on: String,
-    /// The problem.
-    pub found: String,
-    /// The impact.
-    pub why: &'static str,
-    /// The fix, in words.
-    pub todo: String,
-    /// The command of the fix, if one is enough.
-    pub command: Option<String>,
-}
-
-impl Finding {
-    /// A finding of this kind.
-    pub fn new(
-        code: &Code,
-        on: impl ToString,
-        found: impl Into<String>,
-        todo: impl Into<String>,
-    ) -> Self {
-        let (level, why) = (code.level, code.why);
-        Finding {
-            level,
-            code: code.name,
-            on: on.to_string(),
-            found: found.into(),
-            why,
-            todo: todo.into(),
-            command: None,
-        }
-    }
-
-    /// Adds the command of the fix.
-    #[must_use]
-    pub fn by(self, command: impl Into<String>) -> Self {
-        Finding { command: Some(command.into()), ..self }
-    }
-}
-
-/// All findings, the worst first (`doctor -o json`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
-    /// The version of this document's format.
-    pub schema: u32,
-    /// The version of this program.
-    pub version: &'static str,
-    /// The findings; level `Ok` last.
-    pub findings: Vec<Finding>,
-    /// The checks that could not run without more facts.
-    pub unknown: Vec<&'static str>,
-}
 
 /// Findings that may be transient: a list may be on its way to the kubelet, or one daemon may be
 /// taking over from another.
@@ -138,18 +53,4 @@ pub fn examine_node(target: &Target) -> (Facts, Report) {
     }
     std::thread::sleep(RECHECK_AFTER);
     once()
-}
-
-impl Report {
-    /// Number of findings of a level.
-    #[must_use]
-    pub fn count(&self, level: Level) -> usize {
-        self.findings.iter().filter(|finding| finding.level == level).count()
-    }
-
-    /// Whether there is neither an error nor a warning.
-    #[must_use]
-    pub fn is_healthy(&self) -> bool {
-        self.count(Level::Error) + self.count(Level::Warning) == 0
-    }
 }

@@ -23,13 +23,6 @@ pub(super) fn healthy() -> Facts {
         run: "/run/holdfast".into(),
     };
     let now = Moment { boot: Duration::from_secs(24 * 3600), wall: Timestamp(NOW) };
-    let status = json!({
-        "schema": 1, "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": 3600, "ready": true,
-        "ledger": { "journal": true, "database": true, "not_durable": 0 }, "recovery": null, "hooks": [], "ailing": [],
-        "signals_off": {},
-        "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "held": 2, "problem": null,
-            "disagreement": null, "api_version": "v1beta1" }],
-    });
     let wants = Requirements {
         files: vec!["/etc/holdfast/config.toml".into()],
         hash: "0badcafe".into(),
@@ -48,19 +41,7 @@ pub(super) fn healthy() -> Facts {
         is_root: true,
         uid_map: Some("         0          0 4294967295".into()),
         config: Some(Ok(wants)),
-        kubelet: Some(Kubelet {
-            dir: PathState::Directory,
-            plugins: PathState::Directory,
-            socket: PathState::Listening,
-            elsewhere: Vec::new(),
-            root_dir: None,
-            is_file_mount: false,
-            socket_is_mounted: false,
-            is_mounted: Some(true),
-            checkpoint: None,
-            others: vec!["example.com_dongle.sock".into()],
-            label: Some("system_u:object_r:container_file_t:s0".into()),
-        }),
+        kubelet: Some(kubelet()),
         listing: Some(Listing {
             socket: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
             is: PathState::Listening,
@@ -68,7 +49,7 @@ pub(super) fn healthy() -> Facts {
             is_old: false,
         }),
         daemon: Some(Daemon {
-            answer: Answer::Status(status),
+            answer: Answer::Status(status()),
             pid: Some(1),
             is_enabled: false,
             lock_holder: Some(1),
@@ -112,5 +93,32 @@ pub(super) fn healthy() -> Facts {
             is_enforcing: true,
         }),
         ..Facts::unknown(roots, now)
+    }
+}
+
+/// The answer of the daemon.
+fn status() -> serde_json::Value {
+    json!({
+        "schema": 1, "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": 3600, "ready": true,
+        "ledger": { "journal": true, "database": true, "not_durable": 0 }, "recovery": null, "hooks": [], "ailing": [],
+        "signals_off": {},
+        "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "held": 2, "problem": null,
+            "disagreement": null, "api_version": "v1beta1" }],
+    })
+}
+
+fn kubelet() -> Kubelet {
+    Kubelet {
+        dir: PathState::Directory,
+        plugins: PathState::Directory,
+        socket: PathState::Listening,
+        elsewhere: Vec::new(),
+        root_dir: None,
+        is_file_mount: false,
+        socket_is_mounted: false,
+        is_mounted: Some(true),
+        checkpoint: None,
+        others: vec!["example.com_dongle.sock".into()],
+        label: Some("system_u:object_r:container_file_t:s0".into()),
     }
 }

@@ -1,10 +1,10 @@
 //! The kubelet's checkpoint of devices, indexed for lookups. It may have entries of 100,000
 //! containers.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 
 use super::grant::{AllocId, Grant};
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use std::collections::BTreeSet;
 

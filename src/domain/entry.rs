@@ -1,9 +1,9 @@
 //! The durable facts: every kind of entry that the ledger writes to its journal.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::grant::{AllocId, Grant, GrantState, GrantedDevice};
 use super::hook::PendingHook;
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use super::verdict::Verdict;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
 //! The result of one scan of the host: the input of every verdict.
 
-use super::device::{Device, DeviceId};
+use super::device::Device;
+use super::device_id::DeviceId;
 use super::pci::PciAddress;
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Grants: which container holds which devices. The ledger rebuilds them from its entries.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::object::{Object, is_driver_wide, share};
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::fmt;

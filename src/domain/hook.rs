@@ -21,12 +21,12 @@
 //! again. Until `Done` the free device is unhealthy, with a reason of its own, and no container
 //! gets it.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::grant::{AllocId, PodRef};
 use super::health::Reason;
 use super::object::Object;
 use super::observation::CgroupState;
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

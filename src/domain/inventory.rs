@@ -1,8 +1,10 @@
 //! The inventory: the devices published to the kubelet, by resource.
 
-use super::device::{Device, DeviceId};
+use super::device::Device;
+use super::device_id::DeviceId;
 use super::health::Health;
-use super::resource::{ResourceName, ResourceSpec};
+use super::resource::ResourceSpec;
+use super::resource_name::ResourceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

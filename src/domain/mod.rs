@@ -9,6 +9,7 @@ mod attributes;
 mod checkpoint;
 mod contract;
 mod device;
+mod device_id;
 mod durability;
 mod edits;
 mod entry;
@@ -28,6 +29,7 @@ mod policy;
 mod printable;
 mod refusal;
 mod resource;
+mod resource_name;
 mod retention;
 mod safeguard;
 mod select;
@@ -43,7 +45,8 @@ pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
     IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
 };
-pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
+pub use device::{Device, DeviceClass, DeviceNode};
+pub use device_id::DeviceId;
 pub use durability::{Durability, LedgerHealth, Unreadable, UnreadableReason};
 pub use edits::{ApiCapabilities, ContainerEdits, EditDevice, EditMount};
 pub use entry::{Entry, Gone, Listed, note_gone, note_list};
@@ -68,9 +71,8 @@ pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
-pub use resource::{
-    CharPath, InvalidResourceName, MountSpec, NODE, NodePattern, ResourceName, ResourceSpec, Select,
-};
+pub use resource::{CharPath, MountSpec, NodePattern, ResourceSpec, Select};
+pub use resource_name::{InvalidResourceName, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};

@@ -20,9 +20,9 @@
 //! | `disk:eui.0025385591b03a1f`, `disk:…/2` | a disk by its own identity, and its partition |
 //! | `iommu_group:12` | an IOMMU group, which a guest always gets as a whole |
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::pci::PciAddress;
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use super::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;

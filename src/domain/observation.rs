@@ -4,10 +4,10 @@
 //! never evidence.
 
 use super::checkpoint::Checkpoint;
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::grant::{AllocId, KubeletGeneration};
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

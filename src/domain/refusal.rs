@@ -1,9 +1,9 @@
 //! Reasons to refuse an Allocate. The kubelet shows the text as the reason of the pod's failure.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::health::Reason;
 use super::object::Object;
-use super::resource::ResourceName;
+use super::resource_name::ResourceName;
 
 /// A request that cannot be granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Sharing of devices between containers.
 
-use super::device::DeviceId;
-use super::resource::ResourceName;
+use super::device_id::DeviceId;
+use super::resource_name::ResourceName;
 use serde::Deserialize;
 
 /// How containers share the devices of a resource. This decides which ids the kubelet counts.

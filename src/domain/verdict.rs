@@ -11,7 +11,7 @@
 //! The kubelet's list has Healthy for the first two states and Unhealthy for the others. A device
 //! without a record is healthy and always was.
 
-use super::device::DeviceId;
+use super::device_id::DeviceId;
 use super::grant::AllocId;
 use super::health::{Health, Reason};
 use super::signal::Counter;

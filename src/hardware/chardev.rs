@@ -8,6 +8,7 @@
 //! alone can reset a modem or arm a watchdog.
 
 use super::Scan;
+use super::char_devices::{CharDevices, note_failure};
 use super::describe::Shared;
 use super::disks::Disks;
 use super::matches::{Match, matches};
@@ -17,7 +18,7 @@ use crate::domain::{
     Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName,
     ResourceSpec,
 };
-use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
+use crate::host::{HostNode, HostRoot, Listings};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,17 +35,6 @@ const LINK_FOLDERS: [&str; 8] = [
     "dev/v4l/by-path",
     "dev/input/by-path",
 ];
-
-/// The nodes that the `char` resources name.
-#[derive(Debug, Default)]
-pub(super) struct CharDevices {
-    /// By resource, in the order of their nodes. Each node is in the first resource that names it.
-    pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
-    /// Patterns that match no node, or only nodes of other resources.
-    pub(super) warnings: Vec<String>,
-    /// The resources whose missing nodes may exist because a read failed, and why.
-    pub(super) unread: BTreeMap<ResourceName, String>,
-}
 
 /// The inputs of the search for nodes of `/dev`.
 pub(super) struct Search<'a> {
@@ -164,12 +154,6 @@ pub fn objects_of_node(root: &HostRoot, path: &str) -> Vec<Object> {
     known_node(root, DeviceId::new(path), "", path, &[])
         .map(|node| node.objects())
         .unwrap_or_default()
-}
-
-pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
-    if let Some(failure) = failures.first() {
-        found.unread.entry(spec.name.clone()).or_insert_with(|| failure.to_string());
-    }
 }
 
 /// Keeps devices of the former scan for resources that could not be read completely, if they were

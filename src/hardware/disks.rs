@@ -17,7 +17,6 @@
 //! A trace that cannot be read shows nothing: then the disk is not known to be free (I12). The root
 //! records the failure, and the caller that would grant the disk refuses.
 
-use super::nvme;
 use super::pci::is_numbered;
 use crate::domain::{Attributes, Device, DeviceClass, DeviceNumber, Object};
 use crate::host::{HostRoot, ReadFailure};
@@ -166,7 +165,7 @@ impl<'a> Disks<'a> {
             let entries = self.root.entries(&format!("sys/class/nvme/{name}"));
             return entries
                 .iter()
-                .filter_map(|entry| nvme::disk_of(entry))
+                .filter_map(|entry| disk_of(entry))
                 .collect::<BTreeSet<_>>()
                 .into_iter()
                 .collect();
@@ -300,6 +299,21 @@ fn names_something(id: &str) -> bool {
     number.chars().any(|c| c.is_ascii_alphanumeric() && c != '0')
 }
 
+/// The block device behind an entry of a controller's folder.
+///
+/// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`.
+/// The disk that can be opened is the subsystem's, `nvme<subsystem>n<namespace>`. Its number can
+/// differ from the controller's.
+pub(super) fn disk_of(entry: &str) -> Option<String> {
+    let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
+    let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);
+    let disk = format!("nvme{subsystem}n{namespace}");
+    (is_numbered(subsystem, "")
+        && is_numbered(namespace, "")
+        && instance.bytes().all(|b| b == b'c' || b.is_ascii_digit()))
+    .then_some(disk)
+}
+
 /// Whether `name` is the disk, or a partition of it: `nvme0n1p2` of `nvme0n1`, `sda2` of `sda`.
 fn is_part(disk: &str, name: &str) -> bool {
     let begin = if disk.ends_with(|c: char| c.is_ascii_digit()) { "p" } else { "" };
@@ -344,6 +358,15 @@ mod tests {
     fn used(root: &HostRoot, disks: &[&str]) -> Vec<Option<String>> {
         let all = Disks::of(root);
         disks.iter().map(|disk| all.used_for(disk)).collect()
+    }
+
+    #[test]
+    fn a_path_leads_to_the_subsystems_disk() {
+        assert_eq!(disk_of("nvme0n1").as_deref(), Some("nvme0n1"));
+        assert_eq!(disk_of("nvme1c2n1").as_deref(), Some("nvme1n1"));
+        for other in ["nvme0", "ng0n1", "nvme0n1p1", "nvmen1", "power", "nvme0n"] {
+            assert_eq!(disk_of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "5a1f2c3d4e5f6071\n");
         let hive = |id: &str| {
-            write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/xgmi_hive_info/xgmi_hive_id", id)
+            write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/xgmi_hive_info/xgmi_hive_id", id);
         };
         hive("13258203473827\n");
         let gpu = PciFunction {

@@ -1,6 +1,6 @@
 //! The nodes of `/dev`, and the folders of them, that the paths of `char` resources lead to.
 
-use super::chardev::{CharDevices, note_failure};
+use super::char_devices::{CharDevices, note_failure};
 use super::disks::Disks;
 use super::node_names::base_name;
 use super::patterns::Dev;

@@ -17,6 +17,7 @@
 //! and nothing is written.
 
 mod accel;
+mod char_devices;
 mod chardev;
 mod classify;
 pub mod defaults;

@@ -2,9 +2,9 @@
 //!
 //! A controller with one namespace is one device. With several namespaces each of them is a device.
 
-use super::disks::Disks;
+use super::disks::{Disks, disk_of};
 use super::facts::{Facts, Part, required};
-use super::pci::{folder, is_numbered};
+use super::pci::folder;
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
@@ -68,21 +68,6 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     facts
 }
 
-/// The block device behind an entry of a controller's folder.
-///
-/// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`.
-/// The disk that can be opened is the subsystem's, `nvme<subsystem>n<namespace>`. Its number can
-/// differ from the controller's.
-pub(super) fn disk_of(entry: &str) -> Option<String> {
-    let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
-    let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);
-    let disk = format!("nvme{subsystem}n{namespace}");
-    (is_numbered(subsystem, "")
-        && is_numbered(namespace, "")
-        && instance.bytes().all(|b| b == b'c' || b.is_ascii_digit()))
-    .then_some(disk)
-}
-
 /// `nvme-<model>_<serial>`, as udev names the links in `/dev/disk/by-id`.
 fn name_of(model: &str, serial: &str) -> String {
     plain(&format!("nvme-{model}_{serial}"))
@@ -98,15 +83,6 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::super::testing::{function, write};
     use super::*;
-
-    #[test]
-    fn a_path_leads_to_the_subsystems_disk() {
-        assert_eq!(disk_of("nvme0n1").as_deref(), Some("nvme0n1"));
-        assert_eq!(disk_of("nvme1c2n1").as_deref(), Some("nvme1n1"));
-        for other in ["nvme0", "ng0n1", "nvme0n1p1", "nvmen1", "power", "nvme0n"] {
-            assert_eq!(disk_of(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn the_serial_number_is_the_identity() {

@@ -121,7 +121,7 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
         for path in &spec.paths {
             let paths = dev.paths(root, &mut listings, &path.host);
             let paths = nodes(root, paths, path, &mut |warning| {
-                found.warnings.push(format!("{}: {warning}", spec.name))
+                found.warnings.push(format!("{}: {warning}", spec.name));
             });
             if paths.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));

@@ -529,7 +529,7 @@ mod tests {
         place(root, &path("0000:08:02.0"), &[uevent]);
         place(root, &path("0000:09:00.0"), &[uevent, ("net/eth0/mtu", "1500")]);
         let link = |target: &str, at: &str| {
-            symlink(target, root.join("sys/devices").join(path(at))).unwrap()
+            symlink(target, root.join("sys/devices").join(path(at))).unwrap();
         };
         link("../0000:08:02.0", "0000:08:00.0/virtfn0");
         link("../0000:08:00.0", "0000:08:02.0/physfn");

@@ -1,28 +1,27 @@
 //! The health actor's shell: passes evidence to the judge, publishes the lists, has verdicts
 //! recorded, and logs changes.
 
+use super::config::HealthConfig;
 use super::core::{self, Judge, Rules};
-use super::prober::{ProbeDevice, Prober};
+use super::prober::Prober;
 use super::report;
 use super::since::new_since;
 use crate::domain::{
-    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed,
-    OperatorRequest, Plan, Source, Verdicts,
+    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, KubeletGeneration, OperatorRequest,
+    Plan, Verdict,
 };
 use crate::host;
 use crate::messages::{
-    ApplyOperatorRequest, Checked, Crash, DeviceEventSeen, Discovered, Forget, Mailbox,
+    ApplyOperatorRequest, Checked, Crash, DeviceEventSeen, Discovered, Forget,
     OperatorRequestError, RecordVerdicts, ReportUnusable, Rescan,
 };
 use actix::{
     Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler,
 };
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 
 /// The deadline for the ledger to make an operator's order durable.
@@ -30,51 +29,6 @@ const RECORD_DEADLINE: Duration = Duration::from_secs(5);
 /// A kubelet that has started admits its pods within some seconds. After this time it counts as
 /// settled.
 const ADMISSION_PERIOD: Duration = Duration::from_secs(60);
-
-/// The health of the devices, for status output.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Judgement {
-    /// The recorded verdict of each device that has one.
-    pub verdicts: Arc<Verdicts>,
-    /// Signals that are unavailable, each with the reason.
-    pub off: BTreeMap<Source, String>,
-}
-
-/// The configuration of the actor, the same after every restart.
-#[derive(Clone)]
-pub struct HealthConfig {
-    /// The resources and the rules at the actor's start. Later it takes them with the evidence.
-    pub plan: watch::Receiver<Arc<Plan>>,
-    /// This boot.
-    pub boot_id: String,
-    /// How long a free id that is no longer found stays in the list, unhealthy.
-    pub leave_after: Duration,
-    /// The lists of an earlier process.
-    pub listed: Arc<Listed>,
-    /// The grants.
-    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// The pending hooks of free devices.
-    pub due: watch::Receiver<Arc<DueHooks>>,
-    /// The kubelet's socket.
-    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// The channel of the inventory. The channel and its last value outlive the actor.
-    pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
-    /// The channel of the verdicts. The actor starts with its last value, which is from the ledger
-    /// at first.
-    pub judgement: Arc<watch::Sender<Judgement>>,
-    /// Probes one device; may block.
-    pub probe_device: ProbeDevice,
-    /// Discovery: requests a rescan when the actor starts, and when a device was found broken.
-    pub rescan: Mailbox<Rescan>,
-    /// The ledger.
-    pub ledger: Mailbox<RecordVerdicts>,
-}
-
-impl fmt::Debug for HealthConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HealthConfig").field("boot_id", &self.boot_id).finish_non_exhaustive()
-    }
-}
 
 /// The actor.
 #[derive(Debug)]
@@ -151,10 +105,7 @@ impl HealthActor {
     }
 
     /// The same, but returns the changed verdicts for the caller to have them recorded.
-    fn judge_all(
-        &mut self,
-        context: &mut Context<Self>,
-    ) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
+    fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<Verdict>)> {
         let grants = self.config.grants.borrow().clone();
         self.judged_grants = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
@@ -231,7 +182,7 @@ impl Actor for HealthActor {
         let me = context.address();
         // A full mailbox already has one of these messages.
         self.prober = Some(Prober::new(Arc::clone(&self.config.probe_device), move || {
-            drop(me.try_send(ProbesReady))
+            drop(me.try_send(ProbesReady));
         }));
         self.schedule_poll(context);
         // At the daemon's start the first scan comes anyway. A rebuilt actor has lost the evidence.
@@ -362,10 +313,10 @@ impl Handler<ApplyOperatorRequest> for HealthActor {
         // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
             OperatorRequest::Cordon { .. } => {
-                tracing::info!(%device, "device cordoned by an operator")
+                tracing::info!(%device, "device cordoned by an operator");
             }
             OperatorRequest::Uncordon => {
-                tracing::info!(%device, "device uncordoned by an operator")
+                tracing::info!(%device, "device uncordoned by an operator");
             }
         }
         let verdicts = self.judge_all(context);

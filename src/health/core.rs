@@ -8,33 +8,26 @@ mod case;
 mod cases;
 mod departures;
 mod held;
+mod lists;
 mod observations;
 mod pool;
+mod rules;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::cases::Rules;
 pub(crate) use self::held::{Held, held, holders};
+pub(crate) use self::rules::{LEAVE_AFTER, Rules};
 
-use self::cases::{Cases, Verdicts, parents};
-use self::departures::{
-    ALLOCATE_IN_FLIGHT_MAX, EMPTY_LIST_FOR, IdsInUse, overlaps, resolve_conflicts,
-};
-use self::observations::{absent_health, placeholder_device};
+use self::cases::{Cases, parents};
+use self::departures::{ALLOCATE_IN_FLIGHT_MAX, overlaps};
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice,
-    Health, Inventory, Listed, Moment, Offered, Offering, OperatorRequest, PciAddress,
-    PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Symptom,
-    Verdict,
+    AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, Inventory,
+    Listed, Moment, OperatorRequest, PciAddress, Reason, ResourceName, ResourceSpec, Signals,
+    Symptom, Verdict, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long a free id that is no longer found stays in the list, unhealthy. The kubelet gives out
-/// only healthy ids, and our Allocate ends within two seconds. So after this time no Allocate for
-/// the id can be in flight, and a kubelet of 1.35 or newer does not panic when the id leaves.
-pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
 /// Events kept for the first scan after a start. A failing machine has a few per device.
 const EARLY_EVENTS_MAX: usize = 256;
@@ -287,199 +280,5 @@ impl Judge {
             })
         };
         self.only_offered && !self.overlaps && grants.all(is_listed)
-    }
-
-    /// Judges everything. `None` before the first evidence: nothing is known yet.
-    ///
-    /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
-    pub(crate) fn judge(
-        &mut self,
-        held: &Held,
-        due: &PendingHooks,
-        now: Duration,
-    ) -> Option<Arc<Inventory>> {
-        let evidence = Arc::clone(self.evidence.as_ref()?);
-        for (event, at) in std::mem::take(&mut self.early_events) {
-            self.apply_event(&event, at, held);
-        }
-        self.cases.begin_pass();
-        self.observe_selected(&evidence);
-        let withholds = now < self.withheld_until;
-        let is_selected =
-            |device: &Device| evidence.selected.values().any(|ids| ids.contains(&device.id));
-        let mut resources = BTreeMap::new();
-        let mut leaving = BTreeMap::new();
-        let mut emptied = BTreeMap::new();
-        let mut in_use = Vec::new();
-        let mut only_offered = true;
-        let (specs, planned) = self.judged();
-        for (index, spec) in specs.iter().enumerate() {
-            let mut devices = self.offered(spec, &evidence);
-            // An id that a smaller pool no longer offers still has the pool as its device.
-            let is_removed = index >= planned;
-            let before = self
-                .inventory
-                .resources
-                .get(&spec.name)
-                .filter(|_| is_removed)
-                .and_then(|before| before.devices.values().next());
-            let pool = devices
-                .values()
-                .next()
-                .or(before)
-                .filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
-            let pool = pool.map(|any| Arc::clone(&any.device));
-            let empty = BTreeMap::new();
-            let held = held.of(&spec.name).unwrap_or(&empty);
-            for (id, remembered) in self.absent(spec, &devices, held) {
-                only_offered = false;
-                // A share's device is found by its id. Its place may have another card.
-                let found =
-                    evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
-                let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
-                let is_held = held.contains_key(&id);
-                if found.is_none() && evidence.unread.why(&spec.name, &remembered.key).is_some() {
-                    // The scan could not read it, so its health stays as it was.
-                    let health = self.unread_health(&spec.name, &id, is_held);
-                    devices.insert(id, Offered { device: remembered, health });
-                    continue;
-                }
-                let key = (spec.name.clone(), id.clone());
-                let since = self.leaving.get(&key).copied().unwrap_or(now);
-                // A device that is present stays in the list until its hook has run.
-                let is_due = |due: &BTreeMap<DeviceId, _>| {
-                    found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id))
-                };
-                let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
-                if Safeguard::HeldIds.is_on()
-                    && (is_in_use || now.saturating_sub(since) < self.cases.leave_after())
-                {
-                    let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
-                    let health =
-                        self.observe_absent(&id, found.map(AsRef::as_ref), health, &evidence);
-                    // A node that no resource selects is found by its path alone; its other facts
-                    // are remembered.
-                    let is_remembered = |found: &&Arc<Device>| {
-                        found.pci.is_none()
-                            && found.key == remembered.key
-                            && !remembered.nodes.is_empty()
-                            && !is_selected(found)
-                    };
-                    let device =
-                        found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
-                    if is_in_use || now.saturating_sub(since) < ALLOCATE_IN_FLIGHT_MAX {
-                        in_use.push(IdsInUse::of(&spec.name, &id, &device, is_in_use));
-                    }
-                    // The wait begins when the last holder has released it.
-                    leaving.extend((!is_held).then_some((key, since)));
-                    devices.insert(id, Offered { device, health });
-                }
-            }
-            for (_, offered) in
-                devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id))
-            {
-                if offered
-                    .health
-                    .reason()
-                    .is_some_and(|reason| !reason.timings().fail_after.is_zero())
-                {
-                    offered.health = Health::Healthy;
-                }
-            }
-            if let Some(due) = due.get(&spec.name) {
-                for offered in devices.values_mut().filter(|offered| offered.health.is_healthy()) {
-                    offered.health = due
-                        .get(&offered.device.id)
-                        .map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
-                }
-            }
-            if is_removed && devices.is_empty() {
-                only_offered = false;
-                let since = self.emptied.get(&spec.name).copied().unwrap_or(now);
-                if now.saturating_sub(since) >= EMPTY_LIST_FOR {
-                    continue;
-                }
-                emptied.insert(spec.name.clone(), since);
-            }
-            resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
-        }
-        self.has_conflicts = resolve_conflicts(&mut resources, in_use, held, due);
-        (self.leaving, self.emptied, self.only_offered) = (leaving, emptied, only_offered);
-        self.earlier.clear();
-        self.inventory = self.inventory.followed_by(resources);
-        Some(Arc::clone(&self.inventory))
-    }
-
-    /// The ids of the devices that the resource selects now.
-    fn offered(&self, spec: &ResourceSpec, evidence: &Evidence) -> BTreeMap<DeviceId, Offered> {
-        let selected = evidence.selected.get(&spec.name).into_iter().flatten();
-        let devices = selected.filter_map(|id| evidence.devices.get(id));
-        let mut offered: Vec<Offered> = devices
-            .map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) })
-            .collect();
-        if let Sharing::Pool(_) = spec.sharing {
-            offered = pool::pool(spec, &offered).into_iter().collect();
-            // An Allocate may find the pool broken as a whole; its health check is of the whole.
-            for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
-                let unusable = self
-                    .unusable
-                    .get(&pool.device.id)
-                    .map(|(reason, _)| Health::Unhealthy(*reason));
-                pool.health = unusable.unwrap_or_else(|| self.cases.health(&pool.device.id));
-            }
-        }
-        let shares = |one: &Offered| {
-            let one = one.clone();
-            spec.sharing.ids(&one.device.id).map(|id| (id, one.clone())).collect::<Vec<_>>()
-        };
-        offered.iter().flat_map(shares).collect()
-    }
-
-    /// The health of an id whose device a scan could not read: as before.
-    fn unread_health(&self, resource: &ResourceName, id: &DeviceId, is_held: bool) -> Health {
-        let before =
-            self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
-        // The list never had the id. A holder keeps the device's health; no other gets it.
-        let unknown =
-            if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
-        before.map_or(unknown, |before| before.health)
-    }
-
-    /// The health of a device, by its own case and by those of the devices above it.
-    fn health(&self, id: &DeviceId) -> Health {
-        let own = self.cases.health(id);
-        if !own.is_healthy() {
-            return own;
-        }
-        let above = self
-            .parents(id)
-            .iter()
-            .map(|parent| self.cases.health(parent))
-            .find(|health| !health.is_healthy());
-        above.unwrap_or(own)
-    }
-
-    /// Ids that were offered or are held, and that the resource does not select now.
-    fn absent(
-        &self,
-        spec: &ResourceSpec,
-        offered: &BTreeMap<DeviceId, Offered>,
-        held: &BTreeMap<DeviceId, GrantedDevice>,
-    ) -> BTreeMap<DeviceId, Arc<Device>> {
-        let before = self.inventory.resources.get(&spec.name);
-        let remembered = before.into_iter().flat_map(|offering| &offering.devices);
-        let mut absent: BTreeMap<_, _> =
-            remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
-        for known in held
-            .values()
-            .chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter()))
-        {
-            absent
-                .entry(known.id.clone())
-                .or_insert_with(|| Arc::new(placeholder_device(spec.class, known)));
-        }
-        let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
-        absent.retain(|id, _| !other.contains(id));
-        absent
     }
 }

@@ -6,6 +6,7 @@
 //! does. No device becomes healthy again without evidence newer than its last failure (I5).
 
 mod actor;
+mod config;
 pub(crate) mod core;
 mod prober;
 mod probing;
@@ -13,7 +14,8 @@ mod report;
 mod since;
 
 pub(crate) use self::core::LEAVE_AFTER;
-pub use actor::{HealthActor, HealthConfig, Judgement};
+pub use actor::HealthActor;
+pub use config::{HealthConfig, Judgement};
 #[cfg(feature = "lab")]
 pub(crate) use prober::PROBE_DEADLINE;
 pub use prober::ProbeDevice;

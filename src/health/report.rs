@@ -65,10 +65,10 @@ fn log_change(
             tracing::warn!(%resource, device = %id, %reason, detail, "the device is unhealthy");
         }
         (Some(_), Health::Healthy) => {
-            tracing::info!(%resource, device = %id, "the device is healthy again")
+            tracing::info!(%resource, device = %id, "the device is healthy again");
         }
         (None, Health::Healthy) => {
-            tracing::info!(%resource, device = %id, "the device was added to the list")
+            tracing::info!(%resource, device = %id, "the device was added to the list");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! Reads need no path lookup, which a scan of hundreds of devices would do thousands of times.
 
 use super::failure::{Failures, call};
-use super::root::{read_bounded, text_of};
+use super::text::{read_bounded, text_of};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};

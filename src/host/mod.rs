@@ -24,6 +24,7 @@ mod runtime;
 mod scheduling;
 mod signals;
 mod spec_folder;
+mod text;
 mod uevent;
 mod watch;
 mod writable;

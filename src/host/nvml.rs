@@ -158,9 +158,9 @@ fn query_library(
             match known(device.mig_mode()) {
                 Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
                 Err(error) => {
-                    drop(answer.incomplete.get_or_insert_with(|| {
+                    answer.incomplete.get_or_insert_with(|| {
                         format!("the MIG mode of the GPU {address}: {error}")
-                    }))
+                    });
                 }
             }
         }

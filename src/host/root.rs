@@ -6,54 +6,27 @@
 //! for any other reason is `None` too, and is recorded by a root that is [`HostRoot::recording`]. A
 //! caller that concludes from an absence must check this record first (I12).
 
+mod nodes;
+
+pub use self::nodes::{HostNode, Listings};
+
 use super::failure::{Failures, ReadFailure, call, is_absence, is_dir};
 use super::folder::Folder;
-use crate::domain::DeviceNumber;
+use super::text::{read_bounded, text_of};
 use nix::fcntl::{AT_FDCWD, OFlag};
-use nix::sys::stat::{major, minor};
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::{File, FileType, Metadata, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The longest text that is read from one file: sysfs has a page, `/proc` a little more.
-const FILE_BYTES_MAX: u64 = 64 * 1024;
 /// The longest list that is read whole: a list of ten thousand mounts has a fifth of it.
 const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Links followed before a path counts as a loop, as in Linux (`MAXSYMLINKS`).
-const LINKS_MAX: u32 = 40;
-
 /// The parent directory of the host's `sys`, `proc` and `dev` (`--host-root`).
 #[derive(Debug, Clone)]
 pub struct HostRoot {
     root: PathBuf,
     live: bool,
     failures: Failures,
-}
-
-/// A cache of directories for one scan, for callers with many paths in the same directory.
-#[derive(Debug, Default)]
-pub struct Listings {
-    /// Their names when the first pattern listed them: [`HostRoot::glob_among`].
-    pub(super) names: BTreeMap<String, Vec<String>>,
-    /// Their real paths; `None` for a path that leads nowhere: [`HostRoot::node_among`].
-    real: BTreeMap<String, Option<String>>,
-}
-
-/// A node of the host, see [`HostRoot::node_among`]. Sorted by path.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HostNode {
-    /// Its real path, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
-    pub path: String,
-    /// Its number; `None` for a plain file in its place.
-    pub number: Option<DeviceNumber>,
-}
-
-impl HostNode {
-    pub(super) fn of(path: String, metadata: &Metadata) -> Self {
-        HostNode { path, number: number_of(metadata) }
-    }
 }
 
 impl HostRoot {
@@ -242,12 +215,6 @@ impl HostRoot {
         self.noting(rel, list).unwrap_or_default()
     }
 
-    /// The node at a path that is already its real path.
-    pub(super) fn node_at(&self, path: &str) -> Option<HostNode> {
-        let metadata = self.found(path, call(|| self.path(path).symlink_metadata()))?;
-        self.is_node(&metadata).then(|| HostNode::of(path.to_owned(), &metadata))
-    }
-
     /// Whether `rel` exists; a dangling link does not.
     #[must_use]
     pub fn exists(&self, rel: &str) -> bool {
@@ -260,67 +227,6 @@ impl HostRoot {
         self.found(rel, is_dir(&self.path(rel))).unwrap_or(false)
     }
 
-    /// Whether `host_path` (such as `/dev/fuse`) leads to a device node.
-    #[must_use]
-    pub fn node_exists(&self, host_path: &str) -> bool {
-        if self.root == Path::new("/") {
-            // The kernel follows links in one call, as `resolve` does below a root. This matters
-            // because every Allocate checks the nodes of its devices.
-            let metadata = self.found(host_path, call(|| Path::new(host_path).metadata()));
-            return metadata.is_some_and(|metadata| self.is_node(&metadata));
-        }
-        self.canonical_node(host_path).is_some()
-    }
-
-    /// The same, for many nodes in the same directory.
-    #[must_use]
-    pub fn node_exists_among(&self, listings: &mut Listings, host_path: &str) -> bool {
-        if self.root == Path::new("/") {
-            self.node_exists(host_path)
-        } else {
-            self.node_among(listings, host_path).is_some()
-        }
-    }
-
-    /// The node's real path without the root: `/dev/ttyUSB0` for `/dev/serial/by-id/x`.
-    #[must_use]
-    pub fn canonical_node(&self, host_path: &str) -> Option<String> {
-        let (path, metadata) = self.resolve(host_path)?;
-        self.is_node(&metadata).then_some(path)
-    }
-
-    /// The node at `host_path`, for many nodes in the same directory: the directory's links are
-    /// followed once, and a node costs one call.
-    #[must_use]
-    pub fn node_among(&self, listings: &mut Listings, host_path: &str) -> Option<HostNode> {
-        let (path, metadata) = self.resolve_among(listings, host_path)?;
-        self.is_node(&metadata).then(|| HostNode::of(path, &metadata))
-    }
-
-    fn resolve_among(
-        &self,
-        listings: &mut Listings,
-        host_path: &str,
-    ) -> Option<(String, Metadata)> {
-        let Some((dir, name)) =
-            host_path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | ".."))
-        else {
-            return self.resolve(host_path);
-        };
-        if !listings.real.contains_key(dir) {
-            let failed = self.failures.count();
-            let real = self.resolve(dir).map(|(real, _)| real);
-            if self.failures.count() > failed {
-                // The next caller must get the failure too.
-                return None;
-            }
-            listings.real.insert(dir.to_owned(), real);
-        }
-        let real = format!("{}/{name}", listings.real.get(dir)?.as_ref()?);
-        let metadata = self.found(&real, call(|| self.path(&real).symlink_metadata()))?;
-        if metadata.file_type().is_symlink() { self.resolve(&real) } else { Some((real, metadata)) }
-    }
-
     /// Whether there is an entry with that name; a dangling link counts.
     pub(super) fn is_listed(&self, rel: &str) -> bool {
         self.found(rel, call(|| self.path(rel).symlink_metadata())).is_some()
@@ -331,63 +237,6 @@ impl HostRoot {
         self.found(rel, call(|| self.path(rel).symlink_metadata()))
             .is_some_and(|metadata| metadata.is_dir())
     }
-
-    pub(super) fn is_node(&self, metadata: &Metadata) -> bool {
-        let kind = metadata.file_type();
-        kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
-    }
-
-    /// Follows every link of `host_path` inside the root: an absolute target starts at the root
-    /// again, and `..` stops there, as on the host itself.
-    pub(super) fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
-        let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
-        let mut real = String::new();
-        let mut metadata = None;
-        let mut links = 0;
-        while let Some(component) = pending.pop_front() {
-            match component.as_str() {
-                "" | "." => continue,
-                ".." => {
-                    real.truncate(real.rfind('/').unwrap_or(0));
-                    metadata =
-                        Some(self.found(&real, call(|| self.path(&real).symlink_metadata()))?);
-                    continue;
-                }
-                _ => {}
-            }
-            let next = format!("{real}/{component}");
-            let found = self.found(&next, call(|| self.path(&next).symlink_metadata()))?;
-            if !found.file_type().is_symlink() {
-                (real, metadata) = (next, Some(found));
-                continue;
-            }
-            links += 1;
-            if links > LINKS_MAX {
-                return None;
-            }
-            let target = self.link_target(&next)?;
-            if target.starts_with('/') {
-                real.clear();
-            }
-            for component in target.split('/').rev() {
-                pending.push_front(component.to_owned());
-            }
-        }
-        let metadata = metadata.or_else(|| self.found("/", call(|| self.root.metadata())))?;
-        Some((real, metadata))
-    }
-}
-
-/// The number of a device node; `None` for any other file.
-fn number_of(metadata: &Metadata) -> Option<DeviceNumber> {
-    let kind = metadata.file_type();
-    let narrow = |number: u64| u32::try_from(number).ok();
-    let (major, minor) = (narrow(major(metadata.rdev()))?, narrow(minor(metadata.rdev()))?);
-    (kind.is_char_device() || kind.is_block_device()).then(|| DeviceNumber {
-        is_block: kind.is_block_device(),
-        major,
-        minor,
-    })
 }
 
 /// A path for messages: without the root, beginning with `/`.
@@ -395,26 +244,10 @@ fn absolute(rel: &str) -> String {
     format!("/{}", rel.trim_start_matches('/'))
 }
 
-/// The text without surrounding white space and NULs.
-pub(super) fn text_of(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned()
-}
-
-/// A scan reads thousands of small files, with one call each if possible: sysfs returns a whole
-/// attribute at once and reports a size. `/proc` reports none and returns its text in parts.
-pub(super) fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
-    let mut page = [0; 4096];
-    let first = file.read(&mut page)?;
-    let mut bytes = page[..first].to_vec();
-    if stated == 0 || first == page.len() {
-        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::DeviceNumber;
     use std::fs;
     use std::os::unix::fs::symlink;
 

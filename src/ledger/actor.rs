@@ -143,10 +143,10 @@ impl LedgerActor {
         match &outcome.result {
             // `note_kept` logs a journal that cannot be written, once.
             Err(error) if outcome.kept.journal => {
-                tracing::error!(%error, "entries were not recorded")
+                tracing::error!(%error, "entries were not recorded");
             }
             Err(error) => {
-                tracing::debug!(%error, entries = entries.len(), "entries were not recorded")
+                tracing::debug!(%error, entries = entries.len(), "entries were not recorded");
             }
             Ok(()) => {}
         }
@@ -168,7 +168,7 @@ impl LedgerActor {
         match interval.checked_sub(self.published_at.elapsed()) {
             None => context.notify(Publish),
             Some(wait) if !std::mem::replace(&mut self.publishes, true) => {
-                drop(context.notify_later(Publish, wait))
+                context.notify_later(Publish, wait);
             }
             Some(_) => {}
         }
@@ -255,7 +255,7 @@ impl LedgerActor {
         match self.refusal(&grant, exclusive, seen) {
             Some(refusal) => drop(reply.send(Err(RecordError::from(refusal)))),
             None => {
-                self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context)
+                self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context);
             }
         }
     }

@@ -62,9 +62,9 @@ impl LedgerActor {
         self.reconciler.timer.timer = Some(context.run_later(wait, |this, context| {
             this.reconciler.timer.timer = None;
             if this.reconciler.timer.again {
-                this.reconcile(context)
+                this.reconcile(context);
             } else {
-                this.quick_check(context)
+                this.quick_check(context);
             }
         }));
     }

@@ -43,13 +43,13 @@ pub(super) fn log_change(change: &Change, entry: &Entry) {
         Entry::Judged { device, .. } => tracing::debug!(%device, "verdict recorded"),
         Entry::Hook(hook) => tell_hook(hook),
         Entry::Gone { devices, since } => {
-            tracing::debug!(devices = devices.len(), ?since, "absence of devices recorded")
+            tracing::debug!(devices = devices.len(), ?since, "absence of devices recorded");
         }
         Entry::Forgotten { devices } => {
-            tracing::debug!(devices = devices.len(), "devices forgotten")
+            tracing::debug!(devices = devices.len(), "devices forgotten");
         }
         Entry::Listed { resource, devices } => {
-            tracing::debug!(%resource, devices = devices.len(), "device list recorded")
+            tracing::debug!(%resource, devices = devices.len(), "device list recorded");
         }
     }
 }
@@ -97,7 +97,7 @@ pub(super) fn changed(
             }
         }
         (false, true) => {
-            tracing::info!(late = before.not_durable, "the ledger can be written again")
+            tracing::info!(late = before.not_durable, "the ledger can be written again");
         }
         _ => {}
     }
@@ -126,13 +126,13 @@ fn tell_hook(hook: &PendingHook) {
     let PendingHook { resource, device, alloc_id, state, .. } = hook;
     match state {
         HookState::Due => {
-            tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due")
+            tracing::info!(%resource, %device, %alloc_id, "device released; the hook after release is due");
         }
         HookState::Failed { tries, why, .. } => {
             tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; no container starts with the device until the hook succeeds");
         }
         HookState::Done => {
-            tracing::info!(%resource, %device, %alloc_id, "the hook after release is done")
+            tracing::info!(%resource, %device, %alloc_id, "the hook after release is done");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Folds a tree for drawing: equal devices become one entry with their number; held or unhealthy
 //! devices are drawn alone.
 
-use super::{Kind, Leaf, Part, Picture};
+use super::leaf::Leaf;
+use super::part::{Kind, Part, Picture};
 
 /// The most virtual functions of one card that are drawn one by one.
 const FUNCTIONS_MAX: usize = 4;

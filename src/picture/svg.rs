@@ -4,8 +4,11 @@
 //! boxes is a middle grey. The state of a device is shown by a sign, a word and a colour, in that
 //! order. The tooltip of each box has all facts of its device.
 
+use super::fold::{Alike, Figure, Shown};
+use super::holder::Holder;
+use super::leaf::Leaf;
 use super::markup::{clip, escape};
-use super::{Alike, Count, Figure, Holder, Leaf, Shown};
+use super::part::Count;
 use std::fmt::Write;
 
 /// Width of the whole drawing; further boxes start a new row.

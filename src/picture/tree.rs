@@ -1,6 +1,7 @@
 //! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and the parts of a device.
 
-use super::{Cpus, Kind, Leaf, Part, Picture};
+use super::leaf::Leaf;
+use super::part::{Cpus, Kind, Part, Picture};
 use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 

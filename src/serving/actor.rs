@@ -1,7 +1,8 @@
 //! The actor: binds sockets, and closes superseded ones. Their connections answer calls without the
 //! actor.
 
-use super::plugin::{Plugin, Shared};
+use super::plugin::Plugin;
+use super::shared::Shared;
 use super::sockets::Bound;
 use crate::domain::ResourceName;
 use crate::kubelet::api;

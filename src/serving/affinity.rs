@@ -1,5 +1,5 @@
 //! The devices that the current container was just given, so that its next devices are near them:
-//! for example a GPU and the network adapter that fills its memory, under one switch. Pure.
+//! for example a GPU and the network adapter that fills its memory, under one switch.
 //!
 //! The kubelet allocates the resources of a container one after the other, in any order, and names
 //! no pod. A request is treated as another one of the same container while
@@ -13,7 +13,8 @@
 //! preference among devices that all satisfy the request.
 
 use crate::domain::{Device, ResourceName};
-use std::sync::Arc;
+use crate::host;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a grant attracts the next one. The kubelet requests a container's next resource within
@@ -53,6 +54,26 @@ impl RecentGrants {
     fn is_of_one_container(&self, resource: &ResourceName, now: Duration) -> bool {
         now.saturating_sub(self.at) <= WINDOW
             && self.granted.iter().all(|(granted, _)| granted != resource)
+    }
+}
+
+/// The latest grants over all resources and registrations, so that the next devices can be near
+/// them. It outlives the serving actor.
+#[derive(Debug, Clone, Default)]
+pub struct Affinity(Arc<Mutex<RecentGrants>>);
+
+impl Affinity {
+    // Every change is a single step, so a panic elsewhere cannot leave it half done.
+    pub(super) fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(
+            resource,
+            devices,
+            host::now().boot,
+        );
+    }
+
+    pub(super) fn neighbours(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).neighbours(resource, host::now().boot)
     }
 }
 

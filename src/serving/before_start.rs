@@ -13,7 +13,7 @@
 //! again.
 
 use super::core::{Holders, holders};
-use super::plugin::Shared;
+use super::shared::Shared;
 use crate::domain::{
     Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal,
     ResourceName, StartBlocked,

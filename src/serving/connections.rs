@@ -98,7 +98,7 @@ impl Connections {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(?label, %error, "cannot hold a connection of an earlier instance")
+                    tracing::warn!(?label, %error, "cannot hold a connection of an earlier instance");
                 }
             }
         }
@@ -141,7 +141,7 @@ impl Connections {
             Ok(copied) if !is_hung_up(fd) => copies.push((label, copied)),
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(?label, %error, "cannot copy a connection for the next process")
+                tracing::warn!(?label, %error, "cannot copy a connection for the next process");
             }
         };
         for (label, stream) in &held.connections {

@@ -27,11 +27,13 @@ pub mod placement;
 mod plugin;
 mod prepare;
 mod refusals;
+mod shared;
 mod sockets;
 
 pub use actor::{Serving, serve_passed};
+pub use affinity::Affinity;
 pub use files::SpecFiles;
-pub use plugin::{Affinity, Shared};
 pub use prepare::Preparer;
 pub use refusals::{Refusals, Unrecorded};
+pub use shared::Shared;
 pub use sockets::Sockets;

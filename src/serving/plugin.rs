@@ -1,31 +1,26 @@
 //! The service behind a socket: one for each registration of each resource, the same for every
 //! version of the API.
 
-use super::affinity::RecentGrants;
 use super::before_start;
 use super::placement;
-use super::prepare::{Prepared, Preparer, Request};
-use super::refusals::Refusals;
-use super::sockets::Sockets;
+use super::prepare::{Prepared, Request};
+use super::shared::Shared;
 use crate::domain::limits::LISTS_MAX;
 use crate::domain::{
-    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering,
-    Refusal, ResourceName,
+    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Inventory, Offering, Refusal,
+    ResourceName,
 };
-use crate::hook::HookExecutor;
-use crate::host;
 use crate::kubelet::api;
 use crate::messages::{
-    CheckStart, ClosedEarly, Mailbox, Record, RecordError, RegistrationNumber, ReportUnusable,
-    StreamEnded, StreamOpened,
+    ClosedEarly, RecordError, RegistrationNumber, ReportUnusable, StreamEnded, StreamOpened,
 };
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{RwLock, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -41,63 +36,6 @@ const UNUSABLE_DEADLINE: Duration = Duration::from_millis(200);
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// Beyond this number of streams the interval does not grow, so a change is sent within a second.
 const STREAMS_MAX: u32 = 20;
-
-/// The latest grants over all resources and registrations, so that the next devices can be near
-/// them. It outlives the serving actor.
-#[derive(Debug, Clone, Default)]
-pub struct Affinity(Arc<Mutex<RecentGrants>>);
-
-impl Affinity {
-    // Every change is a single step, so a panic elsewhere cannot leave it half done.
-    fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(
-            resource,
-            devices,
-            host::now().boot,
-        );
-    }
-
-    fn neighbours(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).neighbours(resource, host::now().boot)
-    }
-}
-
-/// The dependencies of every service behind a socket. They outlive the actor.
-#[derive(Debug, Clone)]
-pub struct Shared {
-    /// The offered devices.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// The live grants.
-    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// Runs the hooks before a start.
-    pub performer: HookExecutor,
-    /// Decides an Allocate.
-    pub preparer: Arc<Preparer>,
-    /// Records grants in the ledger.
-    pub record: Mailbox<Record>,
-    /// Reports unusable devices to health.
-    pub unusable: Mailbox<ReportUnusable>,
-    /// Checks the start gate in the ledger.
-    pub check_start: Mailbox<CheckStart>,
-    /// Reports an open stream to registration.
-    pub opened: Mailbox<StreamOpened>,
-    /// Reports the end of a stream to registration.
-    pub ended: Mailbox<StreamEnded>,
-    /// Reports a connection that closed early to registration.
-    pub closed_early: Mailbox<ClosedEarly>,
-    /// The table of sockets.
-    pub sockets: Arc<Sockets>,
-    /// The latest grants.
-    pub affinity: Affinity,
-    /// The refused Allocates.
-    pub refusals: Refusals,
-    /// Separates Allocates from pod listings: locked for reading during an Allocate, and for
-    /// writing during a List call, which would make the kubelet forget the devices that it has just
-    /// reserved.
-    pub gate: Arc<RwLock<()>>,
-    /// Whether this instance ends or hands over. The end of its connections is no loss then.
-    pub leaving: watch::Receiver<bool>,
-}
 
 /// The service behind one socket.
 #[derive(Debug, Clone)]

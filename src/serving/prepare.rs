@@ -304,10 +304,10 @@ mod tests {
                 );
                 match answer {
                     Ok(answer) => {
-                        assert_eq!(answer, whole, "{} errno {errno} at {failing}", device.id)
+                        assert_eq!(answer, whole, "{} errno {errno} at {failing}", device.id);
                     }
                     Err(Refusal::Unreadable { why, .. }) => {
-                        assert!(why.contains("cannot be read"), "{why}")
+                        assert!(why.contains("cannot be read"), "{why}");
                     }
                     Err(other) => panic!("{} errno {errno} at {failing}: {other}", device.id),
                 }

@@ -230,7 +230,7 @@ impl Sockets {
                 match listener.as_fd().try_clone_to_owned() {
                     Ok(copy) => copies.push((Label::Socket(resource.clone()), copy)),
                     Err(error) => {
-                        tracing::warn!(%resource, %error, "cannot copy a socket for the next process")
+                        tracing::warn!(%resource, %error, "cannot copy a socket for the next process");
                     }
                 }
             }
@@ -283,10 +283,10 @@ impl Sockets {
             if is_socket && refused() {
                 match std::fs::remove_file(&path) {
                     Ok(()) => {
-                        tracing::debug!(path = %path.display(), "removed the socket of a process that has exited")
+                        tracing::debug!(path = %path.display(), "removed the socket of a process that has exited");
                     }
                     Err(error) => {
-                        tracing::warn!(path = %path.display(), %error, "cannot remove the socket of a process that has exited")
+                        tracing::warn!(path = %path.display(), %error, "cannot remove the socket of a process that has exited");
                     }
                 }
             }

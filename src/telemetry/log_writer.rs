@@ -4,7 +4,7 @@
 //! So a line that finds no space in the pipe is dropped and counted (also as a metric). When there
 //! is space again, a notice reports the number of dropped lines.
 
-use super::logging::LogFormat;
+use super::log_format::LogFormat;
 use super::metrics;
 use crate::domain::printable_json;
 use crate::host::is_writable_within;

@@ -7,9 +7,9 @@
 //! An event is one line, even if it quotes names with line breaks: see [`Printable`]. In JSON
 //! `LogWriter` ensures that.
 
+use super::log_format::LogFormat;
 use super::log_writer::LogWriter;
 use crate::domain::Printable;
-use clap::ValueEnum;
 use std::fmt::{self as text, Write};
 use std::io::IsTerminal;
 use tracing::field::Field;
@@ -19,16 +19,6 @@ use tracing_subscriber::fmt::format::{FormatFields, Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
-
-/// The format of a log line.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One line of text.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
 
 /// Starts logging for the whole process, and logs panics as errors. Later calls have no effect.
 pub fn init(format: LogFormat, default_level: &str) {

@@ -191,7 +191,7 @@ async fn serve_connection(stream: Stream, service: Service) {
     match ended {
         // After an answer the connection was only kept open; another request is not required.
         Err(error) if error.is_timeout() && connection.requests() == 0 => {
-            connection.refused("head_late")
+            connection.refused("head_late");
         }
         Err(error) if error.is_parse_too_large() => connection.refused("head_too_large"),
         Err(error) if error.is_parse() => connection.refused("not_understood"),

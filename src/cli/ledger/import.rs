@@ -217,7 +217,7 @@ fn plan(
                 ));
             }
             (None, GrantState::Released { released_at, .. }) if *released_at < oldest => {
-                done.forgotten += 1
+                done.forgotten += 1;
             }
             (None, state) => {
                 *if matches!(state, GrantState::Released { .. }) {

@@ -1,11 +1,12 @@
 //! The values of a Helm chart: a file of their own, or a part of the object that installs the
 //! chart.
 
+use super::candidates::{Candidate, Part, may_be_file};
 use super::doc::{Doc, Is};
+use super::error::ImportError;
 use super::field::{Decoder, Field, join};
 use super::flags::{Flag, Flags};
-use super::source::{Candidate, Facts, Part, may_be_file};
-use super::{ImportError, Peer};
+use super::peers::{Facts, Peer};
 
 /// The kinds of objects that contain values, and the path of the values. Flux has them as a tree,
 /// k3s as a text, Argo as either. `[]` is every element of a list.
@@ -79,12 +80,12 @@ fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mu
     match &doc.is {
         Is::Null => {}
         Is::Scalar(text) if text.text.contains(':') && may_be_file(peer, &Part::Text(text)) => {
-            candidate(Part::Text(text))
+            candidate(Part::Text(text));
         }
         Is::Scalar(_) => {}
         _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
         Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| {
-            search_in(peer, facts, &format!("{path}[{index}]"), doc, found)
+            search_in(peer, facts, &format!("{path}[{index}]"), doc, found);
         }),
         Is::Map(map) => {
             // This may still be a plugin's file, so nothing of it is marked as read here.

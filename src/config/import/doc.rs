@@ -2,7 +2,7 @@
 //!
 //! Every value knows its line and whether it was read.
 
-use super::ImportError;
+use super::error::ImportError;
 use granit_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! A node of the other plugin's file with its path, read by the rules of that plugin's decoder.
 
-use super::ImportError;
 use super::doc::{Doc, Is, Scalar, State};
+use super::error::ImportError;
 
 /// The decoder that a plugin reads its file with. Every decoder ignores unknown keys. If a key
 /// occurs twice, the last one counts.
@@ -242,7 +242,7 @@ impl<'a> Field<'a> {
                     .enumerate()
                     .for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, report)),
                 Is::Map(map) => {
-                    map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, report))
+                    map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, report));
                 }
             }
         }

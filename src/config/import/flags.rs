@@ -45,7 +45,7 @@ impl Flags {
                     self.variables.push(Flag { name, value: value_of, path: value.path });
                 }
                 None if variable.get("valueFrom").is_some() => {
-                    self.elsewhere.push(Elsewhere { name, place: variable.place() })
+                    self.elsewhere.push(Elsewhere { name, place: variable.place() });
                 }
                 None => {}
             }
@@ -86,7 +86,7 @@ impl Flags {
                     });
                 }
                 None => {
-                    self.elsewhere.push(Elsewhere { name: name.to_owned(), place: field.place() })
+                    self.elsewhere.push(Elsewhere { name: name.to_owned(), place: field.place() });
                 }
             }
         }

@@ -1,13 +1,17 @@
 //! squat's generic-device-plugin: the YAML of `--config` and of `--device`, as its code parses it.
 
+mod glob;
+mod group;
+
+use self::glob::is_glob;
+use self::group::{Group, group_of};
 use super::super::tree::{Is, Table, Value};
 use super::doc::{Doc, Scalar};
+use super::draft::Draft;
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
-use super::{Draft, ImportError, plain, resource, set_from, text};
-
-/// The plugin's default permissions of a container for a node.
-const PERMISSIONS: &str = "mrw";
+use super::values::{plain, resource, set_from, text};
 
 /// The plugin's default domain of resources, and the one since version 0.2.
 const DOMAIN: &str = "squat.ai";
@@ -164,16 +168,6 @@ fn name_of(device: &Field<'_>, domain: &str) -> Result<String, ImportError> {
     Ok(format!("{domain}/{}", name.text()?.trim()))
 }
 
-/// A group that can be converted: each of its devices is one node.
-struct Group {
-    path: Table,
-    mounts: Vec<Table>,
-    /// How many containers may share each node.
-    count: u32,
-    /// The path in the container, if it is the same for every match.
-    one_path: Option<String>,
-}
-
 /// The resource, or the reason why it cannot be expressed here.
 fn offer(
     device: &Field<'_>,
@@ -250,198 +244,9 @@ fn written(mounts: &[Table]) -> String {
     mounts.iter().map(|mount| super::written(mount, None)).collect()
 }
 
-fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String>, ImportError> {
-    if let Some(usb) = group.get("usb").filter(Field::has_effect) {
-        return Ok(Err(format!(
-            "{}: devices are not selected by their USB ids; give the node's path, or udev's link to it",
-            usb.place()
-        )));
-    }
-    let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
-    let paths = group.get("paths").ok_or_else(|| group.wrong("`paths` or `usb`"))?;
-    let (mut node, mut mounts): (Option<Node>, Vec<(Table, u32)>) = (None, Vec::new());
-    for item in paths.items()? {
-        match item.get("type").map(|kind| kind.text()).transpose()?.unwrap_or("Device") {
-            "Mount" => match mount(&item, draft)? {
-                Ok(mount) => mounts.push(mount),
-                Err(why) => return Ok(Err(why)),
-            },
-            "Device" | "" if node.is_some() => {
-                return Ok(Err(format!(
-                    "{}: the group has several nodes for each device, and a device has one node \
-                     or one folder here",
-                    item.place()
-                )));
-            }
-            "Device" | "" => match self::node(&item)? {
-                Ok(read) => node = Some(read),
-                Err(why) => return Ok(Err(why)),
-            },
-            _ => return Err(item.wrong("a path of the `type` Device or Mount")),
-        }
-    }
-    let Some(Node { table, host, container, limit }) = node else {
-        return Ok(Err(format!("{} has only mounts, and no device", paths.place())));
-    };
-    // If another path of the group has more matches, a match is used up to `limit` times. A mount
-    // has one match.
-    match mounts.iter().map(|(_, limit)| *limit).min() {
-        Some(least) if is_glob(&host) && least == 1 => {
-            return Ok(Err(format!(
-                "{}: the plugin gives the mount only to the first match of `{host}`, as its \
-                 `limit` is 1; Holdfast has no equivalent",
-                paths.place()
-            )));
-        }
-        Some(least) if is_glob(&host) => {
-            draft.warn(format!(
-                "{}: the plugin offers the first {least} matches of `{host}`, by the `limit` of \
-                 the mount; Holdfast offers all",
-                paths.place()
-            ));
-        }
-        None if limit > 1 => draft.warn(format!(
-            "{}: `limit` has no effect in a group of one path; `count` is the number of \
-             containers",
-            paths.place()
-        )),
-        _ => {}
-    }
-    let one_path = container.filter(|container| !container.ends_with('/'));
-    Ok(Ok(Group {
-        path: table,
-        mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
-        count,
-        one_path,
-    }))
-}
-
-struct Node {
-    table: Table,
-    host: String,
-    container: Option<String>,
-    limit: u32,
-}
-
-fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
-    let path = path_of(item)?;
-    let container = container_of(item)?;
-    // A missing node is one device fewer, `optional` or not. `readOnly` has an effect on mounts
-    // only.
-    let _optional = item.get("optional").map(|optional| optional.truth()).transpose()?;
-    let _read_only = item.get("readOnly").map(|read_only| read_only.truth()).transpose()?;
-    let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
-    let permissions = item.get("permissions").map(|permissions| permissions.text()).transpose()?;
-    let permissions =
-        permissions.filter(|permissions| !permissions.is_empty()).unwrap_or(PERMISSIONS);
-    let host = match glob(&path) {
-        Ok(host) => host,
-        Err(why) => return Ok(Err(format!("{}: `{path}` {why}", item.place()))),
-    };
-    if !host.starts_with("/dev/") {
-        return Ok(Err(format!("{}: `{host}` is not below /dev", item.place())));
-    }
-    let mut table = Table::default();
-    table.set("host", text(&host));
-    if let Some(container) = &container {
-        table.set("container", text(container));
-    }
-    table.set("permissions", text(permissions));
-    Ok(Ok(Node { table, host, container, limit }))
-}
-
-fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), String>, ImportError> {
-    let path = path_of(item)?;
-    if is_glob(&path) {
-        return Ok(Err(format!(
-            "{}: a mount has one path here, and `{path}` may match several",
-            item.place()
-        )));
-    }
-    // A folder: the file keeps its name.
-    let container = match container_of(item)? {
-        None => path.clone(),
-        Some(folder) if folder.ends_with('/') => {
-            format!("{folder}{}", path.rsplit('/').next().unwrap_or(&path))
-        }
-        Some(container) => container,
-    };
-    let read_only = item.get("readOnly").map_or(Ok(false), |read_only| read_only.truth())?;
-    let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
-    let _permissions = item.get("permissions").map(|permissions| permissions.text()).transpose()?;
-    if !item.get("optional").map_or(Ok(false), |optional| optional.truth())? {
-        draft.warn(format!(
-            "{}: without `{path}` on the node the plugin offers no device, as it is not \
-             `optional`; Holdfast does",
-            item.place()
-        ));
-    }
-    let mut mount = Table::default();
-    mount.set("host", text(&path));
-    mount.set("container", text(&container));
-    mount.set("read_only", plain(read_only));
-    Ok(Ok((mount, limit)))
-}
-
-/// The path, cleaned as Go does.
-fn path_of(item: &Field<'_>) -> Result<String, ImportError> {
-    let path = item.get("path").ok_or_else(|| item.wrong("a `path`"))?;
-    let steps: Vec<&str> =
-        path.text()?.trim().split('/').filter(|step| !matches!(*step, "" | ".")).collect();
-    Ok(format!("/{}", steps.join("/")))
-}
-
-fn container_of(item: &Field<'_>) -> Result<Option<String>, ImportError> {
-    let path = item
-        .get("mountPath")
-        .map(|path| path.text().map(|path| path.trim().to_owned()))
-        .transpose()?;
-    Ok(path.filter(|path| !path.is_empty()))
-}
-
-fn is_glob(path: &str) -> bool {
-    path.contains(['*', '?', '['])
-}
-
-/// A pattern of Go's path.Match in our syntax, or the reason why that is impossible.
-fn glob(pattern: &str) -> Result<String, &'static str> {
-    let mut ours = String::with_capacity(pattern.len());
-    let mut rest = pattern;
-    while let Some(next) = rest.chars().next() {
-        rest = &rest[next.len_utf8()..];
-        match next {
-            // In our syntax two stars also match folders.
-            '*' if ours.ends_with('*') => {}
-            '\\' => {
-                let literal = rest.chars().next().ok_or("is not a pattern")?;
-                rest = &rest[literal.len_utf8()..];
-                if "*?[".contains(literal) {
-                    ours.extend(['[', literal, ']'])
-                } else {
-                    ours.push(literal)
-                }
-            }
-            '[' => {
-                let (class, behind) = rest.split_once(']').ok_or("is not a pattern")?;
-                let (not, class) =
-                    class.strip_prefix('^').map_or(("", class), |class| ("!", class));
-                let is_simple = class.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
-                if class.is_empty() || !is_simple || class.starts_with('-') || class.ends_with('-')
-                {
-                    return Err("is a pattern without an equivalent");
-                }
-                ours.push_str(&format!("[{not}{class}]"));
-                rest = behind;
-            }
-            other => ours.push(other),
-        }
-    }
-    Ok(ours)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{glob, minor_version};
+    use super::minor_version;
 
     #[test]
     fn the_version_is_read_from_an_images_tag() {
@@ -456,24 +261,6 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(minor_version(image), version, "{image}");
-        }
-    }
-
-    #[test]
-    fn a_pattern_of_go_becomes_one_of_ours() {
-        for (theirs, ours) in [
-            ("/dev/ttyUSB*", Ok("/dev/ttyUSB*")),
-            ("/dev/tty**", Ok("/dev/tty*")),
-            ("/dev/tty[0-9a-f]?", Ok("/dev/tty[0-9a-f]?")),
-            ("/dev/tty[^S]*", Ok("/dev/tty[!S]*")),
-            ("/dev/a\\*b\\c", Ok("/dev/a[*]bc")),
-            ("/dev/a[", Err(())),
-            ("/dev/a[]", Err(())),
-            ("/dev/a[b", Err(())),
-            ("/dev/a[\\]]", Err(())),
-            ("/dev/a\\", Err(())),
-        ] {
-            assert_eq!(glob(theirs).map_err(|_| ()), ours.map(str::to_owned), "{theirs}");
         }
     }
 }

@@ -11,12 +11,17 @@
 //! its line. Each part of the source that was not read causes a warning automatically. The result
 //! has passed our own validation.
 
+mod candidates;
 mod chart;
+mod containers;
 mod doc;
+mod draft;
+mod error;
 mod field;
 mod flags;
 mod generic;
 mod nvidia;
+mod peers;
 mod rdma_shared;
 mod smarter;
 mod source;
@@ -25,52 +30,22 @@ mod sriov;
 mod table;
 #[cfg(test)]
 mod tests;
+mod values;
+
+pub use self::error::ImportError;
+pub use self::peers::Peer;
 
 use self::doc::Lines;
-use self::field::Field;
-use super::error::{nearest, printable};
+use self::draft::{Draft, Offer};
+use super::error::printable;
 use super::merge::{Examined, problem_of};
 use super::node::Node;
-use super::tree::{Entry, Is, Place, Table, Value, written};
+use super::tree::{Is, Table, Value};
+use super::write::written;
 use crate::domain::NODE;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::Path;
-
-/// The limit of warnings about unknown settings. A file with more is probably not the plugin's.
-const UNKNOWN_MAX: usize = 100;
-
-/// The plugins whose files can be converted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Peer {
-    /// NVIDIA/k8s-device-plugin: its YAML, `version: v1`.
-    Nvidia,
-    /// k8snetworkplumbingwg/sriov-network-device-plugin: `config.json`.
-    Sriov,
-    /// Mellanox/k8s-rdma-shared-dev-plugin: `config.json`.
-    RdmaShared,
-    /// squat/generic-device-plugin: its YAML, or its `--device` flags.
-    Generic,
-    /// smarter-device-manager: `conf.yaml`.
-    Smarter,
-}
-
-/// Why an import failed, in one sentence.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}")]
-pub struct ImportError {
-    problem: String,
-    /// Additional warnings, one sentence each.
-    pub warnings: Vec<String>,
-}
-
-impl ImportError {
-    /// The message is made printable: a key may contain a line break or terminal control
-    /// characters.
-    fn new(problem: impl AsRef<str>) -> Self {
-        ImportError { problem: printable(problem.as_ref()), warnings: Vec::new() }
-    }
-}
 
 /// A successful import.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,99 +56,6 @@ pub struct Imported {
     pub warnings: Vec<String>,
     /// How many parts were left out because a value in them is wrong.
     pub wrong: usize,
-}
-
-/// The result of an importer before validation.
-#[derive(Debug, Default)]
-struct Draft {
-    offers: Vec<Offer>,
-    warnings: Vec<String>,
-    wrong: usize,
-}
-
-/// A resource, and its place in the source.
-#[derive(Debug)]
-struct Offer {
-    table: Table,
-    place: String,
-}
-
-impl Draft {
-    fn offer(&mut self, table: Table, at: &Field<'_>) {
-        self.offers.push(Offer { table, place: at.place() });
-    }
-
-    fn warn(&mut self, warning: impl AsRef<str>) {
-        self.warnings.push(printable(warning.as_ref()));
-    }
-
-    /// Warns of a part that is left out because a value in it is wrong.
-    fn wrong(&mut self, what: &str, why: &ImportError) {
-        self.wrong += 1;
-        self.warn(format!("{what} is left out: {why}"));
-    }
-
-    /// The value of a setting. A setting with a wrong value is left out with a warning.
-    fn setting<'a, T>(
-        &mut self,
-        field: Option<Field<'a>>,
-        read: impl FnOnce(&Field<'a>) -> Result<T, ImportError>,
-    ) -> Option<T> {
-        let field = field?;
-        match read(&field) {
-            Ok(value) => Some(value),
-            Err(error) => {
-                field.read_all();
-                self.wrong(&format!("`{}`", field.path), &error);
-                None
-            }
-        }
-    }
-
-    /// Warns of a setting that has an effect in the plugin and no equivalent here.
-    fn no_equivalent(&mut self, setting: Option<Field<'_>>, why: &str) {
-        let Some(setting) = setting else { return };
-        setting.read_all();
-        if setting.has_effect() {
-            self.warn(format!("{} is left out: {why}", setting.place()));
-        }
-    }
-
-    /// Warns of every part that was not read, with a hint for each.
-    fn unknown(&mut self, root: &Field<'_>, known: &[&str]) {
-        let (unread, more) = root.unread(UNKNOWN_MAX);
-        for unknown in &unread {
-            let (path, line) = (&unknown.path, unknown.line);
-            if let Some(by) = unknown.overruled_by {
-                self.warn(format!("`{path}` (line {line}) is left out: line {by} overrides it"));
-                continue;
-            }
-            self.warn(format!(
-                "`{path}` (line {line}) is not a setting of this plugin, and is left out{}",
-                hint(path, known)
-            ));
-        }
-        if more > 0 {
-            self.warn(format!("{more} more are not settings of this plugin, and are left out"));
-        }
-    }
-}
-
-/// The keys where an unknown key would be read, or the known key that it resembles.
-fn hint(path: &str, known: &[&str]) -> String {
-    let key = path.rsplit('.').next().unwrap_or(path);
-    let of = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
-    let there: Vec<String> = known
-        .iter()
-        .filter(|known| of(known).eq_ignore_ascii_case(key))
-        .map(|known| format!("`{known}`"))
-        .collect();
-    if !there.is_empty() {
-        return format!("; it is read at {}", there.join(" and "));
-    }
-    let keys: Vec<String> = known.iter().map(|known| of(known)).collect();
-    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    nearest(key, &keys).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
 /// Converts the file of another plugin, or a manifest that contains it. `key` names an entry of a
@@ -254,46 +136,5 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
                 error.problem()
             ))
         }),
-    }
-}
-
-/// A list of texts as a value.
-fn texts<T: AsRef<str>>(list: &[T]) -> Is {
-    Is::List(
-        list.iter()
-            .map(|text| Value { place: None, is: Is::Text(text.as_ref().to_owned()) })
-            .collect(),
-    )
-}
-
-fn text(text: &str) -> Is {
-    Is::Text(text.to_owned())
-}
-
-fn plain(value: impl ToString) -> Is {
-    Is::Plain(value.to_string())
-}
-
-/// Sets a value together with its place in the source.
-fn set_from(table: &mut Table, key: &str, mut is: Is, from: &Field<'_>) {
-    let place = Some(Place { file: Path::new(&from.path).into(), line: from.line(), column: 1 });
-    if let Is::List(values) = &mut is {
-        values.iter_mut().for_each(|value| value.place.clone_from(&place));
-    }
-    table.put(Entry { key: key.to_owned(), place: place.clone(), value: Value { place, is } });
-}
-
-/// A resource with a name and a class.
-fn resource(name: &str, class: &str) -> Table {
-    let mut table = Table::default();
-    table.set("name", text(name));
-    table.set("class", text(class));
-    table
-}
-
-/// Sets a table unless it is empty.
-fn set_table(resource: &mut Table, key: &str, table: Table) {
-    if !table.0.is_empty() {
-        resource.set(key, Is::Table(table));
     }
 }

@@ -1,87 +1,22 @@
 //! NVIDIA's k8s-device-plugin: the YAML of `version: v1`, its flags and variables, as its code
 //! reads them.
 
-use super::super::sharing::SHARES_MAX;
+mod settings;
+mod sharing;
+
+pub(super) use self::settings::KEYS;
+
+use self::settings::Settings;
+use self::sharing::share;
 use super::super::tree::{Is, Table, Value};
+use super::draft::Draft;
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
-use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
+use super::values::{plain, resource, set_from, set_table, text, texts};
 
 const GPU: &str = "nvidia.com/gpu";
 const IGNORED: &str = "NVIDIA's plugin reads it and does not use it either";
-
-/// Every setting of the file, with the flag and the variable that override it.
-const SETTINGS: &[(&str, &[&str], &str)] = &[
-    ("flags.migStrategy", &["mig-strategy"], "MIG_STRATEGY"),
-    ("flags.failOnInitError", &["fail-on-init-error"], "FAIL_ON_INIT_ERROR"),
-    ("flags.mpsRoot", &["mps-root"], "MPS_ROOT"),
-    ("flags.nvidiaDriverRoot", &["driver-root", "nvidia-driver-root"], "NVIDIA_DRIVER_ROOT"),
-    ("flags.nvidiaDevRoot", &["dev-root", "nvidia-dev-root"], "NVIDIA_DEV_ROOT"),
-    ("flags.gdrcopyEnabled", &["gdrcopy-enabled"], "GDRCOPY_ENABLED"),
-    ("flags.gdsEnabled", &["gds-enabled"], "GDS_ENABLED"),
-    ("flags.mofedEnabled", &["mofed-enabled"], "MOFED_ENABLED"),
-    ("flags.useNodeFeatureAPI", &[], ""),
-    ("flags.deviceDiscoveryStrategy", &["device-discovery-strategy"], "DEVICE_DISCOVERY_STRATEGY"),
-    ("flags.plugin.passDeviceSpecs", &["pass-device-specs"], "PASS_DEVICE_SPECS"),
-    ("flags.plugin.deviceListStrategy", &["device-list-strategy"], "DEVICE_LIST_STRATEGY"),
-    ("flags.plugin.deviceIDStrategy", &["device-id-strategy"], "DEVICE_ID_STRATEGY"),
-    ("flags.plugin.cdiAnnotationPrefix", &["cdi-annotation-prefix"], "CDI_ANNOTATION_PREFIX"),
-    (
-        "flags.plugin.nvidiaCTKPath",
-        &["nvidia-cdi-hook-path", "nvidia-ctk-path"],
-        "NVIDIA_CDI_HOOK_PATH",
-    ),
-    (
-        "flags.plugin.containerDriverRoot",
-        &["driver-root-ctr-path", "container-driver-root"],
-        "DRIVER_ROOT_CTR_PATH",
-    ),
-    (
-        "flags.plugin.sharedDevicesAllocationPolicy",
-        &["shared-devices-allocation-policy"],
-        "SHARED_DEVICES_ALLOCATION_POLICY",
-    ),
-    ("imex.channelIDs", &["imex-channel-ids"], "IMEX_CHANNEL_IDS"),
-    ("imex.required", &["imex-required"], "IMEX_REQUIRED"),
-];
-
-/// Every key that is read.
-pub(super) const KEYS: &[&str] = &[
-    "version",
-    "flags.migStrategy",
-    "flags.failOnInitError",
-    "flags.mpsRoot",
-    "flags.nvidiaDriverRoot",
-    "flags.nvidiaDevRoot",
-    "flags.gdrcopyEnabled",
-    "flags.gdsEnabled",
-    "flags.mofedEnabled",
-    "flags.useNodeFeatureAPI",
-    "flags.deviceDiscoveryStrategy",
-    "flags.plugin.passDeviceSpecs",
-    "flags.plugin.deviceListStrategy",
-    "flags.plugin.deviceIDStrategy",
-    "flags.plugin.cdiAnnotationPrefix",
-    "flags.plugin.nvidiaCTKPath",
-    "flags.plugin.containerDriverRoot",
-    "flags.plugin.sharedDevicesAllocationPolicy",
-    "flags.gfd",
-    "resources",
-    "sharing.timeSlicing.renameByDefault",
-    "sharing.timeSlicing.failRequestsGreaterThanOne",
-    "sharing.timeSlicing.resources[].name",
-    "sharing.timeSlicing.resources[].replicas",
-    "sharing.timeSlicing.resources[].rename",
-    "sharing.timeSlicing.resources[].devices",
-    "sharing.mps.renameByDefault",
-    "sharing.mps.failRequestsGreaterThanOne",
-    "sharing.mps.resources[].name",
-    "sharing.mps.resources[].replicas",
-    "sharing.mps.resources[].rename",
-    "sharing.mps.resources[].devices",
-    "imex.channelIDs",
-    "imex.required",
-];
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
     let root = source.file.as_ref().map(|file| Field::root(file, Decoder::JsonOfYaml));
@@ -122,7 +57,9 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     set_table(&mut gpu, "nvidia", options);
     match &root {
         Some(root) => draft.offer(gpu, root),
-        None => draft.offers.push(super::Offer { table: gpu, place: "the container".to_owned() }),
+        None => {
+            draft.offers.push(super::draft::Offer { table: gpu, place: "the container".to_owned() })
+        }
     }
     draft.no_equivalent(
         of_root("resources"),
@@ -162,41 +99,6 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         draft.unknown(root, KEYS);
     }
     Ok(())
-}
-
-/// The settings of the file and of the container.
-struct Settings<'a> {
-    source: &'a Source,
-    root: Option<Field<'a>>,
-}
-
-impl<'a> Settings<'a> {
-    /// The value in effect: the flag, else the variable, else the file.
-    fn get(&self, path: &str) -> Option<Field<'a>> {
-        let in_file = self
-            .root
-            .clone()
-            .and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
-        let (_, flags, variable) = SETTINGS.iter().find(|(setting, ..)| *setting == path)?;
-        let value =
-            self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
-        value.or(in_file)
-    }
-
-    /// Warns of flags and variables without a value in the manifest.
-    fn elsewhere(&self, draft: &mut Draft) {
-        for elsewhere in &self.source.flags.elsewhere {
-            let is_it = |(_, flags, variable): &&(&str, &[&str], &str)| {
-                flags.contains(&&*elsewhere.name) || *variable == elsewhere.name
-            };
-            if let Some((path, ..)) = SETTINGS.iter().find(is_it) {
-                draft.warn(format!(
-                    "`{}` at {} is left out: its value is not in the manifest; it is `{path}` in a file",
-                    elsewhere.name, elsewhere.place
-                ));
-            }
-        }
-    }
 }
 
 /// The table `nvidia` of the resource.
@@ -319,94 +221,4 @@ fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Dr
             field.place()
         ));
     }
-}
-
-fn share(
-    sharing: &Field<'_>,
-    settings: &Settings<'_>,
-    gpu: &mut Table,
-    options: &mut Table,
-    draft: &mut Draft,
-) {
-    let mps = sharing.get("mps");
-    let time_slicing = sharing.get("timeSlicing").filter(Field::has_effect);
-    if let (Some(mps), Some(time_slicing)) = (&mps, &time_slicing) {
-        time_slicing.read_all();
-        draft.warn(format!("{} is left out: `{}` overrides it", time_slicing.place(), mps.path));
-    }
-    let (way, is_mps) = match (mps, time_slicing) {
-        (Some(mps), _) => (mps, true),
-        (None, Some(time_slicing)) => (time_slicing, false),
-        (None, None) => return,
-    };
-    // The plugin itself looks up the keys below here, in their exact spelling.
-    let way = way.exact();
-    let renames = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
-    let one = draft.setting(way.get("failRequestsGreaterThanOne"), Field::truth).unwrap_or(is_mps);
-    let Some(entries) = way.get("resources").filter(Field::has_effect) else {
-        return draft.wrong(&format!("`{}`", way.path), &way.wrong("a list of `resources`"));
-    };
-    let Some(entries) = draft.setting(Some(entries), |list| list.items()) else { return };
-    for entry in entries {
-        match shared(&entry, draft) {
-            Err(error) => {
-                entry.read_all();
-                draft.wrong(&format!("`{}`", entry.path), &error);
-            }
-            Ok(None) => {}
-            Ok(Some(_)) if gpu.get("replicas").is_some() => {
-                draft.wrong(
-                    &format!("`{}`", entry.path),
-                    &entry.wrong("a resource that occurs once"),
-                );
-            }
-            Ok(Some(replicas)) => {
-                set_from(gpu, "replicas", plain(replicas), &entry);
-                if renames {
-                    gpu.set("name", text("nvidia.com/gpu.shared"));
-                }
-                // A client of MPS has one share unless the file sets otherwise. Of other shares a
-                // container gets as many as it requests.
-                match (is_mps, one) {
-                    (false, true) => gpu.set("per_container", text("one")),
-                    (true, false) => gpu.set("per_container", text("any")),
-                    _ => {}
-                }
-            }
-        }
-    }
-    if is_mps && gpu.get("replicas").is_some() {
-        let root = draft
-            .setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned))
-            .filter(|root| !root.is_empty());
-        options.set("mps_root", text(root.as_deref().unwrap_or("/run/nvidia/mps")));
-        draft.warn(format!(
-            "`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not manage \
-             it",
-            way.path
-        ));
-    }
-}
-
-/// The number of shares per GPU in an entry; `None` if the entry is about another resource.
-fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportError> {
-    let need = || entry.wrong("a `name` and `replicas`");
-    let name = entry.get("name").ok_or_else(need)?;
-    let name = name.text()?;
-    let field = entry.get("replicas").ok_or_else(need)?;
-    let replicas = field.number()?;
-    draft.no_equivalent(entry.get("rename"), IGNORED);
-    draft
-        .no_equivalent(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
-    if !matches!(name, GPU | "gpu") {
-        draft
-            .warn(format!("{} is left out: only {GPU} is imported with its shares", entry.place()));
-        return Ok(None);
-    }
-    if !(2..=SHARES_MAX).contains(&replicas) {
-        return Err(field.wrong(&format!(
-            "a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,"
-        )));
-    }
-    Ok(Some(replicas))
 }

@@ -1,9 +1,11 @@
 //! Mellanox' k8s-rdma-shared-dev-plugin: `config.json`, as its code parses it.
 
 use super::super::tree::Table;
+use super::draft::Draft;
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
-use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
+use super::values::{plain, resource, set_from, set_table, text, texts};
 
 /// Every key that is read.
 pub(super) const KEYS: &[&str] = &[
@@ -97,7 +99,7 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
     }
     match (entry.get("devices").filter(Field::has_effect), select.0.is_empty()) {
         (Some(interfaces), true) => {
-            set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces)
+            set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces);
         }
         (Some(interfaces), false) => {
             return Err(interfaces.wrong("one of `devices` and `selectors`"));

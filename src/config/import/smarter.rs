@@ -4,9 +4,11 @@
 
 use super::super::sharing::SHARES_MAX;
 use super::super::tree::{Is, Table, Value};
+use super::draft::Draft;
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
-use super::{Draft, ImportError, plain, resource, set_from, text};
+use super::values::{plain, resource, set_from, text};
 use crate::domain::NODE;
 
 /// Every key that is read.

@@ -3,14 +3,14 @@
 //! The input may be the file itself, a ConfigMap with one or several files, or a manifest. It may
 //! also be the output of `kubectl get -o yaml`, or the values of a chart.
 
+use super::candidates::{candidates_of, choose};
 use super::chart;
-use super::doc::{Doc, Is, Scalar};
+use super::containers::{containers, image, is_plugin_container, program};
+use super::doc::{Doc, Is};
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::flags::Flags;
-use super::{ImportError, Peer};
-
-/// The limit of ConfigMap entries that a message names.
-const NAMES_MAX: usize = 30;
+use super::peers::{Facts, Peer, facts};
 
 /// The inputs of a plugin.
 #[derive(Debug)]
@@ -23,98 +23,6 @@ pub(super) struct Source {
     pub(super) image: Option<String>,
     /// Notes for the user.
     pub(super) notes: Vec<String>,
-}
-
-/// The marks of a plugin's container and of its file.
-pub(super) struct Facts {
-    /// Part of its image's name.
-    pub(super) image: &'static str,
-    /// Its program.
-    program: &'static str,
-    /// Flags without a following value.
-    booleans: &'static [&'static str],
-    /// The flags and the variable that name its file.
-    file: (&'static [&'static str], &'static str),
-    /// A file of the plugin begins with one of these keys.
-    keys: &'static [&'static str],
-    /// Other Kubernetes objects that contain the file: kind and path.
-    objects: &'static [(&'static str, &'static [&'static str])],
-}
-
-fn facts(peer: Peer) -> Facts {
-    match peer {
-        Peer::Nvidia => Facts {
-            image: "k8s-device-plugin",
-            program: "nvidia-device-plugin",
-            booleans: &[
-                "fail-on-init-error",
-                "pass-device-specs",
-                "gdrcopy-enabled",
-                "gds-enabled",
-                "mofed-enabled",
-                "imex-required",
-            ],
-            file: (&["config-file"], "CONFIG_FILE"),
-            keys: &["version", "flags", "sharing", "resources", "imex"],
-            objects: &[],
-        },
-        Peer::Sriov => Facts {
-            image: "sriov-network-device-plugin",
-            program: "sriovdp",
-            booleans: &["use-cdi", "logtostderr", "alsologtostderr"],
-            file: (&["config-file"], ""),
-            keys: &["resourceList"],
-            objects: &[("NicClusterPolicy", &["spec", "sriovDevicePlugin", "config"])],
-        },
-        Peer::RdmaShared => Facts {
-            image: "k8s-rdma-shared-dev-plugin",
-            program: "k8s-rdma-shared-dp",
-            booleans: &["use-cdi", "version", "v"],
-            file: (&["config-file"], ""),
-            keys: &["configList"],
-            objects: &[("NicClusterPolicy", &["spec", "rdmaSharedDevicePlugin", "config"])],
-        },
-        Peer::Generic => Facts {
-            image: "generic-device-plugin",
-            program: "generic-device-plugin",
-            booleans: &["version"],
-            file: (&["config"], "CONFIG"),
-            keys: &["devices", "device", "domain", "groups"],
-            objects: &[],
-        },
-        Peer::Smarter => Facts {
-            image: "smarter-device-manager",
-            program: "smarter-device-management",
-            booleans: &["logtostderr", "alsologtostderr"],
-            file: (&["config"], ""),
-            keys: &["devicematch"],
-            objects: &[],
-        },
-    }
-}
-
-/// A part of the source that may be the plugin's file.
-pub(super) struct Candidate<'a> {
-    /// Its key in the ConfigMap.
-    pub(super) key: String,
-    /// The object that contains it, such as `kube-system/sriovdp-config`.
-    pub(super) of: String,
-    pub(super) part: Part<'a>,
-}
-
-/// The form of a file inside another document.
-pub(super) enum Part<'a> {
-    Text(&'a Scalar),
-    Tree(&'a Doc),
-}
-
-impl Part<'_> {
-    fn parse(&self) -> Result<Vec<Doc>, ImportError> {
-        match self {
-            Part::Text(text) => Doc::parse(&text.text, text.lines),
-            Part::Tree(doc) => Ok(vec![(*doc).clone()]),
-        }
-    }
 }
 
 /// Finds the plugin's file and container. `key` names an entry of a ConfigMap.
@@ -225,167 +133,6 @@ fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
     let mut objects = Vec::new();
     documents.iter().for_each(|doc| add(Field::root(doc, Decoder::Yaml), &mut objects));
     objects
-}
-
-fn name(object: &Field<'_>) -> String {
-    let metadata = object.get("metadata");
-    let of = |key: &str| {
-        metadata.as_ref().and_then(|metadata| metadata.get(key)).and_then(|name| name.text().ok())
-    };
-    match (of("namespace"), of("name")) {
-        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
-        (_, Some(name)) => name.to_owned(),
-        _ => "the ConfigMap".to_owned(),
-    }
-}
-
-/// The texts in an object that may be the file.
-fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
-    let mut candidates = Vec::new();
-    let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
-    if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
-        for (key, entry) in data.entries().unwrap_or_default() {
-            candidates.extend(entry.scalar_text().map(|text| Candidate {
-                key: key.to_owned(),
-                of: name(object),
-                part: Part::Text(text),
-            }));
-        }
-    }
-    for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
-        let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
-        let key = path.join(".");
-        let text = field.and_then(|field| field.scalar_text().ok());
-        candidates.extend(text.map(|text| Candidate {
-            key,
-            of: name(object),
-            part: Part::Text(text),
-        }));
-    }
-    candidates
-}
-
-/// Whether this part may be the plugin's file.
-pub(super) fn may_be_file(peer: Peer, part: &Part<'_>) -> bool {
-    let Ok(documents) = part.parse() else { return false };
-    let keys = facts(peer).keys;
-    let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
-    let has_key =
-        |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
-    match documents.first().map(|doc| (doc, &doc.is)) {
-        Some((_, Is::List(list))) => peer == Peer::Smarter && list.first().is_some_and(has_key),
-        Some((doc, _)) => peer != Peer::Smarter && has_key(doc),
-        None => false,
-    }
-}
-
-/// The candidate that the user means, if there is one. A container may run without a file.
-fn choose<'c, 'a>(
-    peer: Peer,
-    candidates: &'c [Candidate<'a>],
-    key: Option<&str>,
-    usual: &str,
-    has_container: bool,
-    notes: &mut Vec<String>,
-) -> Result<Option<&'c Candidate<'a>>, ImportError> {
-    let names = |candidates: &[&Candidate<'_>]| {
-        let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
-        let name = |candidate: &&Candidate<'_>| {
-            if is_one {
-                format!("`{}`", candidate.key)
-            } else {
-                format!("`{}` of {}", candidate.key, candidate.of)
-            }
-        };
-        let listed = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
-        match candidates.len().saturating_sub(NAMES_MAX) {
-            0 => listed,
-            more => format!("{listed} and {more} more"),
-        }
-    };
-    let all: Vec<&Candidate<'_>> = candidates.iter().collect();
-    let named: Vec<&Candidate<'_>> = all
-        .iter()
-        .copied()
-        .filter(|candidate| key.is_none_or(|key| candidate.key == key))
-        .collect();
-    if let (Some(key), []) = (key, named.as_slice()) {
-        return Err(ImportError::new(match all.as_slice() {
-            [] => {
-                format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")
-            }
-            all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
-        }));
-    }
-    if let (Some(_), [one]) = (key, named.as_slice()) {
-        return Ok(Some(one));
-    }
-    let likely: Vec<&Candidate<'_>> =
-        named.iter().copied().filter(|candidate| may_be_file(peer, &candidate.part)).collect();
-    match (likely.as_slice(), named.as_slice()) {
-        ([one], _) => Ok(Some(one)),
-        ([], [one]) if !has_container => Ok(Some(one)),
-        ([], []) => Ok(None),
-        ([], _) if has_container => Ok(None),
-        ([], several) => Err(ImportError::new(format!(
-            "the ConfigMap has the entries {}; select one with `--key`",
-            names(several)
-        ))),
-        (several, _) => {
-            // NVIDIA's plugin falls back to this entry on a node without a label that names
-            // another.
-            let Some(found) = several
-                .iter()
-                .copied()
-                .find(|candidate| peer == Peer::Nvidia && candidate.key == usual)
-            else {
-                let several = names(several);
-                return Err(ImportError::new(format!(
-                    "the ConfigMap has the entries {several}; select one with `--key`"
-                )));
-            };
-            let others: Vec<&Candidate<'_>> =
-                several.iter().copied().filter(|candidate| candidate.key != usual).collect();
-            notes.push(format!(
-                "the entry `{usual}` is used, as on nodes without the label \
-                 `nvidia.com/device-plugin.config`; select another with `--key`: {}",
-                names(&others)
-            ));
-            Ok(Some(found))
-        }
-    }
-}
-
-/// The containers of a pod, or of the pod template of an object.
-fn containers<'a>(object: &Field<'a>) -> Vec<Field<'a>> {
-    let spec = object.get("spec");
-    let pod = spec.as_ref().and_then(|spec| spec.get("template")?.get("spec")).or(spec);
-    pod.and_then(|pod| pod.get("containers")).and_then(|list| list.items().ok()).unwrap_or_default()
-}
-
-/// Whether a container runs the plugin.
-fn is_plugin_container(facts: &Facts, container: &Field<'_>) -> bool {
-    match program(container) {
-        Some(program) => program == facts.program,
-        None => image(container).contains(facts.image),
-    }
-}
-
-fn program(container: &Field<'_>) -> Option<String> {
-    let command = container.get("command")?.items().ok()?;
-    let path = command.first()?.text().ok()?;
-    Some(path.rsplit('/').next().unwrap_or(path).to_owned())
-}
-
-/// The name of a container's image. Charts have its parts as keys below it.
-fn image(container: &Field<'_>) -> String {
-    let Some(image) = container.get("image") else { return String::new() };
-    let part = |key: &str| image.get(key).and_then(|part| part.text().ok());
-    match (part("repository"), part("tag")) {
-        (Some(name), Some(tag)) => format!("{name}:{tag}"),
-        (Some(name), None) => name.to_owned(),
-        _ => image.text().unwrap_or_default().to_owned(),
-    }
 }
 
 fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {

@@ -1,9 +1,11 @@
 //! The SR-IOV network device plugin: `config.json`, as its code parses it.
 
 use super::super::tree::{Is, Table};
+use super::draft::Draft;
+use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
-use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
+use super::values::{plain, resource, set_from, set_table, text, texts};
 use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -208,23 +210,7 @@ fn offer(
         options.set("vdpa", text(vdpa));
     }
     if let Some(info) = pool.get("additionalInfo").filter(Field::has_effect) {
-        let mut by_address = Table::default();
-        for (address, fields) in info.entries()? {
-            if address != "*" && address.to_ascii_lowercase().parse::<PciAddress>().is_err() {
-                fields.read_all();
-                draft.warn(format!(
-                    "{} is left out: it is not a PCI address, and no device has it",
-                    fields.place()
-                ));
-                continue;
-            }
-            let mut table = Table::default();
-            for (key, value) in fields.entries()? {
-                table.set(key, text(value.text()?));
-            }
-            by_address.set(address, Is::Table(table));
-        }
-        set_table(&mut options, "additional_info", by_address);
+        set_table(&mut options, "additional_info", additional_info(&info, draft)?);
     }
     draft.no_equivalent(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
     let mut select = Table::default();
@@ -236,6 +222,27 @@ fn offer(
     set_table(&mut offered, "select", select);
     set_table(&mut offered, "sriov", options);
     Ok(Ok(offered))
+}
+
+/// The additional information of each PCI address, and of `*` for all of them.
+fn additional_info(info: &Field<'_>, draft: &mut Draft) -> Result<Table, ImportError> {
+    let mut by_address = Table::default();
+    for (address, fields) in info.entries()? {
+        if address != "*" && address.to_ascii_lowercase().parse::<PciAddress>().is_err() {
+            fields.read_all();
+            draft.warn(format!(
+                "{} is left out: it is not a PCI address, and no device has it",
+                fields.place()
+            ));
+            continue;
+        }
+        let mut table = Table::default();
+        for (key, value) in fields.entries()? {
+            table.set(key, text(value.text()?));
+        }
+        by_address.set(address, Is::Table(table));
+    }
+    Ok(by_address)
 }
 
 /// Merges the selectors of a pool into one. Several selectors select the union. That can be

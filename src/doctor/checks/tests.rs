@@ -72,7 +72,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
     }),
     (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
-        facts.kubelet.as_mut().unwrap().socket = PathState::Directory
+        facts.kubelet.as_mut().unwrap().socket = PathState::Directory;
     }),
     (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
@@ -89,7 +89,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         (kubelet.is_mounted, kubelet.socket) = (Some(false), PathState::Missing);
     }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
-        facts.kubelet.as_mut().unwrap().socket_is_mounted = true
+        facts.kubelet.as_mut().unwrap().socket_is_mounted = true;
     }),
     (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
@@ -97,20 +97,20 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = PathState::Missing),
     (&[codes::KUBELET_ABSENT], |facts| {
-        facts.kubelet.as_mut().unwrap().socket = PathState::NoListener
+        facts.kubelet.as_mut().unwrap().socket = PathState::NoListener;
     }),
     (&[codes::KUBELET_HANGS], |facts| {
-        facts.kubelet.as_mut().unwrap().socket = PathState::Unresponsive
+        facts.kubelet.as_mut().unwrap().socket = PathState::Unresponsive;
     }),
     (&[codes::KUBELET_TOO_OLD], |facts| {
-        status(facts)["resources"][0]["api_version"] = "v1alpha1".into()
+        status(facts)["resources"][0]["api_version"] = "v1alpha1".into();
     }),
     (&[codes::KUBELET_TOO_OLD], |facts| {
         let listing = facts.listing.as_mut().unwrap();
         (listing.is_old, listing.allocatable) = (true, Some(Err("unknown method".into())));
     }),
     (&[codes::KUBELET_LACKS_DEVICES], |facts| {
-        facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()))
+        facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()));
     }),
     (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
         let listing = facts.listing.as_mut().unwrap();
@@ -126,17 +126,17 @@ const BROKEN: &[(&[Code], Break)] = &[
         status(facts)["resources"][0]["registered"] = false.into();
     }),
     (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
-        facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into())
+        facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into());
     }),
     (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
         status(facts)["checkpoint_unread"] =
             json!({ "since": Timestamp(NOW), "missing": true, "why": "No such file or directory" });
     }),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| {
-        facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())
+        facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into());
     }),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| {
-        facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())
+        facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into());
     }),
     (&[codes::DAEMON_ABSENT], has_no_daemon),
     (&[codes::DAEMON_NOT_RUNNING], |facts| {
@@ -144,7 +144,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.daemon.as_mut().unwrap().is_enabled = true;
     }),
     (&[codes::DAEMON_HANGS], |facts| {
-        facts.daemon.as_mut().unwrap().answer = Answer::Unresponsive("no answer in time".into())
+        facts.daemon.as_mut().unwrap().answer = Answer::Unresponsive("no answer in time".into());
     }),
     (&[codes::DAEMON_NOT_READY], |facts| status(facts)["ready"] = false.into()),
     (&[codes::DAEMON_OTHER_VERSION], |facts| status(facts)["version"] = "0.0.9".into()),
@@ -171,27 +171,27 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
     (&[codes::KERNEL_LOG_UNREADABLE], |facts| {
-        status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" })
+        status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" });
     }),
     (&[codes::DAEMON_ABSENT, codes::KERNEL_LOG_UNREADABLE], |facts| {
         has_no_daemon(facts);
         facts.host.as_mut().unwrap().kernel_log = Some("permission denied".into());
     }),
     (&[codes::CONFIG_INVALID], |facts| {
-        facts.config = Some(Err("config.toml: line 3: unknown key `clas`".into()))
+        facts.config = Some(Err("config.toml: line 3: unknown key `clas`".into()));
     }),
     (&[codes::CONFIG_CHANGED], |facts| {
         facts.config.as_mut().unwrap().as_mut().unwrap().changed_at = Some(Timestamp(NOW - 60_000));
     }),
     (&[codes::CONFIG_CHANGED], |facts| {
-        status(facts)["config"] = json!({ "hash": "0badcafe", "error": "line 3: unknown key" })
+        status(facts)["config"] = json!({ "hash": "0badcafe", "error": "line 3: unknown key" });
     }),
     (&[codes::CONFIG_CHANGED], |facts| {
-        status(facts)["config"] = json!({ "hash": "00000000", "error": null })
+        status(facts)["config"] = json!({ "hash": "00000000", "error": null });
     }),
     (&[codes::CONFIG_CHANGED], |facts| {
         status(facts)["config"] =
-            json!({ "hash": "0badcafe", "needs_restart": ["ledger.durability"] })
+            json!({ "hash": "0badcafe", "needs_restart": ["ledger.durability"] });
     }),
     (&[codes::RESOURCE_SELECTS_NOTHING], |facts| {
         empty(facts);
@@ -241,7 +241,7 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = Some(false)),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = None),
     (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
-        facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into()
+        facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into();
     }),
     (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
         facts.cdi.as_mut().unwrap().containerd[0].cdi_spec_dirs =
@@ -255,35 +255,35 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 50 << 20),
     (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().free_bytes = 0),
     (&[codes::STATE_READ_ONLY], |facts| {
-        facts.state.as_mut().unwrap().writes = WriteAccess::ReadOnly
+        facts.state.as_mut().unwrap().writes = WriteAccess::ReadOnly;
     }),
     (&[codes::STATE_READ_ONLY], |facts| {
-        facts.state.as_mut().unwrap().writes = WriteAccess::MountReadOnly
+        facts.state.as_mut().unwrap().writes = WriteAccess::MountReadOnly;
     }),
     (&[codes::STATE_READ_ONLY], |facts| {
-        facts.state.as_mut().unwrap().writes = WriteAccess::StoppedByError
+        facts.state.as_mut().unwrap().writes = WriteAccess::StoppedByError;
     }),
     (&[codes::STATE_READ_ONLY], |facts| {
         facts.state.as_mut().unwrap().writes = WriteAccess::DiskFailed("Input/output error".into());
         facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into());
     }),
     (&[codes::STATE_IN_MEMORY], |facts| {
-        facts.state.as_mut().unwrap().medium = Some(Medium::Memory)
+        facts.state.as_mut().unwrap().medium = Some(Medium::Memory);
     }),
     (&[codes::STATE_IN_CONTAINER], |facts| {
-        facts.state.as_mut().unwrap().medium = Some(Medium::Overlay)
+        facts.state.as_mut().unwrap().medium = Some(Medium::Overlay);
     }),
     (&[codes::STATE_ON_NETWORK], |facts| {
-        facts.state.as_mut().unwrap().medium = Some(Medium::Network)
+        facts.state.as_mut().unwrap().medium = Some(Medium::Network);
     }),
     (&[codes::LEDGER_UNREADABLE], |facts| {
-        facts.ledger.as_mut().unwrap().unreadable = Some("a later version wrote it".into())
+        facts.ledger.as_mut().unwrap().unreadable = Some("a later version wrote it".into());
     }),
     (&[codes::LEDGER_DAMAGED], |facts| {
-        facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into())
+        facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into());
     }),
     (&[codes::LEDGER_DAMAGED], |facts| {
-        status(facts)["recovery"] = "2 grants could not be read".into()
+        status(facts)["recovery"] = "2 grants could not be read".into();
     }),
     (&[codes::LEDGER_NOT_WRITTEN], |facts| status(facts)["ledger"]["journal"] = false.into()),
     (&[codes::LEDGER_ONE_COPY], |facts| status(facts)["ledger"]["database"] = false.into()),
@@ -291,7 +291,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.state.as_mut().unwrap().moved_aside.push("/var/lib/holdfast/db.quarantine-1".into());
     }),
     (&[codes::CLOCK_MOVED_BACK], |facts| {
-        facts.ledger.as_mut().unwrap().clock.newest = Some(Timestamp(NOW + 3600 * 1000))
+        facts.ledger.as_mut().unwrap().clock.newest = Some(Timestamp(NOW + 3600 * 1000));
     }),
     (&[codes::CLOCK_MOVED_FORWARD], |facts| {
         facts.ledger.as_mut().unwrap().clock.oldest_of_boot =
@@ -310,7 +310,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.host.as_mut().unwrap().inotify = Some(InotifyLimits { instances: 0, refused });
     }),
     (&[codes::SELINUX_LABEL], |facts| {
-        facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())
+        facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into());
     }),
 ];
 

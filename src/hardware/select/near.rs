@@ -1,7 +1,8 @@
 //! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
 //! no device.
 
-use super::{Host, exclusion, is_usable, selects_mdev};
+use super::criteria::{Host, is_usable, selects_mdev};
+use super::exclusion::exclusion;
 use crate::domain::{
     Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select,
 };

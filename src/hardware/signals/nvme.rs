@@ -19,10 +19,10 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
             "dead" => probe.add_symptom(Reason::NvmeDead, format!("{name} is dead")),
             // `deleting (no IO)` is also possible.
             "new" | "resetting" | "connecting" => {
-                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"))
+                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"));
             }
             _ if state.starts_with("deleting") => {
-                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"))
+                probe.add_symptom(Reason::NvmeNotLive, format!("{name} is {state}"));
             }
             _ => {}
         }

@@ -180,7 +180,7 @@ mod tests {
                 ["current_link_width", "current_link_speed", "max_link_width", "max_link_speed"];
             names.iter().zip(own).for_each(|(name, text)| host.write(name, text));
             names[2..].iter().zip(port).for_each(|(name, text)| {
-                host.write_at(&format!("sys/bus/pci/devices/0000:17:03.0/{name}"), text)
+                host.write_at(&format!("sys/bus/pci/devices/0000:17:03.0/{name}"), text);
             });
             host.device.class = class;
             assert_eq!(host.symptoms(), []);

@@ -148,7 +148,7 @@ impl Case for Verdict {
         });
         match worst {
             Some((reason, detail, at)) if counts_now(&self.state, reason, at.boot) => {
-                fail(self, reason, detail, at)
+                fail(self, reason, detail, at);
             }
             Some((reason, _, at)) => {
                 let since = if let VerdictState::Suspect { since, .. } = self.state {
@@ -198,7 +198,7 @@ impl Case for Verdict {
     fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment) {
         match instruction {
             OperatorRequest::Cordon { reason } => {
-                self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall })
+                self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall });
             }
             OperatorRequest::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);

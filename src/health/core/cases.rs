@@ -1,58 +1,16 @@
 //! The cases of all devices: their observations, their health and the changes to record.
 
-use super::LEAVE_AFTER;
-use super::case::{Case, FatalXids, Observation, SymptomSeen};
+mod probes;
+
+use self::probes::Probe;
+use super::case::Case;
+use super::rules::Rules;
 use crate::domain::{
-    AllocId, CheckResult, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment,
-    OperatorRequest, PciAddress, Reason, Signals, Symptom, Timestamp, Verdict, VerdictState,
+    AllocId, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment,
+    OperatorRequest, PciAddress, Reason, Verdict, VerdictState, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-/// The verdict of each device that has one.
-pub(crate) type Verdicts = BTreeMap<DeviceId, Verdict>;
-
-/// The rules of the judge.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rules {
-    /// This boot.
-    pub(crate) boot_id: String,
-    /// Whether PCI functions are probed: then none of them recovers before a probe.
-    pub(crate) has_probes: bool,
-    /// Numbers of Xid errors after which a GPU needs a reset.
-    pub(crate) fatal_xids: FatalXids,
-    /// Reasons that do not make a device unhealthy.
-    pub(crate) ignored: BTreeSet<Reason>,
-    /// How often devices are probed.
-    pub(crate) poll: Duration,
-    /// How long a free id that is no longer found stays in the list: [`LEAVE_AFTER`], except in
-    /// tests.
-    pub(crate) leave_after: Duration,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        Rules {
-            boot_id: String::new(),
-            has_probes: false,
-            fatal_xids: FatalXids::default(),
-            ignored: BTreeSet::new(),
-            poll: Duration::ZERO,
-            leave_after: LEAVE_AFTER,
-        }
-    }
-}
-
-/// The result of the last probe of a device.
-#[derive(Debug)]
-struct Probe {
-    at: Moment,
-    /// The symptoms of this probe. From an earlier probe: reasons that this one could not check,
-    /// and a counter that rose then and has had no poll since to rise again.
-    symptoms_seen: Vec<SymptomSeen>,
-    /// The reasons that it could not check.
-    unread: BTreeSet<Reason>,
-}
 
 /// The verdicts, and the newest probes.
 #[derive(Debug)]
@@ -140,125 +98,6 @@ impl Cases {
     pub(super) fn begin_pass(&mut self) {
         self.observed.clear();
         self.unprobed.clear();
-    }
-
-    /// Takes the result of a scan for a device's presence.
-    pub(super) fn scanned(
-        &mut self,
-        id: &DeviceId,
-        is_probed: bool,
-        at: Moment,
-        symptoms: BTreeSet<Symptom>,
-    ) {
-        let is_away = symptoms
-            .iter()
-            .any(|symptom| matches!(symptom.reason, Reason::DeviceGone | Reason::DriverLost));
-        // An earlier probe of an absent device is neither news, nor evidence after its return.
-        if is_away {
-            self.probes.remove(id);
-        }
-        let probe = self.probes.get(id);
-        let check = self.checks.get(id).filter(|_| !is_away);
-        let has_symptoms =
-            [probe, check].into_iter().flatten().any(|probe| !probe.symptoms_seen.is_empty());
-        if symptoms.is_empty() && !has_symptoms && !self.verdicts.contains_key(id) {
-            return;
-        }
-        let mut symptoms_seen: Vec<SymptomSeen> =
-            symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
-        symptoms_seen.extend(
-            [probe, check]
-                .into_iter()
-                .flatten()
-                .flat_map(|probe| probe.symptoms_seen.iter().cloned()),
-        );
-        // A passed check matters only to a device that has failed it. Others need not wait for the
-        // next check.
-        let check = check.filter(|_| self.waits_for_check(id));
-        let mut complete_at = [probe, check]
-            .into_iter()
-            .flatten()
-            .fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
-        let is_unread = |probe: &Probe| {
-            self.present_reason(id).is_some_and(|reason| probe.unread.contains(&reason))
-        };
-        if is_probed && self.rules.has_probes && probe.is_none_or(is_unread) {
-            complete_at = Duration::ZERO;
-        }
-        let observation = Observation { at, complete_at, is_away, symptoms_seen: &symptoms_seen };
-        self.change(id, |verdict| verdict.observe(&observation));
-        self.observed.insert(id.clone());
-        let is_unprobed = self.verdicts.get(id).is_some_and(|verdict| {
-            let is_over = symptoms_seen.iter().all(|seen| seen.at.boot < verdict.reset_at);
-            is_over && verdict.faults.is_empty() && matches!(verdict.state, VerdictState::Unhealthy { seen, .. } if complete_at <= seen)
-        });
-        if is_unprobed && is_probed && !self.waits_for_check(id) {
-            self.unprobed.insert(id.clone());
-        }
-    }
-
-    /// A probe has ended; its result counts with the next [`Cases::scanned`].
-    pub(super) fn probed(
-        &mut self,
-        id: &DeviceId,
-        own: Option<PciAddress>,
-        at: Moment,
-        signals: &Signals,
-    ) {
-        let mut symptoms = signals.symptoms.clone();
-        if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
-            self.change(id, |verdict| symptoms.extend(verdict.count(&signals.counters, own, at)));
-        }
-        symptoms.retain(|symptom| !self.rules.ignored.contains(&symptom.reason));
-        let has_risen = symptoms.iter().any(|symptom| symptom.reason == Reason::AerNonfatal);
-        let mut symptoms_seen: Vec<SymptomSeen> =
-            symptoms.into_iter().map(|symptom| SymptomSeen { at, symptom }).collect();
-        // Not only the poll starts probes, and counters do not rise between two probes in quick
-        // succession.
-        let rose_lately = |before: &&SymptomSeen| {
-            let age = at.boot.saturating_sub(before.at.boot);
-            before.symptom.reason == Reason::AerNonfatal
-                && !has_risen
-                && age < self.rules.poll * 3 / 2
-        };
-        let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.symptoms_seen);
-        let could_not_check =
-            |before: &&SymptomSeen| signals.unread.contains(&before.symptom.reason);
-        symptoms_seen.extend(
-            before.filter(|before| rose_lately(before) || could_not_check(before)).cloned(),
-        );
-        self.probes.insert(id.clone(), Probe { at, symptoms_seen, unread: signals.unread.clone() });
-    }
-
-    /// The health check of the device's resource has ended. If it could not be run, the last result
-    /// stays. If there was none since the start, a device that had failed its check waits for one:
-    /// the recorded probe is older than every failure.
-    pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
-        let symptom = match result {
-            CheckResult::Passed => None,
-            CheckResult::Failed(detail) => Some(Symptom { reason: Reason::CheckFailed, detail }),
-            CheckResult::NotRun => {
-                let never = Moment { boot: Duration::ZERO, wall: Timestamp(0) };
-                self.checks.entry(id.clone()).or_insert(Probe {
-                    at: never,
-                    symptoms_seen: Vec::new(),
-                    unread: BTreeSet::new(),
-                });
-                return;
-            }
-        };
-        let symptom = symptom.filter(|symptom| !self.rules.ignored.contains(&symptom.reason));
-        self.checks.insert(
-            id.clone(),
-            Probe {
-                at,
-                symptoms_seen: symptom
-                    .into_iter()
-                    .map(|symptom| SymptomSeen { at, symptom })
-                    .collect(),
-                unread: BTreeSet::new(),
-            },
-        );
     }
 
     /// Whether an event counts for a device that is in no list. Such a device may be offered later,

@@ -10,10 +10,10 @@
 //! Allocate for that id can be in flight. The same applies to any other id that leads to the same
 //! object: `domain/object.rs` has the rule.
 
-use super::{Held, Judge, Rules};
+use super::held::{Held, IdsInUse};
+use super::{Judge, Rules};
 use crate::domain::{
-    Device, DeviceId, Evidence, Health, Object, Objects, Offering, PendingHooks, Reason,
-    ResourceName, ResourceSpec, share,
+    DeviceId, Evidence, Health, Objects, Offering, PendingHooks, Reason, ResourceName, ResourceSpec,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,48 +24,6 @@ use std::time::Duration;
 pub(super) const ALLOCATE_IN_FLIGHT_MAX: Duration = Duration::from_secs(3);
 /// How long a resource has an empty list before it ends. The kubelet gets a list within a second.
 pub(super) const EMPTY_LIST_FOR: Duration = Duration::from_secs(2);
-
-/// Ids that are held, or that may be in use because they are about to leave their list. With the
-/// objects that are held with them.
-#[derive(Debug)]
-pub(super) struct IdsInUse {
-    pub(super) resource: ResourceName,
-    pub(super) ids: Vec<DeviceId>,
-    pub(super) objects: Vec<Object>,
-    /// Whether they are held, or have a pending hook. For the others an Allocate may be in flight.
-    pub(super) is_held: bool,
-}
-
-impl IdsInUse {
-    pub(super) fn of(
-        resource: &ResourceName,
-        id: &DeviceId,
-        device: &Device,
-        is_held: bool,
-    ) -> Self {
-        IdsInUse {
-            resource: resource.clone(),
-            ids: vec![id.clone()],
-            objects: device.objects(),
-            is_held,
-        }
-    }
-
-    /// Whether an id may be granted at the same time.
-    fn may_coexist_with(&self, resource: &ResourceName, id: &DeviceId) -> bool {
-        // Within one resource an id that leaves blocks nothing: the ledger refuses the later one of
-        // two Allocates.
-        let is_same_kind = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
-        let may_coexist = |other: &DeviceId| {
-            if self.is_held {
-                share((&self.resource, other), (resource, id))
-            } else {
-                is_same_kind(other)
-            }
-        };
-        self.resource == *resource && self.ids.iter().any(may_coexist)
-    }
-}
 
 impl Judge {
     /// Uses these resources from now on, since the next evidence was made with them. Resources that
@@ -201,11 +159,11 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
+    use super::super::LEAVE_AFTER;
     use super::*;
     use crate::domain::{
-        Attributes, DeviceClass, DeviceNode, Listed, Moment, PendingHooks, Sharing, Timestamp,
-        Verdict,
+        Attributes, Device, DeviceClass, DeviceNode, GrantedDevice, Inventory, Listed, Moment,
+        Sharing, Timestamp, Verdict, Verdicts,
     };
     use proptest::prelude::*;
 

@@ -1,7 +1,6 @@
 //! The holders of devices, as the judge needs them.
 
-use super::departures::IdsInUse;
-use crate::domain::{AllocId, DeviceId, Grant, GrantedDevice, ResourceName};
+use crate::domain::{AllocId, Device, DeviceId, Grant, GrantedDevice, Object, ResourceName, share};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +22,48 @@ impl Held {
 impl<const N: usize> From<[(ResourceName, BTreeMap<DeviceId, GrantedDevice>); N]> for Held {
     fn from(ids: [(ResourceName, BTreeMap<DeviceId, GrantedDevice>); N]) -> Self {
         Held { ids: ids.into(), grants: Vec::new() }
+    }
+}
+
+/// Ids that are held, or that may be in use because they are about to leave their list. With the
+/// objects that are held with them.
+#[derive(Debug)]
+pub(super) struct IdsInUse {
+    pub(super) resource: ResourceName,
+    pub(super) ids: Vec<DeviceId>,
+    pub(super) objects: Vec<Object>,
+    /// Whether they are held, or have a pending hook. For the others an Allocate may be in flight.
+    pub(super) is_held: bool,
+}
+
+impl IdsInUse {
+    pub(super) fn of(
+        resource: &ResourceName,
+        id: &DeviceId,
+        device: &Device,
+        is_held: bool,
+    ) -> Self {
+        IdsInUse {
+            resource: resource.clone(),
+            ids: vec![id.clone()],
+            objects: device.objects(),
+            is_held,
+        }
+    }
+
+    /// Whether an id may be granted at the same time.
+    pub(super) fn may_coexist_with(&self, resource: &ResourceName, id: &DeviceId) -> bool {
+        // Within one resource an id that leaves blocks nothing: the ledger refuses the later one of
+        // two Allocates.
+        let is_same_kind = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
+        let may_coexist = |other: &DeviceId| {
+            if self.is_held {
+                share((&self.resource, other), (resource, id))
+            } else {
+                is_same_kind(other)
+            }
+        };
+        self.resource == *resource && self.ids.iter().any(may_coexist)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice,
-    HookState, Moment, PendingHook, Timestamp, note_hook,
+    Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, Health,
+    HookState, PendingHook, PendingHooks, Sharing, Timestamp, note_hook,
 };
 
 fn at(secs: u64) -> Duration {

@@ -58,7 +58,7 @@ impl Negotiation {
             Answer::NoService => self.remaining.retain(|version| !version.shares_package(tried)),
             Answer::NoVersion { known } if known.is_empty() => {}
             Answer::NoVersion { known } => {
-                self.remaining.retain(|version| known.contains(&version.name()))
+                self.remaining.retain(|version| known.contains(&version.name()));
             }
             Answer::Other => return false,
         }

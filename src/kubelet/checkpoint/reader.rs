@@ -172,7 +172,8 @@ mod tests {
             "missing" => {}
             "directory" => fs::create_dir(&path).unwrap(),
             "pipe" => {
-                nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap()
+                nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600))
+                    .unwrap();
             }
             "device" => symlink("/dev/zero", &path).unwrap(),
             "loop" => symlink(&path, &path).unwrap(),
@@ -203,9 +204,9 @@ mod tests {
             assert_eq!(reader.read(), None, "{what}");
             assert_eq!(reader.unread(), Some(unread), "{what}: the time is that of the first try");
             if path.is_dir() {
-                fs::remove_dir(&path).unwrap()
+                fs::remove_dir(&path).unwrap();
             } else {
-                drop(fs::remove_file(&path))
+                drop(fs::remove_file(&path));
             }
         }
         fs::write(&path, NULL).unwrap();

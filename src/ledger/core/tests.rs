@@ -214,10 +214,10 @@ fn an_ambiguous_listing_names_nothing() {
         world.seen.names.clear();
         match change {
             "two pods" => {
-                world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])])
+                world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]);
             }
             "another grant of the id" => {
-                drop(world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT)))))
+                world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
             }
             _ => drop(world.seen.names.insert("u9".into(), name("web"))),
         }

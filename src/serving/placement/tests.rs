@@ -1,10 +1,11 @@
 //! Examples of choices, and a comparison with a brute-force search that uses no tree.
 
 use super::*;
-use crate::domain::topology::{hives, nearness, places};
+use crate::domain::topology::{Nearness, Placement, hives, nearness, places};
 use crate::domain::{Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -438,6 +439,22 @@ impl Known {
     }
 }
 
+/// The number of places around each neighbour that contain no chosen device.
+fn neighbour_distance(
+    (offering, known): (&Offering, &Known),
+    neighbours: &[Arc<Device>],
+    chosen: &[&DeviceId],
+) -> usize {
+    let taken_places: BTreeSet<&String> = chosen.iter().flat_map(|id| &known.places[*id]).collect();
+    let offered_places: BTreeSet<&String> = known.places.values().flatten().collect();
+    let apart = |other: &Arc<Device>| {
+        let around = all_places(&Offering { devices: [].into(), ..offering.clone() }, other);
+        let is_around = |place: &&&String| around.iter().any(|around| place.starts_with(around));
+        offered_places.difference(&taken_places).filter(is_around).count()
+    };
+    neighbours.iter().map(apart).sum()
+}
+
 /// The score of a choice by its definition. Every group is a set of devices that are at least so
 /// near to one of them.
 fn score(
@@ -480,15 +497,7 @@ fn score(
     };
     let mut sorted: Vec<DeviceId> = chosen.iter().map(|id| (*id).clone()).collect();
     sorted.sort();
-    // The number of places around each neighbour that contain no chosen device.
-    let taken_places: BTreeSet<&String> = chosen.iter().flat_map(|id| &known.places[*id]).collect();
-    let offered_places: BTreeSet<&String> = known.places.values().flatten().collect();
-    let apart = |other: &Arc<Device>| {
-        let around = all_places(&Offering { devices: [].into(), ..offering.clone() }, other);
-        let is_around = |place: &&&String| around.iter().any(|around| place.starts_with(around));
-        offered_places.difference(&taken_places).filter(is_around).count()
-    };
-    let apart: usize = neighbours.iter().map(apart).sum();
+    let apart = neighbour_distance((offering, known), neighbours, chosen);
     let is_first = neighbours.len() >= chosen.len();
     let mut rest = match offering.spec.placement {
         Placement::Closest => {

@@ -1,0 +1,162 @@
+//! The parts of the input that may be the plugin's file, and the choice among them.
+
+use super::doc::{Doc, Is, Scalar};
+use super::error::ImportError;
+use super::field::Field;
+use super::peers::{Facts, Peer, facts};
+
+/// The limit of ConfigMap entries that a message names.
+const NAMES_MAX: usize = 30;
+
+/// A part of the source that may be the plugin's file.
+pub(super) struct Candidate<'a> {
+    /// Its key in the ConfigMap.
+    pub(super) key: String,
+    /// The object that contains it, such as `kube-system/sriovdp-config`.
+    pub(super) of: String,
+    pub(super) part: Part<'a>,
+}
+
+/// The form of a file inside another document.
+pub(super) enum Part<'a> {
+    Text(&'a Scalar),
+    Tree(&'a Doc),
+}
+
+impl Part<'_> {
+    pub(super) fn parse(&self) -> Result<Vec<Doc>, ImportError> {
+        match self {
+            Part::Text(text) => Doc::parse(&text.text, text.lines),
+            Part::Tree(doc) => Ok(vec![(*doc).clone()]),
+        }
+    }
+}
+
+/// The texts in an object that may be the file.
+pub(super) fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
+    let mut candidates = Vec::new();
+    let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
+    if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
+        for (key, entry) in data.entries().unwrap_or_default() {
+            candidates.extend(entry.scalar_text().map(|text| Candidate {
+                key: key.to_owned(),
+                of: name(object),
+                part: Part::Text(text),
+            }));
+        }
+    }
+    for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
+        let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
+        let key = path.join(".");
+        let text = field.and_then(|field| field.scalar_text().ok());
+        candidates.extend(text.map(|text| Candidate {
+            key,
+            of: name(object),
+            part: Part::Text(text),
+        }));
+    }
+    candidates
+}
+
+fn name(object: &Field<'_>) -> String {
+    let metadata = object.get("metadata");
+    let of = |key: &str| {
+        metadata.as_ref().and_then(|metadata| metadata.get(key)).and_then(|name| name.text().ok())
+    };
+    match (of("namespace"), of("name")) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        (_, Some(name)) => name.to_owned(),
+        _ => "the ConfigMap".to_owned(),
+    }
+}
+
+/// Whether this part may be the plugin's file.
+pub(super) fn may_be_file(peer: Peer, part: &Part<'_>) -> bool {
+    let Ok(documents) = part.parse() else { return false };
+    let keys = facts(peer).keys;
+    let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
+    let has_key =
+        |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
+    match documents.first().map(|doc| (doc, &doc.is)) {
+        Some((_, Is::List(list))) => peer == Peer::Smarter && list.first().is_some_and(has_key),
+        Some((doc, _)) => peer != Peer::Smarter && has_key(doc),
+        None => false,
+    }
+}
+
+/// The candidate that the user means, if there is one. A container may run without a file.
+pub(super) fn choose<'c, 'a>(
+    peer: Peer,
+    candidates: &'c [Candidate<'a>],
+    key: Option<&str>,
+    usual: &str,
+    has_container: bool,
+    notes: &mut Vec<String>,
+) -> Result<Option<&'c Candidate<'a>>, ImportError> {
+    let names = |candidates: &[&Candidate<'_>]| {
+        let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
+        let name = |candidate: &&Candidate<'_>| {
+            if is_one {
+                format!("`{}`", candidate.key)
+            } else {
+                format!("`{}` of {}", candidate.key, candidate.of)
+            }
+        };
+        let listed = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
+        match candidates.len().saturating_sub(NAMES_MAX) {
+            0 => listed,
+            more => format!("{listed} and {more} more"),
+        }
+    };
+    let all: Vec<&Candidate<'_>> = candidates.iter().collect();
+    let named: Vec<&Candidate<'_>> = all
+        .iter()
+        .copied()
+        .filter(|candidate| key.is_none_or(|key| candidate.key == key))
+        .collect();
+    if let (Some(key), []) = (key, named.as_slice()) {
+        return Err(ImportError::new(match all.as_slice() {
+            [] => {
+                format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")
+            }
+            all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
+        }));
+    }
+    if let (Some(_), [one]) = (key, named.as_slice()) {
+        return Ok(Some(one));
+    }
+    let likely: Vec<&Candidate<'_>> =
+        named.iter().copied().filter(|candidate| may_be_file(peer, &candidate.part)).collect();
+    match (likely.as_slice(), named.as_slice()) {
+        ([one], _) => Ok(Some(one)),
+        ([], [one]) if !has_container => Ok(Some(one)),
+        ([], []) => Ok(None),
+        ([], _) if has_container => Ok(None),
+        ([], several) => Err(ImportError::new(format!(
+            "the ConfigMap has the entries {}; select one with `--key`",
+            names(several)
+        ))),
+        (several, _) => {
+            // NVIDIA's plugin falls back to this entry on a node without a label that names
+            // another.
+            let Some(found) = several
+                .iter()
+                .copied()
+                .find(|candidate| peer == Peer::Nvidia && candidate.key == usual)
+            else {
+                let several = names(several);
+                return Err(ImportError::new(format!(
+                    "the ConfigMap has the entries {several}; select one with `--key`"
+                )));
+            };
+            let others: Vec<&Candidate<'_>> =
+                several.iter().copied().filter(|candidate| candidate.key != usual).collect();
+            notes.push(format!(
+                "the entry `{usual}` is used, as on nodes without the label \
+                 `nvidia.com/device-plugin.config`; select another with `--key`: {}",
+                names(&others)
+            ));
+            Ok(Some(found))
+        }
+    }
+}

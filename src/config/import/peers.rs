@@ -1,0 +1,87 @@
+//! How each plugin is recognised: the image and the program of its container, and the keys of its
+//! file.
+
+use clap::ValueEnum;
+
+/// The plugins whose files can be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
+    /// NVIDIA/k8s-device-plugin: its YAML, `version: v1`.
+    Nvidia,
+    /// k8snetworkplumbingwg/sriov-network-device-plugin: `config.json`.
+    Sriov,
+    /// Mellanox/k8s-rdma-shared-dev-plugin: `config.json`.
+    RdmaShared,
+    /// squat/generic-device-plugin: its YAML, or its `--device` flags.
+    Generic,
+    /// smarter-device-manager: `conf.yaml`.
+    Smarter,
+}
+
+/// The marks of a plugin's container and of its file.
+pub(super) struct Facts {
+    /// Part of its image's name.
+    pub(super) image: &'static str,
+    /// Its program.
+    pub(super) program: &'static str,
+    /// Flags without a following value.
+    pub(super) booleans: &'static [&'static str],
+    /// The flags and the variable that name its file.
+    pub(super) file: (&'static [&'static str], &'static str),
+    /// A file of the plugin begins with one of these keys.
+    pub(super) keys: &'static [&'static str],
+    /// Other Kubernetes objects that contain the file: kind and path.
+    pub(super) objects: &'static [(&'static str, &'static [&'static str])],
+}
+
+pub(super) fn facts(peer: Peer) -> Facts {
+    match peer {
+        Peer::Nvidia => Facts {
+            image: "k8s-device-plugin",
+            program: "nvidia-device-plugin",
+            booleans: &[
+                "fail-on-init-error",
+                "pass-device-specs",
+                "gdrcopy-enabled",
+                "gds-enabled",
+                "mofed-enabled",
+                "imex-required",
+            ],
+            file: (&["config-file"], "CONFIG_FILE"),
+            keys: &["version", "flags", "sharing", "resources", "imex"],
+            objects: &[],
+        },
+        Peer::Sriov => Facts {
+            image: "sriov-network-device-plugin",
+            program: "sriovdp",
+            booleans: &["use-cdi", "logtostderr", "alsologtostderr"],
+            file: (&["config-file"], ""),
+            keys: &["resourceList"],
+            objects: &[("NicClusterPolicy", &["spec", "sriovDevicePlugin", "config"])],
+        },
+        Peer::RdmaShared => Facts {
+            image: "k8s-rdma-shared-dev-plugin",
+            program: "k8s-rdma-shared-dp",
+            booleans: &["use-cdi", "version", "v"],
+            file: (&["config-file"], ""),
+            keys: &["configList"],
+            objects: &[("NicClusterPolicy", &["spec", "rdmaSharedDevicePlugin", "config"])],
+        },
+        Peer::Generic => Facts {
+            image: "generic-device-plugin",
+            program: "generic-device-plugin",
+            booleans: &["version"],
+            file: (&["config"], "CONFIG"),
+            keys: &["devices", "device", "domain", "groups"],
+            objects: &[],
+        },
+        Peer::Smarter => Facts {
+            image: "smarter-device-manager",
+            program: "smarter-device-management",
+            booleans: &["logtostderr", "alsologtostderr"],
+            file: (&["config"], ""),
+            keys: &["devicematch"],
+            objects: &[],
+        },
+    }
+}

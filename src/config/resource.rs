@@ -1,0 +1,140 @@
+//! Validates one resource: its name, its class and its selection of devices.
+
+use super::contract::contract;
+use super::error::{hidden, hidden_in};
+use super::fragments::{self, Class, LinkType};
+use super::hooks::hooks;
+use super::sharing::sharing;
+use super::{paths, text};
+use crate::domain::{
+    DeviceClass, DeviceId, NODE, PciAddress, PerContainer, PfSelect, ResourceName, ResourceSpec,
+    Select,
+};
+
+pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
+    let is_each = resource.name.contains(NODE);
+    let name =
+        if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
+    let class = class(resource.class);
+    let select = select(&resource.select)?;
+    check_class(resource, class, &select)?;
+    // If a container, or a resource, has only one device, several hosts may have the same path in
+    // the container.
+    let is_one = resource.per_container == Some(PerContainer::One) || is_each;
+    let paths = resource
+        .paths
+        .iter()
+        .map(|path| paths::path(path, is_one))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Some((target, first, second)) = paths::duplicate_target(&paths).filter(|_| !is_one) {
+        let (first, second, target) = (hidden(first), hidden(second), hidden(target));
+        return Err(format!(
+            "`{first}` and `{second}` would both be `{target}` in the container; give each its \
+             own path, or set per_container = \"one\""
+        ));
+    }
+    text::environment(&resource.env)?;
+    let contract = contract(resource, class, &select)?;
+    let (sharing, per_container) = sharing(resource, &contract)?;
+    let hooks = hooks(resource, class, &select, sharing)?;
+    Ok(ResourceSpec {
+        name,
+        class,
+        contract,
+        select,
+        exclude: resource.exclude.as_ref().map(self::select).transpose()?,
+        paths,
+        cdi: resource.cdi.clone(),
+        sharing,
+        per_container,
+        placement: resource.placement.unwrap_or_default(),
+        env: resource.env.clone(),
+        mounts: paths::mounts(&resource.mounts)?,
+        hooks,
+    })
+}
+
+/// Checks that the class `char` has paths, and that only it has them.
+fn check_class(
+    resource: &fragments::Resource,
+    class: DeviceClass,
+    select: &Select,
+) -> Result<(), String> {
+    let is_char = class == DeviceClass::Char;
+    if resource.name.contains(NODE) && !is_char {
+        return Err(format!("`{NODE}` in the name is for the class `char`, not for `{class}`"));
+    }
+    if is_char && resource.paths.is_empty() {
+        return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
+    }
+    if !is_char && !resource.paths.is_empty() {
+        return Err(format!("`paths` belongs to the class `char`, not to `{class}`; use `select`"));
+    }
+    if is_char && *select != (Select { id: select.id.clone(), ..Select::default() }) {
+        return Err(
+            "the class `char` is selected by `paths`; its `select` supports only `id`".into()
+        );
+    }
+    Ok(())
+}
+
+fn class(class: Class) -> DeviceClass {
+    match class {
+        Class::Gpu => DeviceClass::Gpu,
+        Class::Fpga => DeviceClass::Fpga,
+        Class::Rdma => DeviceClass::Rdma,
+        Class::Nic => DeviceClass::Nic,
+        Class::Nvme => DeviceClass::Nvme,
+        Class::Accelerator => DeviceClass::Accelerator,
+        Class::Char => DeviceClass::Char,
+    }
+}
+
+fn select(fragment: &fragments::Select) -> Result<Select, String> {
+    let hex = |what: &'static str| {
+        move |text: &String| {
+            let digits = text.strip_prefix("0x").unwrap_or(text);
+            let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
+            id.ok_or_else(|| {
+                format!(
+                    "the {what} id `{}` must be up to four hex digits, as in \"10de\"",
+                    hidden(text)
+                )
+            })
+        }
+    };
+    let address = |text: &String| {
+        let text = text.to_ascii_lowercase();
+        text.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &text))
+    };
+    let pf = |text: &String| {
+        text.parse::<PfSelect>().map_err(|error| hidden_in(&error.to_string(), text))
+    };
+    let link_type = |kind: &LinkType| match kind {
+        LinkType::Ether => "ether".to_owned(),
+        LinkType::Infiniband => "infiniband".to_owned(),
+    };
+    let model = |text: &String| match glob::Pattern::new(text) {
+        Ok(_) => Ok(text.clone()),
+        Err(error) => Err(format!("the model `{}` is not a valid glob: {error}", hidden(text))),
+    };
+    Ok(Select {
+        vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
+        device: fragment.device.iter().map(hex("device")).collect::<Result<_, _>>()?,
+        driver: fragment.driver.clone(),
+        address: fragment.address.iter().map(address).collect::<Result<_, _>>()?,
+        vf: fragment.vf,
+        id: fragment.id.iter().map(DeviceId::new).collect(),
+        pf: fragment.pf.iter().map(pf).collect::<Result<_, _>>()?,
+        link_type: fragment.link_type.iter().map(link_type).collect(),
+        model: fragment.model.iter().map(model).collect::<Result<_, _>>()?,
+        uuid: fragment.uuid.clone(),
+        numa_node: fragment.numa_node.clone(),
+        iommu_group: fragment.iommu_group.clone(),
+        mdev_type: fragment.mdev_type.clone(),
+        part: fragment.part,
+        interface: fragment.interface.clone(),
+    })
+}

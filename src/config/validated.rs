@@ -1,0 +1,70 @@
+//! The validated configuration, as the rest of the daemon uses it.
+
+use super::node::Node;
+use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The path of the configuration without `--config`.
+pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
+
+/// The four root directories of the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    /// The node's root: `sys`, `proc`, `dev`, `run/udev` and `var/log/pods` are below it.
+    pub host: PathBuf,
+    /// The kubelet's directory.
+    pub kubelet: PathBuf,
+    /// The ledger's directory.
+    pub state: PathBuf,
+    /// Sockets and other files that do not outlive the boot.
+    pub run: PathBuf,
+}
+
+/// The validated configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// When a grant counts as recorded.
+    pub durability: Durability,
+    /// How much of the history is kept.
+    pub retention: Retention,
+    /// The ledger's decisions that depend on the operator's preference.
+    pub policy: Policy,
+    /// The address of `/metrics`, `/healthz` and `/readyz`; `None` serves none of them.
+    pub listen: Option<SocketAddr>,
+    /// The file with the token that readers of `/metrics` and `/` must send. `None` lets every peer
+    /// read.
+    pub token_file: Option<PathBuf>,
+    /// The pod-resources socket, if it is not the one in the kubelet's directory.
+    pub pod_resources_socket: Option<PathBuf>,
+    /// The directory of CDI files, for resources that use them.
+    pub cdi_directory: PathBuf,
+    /// The directory of device-info files, for resources with the contract `sriov`.
+    pub device_info_directory: PathBuf,
+    /// The directory of the node's labels for Node Feature Discovery; `None` writes none.
+    pub features_directory: Option<PathBuf>,
+    /// The NVML library for facts that NVIDIA's driver files leave open.
+    pub nvml: NvmlLibrary,
+    /// The policy of device health.
+    pub health: HealthPolicy,
+    /// The resources in the order of the files: the first that selects a device gets it. If empty,
+    /// known hardware is offered under its usual names.
+    pub resources: Vec<Arc<ResourceSpec>>,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+    /// The file that `--config` names; `None` is the default one, which may be missing.
+    pub requested_file: Option<PathBuf>,
+    /// The node that the files were read for.
+    pub node: Node,
+    /// CRC-32 of the texts of the files.
+    pub hash: u32,
+}
+
+impl Config {
+    /// The main file.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        self.requested_file.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+}

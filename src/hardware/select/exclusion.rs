@@ -1,0 +1,215 @@
+//! Exclusions: devices that a resource selects and that must not be offered all the same.
+
+use crate::contract;
+use crate::domain::{ContractKind, Device, DeviceClass, Object, Objects, ResourceSpec, Sharing};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The resource of each selected device, by the device's key.
+pub(super) type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
+
+/// Why a device is withheld although a resource selects it.
+pub(super) struct Exclusion {
+    /// The reason, as the end of a sentence.
+    pub(super) why: String,
+    /// The criterion, as in [`NearMiss`](super::near::NearMiss).
+    pub(super) criterion: &'static str,
+    pub(super) wanted: &'static str,
+    pub(super) found: String,
+}
+
+/// Why a selected device must not be offered; `None` where it may be.
+///
+/// - A disk that the host uses: a container would get the host's files.
+/// - A GPU that its driver was configured to exclude: no process can open it.
+/// - An accelerator without a node: a container would get nothing.
+/// - A member of a pool that the host may use, unless the resource names it by address or id.
+/// - An adapter with the host's default route, if a CNI plugin would move its interface into the
+///   pod, unless the resource names it.
+pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusion> {
+    let host = |why: String, found: &str| Exclusion {
+        why,
+        criterion: "host",
+        wanted: "not in use by the host",
+        found: found.to_owned(),
+    };
+    if let Some(by) = device.attribute("in_use") {
+        return Some(host(format!("the host uses it: {by}"), by));
+    }
+    if device.attribute("excluded").is_some() {
+        let why = "its driver is configured to exclude it".to_owned();
+        return Some(Exclusion {
+            why,
+            criterion: "driver",
+            wanted: "not excluded by its driver",
+            found: "excluded".into(),
+        });
+    }
+    if lacks_node(device) {
+        let why = "it has no known node in `/dev`; the class `char` can offer a node by its path"
+            .to_owned();
+        let found =
+            device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
+        return Some(Exclusion {
+            why,
+            criterion: "driver",
+            wanted: "a driver that creates a node in /dev",
+            found,
+        });
+    }
+    if is_named_by(spec, device) {
+        return None;
+    }
+    if let Some(pool) = device.attribute("member_of") {
+        let why = format!(
+            "it is part of {pool}, which the host may use; to offer it anyway, select it by address or id"
+        );
+        return Some(host(why, &format!("part of {pool}")));
+    }
+    let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
+    let why = format!(
+        "the host's default route uses {way}; to offer it anyway, select it by address or id"
+    );
+    Some(host(why, &format!("default route through {way}")))
+}
+
+/// Whether a CNI plugin moves the interfaces of this resource into the pod.
+fn moves_interfaces(spec: &ResourceSpec) -> bool {
+    spec.class == DeviceClass::Nic || spec.contract.kind() == ContractKind::Sriov
+}
+
+/// Whether a resource selects this device by id or address.
+fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
+    let address = device.pci.as_ref().map(|function| &function.address);
+    spec.select.id.contains(&device.id)
+        || address.is_some_and(|address| spec.select.address.contains(address))
+}
+
+pub(super) fn withhold_excluded(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
+    for device in devices {
+        let exclusion = chosen
+            .get(device.key.as_str())
+            .and_then(|spec| Some((&spec.name, exclusion(spec, device)?.why)));
+        if let Some((name, why)) = exclusion {
+            warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
+            chosen.remove(device.key.as_str());
+        }
+    }
+}
+
+/// Withholds devices that the contract cannot name to a container.
+pub(super) fn withhold_unanswerable(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
+    for device in devices {
+        let why = chosen
+            .get(device.key.as_str())
+            .and_then(|spec| Some((spec.name.clone(), contract::unanswerable(spec, device)?)));
+        if let Some((name, why)) = why {
+            chosen.remove(device.key.as_str());
+            warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
+        }
+    }
+}
+
+/// Offers an object once where two devices lead to it:
+///
+/// - an IOMMU group, which a guest gets as a whole;
+/// - a disk that several controllers reach, or that is also named by a partition;
+/// - a node of `/dev` that a PCI function also has, where both resources are exclusive.
+pub(super) fn withhold_duplicate_paths(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
+    let mut given: Objects<usize> = Objects::default();
+    // A second path to a disk comes after the device that has the disk's id.
+    let (firsts, seconds): (Vec<_>, Vec<_>) = devices
+        .iter()
+        .enumerate()
+        .partition(|(_, device)| device.attribute("second_path").is_none());
+    for (index, device) in firsts.into_iter().chain(seconds) {
+        let Some(spec) = chosen.get(device.key.as_str()) else { continue };
+        let objects = device.objects();
+        let may_stay = |other: &usize| {
+            let other = chosen.get(devices[*other].key.as_str());
+            let is_node = device.class == DeviceClass::Char;
+            is_node && !(spec.is_exclusive() && other.is_some_and(|other| other.is_exclusive()))
+        };
+        if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
+            let object = common(&objects, first);
+            warnings.push(format!(
+                "{}: {} is not offered separately, because {object} is already offered with {}",
+                spec.name, device.id, first.id
+            ));
+            chosen.remove(device.key.as_str());
+        } else {
+            given.hold(&index, objects);
+        }
+    }
+}
+
+/// A readable name for the object that a device shares with another one.
+fn common(objects: &[Object], other: &Device) -> String {
+    let mut of_other = Objects::default();
+    of_other.hold(&(), other.objects());
+    let shared = objects
+        .iter()
+        .filter(|object| of_other.conflict([*object], |()| false).is_some())
+        .map(Object::as_str);
+    let mut named: Vec<&str> = shared.collect();
+    // An IOMMU group or a node of `/dev` is the most readable name.
+    named.sort_by_key(|text| (!text.starts_with("iommu_group:"), !text.starts_with("node:")));
+    let text = named.first().copied().unwrap_or_default();
+    match text.split_once(':') {
+        Some(("iommu_group", group)) => format!("IOMMU group {group}"),
+        Some(("node", path)) => path.to_owned(),
+        Some(("disk", id)) => format!("the disk {id}"),
+        _ => text.to_owned(),
+    }
+}
+
+/// Withholds physical functions whose hardware is offered through virtual functions: offering both
+/// would grant the same hardware twice.
+///
+/// If a CNI plugin would move its interface into a pod, a function with virtual functions is
+/// withheld even if no resource offers these.
+///
+/// Exceptions: the resource names the function by address or id, or the resource is a pool.
+pub(super) fn withhold_shared_parents(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
+    let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
+    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
+    for device in devices {
+        let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else {
+            continue;
+        };
+        if is_named_by(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
+            continue;
+        }
+        let why = if parents.contains(&function.address) {
+            "its virtual functions are offered"
+        } else if moves_interfaces(spec) && !function.virtfns.is_empty() {
+            "it has virtual functions; to offer it anyway, select it by address or id"
+        } else {
+            continue;
+        };
+        warnings.push(format!("{}: {} is not offered, because {why}", spec.name, function.address));
+        chosen.remove(device.key.as_str());
+    }
+}
+
+/// Whether it is an accelerator without a node, which no container could use. Its PCI class does
+/// not show how it is used, and its driver may provide no node.
+fn lacks_node(device: &Device) -> bool {
+    device.class == DeviceClass::Accelerator && device.nodes.is_empty()
+}

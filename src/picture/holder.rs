@@ -1,0 +1,63 @@
+//! The holders of devices: the pod and the container of each grant.
+
+use crate::domain::{DeviceId, Grant, Timestamp};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The holder of a device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Holder {
+    /// The pod's namespace.
+    pub namespace: Option<String>,
+    /// The pod's name.
+    pub pod: Option<String>,
+    /// The pod's UID; `null` until it is known which container got the device.
+    pub pod_uid: Option<String>,
+    /// The container.
+    pub container: Option<String>,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+impl Holder {
+    /// The holder of a grant.
+    #[must_use]
+    pub fn of(grant: &Grant) -> Holder {
+        let pod = grant.pod();
+        Holder {
+            namespace: pod.and_then(|pod| pod.namespace.clone()),
+            pod: pod.and_then(|pod| pod.name.clone()),
+            pod_uid: pod.map(|pod| pod.uid.clone()),
+            container: grant.container().map(str::to_owned),
+            since: grant.granted_at,
+        }
+    }
+
+    /// `namespace/pod`, or the pod's UID if its name is unknown, or a text for an unknown holder.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        match (&self.namespace, &self.pod, &self.pod_uid) {
+            (Some(namespace), Some(pod), _) => format!("{namespace}/{pod}"),
+            (_, _, Some(uid)) => format!("uid:{uid}"),
+            _ => "granted, pod not known yet".into(),
+        }
+    }
+}
+
+/// The holders of each device, by the device's own id, which represents all its shares. Each holder
+/// is listed once, sorted.
+#[must_use]
+pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<DeviceId, Vec<Holder>> {
+    let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
+    for grant in grants.into_iter().filter(|grant| grant.is_live()) {
+        for device in &grant.devices {
+            let id = device.id.shared().unwrap_or_else(|| device.id.clone());
+            holders.entry(id).or_default().push(Holder::of(grant));
+        }
+    }
+    holders.values_mut().for_each(|holders| {
+        holders.sort();
+        holders.dedup();
+    });
+    holders
+}
