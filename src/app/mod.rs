@@ -43,6 +43,7 @@ pub use settings::Settings;
 pub use status::{HookReport, ResourceReport, Status};
 pub use views::{Actors, Views};
 
+use self::specs::Specs;
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
@@ -135,11 +136,11 @@ impl App {
             tracing::warn!(%report, "the ledger was damaged");
         }
 
-        let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
+        let Specs { specs, patterns } =
+            specs::specs(&settings.config, &host_root, &recovered.grants);
         let names: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
 
         let (health, policy) = (settings.config.health.clone(), settings.config.policy);
-        let patterns = specs::patterns(&settings.config);
         let first = Plan { number: 1, specs: Arc::clone(&specs), patterns, health, ledger: policy };
         let (plan, plan_view) = watch::channel(Arc::new(first));
 

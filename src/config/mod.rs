@@ -43,7 +43,9 @@ pub use error::ConfigError;
 pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
 pub use node::{Node, Section};
 
-use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
+use crate::domain::{
+    Durability, HealthPolicy, MigStrategy, NvmlLibrary, Policy, ResourceSpec, Retention,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,6 +90,8 @@ pub struct Config {
     pub features_directory: Option<PathBuf>,
     /// The NVML library for facts that NVIDIA's driver files leave open.
     pub nvml: NvmlLibrary,
+    /// How GPUs are offered without configured resources where MIG splits some of them.
+    pub mig_strategy: MigStrategy,
     /// The policy of device health.
     pub health: HealthPolicy,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,

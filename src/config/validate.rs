@@ -9,8 +9,8 @@ use super::sharing::sharing;
 use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress,
-    PerContainer, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, MIG_PROFILE, MountSpec, NODE, NodePattern, NvmlLibrary,
+    PciAddress, PerContainer, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -90,6 +90,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
+        mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
         health: health::health(&fragment.health)?,
         device_info_directory: directory(
             "device_info",
@@ -203,13 +204,24 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_each = resource.name.contains(NODE);
-    let name =
-        if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let is_each_profile = resource.name.contains(MIG_PROFILE);
+    let name = if is_each {
+        ResourceName::for_each_node(&resource.name)
+    } else if is_each_profile {
+        ResourceName::for_each_profile(&resource.name)
+    } else {
+        resource.name.parse()
+    };
     let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
     if is_each && !is_char {
         return Err(format!("`{NODE}` in the name is for the class `char`, not for `{class}`"));
+    }
+    if is_each_profile && class != DeviceClass::Gpu {
+        return Err(format!(
+            "`{MIG_PROFILE}` in the name is for the class `gpu`, not for `{class}`"
+        ));
     }
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
@@ -296,9 +308,13 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         LinkType::Ether => "ether".to_owned(),
         LinkType::Infiniband => "infiniband".to_owned(),
     };
-    let model = |text: &String| match glob::Pattern::new(text) {
-        Ok(_) => Ok(text.clone()),
-        Err(error) => Err(format!("the model `{}` is not a valid glob: {error}", hidden(text))),
+    let glob = |what: &'static str| {
+        move |text: &String| match glob::Pattern::new(text) {
+            Ok(_) => Ok(text.clone()),
+            Err(error) => {
+                Err(format!("the {what} `{}` is not a valid glob: {error}", hidden(text)))
+            }
+        }
     };
     Ok(Select {
         vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
@@ -309,11 +325,17 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         id: fragment.id.iter().map(DeviceId::new).collect(),
         pf: fragment.pf.iter().map(pf).collect::<Result<_, _>>()?,
         link_type: fragment.link_type.iter().map(link_type).collect(),
-        model: fragment.model.iter().map(model).collect::<Result<_, _>>()?,
+        model: fragment.model.iter().map(glob("model")).collect::<Result<_, _>>()?,
         uuid: fragment.uuid.clone(),
         numa_node: fragment.numa_node.clone(),
         iommu_group: fragment.iommu_group.clone(),
         mdev_type: fragment.mdev_type.clone(),
+        mig_profile: fragment
+            .mig_profile
+            .iter()
+            .map(glob("MIG profile"))
+            .collect::<Result<_, _>>()?,
+        uniform: fragment.uniform,
         part: fragment.part,
         interface: fragment.interface.clone(),
     })

@@ -57,7 +57,8 @@ pub use hook::{
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{
-    MigPlace, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names,
+    MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery,
+    NvmlSnapshot, requests_names,
 };
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
 pub use observation::{
@@ -69,7 +70,8 @@ pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
 pub use resource::{
-    CharPath, InvalidResourceName, MountSpec, NODE, NodePattern, ResourceName, ResourceSpec, Select,
+    CharPath, InvalidResourceName, MIG_PROFILE, MountSpec, NODE, NodePattern, ResourceName,
+    ResourceSpec, Select,
 };
 pub use retention::Retention;
 pub use safeguard::Safeguard;

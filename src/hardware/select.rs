@@ -4,6 +4,7 @@ mod near;
 
 pub use near::{NearMiss, Nearest, near_misses};
 
+use super::profiles;
 use crate::contract;
 use crate::domain::{
     ContractKind, Device, DeviceClass, Object, Objects, PciAddress, PciFunction, Pf, ResourceName,
@@ -57,6 +58,7 @@ pub fn select(
         }
     }
     warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
+    withhold_mixtures(devices, &mut chosen, &mut selection.warnings);
     withhold_excluded(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
@@ -146,9 +148,14 @@ fn warn_of_wholes(
                 && !host.excludes(spec, device)
         };
         if let Some(spec) = specs.iter().find(selects_whole) {
+            let remedy = if parts == profiles::MIG {
+                "offer them by `[nvidia] mig_strategy`, or in a resource with `part = true`"
+            } else {
+                "`part = false` selects whole devices only"
+            };
             warnings.push(format!(
-                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; \
-                 `part = false` selects whole devices only",
+                "{}: {} is not offered, because it is split into parts ({parts}) and no resource \
+                 offers them; {remedy}",
                 spec.name, device.id,
             ));
         }
@@ -233,6 +240,28 @@ fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
     spec.select.id.contains(&device.id)
         || address.is_some_and(|address| spec.select.address.contains(address))
+}
+
+/// Withholds the devices of each resource with `uniform` that are of several kinds.
+fn withhold_mixtures(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    let uniform: BTreeMap<&ResourceName, &ResourceSpec> = chosen
+        .values()
+        .filter(|spec| spec.select.uniform)
+        .map(|spec| (&spec.name, *spec))
+        .collect();
+    for (name, spec) in uniform {
+        let is_its = |device: &&Arc<Device>| {
+            chosen.get(device.key.as_str()).is_some_and(|chosen| chosen.name == *name)
+        };
+        let its = devices.iter().filter(is_its).map(|device| &**device);
+        if let Some(mixture) = profiles::mixture(its) {
+            warnings.push(format!(
+                "{name}: no device is offered, because `uniform` requires devices of one kind, \
+                 and these are of several: {mixture}"
+            ));
+            chosen.retain(|_, of| of.name != spec.name);
+        }
+    }
 }
 
 fn withhold_excluded(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
@@ -433,6 +462,10 @@ impl<'a> Host<'a> {
             && has_text(&select.model, &["model"], &|glob, model| {
                 glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model))
             })
+            && (select.mig_profile.is_empty()
+                || device
+                    .attribute("mig_profile")
+                    .is_some_and(|profile| profiles::is_selected(select, profile)))
             && has_text(&select.uuid, &["uuid", "mdev_uuid"], &str::eq_ignore_ascii_case)
             && has_text(&select.mdev_type, &["mdev_type", "mdev_type_name"], &|wanted, kind| {
                 wanted == kind

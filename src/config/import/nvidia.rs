@@ -6,6 +6,7 @@ use super::super::tree::{Is, Table, Value};
 use super::field::{Decoder, Field};
 use super::source::Source;
 use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
+use crate::domain::{MIG_PROFILE, MigStrategy};
 
 const GPU: &str = "nvidia.com/gpu";
 const IGNORED: &str = "NVIDIA's plugin reads it and does not use it either";
@@ -107,22 +108,16 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     }
     let settings = Settings { source, root: root.clone() };
     settings.elsewhere(draft);
-    let mut gpu = resource(GPU, "gpu");
-    gpu.set("contract", text("nvidia"));
-    let mut select = Table::default();
-    select.set("vendor", texts(&["10de"]));
-    select.set("driver", texts(&["nvidia"]));
-    let is_none = mig(&settings, &mut select, draft);
-    let mut options = options(&settings, draft);
-    if let Some(sharing) = of_root("sharing") {
-        share(&sharing, &settings, &mut gpu, &mut options, draft);
-    }
-    place(&settings, &mut gpu, is_none, draft);
-    set_table(&mut gpu, "select", select);
-    set_table(&mut gpu, "nvidia", options);
-    match &root {
-        Some(root) => draft.offer(gpu, root),
-        None => draft.offers.push(super::Offer { table: gpu, place: "the container".to_owned() }),
+    let strategy = mig(&settings, draft);
+    let options = options(&settings, draft);
+    let shares = of_root("sharing").map(|sharing| share(&sharing, &settings, strategy, draft));
+    for offer in offers(strategy, &shares.unwrap_or_default(), &options, &settings, draft) {
+        match &root {
+            Some(root) => draft.offer(offer, root),
+            None => {
+                draft.offers.push(super::Offer { table: offer, place: "the container".to_owned() });
+            }
+        }
     }
     draft.no_equivalent(
         of_root("resources"),
@@ -277,57 +272,141 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     options
 }
 
-/// Selects the GPUs by their MIG state. Returns whether only whole GPUs are offered.
-fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
+/// The resources: whole GPUs, the MIG instances of each shared profile, and those of each other
+/// profile.
+fn offers(
+    strategy: MigStrategy,
+    shares: &[Share],
+    options: &Table,
+    settings: &Settings<'_>,
+    draft: &mut Draft,
+) -> Vec<Table> {
+    let profiles = shares.iter().filter_map(|share| share.profile.as_deref());
+    let is_shared = shares.iter().any(|share| share.profile.is_none());
+    let policy = placement(settings, is_shared, strategy, draft);
+    let offer = |name: &str, profile: Option<&str>, part: Option<bool>| {
+        let mut offer = resource(name, "gpu");
+        offer.set("contract", text("nvidia"));
+        let mut options = options.clone();
+        let share = shares.iter().find(|share| share.profile.as_deref() == profile);
+        if let Some(share) = share {
+            share.apply(&mut offer, &mut options);
+        }
+        // MIG instances of one GPU are equally near.
+        let is_part = part == Some(true) && policy.is_some();
+        if share.is_some() || is_part {
+            offer.set("placement", text(policy.unwrap_or("spread")));
+        }
+        let mut select = Table::default();
+        select.set("vendor", texts(&["10de"]));
+        select.set("driver", texts(&["nvidia"]));
+        if let Some(part) = part {
+            select.set("part", plain(part));
+        }
+        if strategy == MigStrategy::Single {
+            select.set("uniform", plain(true));
+        }
+        if let Some(profile) = profile.filter(|profile| !profile.contains('{')) {
+            select.set("mig_profile", texts(&[profile]));
+        }
+        set_table(&mut offer, "select", select);
+        set_table(&mut offer, "nvidia", options);
+        offer
+    };
+    let part = (strategy != MigStrategy::Single).then_some(false);
+    let mut offers = vec![offer(GPU, None, part)];
+    if strategy == MigStrategy::Mixed {
+        offers.extend(
+            profiles.chain([MIG_PROFILE]).map(|profile| {
+                offer(&format!("nvidia.com/mig-{profile}"), Some(profile), Some(true))
+            }),
+        );
+    }
+    offers
+}
+
+/// The MIG strategy. A wrong value counts as none, the plugin's default.
+fn mig(settings: &Settings<'_>, draft: &mut Draft) -> MigStrategy {
     let drain = "ids of MIG instances change: drain nodes with MIG before the change";
     let known = |field: &Field<'_>| match field.text()? {
-        known @ ("none" | "single" | "mixed") => Ok(known.to_owned()),
+        "none" => Ok(MigStrategy::None),
+        "single" => Ok(MigStrategy::Single),
+        "mixed" => Ok(MigStrategy::Mixed),
         _ => Err(field.wrong("`none`, `single` or `mixed`")),
     };
     let field = settings.get("flags.migStrategy");
     let path = field.as_ref().map(|field| field.path.clone()).unwrap_or_default();
-    let strategy = draft.setting(field, known);
-    match strategy.as_deref() {
-        Some("single") => {
-            draft.warn(format!("`{path}` is `single`: {drain}"));
-            return false;
-        }
-        Some("mixed") => draft.warn(format!(
-            "`{path}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not support profiles; name the \
-             instances by `uuid` or `id` in a [[resource]] for each profile, as `holdfast discover` shows them; {drain}"
-        )),
-        _ => {}
+    let strategy = draft.setting(field, known).unwrap_or_default();
+    match strategy {
+        MigStrategy::None => {}
+        MigStrategy::Single => draft.warn(format!("`{path}` is `single`: {drain}")),
+        MigStrategy::Mixed => draft.warn(format!("`{path}` is `mixed`: {drain}")),
     }
-    select.set("part", plain(false));
-    true
+    strategy
 }
 
-/// The preference among several shares. NVIDIA's plugin applies its policy to shares and MIG
-/// instances only. It places whole GPUs near to each other, as we do.
-fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Draft) {
+/// The plugin's policy for shares and MIG instances, as our `placement`. It places whole GPUs near
+/// to each other, as we do by default.
+fn placement(
+    settings: &Settings<'_>,
+    is_shared: bool,
+    strategy: MigStrategy,
+    draft: &mut Draft,
+) -> Option<&'static str> {
     let field = settings.get("flags.plugin.sharedDevicesAllocationPolicy");
     let policy = draft.setting(field.clone(), |field| match field.text()? {
         "distributed" => Ok("spread"),
         "packed" => Ok("packed"),
         _ => Err(field.wrong("`distributed` or `packed`")),
     });
-    if gpu.get("replicas").is_some() {
-        gpu.set("placement", text(policy.unwrap_or("spread")));
-    } else if let (Some(field), Some(_), false) = (&field, policy, is_none) {
+    if let (Some(field), Some(_), false, MigStrategy::Single) =
+        (&field, policy, is_shared, strategy)
+    {
         draft.warn(format!(
             "{} is left out: a resource has one `placement`, and whole GPUs need the default one",
             field.place()
         ));
+    }
+    policy
+}
+
+/// How a resource is shared.
+struct Share {
+    /// The profile of MIG instances; `None` for GPUs.
+    profile: Option<String>,
+    replicas: u32,
+    /// Whether the name ends in `.shared`.
+    is_renamed: bool,
+    per_container: Option<&'static str>,
+    /// The folder of the MPS control daemon.
+    mps_root: Option<String>,
+}
+
+impl Share {
+    fn apply(&self, offer: &mut Table, options: &mut Table) {
+        offer.set("replicas", plain(self.replicas));
+        if self.is_renamed
+            && let Some(name) = offer.get("name").and_then(Value::as_text)
+        {
+            let name = format!("{name}.shared");
+            offer.set("name", text(&name));
+        }
+        if let Some(per_container) = self.per_container {
+            offer.set("per_container", text(per_container));
+        }
+        if let Some(root) = &self.mps_root {
+            options.set("mps_root", text(root));
+        }
     }
 }
 
 fn share(
     sharing: &Field<'_>,
     settings: &Settings<'_>,
-    gpu: &mut Table,
-    options: &mut Table,
+    strategy: MigStrategy,
     draft: &mut Draft,
-) {
+) -> Vec<Share> {
+    let mut shares: Vec<Share> = Vec::new();
     let mps = sharing.get("mps");
     let time_slicing = sharing.get("timeSlicing").filter(Field::has_effect);
     if let (Some(mps), Some(time_slicing)) = (&mps, &time_slicing) {
@@ -337,59 +416,66 @@ fn share(
     let (way, is_mps) = match (mps, time_slicing) {
         (Some(mps), _) => (mps, true),
         (None, Some(time_slicing)) => (time_slicing, false),
-        (None, None) => return,
+        (None, None) => return shares,
     };
     // The plugin itself looks up the keys below here, in their exact spelling.
     let way = way.exact();
-    let renames = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
+    let is_renamed = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
     let one = draft.setting(way.get("failRequestsGreaterThanOne"), Field::truth).unwrap_or(is_mps);
     let Some(entries) = way.get("resources").filter(Field::has_effect) else {
-        return draft.wrong(&format!("`{}`", way.path), &way.wrong("a list of `resources`"));
+        draft.wrong(&format!("`{}`", way.path), &way.wrong("a list of `resources`"));
+        return shares;
     };
-    let Some(entries) = draft.setting(Some(entries), |list| list.items()) else { return };
+    // A client of MPS has one share unless the file sets otherwise. Of other shares a container
+    // gets as many as it requests.
+    let per_container = match (is_mps, one) {
+        (false, true) => Some("one"),
+        (true, false) => Some("any"),
+        _ => None,
+    };
+    let entries = draft.setting(Some(entries), |list| list.items()).unwrap_or_default();
     for entry in entries {
-        match shared(&entry, draft) {
+        match shared(&entry, !is_mps && strategy == MigStrategy::Mixed, draft) {
             Err(error) => {
                 entry.read_all();
                 draft.wrong(&format!("`{}`", entry.path), &error);
             }
             Ok(None) => {}
-            Ok(Some(_)) if gpu.get("replicas").is_some() => {
+            Ok(Some((profile, _))) if shares.iter().any(|share| share.profile == profile) => {
                 draft.wrong(
                     &format!("`{}`", entry.path),
                     &entry.wrong("a resource that occurs once"),
                 );
             }
-            Ok(Some(replicas)) => {
-                set_from(gpu, "replicas", plain(replicas), &entry);
-                if renames {
-                    gpu.set("name", text("nvidia.com/gpu.shared"));
-                }
-                // A client of MPS has one share unless the file sets otherwise. Of other shares a
-                // container gets as many as it requests.
-                match (is_mps, one) {
-                    (false, true) => gpu.set("per_container", text("one")),
-                    (true, false) => gpu.set("per_container", text("any")),
-                    _ => {}
-                }
+            Ok(Some((profile, replicas))) => {
+                let mps_root = is_mps.then(|| mps_root(settings, draft));
+                shares.push(Share { profile, replicas, is_renamed, per_container, mps_root });
             }
         }
     }
-    if is_mps && gpu.get("replicas").is_some() {
-        let root = draft
-            .setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned))
-            .filter(|root| !root.is_empty());
-        options.set("mps_root", text(root.as_deref().unwrap_or("/run/nvidia/mps")));
+    if is_mps && !shares.is_empty() {
         draft.warn(format!(
             "`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not manage \
              it",
             way.path
         ));
     }
+    shares
 }
 
-/// The number of shares per GPU in an entry; `None` if the entry is about another resource.
-fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportError> {
+/// The folder of the MPS control daemon.
+fn mps_root(settings: &Settings<'_>, draft: &mut Draft) -> String {
+    let root = draft.setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned));
+    root.filter(|root| !root.is_empty()).unwrap_or_else(|| "/run/nvidia/mps".to_owned())
+}
+
+/// The MIG profile in the name of an entry, if it has one, and the number of shares per device.
+/// `None` if the entry is about another resource.
+fn shared(
+    entry: &Field<'_>,
+    has_profiles: bool,
+    draft: &mut Draft,
+) -> Result<Option<(Option<String>, u32)>, ImportError> {
     let need = || entry.wrong("a `name` and `replicas`");
     let name = entry.get("name").ok_or_else(need)?;
     let name = name.text()?;
@@ -398,9 +484,17 @@ fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportErr
     draft.no_equivalent(entry.get("rename"), IGNORED);
     draft
         .no_equivalent(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
-    if !matches!(name, GPU | "gpu") {
-        draft
-            .warn(format!("{} is left out: only {GPU} is imported with its shares", entry.place()));
+    let profile = name
+        .strip_prefix("nvidia.com/")
+        .unwrap_or(name)
+        .strip_prefix("mig-")
+        .filter(|profile| has_profiles && profile.starts_with(|c: char| c.is_ascii_digit()));
+    if !matches!(name, GPU | "gpu") && profile.is_none() {
+        draft.warn(format!(
+            "{} is left out: only {GPU} is imported with its shares, and time slices of MIG \
+             profiles with the strategy `mixed`",
+            entry.place()
+        ));
         return Ok(None);
     }
     if !(2..=SHARES_MAX).contains(&replicas) {
@@ -408,5 +502,5 @@ fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportErr
             "a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,"
         )));
     }
-    Ok(Some(replicas))
+    Ok(Some((profile.map(str::to_owned), replicas)))
 }
