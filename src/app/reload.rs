@@ -18,7 +18,9 @@
 use super::App;
 use crate::admin::ConfigReport;
 use crate::config::{Change, Config, ConfigError};
+use super::specs::{Specs, patterns};
 use crate::domain::{Plan, ResourceName, ResourceSpec};
+use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Mailbox, Rescan, TakeOver};
 use crate::telemetry::metrics;
@@ -72,44 +74,51 @@ impl Reloader {
 
     /// Reads the files and the resources that they make of this host, on another thread than the
     /// one that answers the kubelet.
-    async fn read(&self) -> Result<(Config, Vec<Arc<ResourceSpec>>), ConfigError> {
+    async fn read(&self) -> Result<(Config, Specs), ConfigError> {
         let (previous, host_root) = (self.latest.clone(), self.host_root.clone());
-        // The usual resources stay when their hardware is absent for a short time.
-        let usual =
-            self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
+        let (plan, is_usual) = (self.plan.borrow().clone(), self.running.resources.is_empty());
+        let mig_strategy = self.running.mig_strategy;
         let read = tokio::task::spawn_blocking(move || {
             let config = previous.load_again()?;
-            let mut specs = super::specs::each(&config, &host_root).map_err(|error| {
+            let configured = if config.resources.is_empty() {
+                // The usual resources stay when their hardware is absent for a short time.
+                let kept = if plan.patterns.is_empty() { &plan.specs } else { &plan.patterns };
+                let kept = kept.iter().filter(|spec| is_usual && !spec.is_orphan());
+                let mut usual: Vec<_> = kept.cloned().collect();
+                for spec in super::specs::usual(&host_root, mig_strategy) {
+                    if !usual.iter().any(|known| known.name == spec.name) {
+                        usual.push(spec);
+                    }
+                }
+                usual
+            } else {
+                config.resources.clone()
+            };
+            let mut specs = super::specs::each(&configured, &host_root).map_err(|error| {
                 ConfigError::new(format!(
                     "/dev cannot be read, and the configuration has a resource for each node in \
                      it: {error}"
                 ))
             })?;
-            if config.resources.is_empty() {
-                specs.extend(
-                    usual
-                        .iter()
-                        .flat_map(|usual| usual.iter())
-                        .filter(|spec| !spec.is_orphan())
-                        .cloned(),
-                );
-                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).collect();
-                let found = super::specs::usual(&host_root).into_iter();
-                specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
+            // The known MIG profiles are those of the current plan.
+            for known in plan.specs.iter() {
+                if !specs.iter().any(|spec| spec.name == known.name) {
+                    specs.extend(hardware::spec_named(&configured, &known.name).map(Arc::new));
+                }
             }
-            Ok((config, specs))
+            Ok((config, Specs { specs: specs.into(), patterns: patterns(&configured) }))
         });
         read.await.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
     }
 
     /// Publishes the plan if it is a new one.
-    fn publish(&self, specs: Vec<Arc<ResourceSpec>>, patterns: Arc<[Arc<ResourceSpec>]>) -> bool {
+    fn publish(&self, Specs { specs, patterns }: Specs) -> bool {
         let previous = self.plan.borrow().clone();
         // An equal resource keeps its previous value, so none is stored twice.
         let same = |spec: Arc<ResourceSpec>| {
             previous.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone)
         };
-        let specs: Arc<[_]> = specs.into_iter().map(same).collect();
+        let specs: Arc<[_]> = specs.iter().cloned().map(same).collect();
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
         let plan = Plan { number: previous.number, specs, patterns, health, ledger };
         let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter())
@@ -140,6 +149,7 @@ impl Reloader {
         let known: BTreeSet<ResourceName> =
             self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).collect();
         let new: Vec<ResourceName> = specs
+            .specs
             .iter()
             .map(|spec| spec.name.clone())
             .filter(|name| !known.contains(name))
@@ -147,7 +157,7 @@ impl Reloader {
         if !new.is_empty() {
             super::take_over::from_other_plugins(&self.take_over, new).await;
         }
-        let is_new = self.publish(specs, super::specs::patterns(&self.running));
+        let is_new = self.publish(specs);
         let generation = self.report.borrow().generation + u64::from(is_new);
         self.report.send_replace(report(
             &self.latest,

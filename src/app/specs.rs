@@ -1,7 +1,7 @@
 //! The resources that a daemon offers.
 
 use crate::config::Config;
-use crate::domain::{Grant, Plan, ResourceName, ResourceSpec};
+use crate::domain::{Grant, MigStrategy, NvmlSnapshot, Plan, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
@@ -16,26 +16,30 @@ const SCAN_PAUSES: [Duration; 4] = [
     Duration::from_millis(800),
 ];
 
+/// The resources of a plan.
+pub(super) struct Specs {
+    /// The resources, without patterns.
+    pub(super) specs: Arc<[Arc<ResourceSpec>]>,
+    /// The resources with patterns among them, if there is one; else none.
+    pub(super) patterns: Arc<[Arc<ResourceSpec>]>,
+}
+
 /// The resources of the configuration, else the known hardware under its usual names. A resource
 /// with a held device is always added (I3), else its container could not start again.
-pub(super) fn specs(
-    config: &Config,
-    host_root: &HostRoot,
-    grants: &[Grant],
-) -> Arc<[Arc<ResourceSpec>]> {
-    let mut specs = each(config, host_root).unwrap_or_else(|error| {
+pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Specs {
+    let is_usual = config.resources.is_empty();
+    let configured =
+        if is_usual { usual(host_root, config.mig_strategy) } else { config.resources.clone() };
+    let mut specs = each(&configured, host_root).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read /dev; resources for each node wait for the next scan");
-        config.resources.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect()
+        configured.iter().filter(|spec| !spec.name.is_pattern()).cloned().collect()
     });
-    if config.resources.is_empty() {
-        specs = usual(host_root).into_iter().map(Arc::new).collect();
-    }
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
     for name in held.into_iter().filter(|name| !known.contains(*name)) {
-        if let Some(spec) =
-            config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten()
-        {
+        let usual =
+            || is_usual.then(|| hardware::defaults::named(name, config.mig_strategy)).flatten();
+        if let Some(spec) = hardware::spec_named(&configured, name).or_else(usual) {
             specs.push(Arc::new(spec));
             continue;
         }
@@ -48,12 +52,12 @@ pub(super) fn specs(
             "no resource is configured and no known hardware is found; nothing is offered"
         );
     }
-    specs.into()
+    Specs { specs: specs.into(), patterns: patterns(&configured) }
 }
 
 /// The known hardware under its usual names. A scan that could not read everything is repeated,
 /// because a resource that it misses is not offered before the next reload.
-pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
+pub(super) fn usual(host_root: &HostRoot, mig: MigStrategy) -> Vec<Arc<ResourceSpec>> {
     let mut scan = hardware::scan(host_root);
     for pause in SCAN_PAUSES {
         if scan.unread.is_empty() {
@@ -66,30 +70,31 @@ pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
         tracing::error!(%why, "cannot read the hardware completely; missing devices are not offered, and `systemctl \
              reload holdfast` scans again");
     }
-    hardware::defaults::specs(&scan)
+    hardware::defaults::specs(&scan, mig).into_iter().map(Arc::new).collect()
 }
 
-/// The resources of the configuration. One with a name for each node becomes one resource for each
-/// present node.
+/// The resources without patterns: one with a name for each node becomes one for each present node.
+/// Those for each MIG profile wait for NVML.
 pub(super) fn each(
-    config: &Config,
+    configured: &[Arc<ResourceSpec>],
     host_root: &HostRoot,
 ) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
-    hardware::expand_patterns(host_root, &config.resources).map(|each| each.specs)
+    let nothing = NvmlSnapshot::empty();
+    hardware::expand_patterns(host_root, configured, &nothing).map(|each| each.specs)
 }
 
-/// The resources as they are configured, if one of them has a name for each node; else none.
-pub(super) fn patterns(config: &Config) -> Arc<[Arc<ResourceSpec>]> {
-    let has_pattern = config.resources.iter().any(|spec| spec.name.is_for_each_node());
-    config.resources.iter().filter(|_| has_pattern).cloned().collect()
+/// These resources, if one of them is a pattern; else none.
+pub(super) fn patterns(configured: &[Arc<ResourceSpec>]) -> Arc<[Arc<ResourceSpec>]> {
+    let has_pattern = configured.iter().any(|spec| spec.name.is_pattern());
+    configured.iter().filter(|_| has_pattern).cloned().collect()
 }
 
 /// The plan of a start. A reload changes it.
-pub(super) fn first_plan(config: &Config, specs: Arc<[Arc<ResourceSpec>]>) -> Plan {
+pub(super) fn first_plan(config: &Config, Specs { specs, patterns }: Specs) -> Plan {
     Plan {
         number: 1,
         specs,
-        patterns: patterns(config),
+        patterns,
         health: config.health.clone(),
         ledger: config.policy,
     }

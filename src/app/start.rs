@@ -29,7 +29,7 @@ impl App {
         let host_root = HostRoot::new(&settings.roots.host);
         let Opened { store, recovered, damage } = recovery::open(&settings, &host_root)?;
         let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
-        let names: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let names: Vec<ResourceName> = specs.specs.iter().map(|spec| spec.name.clone()).collect();
         let (slots, ledger) = (Slots::new(), Ledger::from(recovered));
         let wiring =
             Wiring::new(settings, host_root, store, damage, &ledger, specs, slots.actors());

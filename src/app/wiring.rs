@@ -99,7 +99,7 @@ impl Wiring {
         store: Store,
         damage: Option<Arc<str>>,
         ledger: &Ledger,
-        specs: Arc<[Arc<ResourceSpec>]>,
+        specs: Specs,
         actors: Actors,
     ) -> Self {
         let config = &settings.config;

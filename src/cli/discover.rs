@@ -30,7 +30,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
-    let specs = hardware::defaults::or_usual(&config.resources, &scan);
+    let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     // Use the ledger's device ids if it can be read, so that devices have the ids that the kubelet
     // knows.
     let recovered = source::ledger_if_any(global).unwrap_or_default();
@@ -329,6 +329,7 @@ fn short_list(names: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::console::screen::Screen;
+    use crate::domain::MigStrategy;
     use crate::hardware::{defaults, discover_with, scan};
     use crate::lab::sim::hardware::{GPUS, SimNode};
 
@@ -338,7 +339,7 @@ mod tests {
         breakage(&node);
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
-        let specs = defaults::or_usual(&[], &functions);
+        let specs = defaults::or_usual(&[], MigStrategy::None, &functions);
         document(
             &root,
             &discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new())),
@@ -408,7 +409,7 @@ mod tests {
         let node = SimNode::create(dir.path()).unwrap();
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
-        let specs = defaults::or_usual(&[], &functions);
+        let specs = defaults::or_usual(&[], MigStrategy::None, &functions);
         let found =
             discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let health = |resource: &str, as_id: Option<&str>| {

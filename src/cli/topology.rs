@@ -44,7 +44,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
-    let specs = hardware::defaults::or_usual(&config.resources, &scan);
+    let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     let discovery =
         hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&known.names));
     let picture = picture(&root, &discovery, &known);

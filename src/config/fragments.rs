@@ -1,11 +1,11 @@
 //! The keys of one file as serde types: every key is optional, every unknown key is an error.
 
-use crate::domain::topology::Placement;
 use crate::domain::{
     AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions,
     NodePattern, NvidiaOptions, PerContainer, Reason, Refuse, SriovOptions, WhenNotDurable,
     XilinxOptions,
 };
+use crate::domain::{MigStrategy, topology::Placement};
 use serde::Deserialize;
 use serde::de::{
     Deserializer, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer,
@@ -106,6 +106,7 @@ pub(super) struct Health {
 pub(super) struct Nvidia {
     /// `auto`, `off`, or the path of the library.
     pub(super) nvml: Option<String>,
+    pub(super) mig_strategy: Option<MigStrategy>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -193,6 +194,8 @@ pub(super) struct Select {
     pub(super) numa_node: Vec<u32>,
     pub(super) iommu_group: Vec<u32>,
     pub(super) mdev_type: Vec<String>,
+    pub(super) mig_profile: Vec<String>,
+    pub(super) uniform: bool,
     pub(super) part: Option<bool>,
     pub(super) interface: Vec<String>,
 }

@@ -86,7 +86,7 @@ fn reset(
             "`{phase}` = \"reset\" needs a PCI function, and the class `{class}` has none; use a command"
         ));
     }
-    if select.part == Some(true) || !select.mdev_type.is_empty() {
+    if select.part == Some(true) || !select.mdev_type.is_empty() || !select.mig_profile.is_empty() {
         return Err(format!(
             "`{phase}` = \"reset\" would reset the other parts of the PCI function too, and this \
              resource offers parts; use a command"

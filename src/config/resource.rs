@@ -7,14 +7,19 @@ use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{paths, text};
 use crate::domain::{
-    DeviceClass, DeviceId, NODE, PciAddress, PerContainer, PfSelect, ResourceName, ResourceSpec,
+    DeviceClass, DeviceId, MIG_PROFILE, NODE, PciAddress, PerContainer, PfSelect, ResourceName, ResourceSpec,
     Select,
 };
 
 pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_each = resource.name.contains(NODE);
-    let name =
-        if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let name = if is_each {
+        ResourceName::for_each_node(&resource.name)
+    } else if resource.name.contains(MIG_PROFILE) {
+        ResourceName::for_each_profile(&resource.name)
+    } else {
+        resource.name.parse()
+    };
     let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let select = select(&resource.select)?;
@@ -64,6 +69,11 @@ fn check_class(
     let is_char = class == DeviceClass::Char;
     if resource.name.contains(NODE) && !is_char {
         return Err(format!("`{NODE}` in the name is for the class `char`, not for `{class}`"));
+    }
+    if resource.name.contains(MIG_PROFILE) && class != DeviceClass::Gpu {
+        return Err(format!(
+            "`{MIG_PROFILE}` in the name is for the class `gpu`, not for `{class}`"
+        ));
     }
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
@@ -116,9 +126,13 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         LinkType::Ether => "ether".to_owned(),
         LinkType::Infiniband => "infiniband".to_owned(),
     };
-    let model = |text: &String| match glob::Pattern::new(text) {
-        Ok(_) => Ok(text.clone()),
-        Err(error) => Err(format!("the model `{}` is not a valid glob: {error}", hidden(text))),
+    let glob = |what: &'static str| {
+        move |text: &String| match glob::Pattern::new(text) {
+            Ok(_) => Ok(text.clone()),
+            Err(error) => {
+                Err(format!("the {what} `{}` is not a valid glob: {error}", hidden(text)))
+            }
+        }
     };
     Ok(Select {
         vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
@@ -129,11 +143,17 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         id: fragment.id.iter().map(DeviceId::new).collect(),
         pf: fragment.pf.iter().map(pf).collect::<Result<_, _>>()?,
         link_type: fragment.link_type.iter().map(link_type).collect(),
-        model: fragment.model.iter().map(model).collect::<Result<_, _>>()?,
+        model: fragment.model.iter().map(glob("model")).collect::<Result<_, _>>()?,
         uuid: fragment.uuid.clone(),
         numa_node: fragment.numa_node.clone(),
         iommu_group: fragment.iommu_group.clone(),
         mdev_type: fragment.mdev_type.clone(),
+        mig_profile: fragment
+            .mig_profile
+            .iter()
+            .map(glob("MIG profile"))
+            .collect::<Result<_, _>>()?,
+        uniform: fragment.uniform,
         part: fragment.part,
         interface: fragment.interface.clone(),
     })

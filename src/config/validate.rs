@@ -79,6 +79,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
+        mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
         health: health::health(&fragment.health)?,
         device_info_directory: directory(
             "device_info",

@@ -1,7 +1,7 @@
 //! The validated configuration, as the rest of the daemon uses it.
 
 use super::node::Node;
-use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
+use crate::domain::{Durability, HealthPolicy, MigStrategy, NvmlLibrary, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +46,8 @@ pub struct Config {
     pub features_directory: Option<PathBuf>,
     /// The NVML library for facts that NVIDIA's driver files leave open.
     pub nvml: NvmlLibrary,
+    /// How GPUs are offered without configured resources where MIG splits some of them.
+    pub mig_strategy: MigStrategy,
     /// The policy of device health.
     pub health: HealthPolicy,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,

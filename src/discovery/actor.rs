@@ -117,7 +117,7 @@ impl DiscoveryActor {
             }
         });
         let of_plan = of_plan.unwrap_or_else(|failure| {
-            let patterns = plan.patterns.iter().filter(|spec| spec.name.is_for_each_node());
+            let patterns = plan.patterns.iter().filter(|spec| spec.name.is_pattern());
             found
                 .unread
                 .resources
@@ -189,7 +189,12 @@ impl Handler<Rescan> for DiscoveryActor {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
         self.scanned_at = Some(host::now().boot);
-        let (plan, warnings) = planned(&self.config.host_root, &self.config.plan);
+        let DiscoveryConfig { host_root, plan, grants, nvml, question, .. } = &self.config;
+        let held: BTreeSet<ResourceName> =
+            grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
+        let nvml = nvml.borrow().clone();
+        let profiles = (&*nvml, nvml.lacks_profile(&question.borrow()));
+        let (plan, warnings) = planned(host_root, plan, profiles, &held);
         let (evidence, named) = self.scan(&plan, warnings);
         if let Some(wait) = self.note_unread(&evidence.unread) {
             context.run_later(wait, |_, context| request_scan(&context.address()));

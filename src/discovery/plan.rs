@@ -1,38 +1,45 @@
-//! The plan of a scan, with the resources of each node of `/dev`.
+//! The plan of a scan, with the resources of each node of `/dev` and of each MIG profile.
 
-use crate::domain::{Plan, ResourceSpec};
+use crate::domain::{NvmlSnapshot, Plan, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{HostRoot, ReadFailure};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The plan, with a resource for each existing node of the resources with a name for each node.
-/// Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or the read
-/// failure.
+/// The plan, with a resource for each existing node, or MIG profile, of the resources with patterns
+/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or
+/// the read failure.
 pub(super) fn planned(
     root: &HostRoot,
     current: &watch::Sender<Arc<Plan>>,
+    (nvml, lacks_profile): (&NvmlSnapshot, bool),
+    held: &BTreeSet<ResourceName>,
 ) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
     let plan = current.borrow().clone();
     if plan.patterns.is_empty() {
         return (plan, Ok(Vec::new()));
     }
     let hardware::ExpandedSpecs { specs, warnings } =
-        match hardware::expand_patterns(root, &plan.patterns) {
+        match hardware::expand_patterns(root, &plan.patterns, nvml) {
             Ok(each) => each,
             Err(failure) => return (plan, Err(failure)),
         };
-    // A resource that only the ledger knows stays until its last id has left the list.
-    let orphans = plan
-        .specs
-        .iter()
-        .filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
-    let orphans: Vec<_> = orphans.cloned().collect();
+    // A resource that only the ledger knows stays until its last id has left the list. That of a
+    // MIG profile stays while it is held, and while NVML has not returned all profiles.
+    let stays = |spec: &ResourceSpec| {
+        spec.is_orphan()
+            || (lacks_profile || held.contains(&spec.name))
+                && hardware::spec_named(&plan.patterns, &spec.name).is_some()
+    };
+    let is_gone = |spec: &&Arc<ResourceSpec>| !specs.iter().any(|known| known.name == spec.name);
+    let kept: Vec<_> =
+        plan.specs.iter().filter(is_gone).filter(|spec| stays(spec)).cloned().collect();
     // An equal resource is shared: none is in memory twice.
     let same = |spec: Arc<ResourceSpec>| {
         plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone)
     };
-    let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
+    let specs: Arc<[_]> = specs.into_iter().chain(kept).map(same).collect();
     if specs != plan.specs {
         current.send_if_modified(|current| {
             // A newer configuration has its own nodes. The next scan, which it requests, sees them.
@@ -49,7 +56,7 @@ pub(super) fn planned(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{CharPath, DeviceClass, NodePattern, ResourceName};
+    use crate::domain::{CharPath, DeviceClass, MigInstance, NodePattern, NvmlGpu};
     use crate::host::faults::with_faults;
 
     #[test]
@@ -66,8 +73,9 @@ mod tests {
         };
         let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
         let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
+        let (nvml, held) = (NvmlSnapshot::empty(), BTreeSet::new());
         let rescan = || {
-            let (planned, warnings) = planned(&root, &plan);
+            let (planned, warnings) = planned(&root, &plan, (&nvml, false), &held);
             assert_eq!(planned, *plan.borrow());
             (
                 planned.number,
@@ -94,5 +102,36 @@ mod tests {
         }
         std::fs::remove_file(dev.join("i2c-1")).unwrap();
         assert_eq!(rescan(), (4, "board/i2c-13".into(), Some(vec![])));
+    }
+
+    #[test]
+    fn the_resource_of_a_profile_stays_while_it_is_held_or_profiles_are_unknown() {
+        let name = ResourceName::for_each_profile("a.b/mig-{mig_profile}").unwrap();
+        let pattern = ResourceSpec::new(name, DeviceClass::Gpu);
+        let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
+        let dir = tempfile::tempdir().unwrap();
+        let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
+        let snapshot = |profiles: &[&str]| {
+            let instance = |(gi, profile): (u32, &&str)| {
+                let (uuid, profile) = (format!("MIG-{gi}"), Some((*profile).to_owned()));
+                ((gi, 0), MigInstance { uuid, profile })
+            };
+            let instances = (1..).zip(profiles).map(instance).collect();
+            let gpu = NvmlGpu { instances, ..NvmlGpu::default() };
+            NvmlSnapshot { gpus: [("0000:01:00.0".parse().unwrap(), gpu)].into() }
+        };
+        let rescan = |profiles: &[&str], lacks_profile: bool, held: &[&str]| {
+            let held = held.iter().map(|name| name.parse().unwrap()).collect();
+            let (planned, _) = planned(&root, &plan, (&snapshot(profiles), lacks_profile), &held);
+            let names = planned.specs.iter().map(|spec| spec.name.to_string());
+            names.collect::<Vec<_>>().join(" ")
+        };
+        let (small, all) = ("a.b/mig-1g.10gb", "a.b/mig-1g.10gb a.b/mig-2g.20gb");
+        assert_eq!(rescan(&[], true, &[]), "");
+        assert_eq!(rescan(&["2g.20gb", "1g.10gb", "1c.2g.20gb", "1g.10gb"], false, &[]), all);
+        assert_eq!(rescan(&["1g.10gb"], false, &["a.b/mig-2g.20gb"]), all);
+        assert_eq!(rescan(&["1g.10gb"], true, &[]), all);
+        assert_eq!(rescan(&["1g.10gb"], false, &[]), small);
+        assert_eq!(rescan(&["1g.10gb+me"], false, &[small]), "a.b/mig-1g.10gb.me a.b/mig-1g.10gb");
     }
 }

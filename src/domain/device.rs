@@ -116,6 +116,7 @@ pub struct Device {
     /// | `minor` | NVIDIA GPU | number of `/dev/nvidiaN` |
     /// | `index` | NVIDIA GPU | position among the driver's GPUs by address |
     /// | `gi`, `ci` | MIG instance | ids of the GPU instance and the compute instance |
+    /// | `mig_profile` | MIG instance | of NVML: `1g.10gb`, `1c.3g.40gb` |
     /// | `gi_cap`, `ci_cap` | MIG instance | numbers of their `/dev/nvidia-caps/nvidia-capN` |
     /// | `vgpu_type` | NVIDIA virtual function | number of its vGPU type |
     /// | `mdev_uuid`, `mdev_driver` | mediated device | as in sysfs |

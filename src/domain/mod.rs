@@ -60,7 +60,8 @@ pub use hook::{
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{
-    MigPlace, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names,
+    MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery,
+    NvmlSnapshot, requests_names,
 };
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
 pub use observation::{
@@ -72,7 +73,7 @@ pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
 pub use resource::{CharPath, MountSpec, NodePattern, ResourceSpec, Select};
-pub use resource_name::{InvalidResourceName, NODE, ResourceName};
+pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};

@@ -2,6 +2,7 @@
 
 use super::nvlink::{self, NvLinks};
 use super::pci::PciAddress;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -42,6 +43,20 @@ pub fn requests_names(query: &NvmlQuery) -> bool {
     query.values().any(|wanted| wanted.uuid)
 }
 
+/// How the GPUs that no configured resource selects are offered where MIG splits some of them: the
+/// three strategies of NVIDIA's device plugin (`migStrategy`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigStrategy {
+    /// Whole GPUs only.
+    #[default]
+    None,
+    /// Whole GPUs, or MIG instances of one profile, under the name of GPUs. A mixture is refused.
+    Single,
+    /// Whole GPUs, and the MIG instances of each profile under a name of their own.
+    Mixed,
+}
+
 /// The library to query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum NvmlLibrary {
@@ -54,13 +69,23 @@ pub enum NvmlLibrary {
     Off,
 }
 
+/// NVML's answer for one MIG instance.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MigInstance {
+    /// `MIG-<uuid>`.
+    pub uuid: String,
+    /// Its profile, such as `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`; `None` if NVML has not
+    /// returned it.
+    pub profile: Option<String>,
+}
+
 /// NVML's answer for one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlGpu {
     /// `GPU-<uuid>`.
     pub uuid: Option<String>,
-    /// The name of each MIG instance, `MIG-<uuid>`.
-    pub instances: BTreeMap<MigPlace, String>,
+    /// Its MIG instances.
+    pub instances: BTreeMap<MigPlace, MigInstance>,
     /// Its links; `None` if NVML has not returned them.
     pub links: Option<NvLinks>,
     /// Whether it is in MIG mode; `None` if NVML has not returned it.
@@ -88,10 +113,26 @@ impl NvmlSnapshot {
         self.gpus.get(&gpu)?.uuid.as_deref()
     }
 
-    /// The name of a MIG instance.
+    /// A MIG instance.
     #[must_use]
-    pub fn instance(&self, gpu: PciAddress, place: MigPlace) -> Option<&str> {
-        self.gpus.get(&gpu)?.instances.get(&place).map(String::as_str)
+    pub fn instance(&self, gpu: PciAddress, place: MigPlace) -> Option<&MigInstance> {
+        self.gpus.get(&gpu)?.instances.get(&place)
+    }
+
+    /// The profiles of all MIG instances.
+    #[must_use]
+    pub fn mig_profiles(&self) -> BTreeSet<&str> {
+        let instances = self.gpus.values().flat_map(|gpu| gpu.instances.values());
+        instances.filter_map(|instance| instance.profile.as_deref()).collect()
+    }
+
+    /// Whether the profile of a MIG instance of the query is not known (yet).
+    #[must_use]
+    pub fn lacks_profile(&self, query: &NvmlQuery) -> bool {
+        query.iter().any(|(gpu, wanted)| {
+            let profile = |place| self.instance(*gpu, place).and_then(|it| it.profile.as_ref());
+            wanted.instances.iter().any(|place| profile(*place).is_none())
+        })
     }
 
     /// Whether a GPU is known to be in MIG mode.
@@ -142,15 +183,21 @@ impl NvmlSnapshot {
         let mig_mode =
             |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.mig_mode);
         let of = |(gpu, wanted): (&PciAddress, &NvmlGpuQuery)| {
-            let name = |place: &MigPlace| {
-                answer
-                    .instance(*gpu, *place)
-                    .or_else(|| self.instance(*gpu, *place))
-                    .map(str::to_owned)
+            let instance = |place: &MigPlace| {
+                let former = self.instance(*gpu, *place);
+                let mut instance = answer.instance(*gpu, *place).or(former)?.clone();
+                // Another instance at the same place has another UUID.
+                let same = former.filter(|former| former.uuid == instance.uuid);
+                instance.profile =
+                    instance.profile.or_else(|| same.and_then(|former| former.profile.clone()));
+                Some(instance)
             };
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
-            let instances =
-                wanted.instances.iter().filter_map(|place| Some((*place, name(place)?))).collect();
+            let instances = wanted
+                .instances
+                .iter()
+                .filter_map(|place| Some((*place, instance(place)?)))
+                .collect();
             let links =
                 wanted.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
             let mig_mode = wanted
@@ -171,15 +218,29 @@ mod tests {
     #[test]
     fn an_incomplete_answer_keeps_known_facts_until_they_leave_the_query() {
         let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
-        let snapshot = |names: &[(MigPlace, &str)]| {
-            let instances =
-                names.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
+        let snapshot = |names: &[(MigPlace, (&str, &str))]| {
+            let instance = |(uuid, profile): (&str, &str)| MigInstance {
+                uuid: uuid.to_owned(),
+                profile: (!profile.is_empty()).then(|| profile.to_owned()),
+            };
+            let instances = names.iter().map(|(place, it)| (*place, instance(*it))).collect();
             NvmlSnapshot { gpus: [(gpu, NvmlGpu { instances, ..NvmlGpu::default() })].into() }
         };
         let query = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0), (2, 0)]))]);
-        let before = snapshot(&[((1, 0), "MIG-a"), ((2, 0), "MIG-b"), ((3, 0), "MIG-c")]);
-        let after = before.merged(snapshot(&[((2, 0), "MIG-new")]), &query);
-        assert_eq!(after, snapshot(&[((1, 0), "MIG-a"), ((2, 0), "MIG-new")]));
+        let [a, b, c] = [("MIG-a", "1g.10gb"), ("MIG-b", "2g.20gb"), ("MIG-c", "2g.20gb")];
+        let before = snapshot(&[((1, 0), a), ((2, 0), b), ((3, 0), c)]);
+        let after = before.merged(snapshot(&[((2, 0), ("MIG-new", ""))]), &query);
+        assert_eq!(after, snapshot(&[((1, 0), a), ((2, 0), ("MIG-new", ""))]));
+        assert!(after.lacks_profile(&query) && !before.lacks_profile(&query));
+        assert_eq!(after.mig_profiles().into_iter().collect::<Vec<_>>(), ["1g.10gb"]);
+        // The same instance, in an answer without its profile.
+        assert_eq!(
+            before.merged(snapshot(&[((2, 0), ("MIG-b", ""))]), &query).gpus[&gpu].instances
+                [&(2, 0)]
+                .profile
+                .as_deref(),
+            Some("2g.20gb")
+        );
         assert_eq!(
             before.merged(NvmlSnapshot::default(), &NvmlQuery::new()),
             NvmlSnapshot::default()

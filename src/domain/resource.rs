@@ -43,6 +43,11 @@ pub struct Select {
     pub iommu_group: Vec<u32>,
     /// Types of mediated devices, or the names of these types.
     pub mdev_type: Vec<String>,
+    /// Globs over the profiles of MIG instances. `+` in a profile also matches `.`.
+    pub mig_profile: Vec<String>,
+    /// Offers nothing while the devices are of several kinds: wholes and parts, or MIG instances of
+    /// several profiles.
+    pub uniform: bool,
     /// `true`: only parts of functions, which are MIG instances, partitions, ports and namespaces.
     /// `false`: only whole functions.
     pub part: Option<bool>,

@@ -23,6 +23,9 @@ pub struct InvalidResourceName {
 
 /// Placeholder for the node in a resource name, where each device node is a resource of its own.
 pub const NODE: &str = "{node}";
+/// Placeholder for the profile in a resource name, where the MIG instances of each profile are a
+/// resource of their own.
+pub const MIG_PROFILE: &str = "{mig_profile}";
 
 impl ResourceName {
     /// Parses a name pattern with the placeholder for the node: `example.com/{node}`.
@@ -31,14 +34,34 @@ impl ResourceName {
     /// If `{node}` is not in the part after `/`, or if the kubelet would refuse the name with a
     /// plain word in place of `{node}`.
     pub fn for_each_node(text: &str) -> Result<Self, InvalidResourceName> {
+        Self::pattern(text, NODE, "node", "`{node}` must be in the part after `/`")
+    }
+
+    /// Parses a name pattern with the placeholder for a MIG profile: `nvidia.com/mig-{mig_profile}`.
+    ///
+    /// # Errors
+    /// As [`ResourceName::for_each_node`].
+    pub fn for_each_profile(text: &str) -> Result<Self, InvalidResourceName> {
+        let place = "`{mig_profile}` must be in the part after `/`";
+        Self::pattern(text, MIG_PROFILE, "1g.10gb", place)
+    }
+
+    /// A name with a placeholder, which must be valid with `example` in its place.
+    fn pattern(
+        text: &str,
+        placeholder: &str,
+        example: &str,
+        place: &'static str,
+    ) -> Result<Self, InvalidResourceName> {
         let refuse = |why| InvalidResourceName { name: text.to_owned(), why };
-        if !text
-            .split_once('/')
-            .is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE))
-        {
-            return Err(refuse("`{node}` must be in the part after `/`"));
+        if !text.split_once('/').is_some_and(|(prefix, name)| {
+            name.contains(placeholder) && !prefix.contains(placeholder)
+        }) {
+            return Err(refuse(place));
         }
-        text.replace(NODE, "node").parse::<ResourceName>().map_err(|error| refuse(error.why))?;
+        text.replace(placeholder, example)
+            .parse::<ResourceName>()
+            .map_err(|error| refuse(error.why))?;
         Ok(ResourceName(text.into()))
     }
 
@@ -46,6 +69,34 @@ impl ResourceName {
     #[must_use]
     pub fn is_for_each_node(&self) -> bool {
         self.0.contains(NODE)
+    }
+
+    /// Whether it is a pattern of [`ResourceName::for_each_profile`].
+    #[must_use]
+    pub fn is_for_each_profile(&self) -> bool {
+        self.0.contains(MIG_PROFILE)
+    }
+
+    /// Whether it is a pattern, which stands for several resources.
+    #[must_use]
+    pub fn is_pattern(&self) -> bool {
+        self.is_for_each_node() || self.is_for_each_profile()
+    }
+
+    /// The name for one MIG profile. As NVIDIA's plugin has it, `1g.10gb+me` becomes `1g.10gb.me`.
+    ///
+    /// # Errors
+    /// If the result is not a valid name.
+    pub fn of_profile(&self, profile: &str) -> Result<Self, InvalidResourceName> {
+        self.0.replace(MIG_PROFILE, &profile.replace('+', ".")).parse()
+    }
+
+    /// The profile for which this pattern makes that name, with `.` in place of `+`.
+    #[must_use]
+    pub fn profile_in<'a>(&self, name: &'a ResourceName) -> Option<&'a str> {
+        let (before, after) = self.0.split_once(MIG_PROFILE)?;
+        let profile = name.0.strip_prefix(before)?.strip_suffix(after)?;
+        profile.starts_with(|c: char| c.is_ascii_digit()).then_some(profile)
     }
 
     /// The name for one node below `/dev`: `net/tun` becomes `net_tun`. Characters that are not

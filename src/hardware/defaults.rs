@@ -1,8 +1,9 @@
 //! The resources without a configuration: known hardware under its vendor's usual name.
 
-use super::{Scan, drm, nvidia};
+use super::{Scan, drm, nvidia, profiles};
 use crate::domain::{
-    ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select,
+    ContractKind, DeviceClass, MigStrategy, PciAddress, PciFunction, ResourceName, ResourceSpec,
+    Select,
 };
 use std::sync::Arc;
 
@@ -15,11 +16,18 @@ const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
     ("gpu.intel.com/xe", drm::VENDOR_INTEL, "xe", None),
 ];
 
+/// The names of the MIG instances of each profile, as NVIDIA's device plugin has them.
+const MIG_NAME: &str = "nvidia.com/mig-{mig_profile}";
+
 /// The configured resources; without any, those for the existing hardware.
 #[must_use]
-pub fn or_usual(configured: &[Arc<ResourceSpec>], scan: &Scan) -> Vec<Arc<ResourceSpec>> {
+pub fn or_usual(
+    configured: &[Arc<ResourceSpec>],
+    mig: MigStrategy,
+    scan: &Scan,
+) -> Vec<Arc<ResourceSpec>> {
     if configured.is_empty() {
-        specs(scan).into_iter().map(Arc::new).collect()
+        specs(scan, mig).into_iter().map(Arc::new).collect()
     } else {
         configured.to_vec()
     }
@@ -30,7 +38,7 @@ pub fn or_usual(configured: &[Arc<ResourceSpec>], scan: &Scan) -> Vec<Arc<Resour
 /// A card without a driver counts: a container may install the driver long after the start, and
 /// then the resource exists already. A card with another driver is meant for another use.
 #[must_use]
-pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
+pub fn specs(scan: &Scan, mig: MigStrategy) -> Vec<ResourceSpec> {
     let mut specs = Vec::new();
     for (name, vendor, driver, vf) in KNOWN {
         let mine = |function: &&PciFunction| {
@@ -47,12 +55,14 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
         let (integrated, cards): (Vec<_>, Vec<_>) =
             scan.functions.values().filter(mine).partition(|function| is_integrated(function));
         let named = name.parse().ok().filter(|_| !cards.is_empty());
-        if let Some(spec) = named.and_then(|name| self::named(&name)) {
+        if let Some(spec) = named.and_then(|name| whole(&name, mig)) {
             let integrated: Vec<PciAddress> =
                 integrated.iter().map(|function| function.address).collect();
             let exclude = (!integrated.is_empty())
                 .then(|| Select { address: integrated, ..Select::default() });
+            let of_each_profile = of_each_profile(&spec, mig);
             specs.push(ResourceSpec { exclude, ..spec });
+            specs.extend(of_each_profile);
         }
     }
     specs
@@ -60,10 +70,36 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
 
 /// The usual resource of this name, also without its hardware.
 #[must_use]
-pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
+pub fn named(name: &ResourceName, mig: MigStrategy) -> Option<ResourceSpec> {
+    let of_each_profile = || {
+        let gpus = whole(&KNOWN[0].0.parse().ok()?, mig)?;
+        profiles::spec_named(&[Arc::new(of_each_profile(&gpus, mig)?)], name)
+    };
+    whole(name, mig).or_else(of_each_profile)
+}
+
+/// The resource of the MIG instances of each profile, next to that of whole GPUs.
+fn of_each_profile(gpus: &ResourceSpec, mig: MigStrategy) -> Option<ResourceSpec> {
+    if mig != MigStrategy::Mixed || gpus.name.as_str() != KNOWN[0].0 {
+        return None;
+    }
+    let name = ResourceName::for_each_profile(MIG_NAME).ok()?;
+    let select = Select { part: Some(true), ..gpus.select.clone() };
+    Some(ResourceSpec { name, select, ..gpus.clone() })
+}
+
+/// The resource of this name for whole devices.
+fn whole(name: &ResourceName, mig: MigStrategy) -> Option<ResourceSpec> {
     let (_, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
-    let select =
-        Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() };
+    let is_nvidia = vendor == nvidia::VENDOR;
+    let select = Select {
+        vendor: vec![vendor],
+        driver: vec![driver.to_owned()],
+        vf,
+        part: (is_nvidia && mig != MigStrategy::Single).then_some(false),
+        uniform: is_nvidia && mig == MigStrategy::Single,
+        ..Select::default()
+    };
     let contract = ContractKind::usual(DeviceClass::Gpu, &select.vendor, &select.driver).into();
     Some(ResourceSpec { contract, select, ..ResourceSpec::new(name.clone(), DeviceClass::Gpu) })
 }
@@ -92,7 +128,7 @@ mod tests {
     fn names(functions: Vec<PciFunction>) -> Vec<String> {
         let scan =
             Scan::of(functions.into_iter().map(|function| (function.address, function)).collect());
-        specs(&scan).iter().map(|spec| spec.name.to_string()).collect()
+        specs(&scan, MigStrategy::None).iter().map(|spec| spec.name.to_string()).collect()
     }
 
     #[test]
@@ -117,7 +153,7 @@ mod tests {
     fn integrated_graphics_are_left_out_next_to_a_card() {
         let functions = [gpu("0000:00:02.0", 0x8086, "i915"), gpu("0000:03:00.0", 0x8086, "i915")];
         let scan = Scan::of(functions.map(|function| (function.address, function)).into());
-        let specs = specs(&scan);
+        let specs = specs(&scan, MigStrategy::None);
         assert_eq!(specs[0].exclude.as_ref().unwrap().address, ["0000:00:02.0".parse().unwrap()]);
     }
 }

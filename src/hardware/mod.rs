@@ -38,6 +38,7 @@ mod nvidia;
 mod nvme;
 mod patterns;
 mod pci;
+mod profiles;
 mod rdma;
 mod routes;
 mod select;
@@ -54,6 +55,7 @@ pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
+pub use profiles::spec_named;
 pub use select::{NearMiss, Nearest, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
@@ -150,10 +152,9 @@ pub fn discover_with(
     specs: &[Arc<ResourceSpec>],
     known: &DiscoverInput<'_>,
 ) -> Discovery {
-    let ExpandedSpecs { specs, mut warnings } =
-        expand_patterns(root, specs).unwrap_or_else(|failure| {
-            let specs =
-                specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
+    let ExpandedSpecs { specs, mut warnings } = expand_patterns(root, specs, known.nvml)
+        .unwrap_or_else(|failure| {
+            let specs = specs.iter().filter(|spec| !spec.name.is_pattern()).cloned().collect();
             ExpandedSpecs {
                 specs,
                 warnings: vec![format!(
@@ -190,6 +191,7 @@ pub fn discover_with(
     let mut named = remember(&mut devices, known.names);
     let devices = shared(devices, known.former);
     let mut selection = select(&devices, &chars, &specs);
+    unread.resources.extend(profiles::unknown(&devices, &specs));
     warnings.extend(found.warnings);
     selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {

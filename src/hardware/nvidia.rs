@@ -22,8 +22,8 @@ use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
 use crate::domain::{
-    Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress,
-    PciFunction,
+    Device, DeviceClass, DeviceNode, MigInstance, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot,
+    PciAddress, PciFunction,
 };
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -238,7 +238,7 @@ fn cut_into_instances<'a>(
     facts: &mut Facts,
     minor: &str,
     uuid: Option<&str>,
-    name_of: impl Fn(MigPlace) -> Option<&'a str>,
+    instance_at: impl Fn(MigPlace) -> Option<&'a MigInstance>,
 ) {
     let dir = mig_folder(minor);
     let instances = numbered(root, &dir, "gi");
@@ -278,8 +278,9 @@ fn cut_into_instances<'a>(
             }));
             let of_its_place =
                 || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
-            let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&name_of).map(str::to_owned);
-            instance.note("uuid", own.or_else(of_its_place));
+            let known = gi.parse().ok().zip(ci.parse().ok()).and_then(&instance_at);
+            instance.note("uuid", known.map(|it| it.uuid.clone()).or_else(of_its_place));
+            instance.note("mig_profile", known.and_then(|it| it.profile.as_deref()));
             instance.note("model", facts.attributes.get("model"));
             for (name, value) in
                 [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)]
@@ -534,7 +535,11 @@ mod tests {
         assert_eq!(wanted, [(cut, of_cut), (unused, NvmlGpuQuery::names([]))].into());
 
         let mut nvml = NvmlSnapshot::default();
-        nvml.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
+        nvml.gpus
+            .entry(cut)
+            .or_default()
+            .instances
+            .insert((13, 0), MigInstance { uuid: "MIG-a".into(), profile: Some("1g.10gb".into()) });
         nvml.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
         let cut = facts(&root, &gpu(), &nvml);
         let uuids: Vec<_> =

@@ -1,7 +1,8 @@
-//! The paths that a pattern selects, and the resources of a name with `{node}`: one resource for
-//! each existing node.
+//! The paths that a pattern selects, and the resources of a name with a placeholder: one resource
+//! for each existing node (`{node}`), or for each profile of a MIG instance (`{mig_profile}`).
 
-use crate::domain::{CharPath, NodePattern, ResourceName, ResourceSpec};
+use super::profiles;
+use crate::domain::{CharPath, NodePattern, NvmlSnapshot, ResourceName, ResourceSpec};
 use crate::host::{DevEntry, HostRoot, Listings, ReadFailure, TooMany};
 use regex_lite::Regex;
 use std::collections::BTreeMap;
@@ -80,21 +81,27 @@ pub struct ExpandedSpecs {
     pub warnings: Vec<String>,
 }
 
-/// Makes one resource for each node of the resources with a name for each node.
+/// Makes one resource for each node of the resources with a name for each node, and for each
+/// profile of the resources with a name for each profile.
 ///
 /// # Errors
 /// The first read that failed: then none of these resources is known.
 pub fn expand_patterns(
     root: &HostRoot,
     specs: &[Arc<ResourceSpec>],
+    nvml: &NvmlSnapshot,
 ) -> Result<ExpandedSpecs, ReadFailure> {
     let root = &root.recording();
-    let found = expand(root, specs)?;
+    let found = expand(root, specs, nvml)?;
     root.take_failures().into_iter().next().map_or(Ok(found), Err)
 }
 
-fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs, ReadFailure> {
-    let is_pattern = |spec: &&Arc<ResourceSpec>| spec.name.is_for_each_node();
+fn expand(
+    root: &HostRoot,
+    specs: &[Arc<ResourceSpec>],
+    nvml: &NvmlSnapshot,
+) -> Result<ExpandedSpecs, ReadFailure> {
+    let is_pattern = |spec: &&Arc<ResourceSpec>| spec.name.is_pattern();
     let mut found = ExpandedSpecs::default();
     if !specs.iter().any(|spec| is_pattern(&spec)) {
         found.specs = specs.to_vec();
@@ -114,9 +121,15 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
         .collect();
     let (mut made, mut left) = (0, 0);
     for spec in specs {
-        if !spec.name.is_for_each_node() {
+        if !spec.name.is_pattern() {
             found.specs.push(Arc::clone(spec));
             continue;
+        }
+        for spec in of_profiles(spec, nvml, &mut found.warnings) {
+            if !named.contains_key(&spec.name) {
+                named.insert(spec.name.clone(), "the configuration".to_owned());
+                found.specs.push(Arc::new(spec));
+            }
         }
         for path in &spec.paths {
             let paths = dev.paths(root, &mut listings, &path.host);
@@ -156,6 +169,30 @@ fn expand(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<ExpandedSpecs,
         found.warnings.push(format!("{left} nodes beyond the limit of {EXPANDED_MAX} resources are not offered; use narrower patterns"));
     }
     Ok(found)
+}
+
+/// The resources of the profiles that a resource with a name for each profile selects.
+fn of_profiles(
+    pattern: &ResourceSpec,
+    nvml: &NvmlSnapshot,
+    warnings: &mut Vec<String>,
+) -> Vec<ResourceSpec> {
+    if !pattern.name.is_for_each_profile() {
+        return Vec::new();
+    }
+    let (shared, own): (Vec<&str>, Vec<&str>) = nvml
+        .mig_profiles()
+        .into_iter()
+        .filter(|profile| profiles::is_selected(&pattern.select, profile))
+        .partition(|profile| profiles::is_of_a_shared_instance(profile));
+    warnings.extend(shared.iter().map(|profile| {
+        format!(
+            "{}: MIG instances of the profile {profile} are not offered, because each shares its \
+             GPU instance with others; select them with `mig_profile` in a resource of their own",
+            pattern.name
+        )
+    }));
+    own.into_iter().filter_map(|profile| profiles::spec_of(pattern, profile)).collect()
 }
 
 /// The resource of one node.
@@ -261,7 +298,7 @@ mod tests {
                 ],
             ),
         ];
-        let found = expand_patterns(&root, &specs).unwrap();
+        let found = expand_patterns(&root, &specs, &NvmlSnapshot::empty()).unwrap();
         let expected = [
             ("d/i2c-1", "/dev/i2c-1"),
             ("d/i2c-13", "/dev/i2c-13"),
@@ -296,10 +333,11 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let mut spec = (*pattern("d/com-{node}", &[])).clone();
         spec.paths = char_spec("a.b/c", &["/dev/ttyS1*"]).paths.clone();
-        let found = expand_patterns(&root, &[Arc::new(spec.clone())]).unwrap();
+        let found =
+            expand_patterns(&root, &[Arc::new(spec.clone())], &NvmlSnapshot::empty()).unwrap();
         assert_eq!((found.specs.len(), found.specs[0].name.as_str()), (111, "d/com-ttyS1"));
         spec.paths = char_spec("a.b/c", &["/dev/ttyS*"]).paths.clone();
-        let found = expand_patterns(&root, &[Arc::new(spec)]).unwrap();
+        let found = expand_patterns(&root, &[Arc::new(spec)], &NvmlSnapshot::empty()).unwrap();
         assert_eq!((found.specs.len(), found.warnings.len()), (EXPANDED_MAX, 1));
         assert!(
             found.warnings[0].starts_with("44 nodes beyond the limit of 256"),
@@ -314,13 +352,14 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let specs = [pattern("d/{node}", &["^i2c-[0-9]*$"])];
         assert_eq!(
-            expand_patterns(&root, &specs).unwrap().specs,
+            expand_patterns(&root, &specs, &NvmlSnapshot::empty()).unwrap().specs,
             [],
             "a tree without a /dev has no nodes"
         );
         std::fs::create_dir(dir.path().join("dev")).unwrap();
-        let unreadable =
-            |specs: &[_]| with_faults(|_| Some(24), || expand_patterns(&root, specs)).0;
+        let unreadable = |specs: &[_]| {
+            with_faults(|_| Some(24), || expand_patterns(&root, specs, &NvmlSnapshot::empty())).0
+        };
         assert!(unreadable(&specs).unwrap_err().to_string().contains("/dev"));
         let plain = [char_spec("a.b/c", &["/dev/fuse"])];
         assert_eq!(

@@ -8,7 +8,7 @@ pub use near::{NearMiss, Nearest, near_misses};
 
 use self::criteria::Host;
 use self::exclusion::{
-    Chosen, withhold_duplicate_paths, withhold_excluded, withhold_shared_parents,
+    Chosen, withhold_duplicate_paths, withhold_excluded, withhold_mixtures, withhold_shared_parents,
     withhold_unanswerable,
 };
 use crate::domain::{Device, DeviceClass, ResourceName, ResourceSpec};
@@ -60,6 +60,7 @@ pub fn select(
         }
     }
     warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
+    withhold_mixtures(devices, &mut chosen, &mut selection.warnings);
     withhold_excluded(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
@@ -149,9 +150,14 @@ fn warn_of_wholes(
                 && !host.excludes(spec, device)
         };
         if let Some(spec) = specs.iter().find(selects_whole) {
+            let remedy = if parts == profiles::MIG {
+                "offer them by `[nvidia] mig_strategy`, or in a resource with `part = true`"
+            } else {
+                "`part = false` selects whole devices only"
+            };
             warnings.push(format!(
-                "{}: {} is not offered, because it is split into parts ({parts}) and no resource offers them; \
-                 `part = false` selects whole devices only",
+                "{}: {} is not offered, because it is split into parts ({parts}) and no resource \
+                 offers them; {remedy}",
                 spec.name, device.id,
             ));
         }

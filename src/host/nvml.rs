@@ -123,7 +123,7 @@ fn query_library(
     library: &std::path::Path,
     query: &NvmlQuery,
 ) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
-    use crate::domain::{NvmlGpu, NvmlGpuQuery};
+    use crate::domain::{MigInstance, NvmlGpu, NvmlGpuQuery};
 
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
     let mut answer = NvmlAnswer::default();
@@ -145,9 +145,12 @@ fn query_library(
             let whole = uuid.as_deref().unwrap_or_default();
             match nvml
                 .device_by_uuid(format!("MIG-{whole}/{gi}/{ci}"))
-                .and_then(|instance| instance.uuid())
+                .and_then(|instance| Ok((instance.uuid()?, known(instance.name())?)))
             {
-                Ok(name) => drop(gpu.instances.insert((*gi, *ci), name)),
+                Ok((uuid, name)) => {
+                    let profile = name.as_deref().and_then(profile_in).map(str::to_owned);
+                    gpu.instances.insert((*gi, *ci), MigInstance { uuid, profile });
+                }
                 Err(error) => drop(answer.failed.get_or_insert_with(|| {
                     format!("the MIG instance {gi}/{ci} of {address}: {error}")
                 })),
@@ -179,6 +182,17 @@ fn query_library(
         }
     }
     Ok(answer)
+}
+
+/// The profile in the name of a MIG instance, `NVIDIA H100 80GB HBM3 MIG 1g.10gb`: "When used with
+/// MIG device handles the API returns MIG device names which can be used to identify devices based
+/// on their attributes" (`nvmlDeviceGetName`).
+#[cfg(feature = "nvml")]
+fn profile_in(name: &str) -> Option<&str> {
+    let (_, profile) = name.rsplit_once("MIG ")?;
+    let is_profile = profile.starts_with(|c: char| c.is_ascii_digit())
+        && profile.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'));
+    is_profile.then_some(profile)
 }
 
 /// More links than any GPU has: Blackwell's have 18.

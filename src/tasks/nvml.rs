@@ -321,7 +321,7 @@ async fn at(time: Option<Instant>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
+    use crate::domain::{MigInstance, NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
     use crate::messages::{CallError, Deliver};
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
@@ -355,7 +355,10 @@ mod tests {
     fn answer(name: &str) -> NvmlAnswer {
         let gpus = [(
             gpu(),
-            NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() },
+            NvmlGpu {
+                instances: [((1, 0), MigInstance { uuid: name.to_owned(), profile: None })].into(),
+                ..NvmlGpu::default()
+            },
         )]
         .into();
         NvmlAnswer { facts: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
@@ -423,7 +426,7 @@ mod tests {
         }
 
         fn name(&self) -> Option<String> {
-            self.snapshot.borrow().instance(gpu(), (1, 0)).map(str::to_owned)
+            self.snapshot.borrow().instance(gpu(), (1, 0)).map(|it| it.uuid.clone())
         }
 
         fn off(&self) -> Option<String> {

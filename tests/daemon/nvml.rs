@@ -19,6 +19,7 @@ use std::sync::mpsc;
 use tonic::transport::Channel;
 
 /// The library. `SCRIPT` has a line for each of its facts: `<key of the query> <its UUID>`; for
+/// each MIG instance with a profile `name <its UUID> <profile>`; for
 /// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
 /// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
 /// While `<SCRIPT>.hang` exists, every call hangs. Each start of the library adds a byte to
@@ -66,6 +67,11 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) { retur
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return find(uuid, device); }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     strncpy(uuid, device, length);
+    return 0;
+}
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    char rest[128];
+    snprintf(name, length, "NVIDIA H100 80GB HBM3%s%s", says("name", device, rest) ? " MIG " : "", rest);
     return 0;
 }
 static int link_of(void *device, unsigned number, char *rest) {
@@ -127,6 +133,8 @@ fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str])
 const LIBRARY_OF_THE_HOST: &str = "host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
 const FIRST: &str = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f";
 const SECOND: &str = "MIG-90443af0-2fe6-57fb-86fe-54186d5a6581";
+/// A resource that offers MIG instances and whole GPUs under one name.
+const WHOLES_AND_PARTS: &str = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nselect = { vendor = [\"10de\"] }\n";
 /// The GPU that is split into MIG instances, and the one that shows no UUID.
 const CUT: usize = 2;
 const UNUSED: usize = 5;
@@ -185,7 +193,7 @@ fn visible(edits: &ContainerEdits) -> &str {
 #[test]
 fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
     run(async {
-        let (node, hardware, script) = node("");
+        let (node, hardware, script) = node(WHOLES_AND_PARTS);
         if !compile("names", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             return;
         }
@@ -255,6 +263,112 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
     });
 }
 
+/// The script's lines for the MIG instances of a GPU: number of the GPU instance, UUID, profile.
+fn instances(hardware: &SimNode, all: &[(u32, &str, &str)]) -> String {
+    let uuid = hardware.gpu_uuid(CUT);
+    let lines = all.iter().map(|(gi, instance, profile)| {
+        format!("MIG-{uuid}/{gi}/0 {instance}\nname {instance} {profile}\n")
+    });
+    format!("{} {uuid}\n{}", hardware.gpu_address(CUT), lines.collect::<String>())
+}
+
+/// Removes a MIG instance as `nvidia-smi mig -dci -dgi` does.
+fn uncut(node: &Node, gi: u32) {
+    let mig = format!("host/proc/driver/nvidia/capabilities/gpu{CUT}/mig/gi{gi}");
+    fs::remove_dir_all(node.path(&mig)).unwrap();
+    for minor in [10 * gi, 10 * gi + 1] {
+        fs::remove_file(node.path(&format!("host/dev/nvidia-caps/nvidia-cap{minor}"))).unwrap();
+    }
+}
+
+#[test]
+fn under_mixed_each_profile_is_a_resource_and_a_new_partition_is_followed() {
+    run(async {
+        let (node, hardware, script) = node("[nvidia]\nmig_strategy = \"mixed\"\n");
+        if !compile("mixed", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        let [gpu, small, large] =
+            ["gpu", "mig-1g.10gb", "mig-3g.40gb.me"].map(|of| name(&format!("nvidia.com/{of}")));
+        cut(&node, 2);
+        let two = [(1, FIRST, "1g.10gb"), (2, SECOND, "1g.10gb")];
+        fs::write(&script, instances(&hardware, &two)).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS - 1).await;
+        offered(&kubelet, &small, 2).await;
+        let mut api = dial(&kubelet, &node, &small).await;
+        let held = format!("{}-gi1-ci0", hardware.gpu_uuid(CUT));
+        allocate(&mut api, &[&held]).await.unwrap();
+        assert_eq!(visible(&node.grants()[0].edits), FIRST);
+
+        // The free instance is replaced by one of another profile: a new resource comes, and the
+        // held instance stays in the list of its own.
+        uncut(&node, 2);
+        cut(&node, 3);
+        let other = "MIG-2c2a6d2c-0f0b-5b9a-a7f5-0d5c0a1d9a11";
+        let now = [(1, FIRST, "1g.10gb"), (3, other, "3g.40gb+me")];
+        fs::write(&script, instances(&hardware, &now)).unwrap();
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &large, 1).await;
+        offered(&kubelet, &small, 1).await;
+        drop(daemon);
+
+        // The next daemon knows the held instance before NVML has answered.
+        fs::write(node.path("script.hang"), "").unwrap();
+        let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { resource, .. } if *resource == small);
+        let before = count(&kubelet, registered);
+        let _daemon = node.start_daemon();
+        soon("the next registration", async {
+            while count(&kubelet, registered) == before {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        offered(&kubelet, &small, 1).await;
+        fs::remove_file(node.path("script.hang")).unwrap();
+        offered(&kubelet, &large, 1).await;
+        offered(&kubelet, &gpu, GPUS - 1).await;
+    });
+}
+
+#[test]
+fn under_single_a_mixture_is_refused() {
+    run(async {
+        let (node, hardware, script) = node("[nvidia]\nmig_strategy = \"single\"\n");
+        if !compile("single", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        fs::write(&script, instances(&hardware, &[(1, FIRST, "1g.10gb")])).unwrap();
+        let gpu = name("nvidia.com/gpu");
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        let mixture = format!("1 × MIG 1g.10gb, {} × whole devices", GPUS - 1);
+        let refused = daemon.logged(&mixture).await;
+        assert!(refused.contains("no device is offered, because `uniform` requires"), "{refused}");
+        // The GPU leaves MIG mode: all are wholes.
+        uncut(&node, 1);
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &gpu, GPUS).await;
+    });
+}
+
+#[test]
+fn without_a_strategy_mig_instances_are_not_offered() {
+    run(async {
+        let (node, hardware, script) = node("");
+        if !compile("none", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        fs::write(&script, instances(&hardware, &[(1, FIRST, "1g.10gb")])).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &name("nvidia.com/gpu"), GPUS - 1).await;
+        let told = daemon.logged("is split into parts (mig)").await;
+        assert!(told.contains("mig_strategy"), "{told}");
+    });
+}
+
 #[test]
 fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
     run(async {
@@ -286,7 +400,7 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
             ("", "was not found in the usual driver folders"),
             ("[nvidia]\nnvml = \"off\"\n", "it is disabled in the configuration"),
         ] {
-            let (node, ..) = node(config);
+            let (node, ..) = node(&format!("{config}{WHOLES_AND_PARTS}"));
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
             offered(&kubelet, &gpu, GPUS - 1).await;
@@ -358,7 +472,10 @@ fn an_unusable_library_is_reported_with_the_reason() {
     ]);
     let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
     assert_eq!(
-        (partial.facts.uuid(gpu), partial.facts.instance(gpu, (1, 0))),
+        (
+            partial.facts.uuid(gpu),
+            partial.facts.instance(gpu, (1, 0)).map(|instance| instance.uuid.as_str())
+        ),
         (Some("GPU-1"), Some(FIRST))
     );
     assert_eq!((partial.facts.instance(gpu, (7, 0)), partial.facts.uuid(other)), (None, None));
@@ -484,7 +601,7 @@ fn a_gpu_in_mig_mode_is_offered_by_its_instances_only_also_while_it_has_none() {
     run(async {
         let node = Node::new();
         let hardware = SimNode::create(node.path("host")).unwrap();
-        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{WHOLES_AND_PARTS}"));
         let (script, gpu) = (node.path("script"), name("nvidia.com/gpu"));
         if !compile("mode", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             return;

@@ -7,9 +7,9 @@ mod sharing;
 pub(super) use self::settings::KEYS;
 
 use self::settings::Settings;
-use self::sharing::share;
+use self::sharing::{Share, share};
 use super::super::tree::{Is, Table, Value};
-use super::draft::Draft;
+use super::draft::{Draft, Offer};
 use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
@@ -42,23 +42,15 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     }
     let settings = Settings { source, root: root.clone() };
     settings.elsewhere(draft);
-    let mut gpu = resource(GPU, "gpu");
-    gpu.set("contract", text("nvidia"));
-    let mut select = Table::default();
-    select.set("vendor", texts(&["10de"]));
-    select.set("driver", texts(&["nvidia"]));
-    let is_none = mig(&settings, &mut select, draft);
-    let mut options = options(&settings, draft);
-    if let Some(sharing) = of_root("sharing") {
-        share(&sharing, &settings, &mut gpu, &mut options, draft);
-    }
-    place(&settings, &mut gpu, is_none, draft);
-    set_table(&mut gpu, "select", select);
-    set_table(&mut gpu, "nvidia", options);
-    match &root {
-        Some(root) => draft.offer(gpu, root),
-        None => {
-            draft.offers.push(super::draft::Offer { table: gpu, place: "the container".to_owned() })
+    let strategy = mig(&settings, draft);
+    let options = options(&settings, draft);
+    let shares = of_root("sharing").map(|sharing| share(&sharing, &settings, strategy, draft));
+    for offer in offers(strategy, &shares.unwrap_or_default(), &options, &settings, draft) {
+        match &root {
+            Some(root) => draft.offer(offer, root),
+            None => {
+                draft.offers.push(Offer { table: offer, place: "the container".to_owned() });
+            }
         }
     }
     draft.no_equivalent(
@@ -179,46 +171,100 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     options
 }
 
-/// Selects the GPUs by their MIG state. Returns whether only whole GPUs are offered.
-fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
+/// The resources: whole GPUs, the MIG instances of each shared profile, and those of each other
+/// profile.
+fn offers(
+    strategy: MigStrategy,
+    shares: &[Share],
+    options: &Table,
+    settings: &Settings<'_>,
+    draft: &mut Draft,
+) -> Vec<Table> {
+    let profiles = shares.iter().filter_map(|share| share.profile.as_deref());
+    let is_shared = shares.iter().any(|share| share.profile.is_none());
+    let policy = placement(settings, is_shared, strategy, draft);
+    let offer = |name: &str, profile: Option<&str>, part: Option<bool>| {
+        let mut offer = resource(name, "gpu");
+        offer.set("contract", text("nvidia"));
+        let mut options = options.clone();
+        let share = shares.iter().find(|share| share.profile.as_deref() == profile);
+        if let Some(share) = share {
+            share.apply(&mut offer, &mut options);
+        }
+        // MIG instances of one GPU are equally near.
+        let is_part = part == Some(true) && policy.is_some();
+        if share.is_some() || is_part {
+            offer.set("placement", text(policy.unwrap_or("spread")));
+        }
+        let mut select = Table::default();
+        select.set("vendor", texts(&["10de"]));
+        select.set("driver", texts(&["nvidia"]));
+        if let Some(part) = part {
+            select.set("part", plain(part));
+        }
+        if strategy == MigStrategy::Single {
+            select.set("uniform", plain(true));
+        }
+        if let Some(profile) = profile.filter(|profile| !profile.contains('{')) {
+            select.set("mig_profile", texts(&[profile]));
+        }
+        set_table(&mut offer, "select", select);
+        set_table(&mut offer, "nvidia", options);
+        offer
+    };
+    let part = (strategy != MigStrategy::Single).then_some(false);
+    let mut offers = vec![offer(GPU, None, part)];
+    if strategy == MigStrategy::Mixed {
+        offers.extend(
+            profiles.chain([MIG_PROFILE]).map(|profile| {
+                offer(&format!("nvidia.com/mig-{profile}"), Some(profile), Some(true))
+            }),
+        );
+    }
+    offers
+}
+
+/// The MIG strategy. A wrong value counts as none, the plugin's default.
+fn mig(settings: &Settings<'_>, draft: &mut Draft) -> MigStrategy {
     let drain = "ids of MIG instances change: drain nodes with MIG before the change";
     let known = |field: &Field<'_>| match field.text()? {
-        known @ ("none" | "single" | "mixed") => Ok(known.to_owned()),
+        "none" => Ok(MigStrategy::None),
+        "single" => Ok(MigStrategy::Single),
+        "mixed" => Ok(MigStrategy::Mixed),
         _ => Err(field.wrong("`none`, `single` or `mixed`")),
     };
     let field = settings.get("flags.migStrategy");
     let path = field.as_ref().map(|field| field.path.clone()).unwrap_or_default();
-    let strategy = draft.setting(field, known);
-    match strategy.as_deref() {
-        Some("single") => {
-            draft.warn(format!("`{path}` is `single`: {drain}"));
-            return false;
-        }
-        Some("mixed") => draft.warn(format!(
-            "`{path}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not support profiles; name the \
-             instances by `uuid` or `id` in a [[resource]] for each profile, as `holdfast discover` shows them; {drain}"
-        )),
-        _ => {}
+    let strategy = draft.setting(field, known).unwrap_or_default();
+    match strategy {
+        MigStrategy::None => {}
+        MigStrategy::Single => draft.warn(format!("`{path}` is `single`: {drain}")),
+        MigStrategy::Mixed => draft.warn(format!("`{path}` is `mixed`: {drain}")),
     }
-    select.set("part", plain(false));
-    true
+    strategy
 }
 
-/// The preference among several shares. NVIDIA's plugin applies its policy to shares and MIG
-/// instances only. It places whole GPUs near to each other, as we do.
-fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Draft) {
+/// The plugin's policy for shares and MIG instances, as our `placement`. It places whole GPUs near
+/// to each other, as we do by default.
+fn placement(
+    settings: &Settings<'_>,
+    is_shared: bool,
+    strategy: MigStrategy,
+    draft: &mut Draft,
+) -> Option<&'static str> {
     let field = settings.get("flags.plugin.sharedDevicesAllocationPolicy");
     let policy = draft.setting(field.clone(), |field| match field.text()? {
         "distributed" => Ok("spread"),
         "packed" => Ok("packed"),
         _ => Err(field.wrong("`distributed` or `packed`")),
     });
-    if gpu.get("replicas").is_some() {
-        gpu.set("placement", text(policy.unwrap_or("spread")));
-    } else if let (Some(field), Some(_), false) = (&field, policy, is_none) {
+    if let (Some(field), Some(_), false, MigStrategy::Single) =
+        (&field, policy, is_shared, strategy)
+    {
         draft.warn(format!(
             "{} is left out: a resource has one `placement`, and whole GPUs need the default one",
             field.place()
         ));
     }
+    policy
 }

@@ -15,7 +15,7 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
     let root = HostRoot::new(&input.target.roots.host);
     let Some(config) = &input.config else { return Box::new(|_| ()) };
     let scan = hardware::scan(&root);
-    let specs = hardware::defaults::or_usual(&config.resources, &scan);
+    let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     let names =
         store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
     let found =

@@ -1,5 +1,6 @@
 //! The criteria of a resource: whether `class`, `select` and `exclude` match a device.
 
+use crate::hardware::profiles;
 use crate::domain::{
     Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
 };
@@ -84,6 +85,10 @@ impl<'a> Host<'a> {
             && has_text(&select.model, &["model"], &|glob, model| {
                 glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model))
             })
+            && (select.mig_profile.is_empty()
+                || device
+                    .attribute("mig_profile")
+                    .is_some_and(|profile| profiles::is_selected(select, profile)))
             && has_text(&select.uuid, &["uuid", "mdev_uuid"], &str::eq_ignore_ascii_case)
             && has_text(&select.mdev_type, &["mdev_type", "mdev_type_name"], &|wanted, kind| {
                 wanted == kind

@@ -1,7 +1,10 @@
 //! Exclusions: devices that a resource selects and that must not be offered all the same.
 
 use crate::contract;
-use crate::domain::{ContractKind, Device, DeviceClass, Object, Objects, ResourceSpec, Sharing};
+use crate::domain::{
+    ContractKind, Device, DeviceClass, Object, Objects, ResourceName, ResourceSpec, Sharing,
+};
+use crate::hardware::profiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -83,6 +86,28 @@ fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
     spec.select.id.contains(&device.id)
         || address.is_some_and(|address| spec.select.address.contains(address))
+}
+
+/// Withholds the devices of each resource with `uniform` that are of several kinds.
+pub(super) fn withhold_mixtures(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    let uniform: BTreeMap<&ResourceName, &ResourceSpec> = chosen
+        .values()
+        .filter(|spec| spec.select.uniform)
+        .map(|spec| (&spec.name, *spec))
+        .collect();
+    for (name, spec) in uniform {
+        let is_its = |device: &&Arc<Device>| {
+            chosen.get(device.key.as_str()).is_some_and(|chosen| chosen.name == *name)
+        };
+        let its = devices.iter().filter(is_its).map(|device| &**device);
+        if let Some(mixture) = profiles::mixture(its) {
+            warnings.push(format!(
+                "{name}: no device is offered, because `uniform` requires devices of one kind, \
+                 and these are of several: {mixture}"
+            ));
+            chosen.retain(|_, of| of.name != spec.name);
+        }
+    }
 }
 
 pub(super) fn withhold_excluded(

@@ -186,6 +186,12 @@ const CRITERIA: &[Criterion] = &[
         found: |_, device| Some(device.attribute("part").is_some().to_string()),
     },
     Criterion {
+        key: "mig_profile",
+        clear: |select| select.mig_profile.clear(),
+        wanted: |select| list(&select.mig_profile),
+        found: |_, device| device.attribute("mig_profile").map(str::to_owned),
+    },
+    Criterion {
         key: "uuid",
         clear: |select| select.uuid.clear(),
         wanted: |select| list(&select.uuid),

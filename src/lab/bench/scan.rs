@@ -14,7 +14,7 @@ use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::text::Text;
 use crate::console::{Global, block_on, show};
-use crate::domain::{DeviceClass, ResourceSpec};
+use crate::domain::{DeviceClass, MigStrategy, ResourceSpec};
 use crate::hardware::{self, Discovery};
 use crate::host::HostRoot;
 use crate::lab::sim::hardware::{FUNCTIONS_MAX, SimNode, VFS_MAX};
@@ -206,7 +206,7 @@ fn measure(
 /// A scan as the daemon makes it.
 fn scan_once(root: &HostRoot, configured: &[Arc<ResourceSpec>]) -> Discovery {
     let scan = hardware::scan(root);
-    let specs = hardware::defaults::or_usual(configured, &scan);
+    let specs = hardware::defaults::or_usual(configured, MigStrategy::None, &scan);
     hardware::discover_with(root, scan, &specs, &hardware::DiscoverInput::first(&BTreeMap::new()))
 }
 

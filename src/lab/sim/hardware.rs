@@ -365,6 +365,7 @@ fn downstream(numa: usize, slot: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::MigStrategy;
     use crate::domain::{Device, DeviceClass, Health, Reason, ResourceSpec, Select};
     use crate::hardware::testing::spec;
     use crate::hardware::{
@@ -384,7 +385,7 @@ mod tests {
         let node = SimNode::create(dir.path()).unwrap();
         let root = HostRoot::new(node.root());
         let mut specs: Vec<Arc<ResourceSpec>> =
-            defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
+            defaults::specs(&scan(&root), MigStrategy::None).into_iter().map(Arc::new).collect();
         assert_eq!(specs.len(), 1);
         specs.push(spec("example.com/rdma", DeviceClass::Rdma, Select::default()));
         specs.push(spec("example.com/fpga", DeviceClass::Fpga, Select::default()));
@@ -432,7 +433,8 @@ mod tests {
         let root = HostRoot::new(node.root());
         let discover = || {
             let functions = scan(&root);
-            let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
+            let specs: Vec<_> =
+                defaults::specs(&functions, MigStrategy::None).into_iter().map(Arc::new).collect();
             discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()))
         };
         let health =

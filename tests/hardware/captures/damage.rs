@@ -15,7 +15,9 @@
 
 use crate::captures::archive::{captures, copy_tree, folder};
 use holdfast::cli::discover::document;
-use holdfast::domain::{CharPath, Device, DeviceClass, DeviceId, PciAddress, ResourceSpec, Select};
+use holdfast::domain::{
+    CharPath, Device, DeviceClass, DeviceId, MigStrategy, PciAddress, ResourceSpec, Select,
+};
 use holdfast::hardware::{Discovery, defaults, discover, scan, signals};
 use holdfast::host::HostRoot;
 use holdfast::lab::sim::hardware::SimNode;
@@ -180,7 +182,7 @@ fn trees() -> Vec<Tree> {
 fn look(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     let root = HostRoot::new(root);
     let mut specs: Vec<Arc<ResourceSpec>> =
-        defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
+        defaults::specs(&scan(&root), MigStrategy::None).into_iter().map(Arc::new).collect();
     for class in ["gpu", "fpga", "rdma", "nic", "nvme", "accelerator", "char"] {
         let name = format!("example.com/{class}").parse().unwrap();
         let class: DeviceClass = serde_json::from_str(&format!("\"{class}\"")).unwrap();

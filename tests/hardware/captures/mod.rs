@@ -18,7 +18,7 @@ mod verdicts;
 
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;
-use holdfast::domain::{DeviceClass, ResourceSpec};
+use holdfast::domain::{DeviceClass, MigStrategy, ResourceSpec};
 use holdfast::hardware::{DiscoverInput, defaults, discover, discover_with, scan};
 use holdfast::host::HostRoot;
 use rewrite::Mapping;
@@ -170,7 +170,7 @@ fn without_configuration_exactly_the_hardware_is_offered() {
             let root = HostRoot::new(&capture.root);
             let functions = scan(&root);
             let specs: Vec<Arc<ResourceSpec>> =
-                defaults::specs(&functions).into_iter().map(Arc::new).collect();
+                defaults::specs(&functions, MigStrategy::None).into_iter().map(Arc::new).collect();
             let found =
                 discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
             assert!(

@@ -3,7 +3,7 @@
 use crate::captures::archive::{Capture, captures};
 use holdfast::cli::topology::{Known, picture, text};
 use holdfast::console::screen::Screen;
-use holdfast::domain::DeviceClass;
+use holdfast::domain::{DeviceClass, MigStrategy};
 use holdfast::hardware::{DiscoverInput, defaults, discover_with, scan};
 use holdfast::host::HostRoot;
 use holdfast::picture::{Part, fold, svg};
@@ -23,7 +23,8 @@ fn every_captured_machine_is_drawn_whole_and_fits_a_terminal() {
     for Capture { name, root, .. } in &captures {
         let root = HostRoot::new(root);
         let functions = scan(&root);
-        let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
+        let specs: Vec<_> =
+            defaults::specs(&functions, MigStrategy::None).into_iter().map(Arc::new).collect();
         let found =
             discover_with(&root, functions, &specs, &DiscoverInput::first(&BTreeMap::new()));
         let picture = picture(&root, &found, &Known::default());

@@ -29,7 +29,8 @@ use crate::captures::archive::{Capture, captures, copy_tree, folder};
 use crate::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState,
-    GrantedDevice, HealthPolicy, Reason, ResourceSpec, Select, Timestamp, VerdictState,
+    GrantedDevice, HealthPolicy, MigStrategy, Reason, ResourceSpec, Select, Timestamp,
+    VerdictState,
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
@@ -64,7 +65,7 @@ impl Machine {
         }
         let host = HostRoot::new(&root);
         let mut specs: Vec<Arc<ResourceSpec>> =
-            defaults::specs(&scan(&host)).into_iter().map(Arc::new).collect();
+            defaults::specs(&scan(&host), MigStrategy::None).into_iter().map(Arc::new).collect();
         for class in [
             DeviceClass::Rdma,
             DeviceClass::Nic,

@@ -217,6 +217,7 @@ fn at(domain: u32, number: usize) -> PciAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::MigStrategy;
     use crate::domain::{DeviceClass, Select};
     use crate::hardware::testing::spec;
     use crate::hardware::{defaults, discover, scan};
@@ -237,8 +238,10 @@ mod tests {
                 || function.vf_index.is_some() && function.net.len() == 1)
         );
 
-        let mut specs: Vec<_> =
-            defaults::specs(&found).into_iter().map(std::sync::Arc::new).collect();
+        let mut specs: Vec<_> = defaults::specs(&found, MigStrategy::None)
+            .into_iter()
+            .map(std::sync::Arc::new)
+            .collect();
         specs.push(spec(
             "example.com/vf",
             DeviceClass::Rdma,
