@@ -9,7 +9,7 @@ pub(super) use self::settings::KEYS;
 use self::settings::Settings;
 use self::sharing::share;
 use super::super::tree::{Is, Table, Value};
-use super::draft::Draft;
+use super::draft::{Draft, Offer};
 use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
@@ -58,7 +58,7 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     match &root {
         Some(root) => draft.offer(gpu, root),
         None => {
-            draft.offers.push(super::draft::Offer { table: gpu, place: "the container".to_owned() })
+            draft.offers.push(Offer { table: gpu, place: "the container".to_owned() });
         }
     }
     draft.no_equivalent(
