@@ -14,6 +14,7 @@ use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
 use super::values::{plain, resource, set_from, set_table, text, texts};
+use crate::domain::{MIG_PROFILE, MigStrategy};
 
 const GPU: &str = "nvidia.com/gpu";
 const IGNORED: &str = "NVIDIA's plugin reads it and does not use it either";

@@ -142,21 +142,9 @@ fn offer(
     draft: &mut Draft,
 ) -> Result<Result<Table, String>, ImportError> {
     let name = &name_of(pool, prefix)?;
-    let kind = pool.get("deviceType").filter(Field::has_effect);
-    let is_accelerator = match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
-        "netDevice" => false,
-        "accelerator" => true,
-        "auxNetDevice" => {
-            return Ok(Err(
-                "`deviceType` is auxNetDevice, and scalable functions are not offered here".into(),
-            ));
-        }
-        _ => {
-            return Err(kind
-                .as_ref()
-                .unwrap_or(pool)
-                .wrong("netDevice, accelerator or auxNetDevice"));
-        }
+    let is_accelerator = match is_accelerator(pool)? {
+        Ok(is_accelerator) => is_accelerator,
+        Err(why) => return Ok(Err(why)),
     };
     let selector = match selectors(pool, is_accelerator)? {
         Ok(selector) => selector,
@@ -222,6 +210,19 @@ fn offer(
     set_table(&mut offered, "select", select);
     set_table(&mut offered, "sriov", options);
     Ok(Ok(offered))
+}
+
+/// Whether the pool has accelerators and no network functions, or why it cannot be expressed here.
+fn is_accelerator(pool: &Field<'_>) -> Result<Result<bool, String>, ImportError> {
+    let kind = pool.get("deviceType").filter(Field::has_effect);
+    match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
+        "netDevice" => Ok(Ok(false)),
+        "accelerator" => Ok(Ok(true)),
+        "auxNetDevice" => Ok(Err(
+            "`deviceType` is auxNetDevice, and scalable functions are not offered here".into(),
+        )),
+        _ => Err(kind.as_ref().unwrap_or(pool).wrong("netDevice, accelerator or auxNetDevice")),
+    }
 }
 
 /// The additional information of each PCI address, and of `*` for all of them.
