@@ -209,7 +209,7 @@ fn check_environment_of_the_hook(node: &Node, uid: &str) {
     for variable in [
         "HOLDFAST_PHASE=after_release",
         "HOLDFAST_POD_NAME=one",
-        &format!("HOLDFAST_POD_UID={}", uid),
+        &format!("HOLDFAST_POD_UID={uid}"),
     ] {
         assert!(
             lines(node, "env").iter().any(|line| line == variable),

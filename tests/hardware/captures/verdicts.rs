@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | surprise removal, a missing node | [`FAULTS`], `device_gone`, `node_missing` |
 //! | a lost driver, or another one in its place | [`FAULTS`], `driver_lost` |
-//! | a lost driver of a held device | `a_held_device_that_loses_its_driver_is_unhealthy_and_listed` |
+//! | a lost driver of a held device | `a_held_device_without_its_driver_is_unhealthy_and_listed` |
 //! | off the bus | [`FAULTS`], `off_the_bus` |
 //! | a virtual function's all ones | `harmless_states_are_no_faults_on_any_machine` |
 //! | AER at the device; at the root port alone | [`FAULTS`], `aer_fatal`, `aer_fatal_above` |
@@ -395,7 +395,7 @@ fn a_short_fault_is_never_reported() {
 }
 
 #[test]
-fn a_held_device_that_loses_its_driver_is_unhealthy_and_listed() {
+fn a_held_device_without_its_driver_is_unhealthy_and_listed() {
     for (name, address, edits) in [
         (A2, GPU, &NO_DRIVER[..]),
         (A2, GPU, &VFIO),
