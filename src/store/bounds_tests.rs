@@ -213,7 +213,7 @@ fn a_journal_without_a_database_is_bounded_and_deleted_history_is_reported() {
     let mut store = open(dir.path(), retention);
     let mut most = 0;
     come_and_go(&mut store, 10..14_000, || {
-        most = most.max(host::size_below(&journal_dir(dir.path())))
+        most = most.max(host::size_below(&journal_dir(dir.path())));
     });
     assert!(most < 11 * MIB, "{most}");
     drop(held);

@@ -106,9 +106,9 @@ fn released_in_journal(
 
 /// A reader of the history that does not need the store.
 #[derive(Debug)]
-pub struct Past(PendingReader);
+pub struct ReleasedGrants(PendingReader);
 
-impl Past {
+impl ReleasedGrants {
     /// Returns which of these grants were released, and the latest release that was removed: an
     /// older grant may be among the removed ones.
     ///
@@ -128,8 +128,8 @@ impl Store {
     ///
     /// # Errors
     /// When the queue of the query database is full.
-    pub fn past(&self) -> Result<Past, StoreError> {
-        self.index.reader().map(Past)
+    pub fn released_grants(&self) -> Result<ReleasedGrants, StoreError> {
+        self.index.reader().map(ReleasedGrants)
     }
 
     /// Released grants for which `keep` returns true, newest first, at most `limit`.

@@ -135,10 +135,10 @@ pub(super) fn delete_quarantined(state_dir: &Path, retention: Retention, now: Ti
         let why = if is_too_much { "above the limits" } else { "too old" };
         match removed {
             Ok(()) => {
-                tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection")
+                tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection");
             }
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "failed to delete damaged files")
+                tracing::debug!(path = %path.display(), %error, "failed to delete damaged files");
             }
         }
     }

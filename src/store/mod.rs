@@ -59,7 +59,7 @@ mod tests;
 mod upkeep;
 
 pub use error::StoreError;
-pub use export::{Export, ExportLine, Past};
+pub use export::{Export, ExportLine, ReleasedGrants};
 pub use index::{Pending, PendingCheckpoint};
 pub use journal::PendingSync;
 pub use journal::codec::VERSION as RECORDS;
@@ -147,7 +147,7 @@ impl Store {
                 Ok(()) => {}
                 Err(error) if self.has_failed() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, "journal rotation failed; continuing in the current segment")
+                    tracing::warn!(%error, "journal rotation failed; continuing in the current segment");
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Store {
         let mut known: BTreeSet<AllocId> =
             ids.iter().filter(|id| self.is_live(id)).cloned().collect();
         if known.len() < ids.len() {
-            match self.past().and_then(|past| past.look_up(ids)) {
+            match self.released_grants().and_then(|released| released.look_up(ids)) {
                 Ok((released, _)) => known.extend(released),
                 Err(StoreError::Unopened { .. }) => {}
                 Err(error) => return Err(error),

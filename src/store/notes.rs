@@ -29,17 +29,17 @@ impl Notes {
         match entry {
             Entry::Named { key, id } => drop(self.names.insert(key.clone(), (seq, id.clone()))),
             Entry::Listed { resource, devices } => {
-                note_list(&mut self.listed, resource, devices.clone())
+                note_list(&mut self.listed, resource, devices.clone());
             }
             Entry::Judged { device, verdict } => {
-                note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned())
+                note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned());
             }
             Entry::Hook(hook) => {
                 let key = (hook.resource.clone(), hook.device.clone());
                 match hook.state {
                     HookState::Done => drop(self.hooks.remove(&key)),
                     HookState::Due | HookState::Failed { .. } => {
-                        drop(self.hooks.insert(key, (seq, (**hook).clone())))
+                        drop(self.hooks.insert(key, (seq, (**hook).clone())));
                     }
                 }
             }

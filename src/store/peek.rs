@@ -21,7 +21,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let confirmed = read_confirmed(state_dir);
     let replay = read(state_dir)?;
     let mut report = RecoveryReport::of(&replay);
-    report.findings.extend(replay.end_finding(confirmed));
+    report.findings.extend(journal::end_finding(replay.last, confirmed));
     Ok(Recovered::of(replay, report))
 }
 

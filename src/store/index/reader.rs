@@ -96,14 +96,16 @@ impl Reader {
             found.add(&key, &value, |found, id, record| {
                 found.newer = found.newer.max(codec::newer(record.payload));
                 let live = (record.seq, record.payload.to_vec());
-                Some(drop(found.live.insert(AllocId::new(id), live)))
+                found.live.insert(AllocId::new(id), live);
+                Some(())
             });
         }
         for pair in &self.trees.names {
             let (key, value) = pair?;
             found.add(&key, &value, |found, key, record| {
                 let id = DeviceId::new(std::str::from_utf8(record.payload).ok()?);
-                Some(drop(found.notes.names.insert(key.to_owned(), (record.seq, id))))
+                found.notes.names.insert(key.to_owned(), (record.seq, id));
+                Some(())
             });
         }
         for pair in &self.trees.hooks {

@@ -256,7 +256,7 @@ impl IndexTask {
                 match quarantine(path) {
                     Ok(moved) => late.quarantined(moved),
                     Err(error) => {
-                        tracing::warn!(%error, "failed to quarantine a damaged journal segment")
+                        tracing::warn!(%error, "failed to quarantine a damaged journal segment");
                     }
                 }
             }

@@ -92,3 +92,10 @@ pub(super) fn delete(path: &Path) -> Result<(), StoreError> {
 pub(super) fn damage_finding(path: &Path) -> String {
     format!("journal segment `{}` is damaged", path.display())
 }
+
+/// The finding of a journal that ends with `last`, before the last confirmed entry.
+pub(super) fn end_finding(last: u64, confirmed: u64) -> Option<String> {
+    (confirmed > last).then(|| {
+        format!("the journal ends with entry {last}, and entries up to {confirmed} were confirmed")
+    })
+}

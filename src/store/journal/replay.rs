@@ -51,7 +51,7 @@ pub(crate) struct JournalReplay {
     pub(crate) entries: u64,
     /// The last entry that is known to be confirmed.
     confirmed: u64,
-    /// The entry of the database's snapshot with which this replay began; 0 without one. Earlier
+    /// The latest entry of the database with which this replay began; 0 without one. Earlier
     /// entries are skipped if the database has them.
     base: u64,
     /// Later entries are skipped.
@@ -177,16 +177,6 @@ impl JournalReplay {
         self.gaps.iter().map(|(from, to)| to + 1 - from).sum()
     }
 
-    /// The problem of a journal that ends before the last confirmed entry.
-    pub(crate) fn end_finding(&self, confirmed: u64) -> Option<String> {
-        let last = self.last;
-        (confirmed > last).then(|| {
-            format!(
-                "the journal ends with entry {last}, and entries up to {confirmed} were confirmed"
-            )
-        })
-    }
-
     /// First sequence number of the oldest segment; 0 without one.
     pub(crate) fn oldest(&self) -> u64 {
         self.segments.first().map_or(0, |(first, _)| *first)
@@ -263,7 +253,7 @@ impl JournalReplay {
                     expected += 1;
                     match self.record(record) {
                         Ok(granted) => {
-                            in_head.iter_mut().for_each(|held| held.extend(granted.clone()))
+                            in_head.iter_mut().for_each(|held| held.extend(granted.clone()));
                         }
                         Err(Defect::Newer(version)) => {
                             return Err(StoreError::Newer { path: path.to_owned(), version });
@@ -357,13 +347,26 @@ impl JournalReplay {
         let granted =
             if let Entry::Grant(grant) = &entry { Some(grant.alloc_id.clone()) } else { None };
         self.entries += 1;
-        if record.seq > self.base || is_only_in_journal(&entry) {
+        if record.seq > self.base
+            || self.has_older(record.seq, &entry)
+            || is_only_in_journal(&entry)
+        {
             self.apply(record.seq, entry);
             if let Some(id) = &granted {
                 self.payloads.insert(id.clone(), record.payload.to_vec());
             }
         }
         Ok(granted)
+    }
+
+    /// Whether the database has an older state of the entry's grant: sled may lose single updates.
+    fn has_older(&self, seq: u64, entry: &Entry) -> bool {
+        let id = match entry {
+            Entry::Grant(grant) => &grant.alloc_id,
+            Entry::Moved { alloc_id, .. } => alloc_id,
+            _ => return false,
+        };
+        self.grants.get(id).is_some_and(|(at, _)| *at < seq)
     }
 
     fn apply(&mut self, seq: u64, entry: Entry) {

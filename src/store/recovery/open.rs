@@ -122,7 +122,7 @@ impl Store {
         } else if !self.report.is_clean() {
             match self.checkpoint() {
                 Err(error) if error.is_out_of_resources() => {
-                    tracing::error!(%error, "the ledger was damaged and cannot be repaired")
+                    tracing::error!(%error, "the ledger was damaged and cannot be repaired");
                 }
                 done => done?,
             }

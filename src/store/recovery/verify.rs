@@ -7,7 +7,7 @@
 
 use crate::domain::AllocId;
 use crate::store::index::{DatabaseSnapshot, PendingReader, database_finding};
-use crate::store::journal::{JournalReplay, codec, damage_finding, segments};
+use crate::store::journal::{JournalReplay, codec, damage_finding, end_finding, segments};
 use crate::store::layout::{database_dir, quarantined, require_journal, scratch};
 use crate::store::lock::read_confirmed;
 use crate::store::peek::copy_database;
@@ -220,7 +220,7 @@ impl Check {
         if missing > 0 {
             problems.push(format!("entries missing from the journal: {missing}"));
         }
-        problems.extend(journal.end_finding(confirmed));
+        problems.extend(end_finding(journal.last, confirmed));
         missing += confirmed.saturating_sub(journal.last);
         let torn = (journal.torn_bytes > 0)
             .then(|| format!("{} bytes of a torn write, never confirmed", journal.torn_bytes));
@@ -278,7 +278,7 @@ impl Check {
             match (snapshot.live.get(id), then.get(id)) {
                 (Some((_, there)), _) if is_same(there, payload) => found.in_both += 1,
                 (Some(_), Some((_, before))) if is_same(before, payload) => {
-                    found.different.push(id.clone())
+                    found.different.push(id.clone());
                 }
                 (None, Some(_)) => found.only_in_journal.push(id.clone()),
                 _ => found.following += 1,

@@ -146,7 +146,7 @@ fn damaged_missing_and_quarantined_files_are_named() {
         segments(&journal_dir(dir))
             .unwrap()
             .iter()
-            .for_each(|(_, path)| fs::remove_file(path).unwrap())
+            .for_each(|(_, path)| fs::remove_file(path).unwrap());
     });
     assert!(
         gone.contains("the journal is missing") && gone.contains("entries up to 7 were confirmed"),
