@@ -76,17 +76,17 @@ fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error 
     let plan = Arc::clone(&config.plan.borrow());
     // Another Holdfast on this node may have other resources and its own ledger.
     kept.retain(|kept| plan.specs.iter().any(|spec| spec.name == kept.resource));
-    let past = {
+    let released = {
         let store = lock(&config.store);
         kept.retain(|kept| !store.is_live(&kept.alloc_id));
         if kept.is_empty() {
             return Ok(kept);
         }
-        store.past()?
+        store.released_grants()?
     };
     let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
     // Entries of removed pods stay in the checkpoint until its next write.
-    let (released, forgotten_until) = past.look_up(&ids)?;
+    let (released, forgotten_until) = released.look_up(&ids)?;
     Ok(unheard_of(kept, &released, forgotten_until))
 }
 

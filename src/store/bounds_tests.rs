@@ -1,4 +1,4 @@
-//! Nothing in the state directory grows for ever, and what makes it small again loses nothing.
+//! The state directory is bounded, and reducing its size loses nothing.
 
 use super::index::compact_dir;
 use super::layout::{database_dir, delete_quarantined, journal_dir, quarantined};
@@ -22,7 +22,7 @@ fn now() -> u64 {
     Timestamp::from_system(SystemTime::now()).0
 }
 
-/// Grants that come and go, a batch at a time, with a checkpoint behind each batch.
+/// Grants and releases in batches, with a checkpoint after each batch.
 fn come_and_go(store: &mut Store, numbers: std::ops::Range<u64>, mut look: impl FnMut()) {
     for batch in numbers.collect::<Vec<_>>().chunks(250) {
         store.append(&batch.iter().map(|n| made(*n)).collect::<Vec<_>>()).unwrap();
@@ -36,7 +36,7 @@ fn past(store: &Store) -> Vec<AllocId> {
     store.history(usize::MAX, |_| true).unwrap().into_iter().map(|grant| grant.alloc_id).collect()
 }
 
-/// A database whose files are far longer than what is in them, since nearly all of its history has been forgotten.
+/// A database whose files are far longer than its records, since most of its history expired.
 fn bloated(dir: &Path) -> Store {
     let mut store = open(dir, Retention::of_bytes(64 * MIB));
     store.append(&[made(1), made(2), named(1), hook(2, HookState::Due)]).unwrap();
@@ -47,7 +47,7 @@ fn bloated(dir: &Path) -> Store {
 }
 
 #[test]
-fn the_directory_stays_small_however_many_grants_come_and_go() {
+fn the_directory_stays_small_with_any_number_of_grants() {
     let dir = tempfile::tempdir().unwrap();
     let retention = Retention::of_bytes(3 * MIB);
     let mut store = open(dir.path(), retention);
@@ -59,22 +59,22 @@ fn the_directory_stays_small_however_many_grants_come_and_go() {
     let bytes: usize = left.len() * 700;
     assert!(
         bytes as u64 <= retention.records(0) && bytes as u64 > retention.records(0) / 2,
-        "{} grants are remembered",
+        "{} grants are kept",
         left.len()
     );
-    assert_eq!(left[0], grant(7999).alloc_id, "the newest are");
+    assert_eq!(left[0], grant(7999).alloc_id, "the newest are kept");
     store.checkpoint().unwrap();
     let found = store.verifier().verify().unwrap();
     assert!(found.sound && found.database.unwrap().released == left.len() as u64);
 }
 
 #[test]
-fn a_database_with_long_files_and_little_in_them_is_written_anew_and_has_lost_nothing() {
+fn a_database_with_long_files_and_few_records_is_compacted_without_loss() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = bloated(dir.path());
     store.checkpoint().unwrap();
     store.append(&[made(5000)]).unwrap();
-    // What comes behind the checkpoint is done when the next one is.
+    // The work after a checkpoint is done when the next one is.
     store.checkpoint().unwrap();
     store.index.settle();
     let (db, known) = (host::size_below(&database_dir(dir.path())), past(&store));
@@ -84,7 +84,7 @@ fn a_database_with_long_files_and_little_in_them_is_written_anew_and_has_lost_no
     let verified = store.verifier().verify().unwrap();
     assert!(verified.sound, "{verified:#?}");
     let forgotten = store.exporter().unwrap().read(|_| true).unwrap();
-    assert!(forgotten.is_some(), "that something was forgotten is remembered");
+    assert!(forgotten.is_some(), "the expiry is still known");
     drop(store);
     // The database alone has everything too.
     fs::remove_dir_all(journal_dir(dir.path())).unwrap();
@@ -94,42 +94,43 @@ fn a_database_with_long_files_and_little_in_them_is_written_anew_and_has_lost_no
 }
 
 #[test]
-fn who_reads_a_database_reads_on_and_it_is_written_anew_later() {
+fn a_database_with_a_reader_is_compacted_later() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = bloated(dir.path());
-    let mut told = 0;
+    let mut lines = 0;
     let export = store.exporter().unwrap();
     let before = host::size_below(&database_dir(dir.path()));
     export
         .read(|_| {
-            if told == 50 {
+            if lines == 50 {
                 store.checkpoint().unwrap();
                 store.index.settle();
                 assert!(
                     host::size_below(&database_dir(dir.path())) >= before,
-                    "its files are where they were"
+                    "its files are not replaced"
                 );
             }
-            told += 1;
+            lines += 1;
             true
         })
         .unwrap();
-    assert!(told > 100);
+    assert!(lines > 100);
     store.checkpoint().unwrap();
     store.index.settle();
     assert!(host::size_below(&database_dir(dir.path())) < before / 2);
 }
 
-/// As a process leaves it that ends during a compaction: before the copy is whole, and after it has taken its place.
+/// The files of a process that ended during a compaction: before the copy is complete, and after it
+/// has replaced the database.
 #[test]
-fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
+fn a_process_that_ends_during_a_compaction_loses_nothing() {
     for ends in ["before", "after"] {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(dir.path(), Retention::default());
         come_and_go(&mut store, 0..50, || {});
         store.append(&[made(50)]).unwrap();
         store.close().unwrap();
-        // The journal begins anew, so that the database alone has the history.
+        // A new segment, so that the database alone has the history.
         let mut store = open(dir.path(), Retention::default());
         store.checkpoint().unwrap();
         store.close().unwrap();
@@ -140,7 +141,11 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
             "before" => fs::write(fresh.join("db"), b"half of it").unwrap(),
             _ => host::exchange(&fresh, &db).unwrap(),
         }
-        assert_eq!(peek_history(dir.path()).unwrap().released.len(), 50, "{ends}: the files tell");
+        assert_eq!(
+            peek_history(dir.path()).unwrap().released.len(),
+            50,
+            "{ends}: read from the files"
+        );
         assert!(verify(dir.path()).unwrap().sound, "{ends}");
         for boot in [THIS, Some("next boot")] {
             let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
@@ -152,18 +157,15 @@ fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
             assert_eq!(past(&store).len(), 50, "{ends}");
             assert!(store.load().report.is_clean(), "{ends}: {}", store.load().report);
         }
-        assert!(
-            !fresh.exists() && quarantined(dir.path()).is_empty(),
-            "{ends}: nothing is left behind"
-        );
+        assert!(!fresh.exists() && quarantined(dir.path()).is_empty(), "{ends}: nothing remains");
     }
 }
 
 #[test]
-fn a_close_does_not_wait_until_the_database_is_written_anew() {
+fn a_close_does_not_wait_for_a_compaction() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = bloated(dir.path());
-    store.index.hurry();
+    store.index.end_soon();
     store.checkpoint().unwrap();
     store.index.settle();
     assert!(
@@ -174,12 +176,12 @@ fn a_close_does_not_wait_until_the_database_is_written_anew() {
     let mut store = open(dir.path(), Retention { grants: 100, ..Retention::of_bytes(64 * MIB) });
     store.checkpoint().unwrap();
     store.index.settle();
-    assert!(host::size_below(&database_dir(dir.path())) < 2 * MIB, "the next life does it");
+    assert!(host::size_below(&database_dir(dir.path())) < 2 * MIB, "the next start compacts it");
 }
 
-/// What is in the database and not in its last checkpoint is counted with the next one.
+/// Records after the database's last checkpoint are counted at the next one.
 #[test]
-fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history() {
+fn repeated_kills_do_not_change_the_count_of_the_history() {
     let dir = tempfile::tempdir().unwrap();
     let retention = Retention { grants: 60, ..Retention::default() };
     for life in 0..6 {
@@ -191,7 +193,7 @@ fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history()
                     .collect::<Vec<_>>(),
             )
             .unwrap();
-        // sled writes what it has without a checkpoint, as a kill some time later finds it.
+        // sled writes without a checkpoint, as before a late kill.
         store.index.settle();
         drop(store);
     }
@@ -201,7 +203,7 @@ fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history()
 }
 
 #[test]
-fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_said() {
+fn a_journal_without_a_database_is_bounded_and_deleted_history_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let retention = Retention::of_bytes(12 * MIB);
     let mut store = open(dir.path(), retention);
@@ -211,17 +213,17 @@ fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_
     let mut store = open(dir.path(), retention);
     let mut most = 0;
     come_and_go(&mut store, 10..14_000, || {
-        most = most.max(host::size_below(&journal_dir(dir.path())))
+        most = most.max(host::size_below(&journal_dir(dir.path())));
     });
     assert!(most < 11 * MIB, "{most}");
     drop(held);
     while store.kept().unreadable.is_some() || !store.kept().database {
-        store.index.meddle(|_| {});
+        store.index.with_database(|_| {});
     }
     let known = past(&store);
     assert!(known.len() > 2000 && known[0] == grant(13_999).alloc_id, "{}", known.len());
     let forgotten = store.exporter().unwrap().read(|_| true).unwrap();
-    assert!(forgotten.is_some(), "the end of the history is told");
+    assert!(forgotten.is_some(), "the end of the history is known");
     let report = store.load().report;
     assert!(report.is_clean(), "nothing was damaged: {report}");
     store.checkpoint().unwrap();
@@ -230,11 +232,11 @@ fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_
 }
 
 #[test]
-fn what_was_quarantined_is_bounded_and_the_newest_of_it_stays() {
+fn quarantined_files_are_bounded_and_the_newest_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(journal_dir(dir.path())).unwrap();
     let retention = Retention { age: Duration::from_secs(100), ..Retention::of_bytes(10_000) };
-    let move_aside = |name: &str, at: u64, bytes: usize| {
+    let quarantine = |name: &str, at: u64, bytes: usize| {
         let path = dir.path().join(format!("{name}.quarantine-{at}"));
         if name == "db" {
             fs::create_dir(&path).unwrap();
@@ -251,14 +253,14 @@ fn what_was_quarantined_is_bounded_and_the_newest_of_it_stays() {
         left.sort_unstable();
         left
     };
-    move_aside("db", 1_000_050, 50_000);
+    quarantine("db", 1_000_050, 50_000);
     delete_quarantined(dir.path(), retention, Timestamp(1_000_060));
     assert_eq!(left(), [1_000_050], "it is large, and the only one");
-    move_aside("db", 1_000_070, 4_000);
-    move_aside("journal/1.log", 1_000_080, 3_000);
+    quarantine("db", 1_000_070, 4_000);
+    quarantine("journal/1.log", 1_000_080, 3_000);
     delete_quarantined(dir.path(), retention, Timestamp(1_000_090));
     assert_eq!(left(), [1_000_070, 1_000_080], "together they would be too much");
-    (0..12).for_each(|n| move_aside("db", 1_000_100 + n, 10));
+    (0..12).for_each(|n| quarantine("db", 1_000_100 + n, 10));
     delete_quarantined(dir.path(), retention, Timestamp(1_000_200));
     assert_eq!(left(), (1_000_104..1_000_112).collect::<Vec<_>>(), "they are too many");
     delete_quarantined(dir.path(), retention, Timestamp(1_000_110 + 100_000));

@@ -1,21 +1,21 @@
-//! What can go wrong with the store, in words for the person who has to act.
+//! Errors of the store, for the person who has to act.
 
 use crate::host;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why the store could not do what it was asked.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The operating system refused.
     #[error("failed to {doing} `{path}`: {source}{}", Advice(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// To which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// Why it was refused.
+        /// The reason of the system.
         source: io::Error,
     },
     /// Another process has the same state directory open.
@@ -28,14 +28,14 @@ pub enum StoreError {
     },
     /// A later version of Holdfast has written here.
     #[error(
-        "`{path}` was written by a newer Holdfast (record version {version}; this one reads {known}): run that version or a newer one; its \
-         grants would be lost otherwise",
+        "`{path}` was written by a newer Holdfast (record version {version}; this one reads {known}): \
+         run that version or a newer one; otherwise its grants would be lost",
         known = super::RECORDS
     )]
     Newer {
         /// The file.
         path: PathBuf,
-        /// The version that was found.
+        /// The version in the file.
         version: u32,
     },
     /// There is no journal to read.
@@ -44,12 +44,12 @@ pub enum StoreError {
         /// The state directory.
         path: PathBuf,
     },
-    /// Too many entries were accepted without a journal, or the journal can be written.
+    /// Too many entries wait for the journal, or the journal is writable.
     #[error(
         "{entries} entries are waiting to be written; new grants are refused until the journal is writable"
     )]
     TooManyUnwritten {
-        /// How many wait.
+        /// The number of waiting entries.
         entries: usize,
     },
     /// One entry is larger than a record can be.
@@ -58,67 +58,67 @@ pub enum StoreError {
         /// The size of its payload.
         bytes: usize,
     },
-    /// The query database is not open, and nothing speaks against it.
+    /// The query database is not open, and not damaged.
     #[error("query database `{path}` is not open yet: {why}")]
     Unopened {
         /// Its directory.
         path: PathBuf,
-        /// Why it takes so long.
+        /// The reason.
         why: String,
     },
-    /// The query database failed. The journal is not touched by that.
+    /// The query database failed. The journal is not affected.
     #[error(
-        "query database `{path}` failed: {why}: it is rebuilt from the journal at the next checkpoint"
+        "query database `{path}` failed ({why}); it is rebuilt from the journal at the next checkpoint"
     )]
     Database {
         /// Its directory.
         path: PathBuf,
-        /// What sled said.
+        /// The error of sled.
         why: String,
     },
 }
 
 impl StoreError {
-    /// For `map_err`: the operation and the path of an I/O error.
+    /// The operation and the path of an I/O error, for `map_err`.
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
         move |source| StoreError::Io { doing, path: path.to_owned(), source }
     }
 
-    /// Whether the file system takes nothing more, full or read-only, or this process has no room for it: descriptors, threads, memory. That is no
-    /// damage, and may end by itself.
+    /// Whether the file system is full or read-only, or this process lacks descriptors, threads or
+    /// memory. That is no damage, and may be temporary.
     pub(super) fn is_out_of_resources(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if is_out_of_space(source) || host::is_shortage(source))
     }
 
-    /// Whether there is something already where a file was to be created.
+    /// Whether a file already exists where one was to be created.
     pub(super) fn is_in_the_way(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
     }
 }
 
-/// Whether the file system takes nothing more.
+/// Whether the file system accepts no writes.
 pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem | FileTooLarge)
 }
 
-/// What to do about an I/O error, where that is known.
+/// The remedy for an I/O error, if it is known.
 struct Advice<'a>(&'a io::Error);
 
 impl fmt::Display for Advice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0.kind() {
             io::ErrorKind::PermissionDenied => {
-                ": the state directory must be writable for the user that runs Holdfast (`--state-dir` chooses another)"
+                ": the state directory must be writable for the user that runs Holdfast (`--state-dir` sets another)"
             }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": make room on its file system",
             io::ErrorKind::ReadOnlyFilesystem => {
-                ": its file system is mounted read-only, as the kernel does after disk errors: make that writable"
+                ": its file system is mounted read-only, as after disk errors: make it writable"
             }
             io::ErrorKind::FileTooLarge => ": raise the limit of file sizes of this process (RLIMIT_FSIZE, `LimitFSIZE` of the unit)",
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
-            io::ErrorKind::AlreadyExists => ": something else has that name: move it away (`mv`) and start again",
-            _ if host::NotRegular::is(self.0) => ": move it away (`mv`) and start again; what belongs there is made new",
+            io::ErrorKind::AlreadyExists => ": another file has that name: move it away (`mv`) and start again",
+            _ if host::NotRegular::is(self.0) => ": move it away (`mv`) and start again; Holdfast creates the file",
             _ => "",
         })
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_the_path_the_reason_and_the_way_out() {
+    fn an_error_names_the_path_the_reason_and_the_remedy() {
         let error = StoreError::io("write", Path::new("/var/lib/holdfast/journal/1.log"))(
             io::ErrorKind::StorageFull.into(),
         );

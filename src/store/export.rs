@@ -1,4 +1,4 @@
-//! Reading out what was: the history, and everything for `ledger export`.
+//! The history, and the export of everything for `ledger export`.
 
 use super::index::PendingReader;
 use super::journal::{JournalReplay, codec, segments};
@@ -11,20 +11,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// One of the things that a ledger tells: its notes first, then every live grant, then what was given back.
+/// One line of an export: the notes first, then every live grant, then the released ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportLine {
-    /// What is remembered beside grants.
+    /// The durable facts other than grants.
     Notes {
-        /// The id of each device that ever got one, by physical key.
+        /// The id of each known device, by physical key.
         names: BTreeMap<String, DeviceId>,
-        /// What the kubelet was told last.
+        /// The last lists that the kubelet received.
         listed: Listed,
-        /// What is owed to devices after their release.
+        /// After-release hooks that have not run.
         #[serde(default, skip_serializing_if = "PendingHooks::is_empty")]
         owed: PendingHooks,
-        /// What is remembered of devices' health.
+        /// The verdicts on devices' health.
         #[serde(default, skip_serializing_if = "Verdicts::is_empty")]
         verdicts: Verdicts,
     },
@@ -32,7 +32,7 @@ pub enum ExportLine {
     Grant(Box<Grant>),
 }
 
-/// An export that has begun: what was live at that moment, and the way to the history.
+/// An export that has begun: the live state at that moment, and a reader of the history.
 #[derive(Debug)]
 pub struct Export {
     dir: PathBuf,
@@ -42,18 +42,20 @@ pub struct Export {
 }
 
 impl Export {
-    /// Tells everything, the history newest first, until `take` says no more; nothing is kept in memory but what was live.
-    /// A grant that was released since is told once, as the live one that it was. Returns the latest release that was forgotten, of age or
-    /// for the number of them.
+    /// Passes every line to `take` until it returns false, the history newest first. Only the live
+    /// state is in memory. A grant that was released since the beginning is passed once, as live.
+    /// Returns the latest release that was removed because of age or number.
     ///
     /// # Errors
-    /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
+    /// When the query database fails, or is not open yet. The live grants, and the releases in the
+    /// journal, were passed then.
     pub fn read(
         self,
         mut take: impl FnMut(ExportLine) -> bool,
     ) -> Result<Option<Timestamp>, StoreError> {
-        let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } =
-            self;
+        let Export { dir, notes, live, reader } = self;
+        let (names, owed) = (notes.device_names(), notes.pending_hooks());
+        let Notes { listed, verdicts, .. } = notes;
         let held = live
             .values()
             .filter_map(|(_, payload)| codec::decode_grant(payload))
@@ -80,8 +82,8 @@ impl Export {
     }
 }
 
-/// What the journal tells of released grants, newest first. Each segment begins with everything that is live: so each tells by itself what
-/// was released in it, and one at a time is in memory.
+/// The released grants in the journal, newest first. Each segment begins with everything live, so
+/// it is read alone, and only one at a time is in memory.
 fn released_in_journal(
     state_dir: &Path,
     take: &mut impl FnMut(Grant) -> bool,
@@ -89,7 +91,7 @@ fn released_in_journal(
     for (first, path) in segments(&journal_dir(state_dir))?.into_iter().rev() {
         let mut replay = JournalReplay::of(state_dir);
         match replay.read_segment(first, &path) {
-            // A checkpoint has deleted it: then the database has it.
+            // If a checkpoint has deleted it, the database has it.
             Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
             read => read?,
         }
@@ -102,15 +104,16 @@ fn released_in_journal(
     Ok(())
 }
 
-/// The way to the history, for whoever looks grants up in it without the store.
+/// A reader of the history that does not need the store.
 #[derive(Debug)]
-pub struct Past(PendingReader);
+pub struct ReleasedGrants(PendingReader);
 
-impl Past {
-    /// Which of these grants were released, and the latest release that was forgotten: one of an older grant may be among those.
+impl ReleasedGrants {
+    /// Returns which of these grants were released, and the latest release that was removed: an
+    /// older grant may be among the removed ones.
     ///
     /// # Errors
-    /// When the query database fails: then nobody knows what was released.
+    /// When the query database fails: then the released grants are unknown.
     pub fn look_up(
         self,
         ids: &BTreeSet<AllocId>,
@@ -121,15 +124,15 @@ impl Past {
 }
 
 impl Store {
-    /// What was released up to now, to be looked up on a thread that may wait.
+    /// A reader of the releases up to now, for a thread that may block.
     ///
     /// # Errors
-    /// When too much waits for the query database.
-    pub fn past(&self) -> Result<Past, StoreError> {
-        self.index.reader().map(Past)
+    /// When the queue of the query database is full.
+    pub fn released_grants(&self) -> Result<ReleasedGrants, StoreError> {
+        self.index.reader().map(ReleasedGrants)
     }
 
-    /// Released grants for which `keep` holds, newest first, at most `limit`.
+    /// Released grants for which `keep` returns true, newest first, at most `limit`.
     ///
     /// # Errors
     /// When the query database fails.
@@ -148,11 +151,11 @@ impl Store {
         Ok(found)
     }
 
-    /// What an export of every grant needs, taken in the time that a copy of the live ones takes. Reading the history
-    /// takes seconds, and is done without the store.
+    /// Begins an export. This takes as long as a copy of the live grants. Reading the history takes
+    /// seconds, and does not need the store.
     ///
     /// # Errors
-    /// When too much waits for the query database.
+    /// When the queue of the query database is full.
     pub fn exporter(&self) -> Result<Export, StoreError> {
         let reader = match self.index.reader() {
             Err(error @ StoreError::Database { .. }) => return Err(error),

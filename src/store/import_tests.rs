@@ -25,7 +25,7 @@ fn entries(range: std::ops::Range<u64>) -> Vec<Entry> {
 }
 
 #[test]
-fn what_is_taken_over_is_in_both_copies_beside_what_was_there() {
+fn an_import_is_in_both_copies_with_the_entries_before() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
     store.append(&[made(1), named(1)]).unwrap();
@@ -48,14 +48,14 @@ fn what_is_taken_over_is_in_both_copies_beside_what_was_there() {
     assert_eq!(open(dir.path()).load().grants, known.grants);
 }
 
-/// A start after it reads no long journal: the one who asks for the import waits, and no kubelet does.
+/// The next start reads no long journal: the import waits for the database, and no kubelet does.
 #[test]
-fn what_was_taken_over_is_in_the_database_when_the_store_is_closed() {
+fn an_import_is_in_the_database_when_the_store_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
-    // Its queue is not emptied meanwhile: whatever is told to it stays there.
-    let (go_on, held_up) = channel::<()>();
-    store.index.begin_to_meddle(move |_| assert!(held_up.recv().is_err(), "nothing is sent"));
+    // The thread is blocked, so its queue is not emptied.
+    let (go_on, blocked) = channel::<()>();
+    store.index.begin_with_database(move |_| assert!(blocked.recv().is_err(), "nothing is sent"));
     store.import(&entries(0..6_000)).unwrap();
     let known = store.load().grants;
     let checkpoint = store.begin_checkpoint().unwrap();
@@ -69,11 +69,11 @@ fn what_was_taken_over_is_in_the_database_when_the_store_is_closed() {
 }
 
 #[test]
-fn a_take_over_that_was_cut_short_has_never_been() {
+fn an_interrupted_import_has_no_effect() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path());
     store.append(&[made(1)]).unwrap();
-    // As a kill leaves it: everything is written, and has not its name yet.
+    // The file of a kill: everything is written, but not yet renamed.
     let first = store.next_seq;
     store.import(&entries(10..20)).unwrap();
     drop(store);

@@ -1,4 +1,4 @@
-//! Paths below the state directory, free space, and the operations on files whose order is a promise.
+//! Paths below the state directory, free space, and file operations whose order matters.
 
 use super::StoreError;
 use crate::domain::{Retention, Timestamp};
@@ -20,45 +20,48 @@ pub(super) fn database_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("db")
 }
 
-/// The journal's directory, if there is one. A directory that cannot be read is an error, not absence.
+/// The journal's directory, if it exists. A directory that cannot be read is an error.
 pub(super) fn require_journal(state_dir: &Path) -> Result<PathBuf, StoreError> {
     let journal = journal_dir(state_dir);
     match journal.try_exists() {
         Ok(true) => Ok(journal),
         Ok(false) => Err(StoreError::NoJournal { path: state_dir.to_owned() }),
-        Err(error) => Err(StoreError::io("look at", &journal)(error)),
+        Err(error) => Err(StoreError::io("read", &journal)(error)),
     }
 }
 
-/// What this daemon makes in its state directory, what a file system does, and what the package looks for (docs/install.md).
+/// Names that the daemon creates, that a file system creates, and that the package reads
+/// (docs/install.md).
 fn is_own(name: &str) -> bool {
     ["lock", "journal", "db", "lost+found", "remove-with-package"].contains(&name)
         || name.starts_with("db.")
         || name.contains(".quarantine")
 }
 
-/// Makes the state directory and everything in it private: grants contain environments. Returns how many modes were changed.
+/// Makes the state directory and its content private: grants contain environments. Returns the
+/// number of changed modes.
 ///
 /// # Errors
-/// When one cannot be changed.
+/// When a mode cannot be changed.
 pub fn keep_private(state_dir: &Path) -> io::Result<usize> {
     private::make_private(state_dir, is_own)
 }
 
-/// A private temporary folder for a copy of the database; it is deleted with this value.
+/// A private temporary folder for a copy of the database. It is deleted on drop.
 pub(super) fn scratch() -> Result<tempfile::TempDir, StoreError> {
     let mut folder = tempfile::Builder::new();
     folder.prefix("holdfast-").permissions(Permissions::from_mode(0o700));
     folder.tempdir().map_err(StoreError::io("create", &std::env::temp_dir()))
 }
 
-/// So many quarantined files and directories are kept.
+/// The maximum number of quarantined files and directories.
 const QUARANTINED_MAX: usize = 8;
-/// sled writes segments of 128 KiB, a few at a time. The last megabyte is the journal's.
+/// The free space that sled needs. It writes segments of 128 KiB, a few at a time. The last
+/// megabyte is the journal's.
 pub(super) const FREE_BYTES_MIN: u64 = 1024 * 1024;
 
-/// Whether sled may write to `dir`: after an error for lack of space it may never answer again. A limit of file sizes counts as
-/// well, since sled has one file.
+/// Whether sled may write to `dir`. sled may hang after an error for lack of space. A limit of file
+/// sizes counts too, since sled has one file.
 pub(super) fn has_free_space(dir: &Path) -> bool {
     let log = || fs::metadata(dir.join("db")).map_or(0, |about| about.len());
     let below_limit = host::file_size_limit().map_or(u64::MAX, |limit| limit.saturating_sub(log()));
@@ -66,7 +69,7 @@ pub(super) fn has_free_space(dir: &Path) -> bool {
     host::free_bytes(parent).min(host::free_bytes(dir)).min(below_limit) >= FREE_BYTES_MIN
 }
 
-/// sled is not opened without free space.
+/// Fails without free space for sled.
 pub(super) fn require_free_space(dir: &Path) -> Result<(), StoreError> {
     if has_free_space(dir) {
         Ok(())
@@ -75,7 +78,7 @@ pub(super) fn require_free_space(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Renames something damaged. Returns its new name.
+/// Renames a damaged file or directory. Returns its new path.
 pub(super) fn quarantine(path: &Path) -> Result<PathBuf, StoreError> {
     let millis = Timestamp::from_system(SystemTime::now()).0;
     let target = |millis: u64| {
@@ -83,14 +86,14 @@ pub(super) fn quarantine(path: &Path) -> Result<PathBuf, StoreError> {
         name.push(format!(".quarantine-{millis}"));
         PathBuf::from(name)
     };
-    // Two in one millisecond: the next number is as good.
+    // A second one in the same millisecond takes the next number.
     let free = (millis..).map(target).find(|target| !target.exists());
     let target = free.unwrap_or_else(|| path.with_extension("quarantine"));
     fs::rename(path, &target).map_err(StoreError::io("rename", path))?;
     Ok(target)
 }
 
-/// What was quarantined in a state directory.
+/// The quarantined files of a state directory.
 pub(super) fn quarantined(state_dir: &Path) -> Vec<PathBuf> {
     let inside =
         |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -101,9 +104,9 @@ pub(super) fn quarantined(state_dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Deletes the oldest of what was quarantined when there is too much of it. The newest stays whatever its size.
+/// Deletes the oldest quarantined files above the limits. The newest one is kept at any size.
 pub(super) fn delete_quarantined(state_dir: &Path, retention: Retention, now: Timestamp) {
-    // Its name ends with the time.
+    // The name ends with the time.
     let moved_at = |path: &Path| {
         path.to_string_lossy()
             .rsplit('-')
@@ -129,19 +132,19 @@ pub(super) fn delete_quarantined(state_dir: &Path, retention: Retention, now: Ti
             continue;
         }
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-        let why = if is_too_much { "there is too much" } else { "it is too old" };
+        let why = if is_too_much { "above the limits" } else { "too old" };
         match removed {
             Ok(()) => {
-                tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection")
+                tracing::warn!(path = %path.display(), bytes, why, "deleted damaged files that were kept for inspection");
             }
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "failed to delete damaged files")
+                tracing::debug!(path = %path.display(), %error, "failed to delete damaged files");
             }
         }
     }
 }
 
-/// Copies a directory with everything below it.
+/// Copies a directory recursively.
 pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
     private::make_private_folder(to).map_err(StoreError::io("create", to))?;
     for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
@@ -158,7 +161,7 @@ pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Removes a directory, if it is there.
+/// Removes a directory, if it exists.
 pub(super) fn remove(dir: &Path) -> Result<(), StoreError> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -180,12 +183,12 @@ pub(super) fn sync_directory(dir: &Path) -> Result<(), StoreError> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
 }
 
-/// Tests record the steps whose order is a promise (`testing.rs`).
+/// Tests record the steps whose order matters (`testing.rs`).
 #[cfg(not(test))]
 #[inline]
 pub(super) fn note(_step: &'static str) {}
 
-/// Tests have the steps of another thread recorded as their own.
+/// Tests record the steps of another thread as their own.
 #[cfg(not(test))]
 pub(super) fn with_my_steps<T>(run: impl FnOnce() -> T + Send) -> impl FnOnce() -> T + Send {
     run

@@ -1,4 +1,4 @@
-//! `<state-dir>/lock`: who may write, and what the last writer has confirmed.
+//! `<state-dir>/lock`: the lock of the one writer, with the last entry that it confirmed.
 
 use super::StoreError;
 use super::error::is_out_of_space;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// The lock file, locked by the one writer.
 ///
-/// It has one line: `<last confirmed entry, 20 digits> <crc32 of those, 8 hex digits> <boot id>`. After a clean stop
-/// `closed <first entry of the newest segment>` stands in place of the boot id. A journal that was cut between two records
-/// looks whole by itself; the number shows that its end is missing.
+/// It has one line: `<last confirmed entry, 20 digits> <crc32 of those, 8 hex digits> <boot id>`.
+/// After a clean stop `closed <first entry of the newest segment>` replaces the boot id. A journal
+/// that was cut between two records shows no damage; the number shows that its end is missing.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: File,
@@ -22,7 +22,7 @@ pub(super) struct Lock {
     confirmed: u64,
 }
 
-/// Bytes in front of the boot id.
+/// The bytes before the boot id.
 const CONFIRMED_BYTES: usize = 30;
 
 fn closed(segment: u64) -> String {
@@ -36,7 +36,7 @@ impl Lock {
             &path,
             File::options().mode(private::FILE).create(true).truncate(false).read(true).write(true),
         ) {
-            // What is there can still be locked and read.
+            // An existing file can still be locked and read.
             Err(error) if is_out_of_space(&error) => {
                 host::open_regular(&path, File::options().read(true)).map_err(|_| error)
             }
@@ -50,7 +50,7 @@ impl Lock {
             }
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
-        // What cannot be read is no boot that this could be.
+        // An unreadable line matches no boot.
         let mut text = String::new();
         if file.read_to_string(&mut text).is_err() {
             text.clear();
@@ -62,40 +62,44 @@ impl Lock {
         Ok(Lock { file, path, text, confirmed: confirmed.unwrap_or(0) })
     }
 
-    /// Whether the last writer ran in this boot. Then everything that it wrote is there, synced or not.
+    /// Whether the last writer ran in this boot. Everything that it wrote is then there, synced or
+    /// not.
     pub(super) fn is_of_boot(&self, boot_id: Option<&str>) -> bool {
         boot_id.is_some_and(|boot_id| self.text.get(CONFIRMED_BYTES..) == Some(boot_id))
     }
 
-    /// Whether the last writer closed its journal with this segment. Then no entry follows the last confirmed one, in any boot.
+    /// Whether the last writer closed its journal with this segment. Then no entry follows the last
+    /// confirmed one, in any boot.
     pub(super) fn is_closed_with(&self, segment: Option<u64>) -> bool {
         segment.is_some_and(|segment| {
             self.text.get(CONFIRMED_BYTES..) == Some(closed(segment).as_str())
         })
     }
 
-    /// Every entry up to this number has been confirmed, and perhaps later ones too.
+    /// Entries up to this number were confirmed, and perhaps later ones.
     pub(super) fn confirmed(&self) -> u64 {
         self.confirmed
     }
 
-    /// An entry has been confirmed, and all before it.
+    /// Records that entries up to this one are confirmed.
     pub(super) fn confirm(&mut self, seq: u64) {
         self.confirmed = seq;
     }
 
-    /// Writes the last confirmed entry for the next start. No sync and no error: an older number is true as well.
+    /// Writes the last confirmed entry for the next start. Without a sync, and without an error: an
+    /// older number is correct too.
     pub(super) fn write_confirmed(&self) {
         drop(self.file.write_all_at(front(self.confirmed).as_bytes(), 0));
     }
 
-    /// Notes durably that this segment is complete. No error: without the note the next start reads more than it needs.
+    /// Records durably that this segment is complete. Without an error: the next start only reads
+    /// more.
     pub(super) fn close(&mut self, segment: u64) {
         self.note(front(self.confirmed) + &closed(segment));
         drop(sync_data(&self.file));
     }
 
-    /// Notes the boot. No sync: after a power cut any boot in this file is another one. No error: see [`Lock::close`].
+    /// Records the boot. Without a sync: after a power cut any boot in this file is another one.
     pub(super) fn note_boot(&mut self, boot_id: Option<&str>) {
         self.note(front(self.confirmed) + boot_id.unwrap_or_default());
     }
@@ -104,7 +108,7 @@ impl Lock {
         if text == self.text {
             return;
         }
-        // In place: this needs no free space.
+        // A write in place needs no free space.
         let written = self
             .file
             .write_all_at(text.as_bytes(), 0)
@@ -117,13 +121,13 @@ impl Lock {
 }
 
 impl Drop for Lock {
-    /// Explicitly: a child process that is just being started has a copy of the descriptor.
+    /// Explicit, since a child process that is being started has a copy of the descriptor.
     fn drop(&mut self) {
         drop(self.file.unlock());
     }
 }
 
-/// The last confirmed entry, for a reader beside the writer; 0 where it is unknown.
+/// The last confirmed entry, for a reader without the lock; 0 if unknown.
 pub(super) fn read_confirmed(state_dir: &Path) -> u64 {
     let read = host::read_regular(&state_dir.join("lock"))
         .ok()
@@ -137,7 +141,7 @@ fn front(confirmed: u64) -> String {
     format!("{digits} {crc:08x} ")
 }
 
-/// The number in a lock file; `None` if it is damaged.
+/// The number in a lock file; `None` if the file is damaged.
 fn confirmed(text: &str) -> Option<u64> {
     let confirmed = text.get(..20)?.parse().ok()?;
     text.starts_with(&front(confirmed)).then_some(confirmed)
@@ -148,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_let_go_although_a_child_that_is_being_started_has_its_descriptor() {
+    fn a_lock_is_released_although_a_child_process_has_a_copy_of_its_descriptor() {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         assert!(matches!(Lock::take(dir.path()), Err(StoreError::InUse { .. })));

@@ -1,88 +1,115 @@
-//! What is remembered beside grants, and the heads of segments, which have all of it.
+//! Notes: the durable facts other than grants; and segment heads, which contain all of them.
 
-use super::journal::{Journal, JournalReplay, codec};
+use super::journal::{Journal, codec};
 use super::{LivePayloads, StoreError};
 use crate::domain::{
-    DeviceId, Entry, Gone, Listed, PendingHooks, Timestamp, Verdict, Verdicts, note_gone,
-    note_hook, note_list, note_verdict,
+    DeviceId, Entry, Gone, HookState, Listed, PendingHook, PendingHooks, ResourceName, Timestamp,
+    Verdict, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Notes on devices.
+/// Hooks that have not run, each with the sequence number of its latest entry.
+pub(super) type HooksAt = BTreeMap<(ResourceName, DeviceId), (u64, PendingHook)>;
+
+/// Durable facts about devices. Names and hooks are also in sled, so they have the sequence number
+/// of their latest entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Notes {
-    pub(super) names: BTreeMap<String, DeviceId>,
+pub(crate) struct Notes {
+    pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     pub(super) listed: Listed,
-    pub(super) owed: PendingHooks,
+    pub(super) hooks: HooksAt,
     pub(super) verdicts: Verdicts,
     pub(super) gone: Gone,
 }
 
 impl Notes {
-    /// The notes of a replay, without the sequence numbers.
-    pub(super) fn of(replay: &JournalReplay) -> Self {
-        let JournalReplay { listed, verdicts, gone, .. } = replay;
-        let mut owed = PendingHooks::new();
-        replay.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
-        let names = replay.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
-        Notes {
-            names,
-            listed: listed.clone(),
-            owed,
-            verdicts: verdicts.clone(),
-            gone: gone.clone(),
-        }
-    }
-
-    /// Applies an entry that is no grant's. Returns the keys of names that are forgotten.
-    pub(super) fn apply(&mut self, entry: &Entry) -> Vec<String> {
+    /// Applies the entry `seq`, unless it is a grant's. Returns the keys of names that it removed.
+    pub(super) fn apply(&mut self, seq: u64, entry: &Entry) -> Vec<String> {
         match entry {
-            Entry::Named { key, id } => drop(self.names.insert(key.clone(), id.clone())),
+            Entry::Named { key, id } => drop(self.names.insert(key.clone(), (seq, id.clone()))),
             Entry::Listed { resource, devices } => {
-                note_list(&mut self.listed, resource, devices.clone())
+                note_list(&mut self.listed, resource, devices.clone());
             }
             Entry::Judged { device, verdict } => {
-                note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned())
+                note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned());
             }
-            Entry::Hook(hook) => note_hook(&mut self.owed, hook),
+            Entry::Hook(hook) => {
+                let key = (hook.resource.clone(), hook.device.clone());
+                match hook.state {
+                    HookState::Done => drop(self.hooks.remove(&key)),
+                    HookState::Due | HookState::Failed { .. } => {
+                        drop(self.hooks.insert(key, (seq, (**hook).clone())));
+                    }
+                }
+            }
             Entry::Gone { devices, since } => note_gone(&mut self.gone, devices, *since),
-            Entry::Forgotten { devices } => return self.forget(devices),
+            Entry::Forgotten { devices } => {
+                self.forget_health(devices);
+                let is_forgotten = |(_, id): &(u64, DeviceId)| devices.contains(id);
+                let keys = self.names.iter().filter(|(_, name)| is_forgotten(name));
+                let keys: Vec<String> = keys.map(|(key, _)| key.clone()).collect();
+                self.names.retain(|_, name| !is_forgotten(name));
+                return keys;
+            }
             Entry::Grant(_) | Entry::Moved { .. } => {}
         }
         Vec::new()
     }
 
-    fn forget(&mut self, devices: &[DeviceId]) -> Vec<String> {
-        let devices: BTreeSet<&DeviceId> = devices.iter().collect();
-        let keys: Vec<String> = self
-            .names
-            .iter()
-            .filter(|(_, id)| devices.contains(id))
-            .map(|(key, _)| key.clone())
-            .collect();
-        keys.iter().for_each(|key| drop(self.names.remove(key)));
+    /// Whether there is a note about the same name or hook.
+    pub(super) fn knows(&self, entry: &Entry) -> bool {
+        match entry {
+            Entry::Named { key, .. } => self.names.contains_key(key),
+            Entry::Hook(hook) => {
+                self.hooks.contains_key(&(hook.resource.clone(), hook.device.clone()))
+            }
+            _ => true,
+        }
+    }
+
+    /// Removes the verdicts of devices, and the times since when they are absent.
+    pub(super) fn forget_health(&mut self, devices: &[DeviceId]) {
         for device in devices {
             self.verdicts.remove(device);
             self.gone.remove(device);
         }
-        keys
     }
 
-    /// How many entries they take.
+    /// Drops names and hooks whose latest entry is older than `seq`.
+    pub(super) fn drop_before(&mut self, seq: u64) {
+        self.names.retain(|_, (at, _)| *at >= seq);
+        self.hooks.retain(|_, (at, _)| *at >= seq);
+    }
+
+    /// The id of each device, by physical key.
+    pub(super) fn device_names(&self) -> BTreeMap<String, DeviceId> {
+        self.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect()
+    }
+
+    /// Hooks that have not run.
+    pub(super) fn pending_hooks(&self) -> PendingHooks {
+        let mut pending = PendingHooks::new();
+        self.hooks.values().for_each(|(_, hook)| note_hook(&mut pending, hook));
+        pending
+    }
+
+    /// The number of entries in a head.
     pub(super) fn len(&self) -> usize {
         self.entries().count()
     }
 
-    /// The entries that say all of it.
+    /// The entries that restore these notes.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
-        // Devices that have been gone since the same moment share an entry.
+        // Devices that disappeared in the same scan share an entry.
         let mut gone: BTreeMap<Timestamp, Vec<DeviceId>> = BTreeMap::new();
         for (device, since) in &self.gone {
             gone.entry(*since).or_default().push(device.clone());
         }
-        let names =
-            self.names.iter().map(|(key, id)| Entry::Named { key: key.clone(), id: id.clone() });
+        let names = |(key, (_, id)): (&String, &(u64, DeviceId))| Entry::Named {
+            key: key.clone(),
+            id: id.clone(),
+        };
         let listed = self.listed.iter().map(|(resource, devices)| Entry::Listed {
             resource: resource.clone(),
             devices: devices.clone(),
@@ -91,23 +118,25 @@ impl Notes {
             device: device.clone(),
             verdict: Some(Box::new(verdict.clone())),
         };
-        let owed = self
-            .owed
-            .values()
-            .flat_map(BTreeMap::values)
-            .map(|hook| Entry::Hook(Box::new(hook.clone())));
+        let hooks = self.hooks.values().map(|(_, hook)| Entry::Hook(Box::new(hook.clone())));
         let gone =
             gone.into_iter().map(|(since, devices)| Entry::Gone { devices, since: Some(since) });
-        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged)).chain(gone)
+        let named = self.names.iter().map(names);
+        named.chain(listed).chain(hooks).chain(self.verdicts.iter().map(judged)).chain(gone)
     }
 }
 
-/// The head of a segment: the payloads of everything that is live.
+/// Whether the database does not store this kind of entry.
+pub(super) fn is_only_in_journal(entry: &Entry) -> bool {
+    matches!(
+        entry,
+        Entry::Listed { .. } | Entry::Judged { .. } | Entry::Gone { .. } | Entry::Forgotten { .. }
+    )
+}
+
+/// The head of a segment: the payloads of all live grants and notes.
 pub(super) fn head<'a>(live: &'a LivePayloads, notes: &'a [Vec<u8>]) -> Vec<&'a [u8]> {
-    live.values()
-        .map(|(_, payload)| payload.as_slice())
-        .chain(notes.iter().map(Vec::as_slice))
-        .collect()
+    live.values().map(|(_, payload)| payload).chain(notes).map(Vec::as_slice).collect()
 }
 
 /// The payloads of entries.
@@ -117,7 +146,7 @@ pub(super) fn encode_all<'a>(
     entries.into_iter().map(codec::encode).collect()
 }
 
-/// Opens the segment `first`. Returns the sequence number after its head.
+/// Creates the segment `first`. Returns it with the sequence number after its head.
 pub(super) fn open_segment(
     dir: &Path,
     first: u64,
@@ -126,6 +155,5 @@ pub(super) fn open_segment(
 ) -> Result<(Journal, u64), StoreError> {
     let notes = encode_all(&notes.entries().collect::<Vec<_>>())?;
     let head = head(live, &notes);
-    // An entry has a number only if the head before it is complete, so an empty head takes none.
     Ok((Journal::create(dir, first, &head)?, first + head.len() as u64))
 }

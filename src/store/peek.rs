@@ -1,6 +1,7 @@
-//! Reading without a lock: for `who`, `history` and `ledger export` while a daemon runs, or when none does.
+//! Reads without the lock: for `who`, `history` and `ledger export` next to a daemon, or without
+//! one.
 //!
-//! Nothing is written. The journal's segments alone have everything that is live.
+//! Nothing is written. The journal's segments have everything live.
 
 use super::index::{Database, DatabaseSnapshot, open};
 use super::journal::{self, JournalReplay};
@@ -11,25 +12,21 @@ use crate::domain::{AllocId, Grant, GrantState, Timestamp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What is live, as the journal tells it.
+/// The live state by the journal.
 ///
 /// # Errors
 /// When there is no journal, it cannot be read, or a later version wrote it.
 pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
-    // First: a writer confirms only what it has written.
+    // First: the writer confirms only entries that it has written.
     let confirmed = read_confirmed(state_dir);
     let replay = read(state_dir)?;
     let mut report = RecoveryReport::of(&replay);
-    if confirmed > replay.last {
-        report.findings.push(format!(
-            "the journal ends with entry {}, and entries up to {confirmed} were confirmed",
-            replay.last
-        ));
-    }
+    report.findings.extend(journal::end_finding(replay.last, confirmed));
     Ok(Recovered::of(replay, report))
 }
 
-/// How many bytes the journal has written and keeps; files are longer, since room is made ahead.
+/// The bytes that were appended to the journal. Its files are longer, because zeros are written
+/// ahead.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -37,18 +34,20 @@ pub fn journal_bytes(state_dir: &Path) -> Result<u64, StoreError> {
     journal::bytes_used(&journal_dir(state_dir))
 }
 
-/// What was given back, as far as the files tell.
+/// The released grants in the files.
 #[derive(Debug)]
 pub struct History {
-    /// Every released grant that can be read, newest first.
+    /// Every readable released grant, newest first.
     pub released: Vec<Grant>,
-    /// The latest release that was forgotten, of age or for the number of them; after it nothing was.
+    /// The latest release that was removed because of age or number. The history is complete after
+    /// it.
     pub forgotten_until: Option<Timestamp>,
-    /// Why the query database could not be read, which has most of it.
+    /// The reason why the query database, which has most of the history, could not be read.
     pub problem: Option<StoreError>,
 }
 
-/// The history: what the journal still tells of and a copy of the query database, made in the temporary directory.
+/// Reads the history from the journal and from a copy of the query database in the temporary
+/// directory.
 ///
 /// # Errors
 /// As [`peek`].
@@ -60,9 +59,10 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
         Ok(read) => (read, None),
         Err(error) => (Default::default(), Some(error)),
     };
-    let told = replay.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
+    let recent = replay.grants.into_values().map(|(_, grant)| grant);
+    let recent = recent.filter(|grant| !grant.is_live());
     let all: BTreeMap<AllocId, Grant> =
-        stored.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
+        stored.into_iter().chain(recent).map(|grant| (grant.alloc_id.clone(), grant)).collect();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
     let released_at = |grant: &Grant| {
         if let GrantState::Released { released_at, .. } = grant.state {
@@ -71,7 +71,7 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
             grant.granted_at
         }
     };
-    // As the database has them.
+    // The order of the database.
     newest_first.sort_by(|one, other| {
         (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id))
     });
@@ -80,10 +80,11 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
 
 fn read(state_dir: &Path) -> Result<JournalReplay, StoreError> {
     require_journal(state_dir)?;
-    JournalReplay::read_beside_a_writer(state_dir)
+    JournalReplay::read_during_writes(state_dir)
 }
 
-/// Released grants of the database in `dir`, and the latest that was forgotten, read from a copy in `scratch`.
+/// The released grants of the database in `dir`, and the latest removed release, read from a copy
+/// in `scratch`.
 fn history_of_copy(
     dir: &Path,
     scratch: &Path,
@@ -101,8 +102,8 @@ fn history_of_copy(
     forgotten.map(|until| (grants, until))
 }
 
-/// The database in `dir`, as a copy in `scratch`: sled cannot open read-only, and must not be opened under a daemon that
-/// uses it. A copy that was taken while sled was writing may not open.
+/// Opens a copy of the database in `dir`: sled cannot open read-only, and two processes must not
+/// open one database. A copy from during a write may not open.
 pub(super) fn copy_database(
     dir: &Path,
     scratch: &Path,

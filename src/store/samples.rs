@@ -106,7 +106,7 @@ pub(super) fn listed(of: &[u64]) -> Entry {
     }
 }
 
-/// The verdict of a device that has failed and is held, with everything that a verdict may have.
+/// The verdict of a failed and held device, with every optional part.
 pub(super) fn judged(n: u64) -> Entry {
     let incident = Incident {
         reason: Reason::Xid,
@@ -136,12 +136,12 @@ pub(super) fn forgotten(n: u64) -> Entry {
     Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: None }
 }
 
-/// They are gone.
+/// These devices are absent.
 pub(super) fn gone(of: &[u64]) -> Entry {
     Entry::Gone { devices: ids(of), since: Some(Timestamp(1_700_000_005_000)) }
 }
 
-/// It is there again.
+/// This device is present again.
 pub(super) fn back(n: u64) -> Entry {
     Entry::Gone { devices: ids(&[n]), since: None }
 }
@@ -154,7 +154,7 @@ fn ids(of: &[u64]) -> Vec<DeviceId> {
     of.iter().map(|n| DeviceId::new(format!("GPU-{n}"))).collect()
 }
 
-/// How far the hook has come that the `n`-th grant's device is owed.
+/// The state of the after-release hook of the `n`-th grant's device.
 pub(super) fn hook(n: u64, state: HookState) -> Entry {
     let device = &grant(n).devices[0];
     Entry::Hook(Box::new(PendingHook {
@@ -170,7 +170,7 @@ pub(super) fn hook(n: u64, state: HookState) -> Entry {
     }))
 }
 
-/// One after the other.
+/// The states of a hook in order.
 pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
     let failed = HookState::Failed {
         tries: 2,

@@ -1,5 +1,5 @@
-//! A database that is slow to open, that the system does not let be opened, or that is something else: it is not damaged, nobody waits for
-//! it, and nothing is lost.
+//! A database that opens slowly, that the system refuses to open, or that is another kind of file.
+//! It is not damaged, no caller waits for it, and no entry is lost.
 
 use super::layout::{database_dir, journal_dir, quarantined};
 use super::lock::Lock;
@@ -40,20 +40,20 @@ fn past(store: &Store) -> Vec<u64> {
     numbers(&store.history(usize::MAX, |_| true).unwrap())
 }
 
-/// A ledger of this boot: 1 is held, 2 and 3 were given back.
+/// A ledger of this boot: grant 1 is held, 2 and 3 are released.
 fn ledger(dir: &Path) {
     let (mut store, _) = open(dir, THIS);
     store.append(&[made(1), made(2), made(3), released(2), released(3), named(1)]).unwrap();
     store.checkpoint().unwrap();
     drop(store);
-    // The journal begins anew with what is held.
+    // The new segment begins with the live grants.
     open(dir, THIS).0.checkpoint().unwrap();
 }
 
 /// Waits until the database is open.
 fn until_open(store: &Store) {
     loop {
-        store.index.meddle(|_| {});
+        store.index.with_database(|_| {});
         if store.kept().unreadable.is_none() && store.kept().database {
             return;
         }
@@ -61,7 +61,7 @@ fn until_open(store: &Store) {
     }
 }
 
-/// Waits until it is said that the history cannot be read, and says why.
+/// Waits until the history is unreadable, and returns the reason.
 fn until_unreadable(store: &Store) -> UnreadableReason {
     loop {
         if let Some(unreadable) = store.kept().unreadable {
@@ -71,10 +71,10 @@ fn until_unreadable(store: &Store) -> UnreadableReason {
     }
 }
 
-fn told(store: &Store) -> (Vec<u64>, Vec<u64>, Result<(), String>) {
+fn exported(store: &Store) -> (Vec<u64>, Vec<u64>, Result<(), String>) {
     let (mut live, mut past) = (Vec::new(), Vec::new());
-    let end = store.exporter().unwrap().read(|told| {
-        if let ExportLine::Grant(grant) = told {
+    let end = store.exporter().unwrap().read(|line| {
+        if let ExportLine::Grant(grant) = line {
             if grant.is_live() { &mut live } else { &mut past }.push(*grant);
         }
         true
@@ -83,7 +83,7 @@ fn told(store: &Store) -> (Vec<u64>, Vec<u64>, Result<(), String>) {
 }
 
 #[test]
-fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
+fn a_slow_database_opens_after_the_start_and_nothing_is_lost() {
     for boot in [THIS, NEXT, None] {
         let dir = tempfile::tempdir().unwrap();
         ledger(dir.path());
@@ -99,7 +99,7 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
             (1, UnreadableReason::Slow),
             "{boot:?}"
         );
-        // Grants are recorded and moved on meanwhile.
+        // Grants are recorded and changed in the meantime.
         store.append(&[made(4), made(5), released(4)]).unwrap();
         store.append(&[bound(5)]).unwrap();
         store.checkpoint().unwrap();
@@ -108,13 +108,10 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
             error.to_string().contains("is not open yet: it has been opening since"),
             "{error}"
         );
-        let (live, known, end) = told(&store);
-        assert_eq!((live, known), (vec![1, 5], vec![4]), "what is known is told");
-        assert!(end.unwrap_err().contains("is not open yet"), "and that something is missing");
-        assert!(
-            !store.verifier().verify().unwrap().sound,
-            "what cannot be looked at is not vouched for"
-        );
+        let (live, known, end) = exported(&store);
+        assert_eq!((live, known), (vec![1, 5], vec![4]), "known grants are exported");
+        assert!(end.unwrap_err().contains("is not open yet"), "and the export is incomplete");
+        assert!(!store.verifier().verify().unwrap().sound, "an unreadable copy is not sound");
         drop(held);
         until_open(&store);
         assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{boot:?}");
@@ -128,14 +125,14 @@ fn a_slow_database_goes_on_opening_behind_a_start_and_nothing_is_lost() {
         assert_eq!(
             journal::segments(&journal_dir(dir.path())).unwrap().len(),
             1,
-            "the journal is no longer than it has to be"
+            "old segments are deleted"
         );
     }
 }
 
 /// After a power cut the journal may end earlier than sled does.
 #[test]
-fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() {
+fn entries_that_only_a_slow_database_has_after_a_power_cut_are_recovered_when_it_is_open() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path(), THIS);
     store.append(&[made(1), made(2), released(2)]).unwrap();
@@ -155,7 +152,7 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
     let held = slow::hold(&database_dir(dir.path()));
     let (mut store, recovered) = open(dir.path(), NEXT);
     assert_eq!(numbers(&recovered.grants), [1]);
-    // The kubelet's checkpoint has given one of them back by then.
+    // One of them was recovered from the kubelet's checkpoint in the meantime.
     let Entry::Grant(three) = made(3) else { unreachable!() };
     store.adopt(&[Arc::unwrap_or_clone(three)]).unwrap();
     drop(held);
@@ -175,7 +172,7 @@ fn what_only_a_slow_database_has_after_a_power_cut_comes_back_when_it_is_open() 
 }
 
 #[test]
-fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
+fn a_damaged_journal_with_a_slow_database_is_reported_and_repaired_later() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path(), THIS);
     for n in 1..=3 {
@@ -198,17 +195,13 @@ fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
         recovered.report
     );
     let ids = [1, 2].map(|n| grant(n).alloc_id).into();
-    assert_eq!(
-        store.known_among(&ids).unwrap().len(),
-        1,
-        "what is not known is taken from the kubelet"
-    );
+    assert_eq!(store.known_among(&ids).unwrap().len(), 1, "the kubelet has the unknown one");
     drop(held);
     until_open(&store);
     let found = store.take_found();
     assert_eq!(found, [made(2)]);
     store.append(&found).unwrap();
-    assert_eq!(quarantined(dir.path()).len(), 1, "the segment is kept for a person");
+    assert_eq!(quarantined(dir.path()).len(), 1, "the segment is kept for inspection");
     store.close().unwrap();
     let (_, recovered) = open(dir.path(), NEXT);
     assert!(
@@ -219,7 +212,7 @@ fn a_damaged_journal_beside_a_slow_database_is_said_and_mended_later() {
 }
 
 #[test]
-fn a_slow_database_that_turns_out_to_be_damaged_is_moved_away_then() {
+fn a_slow_database_that_is_damaged_is_quarantined_when_it_opens() {
     for boot in [THIS, NEXT] {
         let dir = tempfile::tempdir().unwrap();
         ledger(dir.path());
@@ -238,11 +231,11 @@ fn a_slow_database_that_turns_out_to_be_damaged_is_moved_away_then() {
         until_open(&store);
         let report = store.load().report;
         assert!(
-            report.findings[0].contains("its history stays in the copy that was moved away"),
+            report.findings[0].contains("its history stays in the quarantined copy"),
             "{report}"
         );
         assert_eq!((quarantined(dir.path()).len(), report.quarantined.len()), (1, 1), "{report}");
-        assert!(past(&store).ends_with(&[4]), "what the journal still has of it is in the new one");
+        assert!(past(&store).ends_with(&[4]), "the new one has the history of the journal");
         store.checkpoint().unwrap();
         assert!(store.kept().database && open_is_clean(store, dir.path()));
     }
@@ -253,7 +246,8 @@ fn open_is_clean(store: Store, dir: &Path) -> bool {
     open(dir, NEXT).1.report.is_clean()
 }
 
-/// Whether something ends although the database does not open: it is given a minute, which it needs only when it hangs.
+/// Asserts that `run` ends although the database does not open. The limit of a minute is reached
+/// only if it hangs.
 fn ends(run: impl FnOnce() + Send + 'static) {
     let (done, is_done) = channel::<()>();
     let running = thread::spawn(move || {
@@ -269,7 +263,7 @@ fn ends(run: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_while_its_database_opens_ends_and_the_next_one_has_everything() {
+fn a_stop_while_the_database_opens_ends_in_time_and_the_next_start_has_everything() {
     for closes in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         ledger(dir.path());
@@ -278,7 +272,7 @@ fn a_daemon_that_is_stopped_while_its_database_opens_ends_and_the_next_one_has_e
         until_unreadable(&store);
         store.append(&[made(4), made(5), released(5)]).unwrap();
         ends(move || if closes { store.close().unwrap() } else { drop(store) });
-        // As a reboot in order, or as a handover: the former instance still has the files open.
+        // A clean reboot, or a handover: the old instance still has the files open.
         let (mut store, recovered) = open(dir.path(), if closes { NEXT } else { THIS });
         assert!(
             recovered.report.is_clean() && numbers(&recovered.grants) == [1, 4],
@@ -295,7 +289,7 @@ fn a_daemon_that_is_stopped_while_its_database_opens_ends_and_the_next_one_has_e
 
 /// EIO, EAGAIN, ENOMEM, EACCES, EMFILE, ENOSPC
 #[test]
-fn what_the_system_refuses_is_tried_again_and_no_file_is_moved() {
+fn an_opening_that_the_system_refuses_is_retried_and_no_file_is_quarantined() {
     for errno in [5, 11, 12, 13, 24, 28] {
         for boot in [THIS, NEXT] {
             let dir = tempfile::tempdir().unwrap();
@@ -327,7 +321,7 @@ fn what_the_system_refuses_is_tried_again_and_no_file_is_moved() {
 }
 
 #[test]
-fn a_fifo_in_place_of_a_file_hangs_nothing_and_is_named() {
+fn a_fifo_in_place_of_a_file_is_reported_and_blocks_nothing() {
     let (lock, journal) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     make_fifo(&lock.path().join("lock"));
     fs::create_dir(journal_dir(journal.path())).unwrap();

@@ -1,4 +1,5 @@
-//! What tests see and plan: the order of steps on the disk, databases that are slow to open, and damage behind the store's back.
+//! Support for tests: the order of steps on the disk, and databases that are slow to open or
+//! refused by the system.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ thread_local! {
     static STEPS: RefCell<Steps> = RefCell::default();
 }
 
-/// Runs something on another thread whose steps are this one's.
+/// Wraps a closure for another thread. Its steps are recorded as those of this thread.
 pub(super) fn with_my_steps<T>(run: impl FnOnce() -> T + Send) -> impl FnOnce() -> T + Send {
     let steps = STEPS.with_borrow(Clone::clone);
     move || {
@@ -18,7 +19,7 @@ pub(super) fn with_my_steps<T>(run: impl FnOnce() -> T + Send) -> impl FnOnce() 
     }
 }
 
-/// Until it is dropped, the steps of this thread are nobody's.
+/// Until it is dropped, the steps of this thread are not recorded.
 pub(super) struct WithoutSteps(Steps);
 
 pub(super) fn without_steps() -> WithoutSteps {
@@ -31,12 +32,12 @@ impl Drop for WithoutSteps {
     }
 }
 
-/// Notes a step whose place among the others is a promise.
+/// Records a step whose order matters.
 pub(super) fn note(step: &'static str) {
     STEPS.with_borrow(|steps| steps.lock().unwrap().push(step));
 }
 
-/// The steps of this thread and of those that run for it, since the last call.
+/// The steps of this thread, and of those that run for it, since the last call.
 pub(super) fn take_steps() -> Vec<&'static str> {
     STEPS.with_borrow(|steps| std::mem::take(&mut *steps.lock().unwrap()))
 }
@@ -49,7 +50,7 @@ pub(super) mod slow {
     use std::path::{Path, PathBuf};
     use std::sync::{Condvar, Mutex};
 
-    /// What becomes of the next one to open a database.
+    /// The result of the next opening.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Plan {
         Waits,
@@ -59,7 +60,7 @@ pub(super) mod slow {
     static PLANS: Mutex<BTreeMap<PathBuf, Plan>> = Mutex::new(BTreeMap::new());
     static CHANGED: Condvar = Condvar::new();
 
-    /// Lets the database go on as soon as it is dropped.
+    /// Lets the database open when it is dropped.
     #[derive(Debug)]
     pub(in crate::store) struct Held(PathBuf);
 
@@ -70,12 +71,12 @@ pub(super) mod slow {
         }
     }
 
-    /// From now on the database of this directory does not get on with opening.
+    /// Blocks the opening of the database in this directory.
     pub(in crate::store) fn hold(dir: &Path) -> Held {
         plan(dir, Plan::Waits)
     }
 
-    /// The next attempts to open the database of this directory get this error from the system.
+    /// Makes the next openings of the database in this directory fail with this error.
     pub(in crate::store) fn refuse(dir: &Path, errno: i32, times: u32) -> Held {
         plan(dir, Plan::Fails { errno, times })
     }

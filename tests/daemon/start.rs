@@ -161,7 +161,7 @@ fn a_damaged_ledger_costs_no_grant_and_a_database_that_cannot_be_opened_no_start
         // The segment ends within its head, as after a kill.
         ("half of the journal is removed", "", &|| cut(&segment(&node))),
         ("half of the database is removed", "damaged", &|| cut(&database.join("db"))),
-        ("the database is gone", "the query database is gone", &|| {
+        ("the database is gone", "the query database is missing", &|| {
             fs::remove_dir_all(&database).unwrap();
         }),
         // Its reader waits for a writer that never comes. That is no evidence against the database.

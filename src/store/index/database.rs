@@ -1,14 +1,17 @@
-//! sled: the only file that opens it.
+//! sled, and the workarounds for it. This is the only file that opens it.
 //!
-//! sled 0.34.7 is fast and small, but: its `flush()` survives a kill and not a power cut (no fsync), a damaged log tail rolls back
-//! silently, and some damaged images panic at open. So every call runs under `catch_unwind`, opening reads every live record
-//! with its crc, a checkpoint adds the fdatasync, and a damaged database is renamed and rebuilt from the journal. Nothing is
-//! repaired in place: deleting a bad snapshot of sled's can leave an empty database without an error.
+//! sled 0.34.7 is fast and small, with three faults. `flush()` survives a kill and not a power cut,
+//! since it does not sync. A damaged log tail is rolled back without an error. Some damaged files
+//! make it panic. So every call runs under `catch_unwind`, opening checks the crc of every live
+//! record, and a checkpoint adds the fdatasync. A damaged database is quarantined and rebuilt from
+//! the journal. It is never repaired in place: deleting a bad snapshot file can leave an empty
+//! database without an error.
 
 use super::failure::{BLOBS, check_files, failure, guard};
-use super::length::Length;
+use super::history_size::HistorySize;
 use super::reader::{DatabaseSnapshot, Reader, history_key, hook_key};
-use crate::domain::{AllocId, DeviceId, Grant, HookState, PendingHook, Retention, Timestamp};
+use super::work::Update;
+use crate::domain::{Grant, HookState, Retention, Timestamp};
 use crate::host::{self, TimerSlack};
 use crate::store::StoreError;
 use crate::store::journal::codec;
@@ -22,24 +25,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A process that has just ended may hold sled's lock until its last thread is gone.
+/// An ending process holds sled's lock until its last thread has exited.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
-/// How late the timers of sled's threads may be.
+/// Timer slack of sled's threads.
 const POOL_WAKES_WITHIN: Duration = Duration::from_secs(600);
-/// sled's page cache and the segments of its log, small because the whole daemon may use 12 MiB. Over 4000 grants beside
-/// 1000 live ones the process grew to 44 MB with 2 MiB and sled's usual 512 KiB, to 34 MB with these. What remains is
-/// mostly glibc's: with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_THRESHOLD_=65536` and `MALLOC_TRIM_THRESHOLD_=65536` it stays
-/// at 13.5 MB.
+/// sled's page cache, small because of the daemon's memory limit. In a test with 4000 grants and
+/// 1000 live ones the process grew to 44 MB with 2 MiB and sled's default segments of 512 KiB, and
+/// to 34 MB with these values. The rest is mostly glibc's: with `MALLOC_ARENA_MAX=1`,
+/// `MALLOC_MMAP_THRESHOLD_=65536` and `MALLOC_TRIM_THRESHOLD_=65536` it stays at 13.5 MB.
 const CACHE_BYTES: u64 = 256 * 1024;
-/// A page of more than a quarter of this (17 records of 1.9 KB) goes into a file of its own below `blobs/`.
+/// The segments of sled's log. A page larger than a quarter of this (17 records of 1.9 KB) goes
+/// into a file of its own below `blobs/`.
 const LOG_SEGMENT_BYTES: usize = 128 * 1024;
-/// How far the clock is believed to have gone on between two checkpoints. A clock that is wrong by a year would forget the
-/// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
+/// The maximum progress of the clock between two checkpoints. A clock that is wrong by a year would
+/// expire the whole history at once. With this limit it expires one day at each checkpoint, until
+/// the clock is set.
 const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Threads of sled's pool, one for all databases of the process, and one that opens.
+/// Threads of sled's pool, which all databases of the process share, and one for opening.
 const POOL_THREADS: usize = 8;
-/// Whether the pool is there.
+/// Whether the pool exists.
 static HAS_POOL: AtomicBool = AtomicBool::new(false);
 
 pub(super) const APPLIED: &str = "applied";
@@ -50,64 +55,66 @@ const HISTORY_BYTES: &str = "history-bytes";
 const CLOCK: &str = "clock";
 pub(super) const FORGOTTEN: &str = "forgotten";
 
+/// The trees of a database.
+#[derive(Debug, Clone)]
+pub(super) struct Trees {
+    pub(super) live: sled::Tree,
+    pub(super) history: sled::Tree,
+    pub(super) names: sled::Tree,
+    pub(super) hooks: sled::Tree,
+    pub(super) meta: sled::Tree,
+}
+
+impl Trees {
+    fn open(db: &sled::Db) -> sled::Result<Self> {
+        let [live, history, names, hooks, meta] =
+            ["live", "history", "names", "hooks", "meta"].map(|name| db.open_tree(name));
+        Ok(Trees { live: live?, history: history?, names: names?, hooks: hooks?, meta: meta? })
+    }
+
+    pub(super) fn all(&self) -> [&sled::Tree; 5] {
+        [&self.live, &self.history, &self.names, &self.hooks, &self.meta]
+    }
+}
+
 /// An open database.
 #[derive(Debug)]
 pub(crate) struct Database {
     pub(super) dir: PathBuf,
     db: sled::Db,
-    pub(super) live: sled::Tree,
-    pub(super) past: sled::Tree,
-    pub(super) names: sled::Tree,
-    pub(super) hooks: sled::Tree,
-    pub(super) meta: sled::Tree,
-    /// sled's own log, opened once more for the fdatasync that sled does not do.
+    pub(super) trees: Trees,
+    /// sled's log file, opened again for the fdatasync that sled omits.
     log: File,
-    pub(super) history: Length,
-    /// Everything up to this sequence number was there at the last checkpoint.
+    pub(super) history: HistorySize,
+    /// The last entry at the last checkpoint.
     applied: u64,
-    /// What went into the history since.
+    /// The keys that were added to the history since.
     since_checkpoint: BTreeSet<Vec<u8>>,
-    /// One for each reader, and this one: as long as there are any, nobody may take the files away.
+    /// Counts the readers. While there are any, the files may not be replaced.
     pub(super) readers: Arc<()>,
 }
 
-/// A change of the database, with what it needs of the journal.
-#[derive(Debug)]
-pub(crate) enum Update {
-    /// A live grant; the former value is replaced.
-    Live(AllocId, Vec<u8>),
-    /// A grant that moves from the live ones into the history. To do so twice changes nothing.
-    Released(Arc<Grant>, Vec<u8>),
-    /// A live grant that the journal does not have.
-    Discard(AllocId),
-    /// The id of a device, by its physical key.
-    Name(String, DeviceId),
-    /// A name that is forgotten.
-    ForgetName(String),
-    /// The state of a hook; one that is done is deleted.
-    Hook(Box<PendingHook>, Vec<u8>),
-}
-
 impl Database {
-    /// Opens or creates the database in `dir`.
+    /// Opens or creates the database in `dir`, and reads all of it but the history.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, DatabaseSnapshot), StoreError> {
         let failed = |error: sled::Error| failure(dir, &error);
         let damaged = |why: String| StoreError::Database { path: dir.to_owned(), why };
         let newer = |version| StoreError::Newer { path: dir.to_owned(), version };
-        // sled goes on without a thread that it does not get, and without any of them it never answers.
+        // sled continues with fewer threads than it needs, and with none it never answers.
         if !HAS_POOL.load(Ordering::Relaxed) {
             host::check_task_limit(POOL_THREADS).map_err(StoreError::io("open", dir))?;
         }
         let fresh = !dir.exists();
         check_files(dir)?;
         let began = Instant::now();
-        let (db, _late_timers) = loop {
-            // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
-            // is read or written, and inherit this thread's leave to be late for timers; work wakes them at once.
-            let late_timers = TimerSlack::set(POOL_WAKES_WITHIN);
+        let (db, _timer_slack) = loop {
+            // sled's seven threads wake up every second without work. They start here, with the
+            // first segment that is read or written, and inherit this thread's timer slack. Work
+            // wakes them at once.
+            let timer_slack = TimerSlack::set(POOL_WAKES_WITHIN);
             match options(dir).open() {
-                Ok(db) => break (db, late_timers),
-                // 0.34.7 gives a refused lock no kind of its own.
+                Ok(db) => break (db, timer_slack),
+                // sled 0.34.7 has no error kind for a refused lock.
                 Err(sled::Error::Io(error))
                     if error.to_string().contains("could not acquire lock") =>
                 {
@@ -116,8 +123,9 @@ impl Database {
                             path: dir.parent().unwrap_or(dir).to_owned(),
                         });
                     }
-                    // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
-                    drop(late_timers);
+                    // This sleep must be exact: after the time limit an intact database would count
+                    // as failed.
+                    drop(timer_slack);
                     thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(failed(error)),
@@ -135,7 +143,7 @@ impl Database {
         let schema = database
             .number(SCHEMA)
             .map_err(failed)?
-            .ok_or_else(|| damaged("it opens empty although it is not new".into()))?;
+            .ok_or_else(|| damaged("it is empty although it is not new".into()))?;
         if schema > u64::from(codec::TREES) {
             return Err(newer(u32::try_from(schema).unwrap_or(u32::MAX)));
         }
@@ -145,7 +153,7 @@ impl Database {
         if snapshot.damaged > 0 {
             return Err(damaged(format!("{} of its records are damaged", snapshot.damaged)));
         }
-        // A database that reads and does not write is found now.
+        // Detects a database that is readable and not writable.
         let opened = database
             .number(OPENED)
             .and_then(|opened| database.set_number(OPENED, opened.unwrap_or(0) + 1));
@@ -154,52 +162,40 @@ impl Database {
     }
 
     pub(super) fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
-        let log = File::open(dir.join("db"))?;
-        let (live, past) = (db.open_tree("live")?, db.open_tree("history")?);
-        let (names, hooks, meta) =
-            (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
-        let [count, bytes, applied] =
-            [HISTORY_COUNT, HISTORY_BYTES, APPLIED].map(|key| number(&meta, key));
-        let history = Length { count: count?.unwrap_or(0), bytes: bytes?.unwrap_or(0) };
-        let applied = applied?.unwrap_or(0);
-        let (dir, since_checkpoint, readers) = (dir.to_owned(), BTreeSet::new(), Arc::default());
-        Ok(Database {
-            dir,
-            db,
-            live,
-            past,
-            names,
-            hooks,
-            meta,
-            log,
-            history,
-            applied,
-            since_checkpoint,
-            readers,
-        })
+        let (log, trees) = (File::open(dir.join("db"))?, Trees::open(&db)?);
+        let stored = |key| Ok::<u64, sled::Error>(number(&trees.meta, key)?.unwrap_or(0));
+        let history = HistorySize { count: stored(HISTORY_COUNT)?, bytes: stored(HISTORY_BYTES)? };
+        let (applied, since_checkpoint, readers) =
+            (stored(APPLIED)?, BTreeSet::new(), Arc::default());
+        let dir = dir.to_owned();
+        Ok(Database { dir, db, trees, log, history, applied, since_checkpoint, readers })
     }
 
-    /// Applies one change, which the journal has as the entry `seq`.
+    /// Applies the change of the journal's entry `seq`.
     pub(crate) fn write(&mut self, seq: u64, update: &Update) -> Result<(), StoreError> {
         self.run(|database| match update {
             Update::Live(id, payload) => database
+                .trees
                 .live
                 .insert(id.as_str(), codec::stamp(id.as_str().as_bytes(), seq, payload))
                 .map(drop),
             Update::Released(grant, payload) => database.release(grant, seq, payload),
-            Update::Discard(id) => database.live.remove(id.as_str()).map(drop),
+            Update::Discard(id) => database.trees.live.remove(id.as_str()).map(drop),
             Update::Name(key, id) => database
+                .trees
                 .names
                 .insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes()))
                 .map(drop),
-            Update::ForgetName(key) => database.names.remove(key).map(drop),
+            Update::ForgetName(key) => database.trees.names.remove(key).map(drop),
             Update::Hook(hook, payload) => {
                 let key = hook_key(hook);
                 match hook.state {
-                    HookState::Done => database.hooks.remove(&key).map(drop),
-                    HookState::Due | HookState::Failed { .. } => {
-                        database.hooks.insert(&key, codec::stamp(&key, seq, payload)).map(drop)
-                    }
+                    HookState::Done => database.trees.hooks.remove(&key).map(drop),
+                    HookState::Due | HookState::Failed { .. } => database
+                        .trees
+                        .hooks
+                        .insert(&key, codec::stamp(&key, seq, payload))
+                        .map(drop),
                 }
             }
         })
@@ -208,36 +204,39 @@ impl Database {
     fn release(&mut self, grant: &Grant, seq: u64, payload: &[u8]) -> sled::Result<()> {
         let key = history_key(grant);
         let value = codec::stamp(&key, seq, payload);
-        let old = self.past.insert(key.as_slice(), value.as_slice())?;
+        let old = self.trees.history.insert(key.as_slice(), value.as_slice())?;
         self.history.add(&key, &value);
         let is_new = self.since_checkpoint.insert(key.clone());
-        // A record after the last checkpoint of a process that was killed is there, and not counted.
+        // A record that a killed process wrote after its last checkpoint exists, but is not
+        // counted.
         let is_counted = |old: &[u8]| {
             !is_new || codec::unstamp(&key, old).is_ok_and(|record| record.seq <= self.applied)
         };
         if let Some(old) = old.filter(|old| is_counted(old)) {
             self.history.remove(&key, &old);
         }
-        self.live.remove(grant.alloc_id.as_str()).map(drop)
+        self.trees.live.remove(grant.alloc_id.as_str()).map(drop)
     }
 
-    /// Trims the history, beside so many bytes of what is live, then makes everything up to `applied` survive a power cut.
+    /// Removes expired history (`live_bytes` reduce its limit), then makes everything up to
+    /// `applied` durable.
     pub(crate) fn checkpoint(
         &mut self,
         applied: u64,
         now: Timestamp,
         retention: Retention,
-        live: u64,
+        live_bytes: u64,
     ) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
         let now = self.run(|database| {
             Ok(database.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step)))
         })?;
         let (old, left) =
-            self.run(|database| database.outlived(now, retention, retention.records(live)))?;
+            self.run(|database| database.expired(now, retention, retention.records(live_bytes)))?;
         self.run(|database| {
-            // At once, and before they go: what is counted is there, whatever a power cut leaves of this.
-            let mut numbers = Database::length(left);
+            // In one batch, before the removal: after a power cut the numbers never count more than
+            // there is.
+            let mut numbers = Database::size_numbers(left);
             numbers.extend([(APPLIED, applied), (CLOCK, now)]);
             if let Some(latest) = old.last() {
                 numbers.push((
@@ -249,13 +248,13 @@ impl Database {
             (database.history, database.applied) = (left, applied);
             database.since_checkpoint.clear();
             for key in old {
-                database.past.remove(key)?;
+                database.trees.history.remove(key)?;
             }
             database.persist()
         })
     }
 
-    /// Notes that releases up to this one may be forgotten.
+    /// Records that releases up to this time may be missing.
     pub(crate) fn forget_until(&mut self, at: Timestamp) -> Result<(), StoreError> {
         self.run(|database| {
             let known = database.number(FORGOTTEN)?.unwrap_or(0);
@@ -263,15 +262,17 @@ impl Database {
         })
     }
 
-    /// What is noted of the length of the history.
-    pub(super) fn length(Length { count, bytes }: Length) -> Vec<(&'static str, u64)> {
+    /// The stored numbers of the history's size.
+    pub(super) fn size_numbers(
+        HistorySize { count, bytes }: HistorySize,
+    ) -> Vec<(&'static str, u64)> {
         vec![(HISTORY_COUNT, count), (HISTORY_BYTES, bytes)]
     }
 
     pub(super) fn persist(&self) -> sled::Result<()> {
         note("flush");
         self.db.flush()?;
-        // Large pages are files that sled does not sync either. There are none as long as grants are small.
+        // sled does not sync large pages either. There are none as long as grants are small.
         let blobs = self.dir.join(BLOBS);
         for blob in fs::read_dir(&blobs)? {
             match File::open(blob?.path()) {
@@ -281,21 +282,22 @@ impl Database {
             }
         }
         File::open(blobs)?.sync_all()?;
-        // In simulated power cuts flush() alone lost up to everything; with this, nothing in 46 cuts.
+        // In simulated power cuts flush() alone lost up to everything; with this, 0 of 46 cuts lost
+        // anything.
         Ok(sync_data(&self.log)?)
     }
 
-    /// Keys of released grants that are to be forgotten, the earliest release first, and how long the history is without them.
-    fn outlived(
+    /// The keys of expired releases, the earliest first, and the size of the history without them.
+    fn expired(
         &self,
         now: u64,
         retention: Retention,
         records: u64,
-    ) -> sled::Result<(Vec<sled::IVec>, Length)> {
+    ) -> sled::Result<(Vec<sled::IVec>, HistorySize)> {
         let oldest =
             now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
         let (mut old, mut left) = (Vec::new(), self.history);
-        for pair in &self.past {
+        for pair in &self.trees.history {
             let (key, value) = pair?;
             let is_too_long = left.count > retention.grants || left.bytes > records;
             if !is_too_long && released_at(&key) >= oldest {
@@ -307,13 +309,13 @@ impl Database {
         Ok((old, left))
     }
 
-    /// Counts the released grants, and tells how many of those that the last checkpoint had are gone. After a power cut sled
-    /// has, once in some thousand times, lost single records of a checkpoint without a word. All of them are read: 100,000 in
-    /// half a second.
+    /// Counts the released grants. Returns how many of those at the last checkpoint are missing:
+    /// after a power cut sled has, once in some thousand times, lost single records without an
+    /// error. 100,000 records take half a second.
     pub(crate) fn recount(&mut self) -> Result<u64, StoreError> {
         let counted = self.run(|database| {
-            let mut counted = Length::default();
-            for pair in &database.past {
+            let mut counted = HistorySize::default();
+            for pair in &database.trees.history {
                 let (key, value) = pair?;
                 counted.add(&key, &value);
             }
@@ -322,35 +324,25 @@ impl Database {
         Ok(std::mem::replace(&mut self.history, counted).count.saturating_sub(counted.count))
     }
 
-    /// The database for whoever wants to read it.
+    /// Another view of the database, for a reader.
     pub(crate) fn reader(&self) -> Reader {
-        let Database { dir, live, past, names, hooks, meta, .. } = self;
-        let (live, history, names, hooks) =
-            (live.clone(), past.clone(), names.clone(), hooks.clone());
-        Reader {
-            dir: dir.clone(),
-            live,
-            history,
-            names,
-            hooks,
-            meta: meta.clone(),
-            _open: Arc::clone(&self.readers),
-        }
+        let (dir, trees) = (self.dir.clone(), self.trees.clone());
+        Reader { dir, trees, _in_use: Arc::clone(&self.readers) }
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
-        number(&self.meta, key)
+        number(&self.trees.meta, key)
     }
 
-    /// All of them or none.
+    /// Sets all of them in one batch.
     pub(super) fn set_numbers(&self, numbers: &[(&str, u64)]) -> sled::Result<()> {
         let mut batch = sled::Batch::default();
         numbers.iter().for_each(|(key, number)| batch.insert(*key, &number.to_le_bytes()));
-        self.meta.apply_batch(batch)
+        self.trees.meta.apply_batch(batch)
     }
 
     pub(super) fn set_number(&self, key: &str, number: u64) -> sled::Result<()> {
-        self.meta.insert(key, &number.to_le_bytes()).map(drop)
+        self.trees.meta.insert(key, &number.to_le_bytes()).map(drop)
     }
 
     fn run<T>(
@@ -367,9 +359,9 @@ impl Database {
         guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
     }
 
-    /// Closes the database; sled writes what it has buffered.
+    /// Closes the database. sled writes its buffers.
     pub(crate) fn close(self) {
-        // A panic here would come after everything that matters.
+        // A panic here is harmless: the last checkpoint is durable.
         drop(guard(move || {
             drop(self);
             Ok(())
@@ -377,7 +369,7 @@ impl Database {
     }
 }
 
-/// As every database of ours is opened.
+/// The options of every database.
 pub(super) fn options(dir: &Path) -> sled::Config {
     sled::Config::new()
         .path(dir)
@@ -386,7 +378,7 @@ pub(super) fn options(dir: &Path) -> sled::Config {
         .flush_every_ms(None)
 }
 
-/// The time with which a key of the history begins.
+/// The time of release in a key of the history.
 fn released_at(key: &[u8]) -> u64 {
     key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes)
 }

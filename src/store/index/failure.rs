@@ -1,4 +1,4 @@
-//! What an error of sled's says: the database is damaged, or the system refuses something.
+//! The meaning of sled's errors: damage, or a refusal by the system.
 
 use crate::host;
 use crate::store::StoreError;
@@ -10,8 +10,8 @@ use std::path::Path;
 /// The directory of sled's large pages.
 pub(super) const BLOBS: &str = "blobs";
 
-/// What the system has refused, if that is what went wrong. sled passes some of it on as a text, and panics over some. A file that
-/// is missing is nothing that the system refuses.
+/// The error of a refusal by the system. sled returns some of them as text, and panics on others. A
+/// missing file is no refusal.
 fn of_the_system(error: &sled::Error) -> Option<io::Error> {
     let by_number = |number| {
         Some(io::Error::from_raw_os_error(number))
@@ -22,39 +22,40 @@ fn of_the_system(error: &sled::Error) -> Option<io::Error> {
     {
         return by_number(number);
     }
-    // As an `io::Error` is written with `{:?}`.
+    // The format of an `io::Error` with `{:?}`.
     let text = error.to_string();
     let digits: String =
         text.split_once("Os { code: ")?.1.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok().and_then(by_number)
 }
 
-/// After a panic of one of its threads sled opens nothing more in this process, be it as sound as it may.
-fn is_of_another(error: &sled::Error) -> bool {
+/// After a panic of one of its threads, sled opens no database in this process, not even an intact
+/// one.
+fn is_poisoned(error: &sled::Error) -> bool {
     matches!(error, sled::Error::ReportableBug(text) if text.contains("IO thread unexpectedly panicked"))
 }
 
-/// Runs something of sled's; a panic becomes an error.
+/// Runs a call of sled. A panic becomes an error.
 pub(crate) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
     catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        Err(sled::Error::ReportableBug(text.unwrap_or_else(|| "it panicked".into())))
+        Err(sled::Error::ReportableBug(text.unwrap_or_else(|| "sled panicked".into())))
     })
 }
 
-/// What an error says of the database in `dir`. Only [`StoreError::Database`] says that it is damaged.
+/// Converts an error about the database in `dir`. Only [`StoreError::Database`] means damage.
 pub(super) fn failure(dir: &Path, error: &sled::Error) -> StoreError {
     match of_the_system(error) {
         Some(source) => StoreError::io("use", dir)(source),
-        None if is_of_another(error) => {
+        None if is_poisoned(error) => {
             StoreError::Unopened { path: dir.to_owned(), why: error.to_string() }
         }
         None => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
     }
 }
 
-/// sled opens whatever has the name of one of its files, and would wait for the other end of a FIFO for ever.
+/// Checks that all files are regular: sled would wait forever on a FIFO.
 pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
     let unable = |path: &Path, error: io::Error| {
         let why = StoreError::io("open", path)(error).to_string();
@@ -76,25 +77,23 @@ pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words. `applied` is the last entry
-/// of its last checkpoint.
+/// Compares the database with a journal whose oldest segment begins at `oldest`. `applied` is the
+/// last entry at the database's last checkpoint. Returns the problem as a sentence.
 pub(crate) fn database_finding(oldest: u64, applied: u64, existed: bool) -> Option<String> {
     if !existed && oldest > 1 {
-        Some("the query database is gone, and with it the history".into())
+        Some("the query database is missing, and with it the history".into())
     } else if applied + 1 < oldest {
-        Some(format!("the query database has lost what it had after entry {applied}"))
+        Some(format!("the query database has lost its entries after {applied}"))
     } else if oldest == 0 && applied > 0 {
-        Some("the journal is gone; grants come from the query database".into())
+        Some("the journal is missing; grants come from the query database".into())
     } else {
         None
     }
 }
 
-/// What is said of a database whose records were damaged.
+/// The finding of a damaged database.
 pub(crate) fn history_finding(why: &str) -> String {
-    format!(
-        "the query database was damaged ({why}); its history stays in the copy that was moved away"
-    )
+    format!("the query database was damaged ({why}); its history stays in the quarantined copy")
 }
 
 #[cfg(test)]
@@ -106,18 +105,18 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_refuses_is_no_damage_however_sled_passes_it_on() {
+    fn errors_of_the_system_are_not_damage_in_any_form() {
         // EIO, ENOMEM, EAGAIN, EACCES, ENFILE, EMFILE, EFBIG, ENOSPC, EROFS, EDQUOT
         for number in [5, 12, 11, 13, 23, 24, 27, 28, 30, 122] {
             let error = || io::Error::from_raw_os_error(number);
-            let told = sled::Error::Io(error());
-            // As sled clones it, and as a panic of an `unwrap` tells it.
-            let cloned = told.clone();
+            let direct = sled::Error::Io(error());
+            // A clone by sled, and a panic of `unwrap`.
+            let cloned = direct.clone();
             let panicked = guard::<()>(|| {
                 panic!("called `Result::unwrap()` on an `Err` value: {:?}", error())
             })
             .unwrap_err();
-            for error in [told, cloned, panicked] {
+            for error in [direct, cloned, panicked] {
                 assert!(!is_damage(&error), "{number}: {error}");
                 assert!(
                     matches!(failure(Path::new("/x"), &error), StoreError::Io { .. }),
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_and_is_wrong_is_damage_and_so_is_a_file_that_is_missing() {
+    fn wrong_content_and_missing_files_are_damage() {
         let panicked =
             guard::<()>(|| panic!("index out of bounds: the len is 3 but the index is 7"))
                 .unwrap_err();
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn sled_that_opens_nothing_more_in_this_process_says_nothing_of_this_database() {
+    fn a_poisoned_sled_is_not_damage_of_this_database() {
         let broken = sled::Error::ReportableBug(
             "IO thread unexpectedly panicked. please report this bug".into(),
         );

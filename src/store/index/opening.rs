@@ -1,16 +1,16 @@
-//! Opening the database, and what is made of an error.
+//! Opening the database, and what an error means.
 //!
-//! | what is seen | what it says |
+//! | observation | meaning |
 //! | --- | --- |
-//! | it takes long | the disk is slow: it goes on opening |
-//! | the system refuses: EMFILE, ENOMEM, EIO, EACCES, ENOSPC | nothing: it is tried again later |
-//! | another process has it | nothing: that one is ending |
-//! | a checksum, a sequence number or a format is wrong, a file is missing, sled panics over what it has read | it is damaged |
+//! | it takes long | the disk is slow; opening continues |
+//! | the system refuses: EMFILE, ENOMEM, EIO, EACCES, ENOSPC | no finding; retried later |
+//! | another process has it open | no finding; that process is ending |
+//! | a wrong checksum, number or format, a missing file, or a panic of sled | it is damaged |
 //!
-//! Only a damaged database is moved away; an empty one takes its place.
+//! Only a damaged database is quarantined, and an empty one replaces it.
 
 use super::database::Database;
-use super::failure::{failure, guard};
+use super::failure::{failure, guard, history_finding};
 use super::reader::DatabaseSnapshot;
 use super::shared::Shared;
 use crate::store::StoreError;
@@ -19,7 +19,7 @@ use crate::store::layout::{quarantine, require_free_space};
 use crate::store::testing;
 use std::path::Path;
 
-/// Opens the database in `dir`, however long that takes and whether or not sled panics.
+/// Opens the database in `dir`. A panic of sled becomes an error.
 pub(crate) fn open(dir: &Path) -> Result<(Database, DatabaseSnapshot), StoreError> {
     #[cfg(test)]
     let _steps = testing::without_steps();
@@ -28,21 +28,23 @@ pub(crate) fn open(dir: &Path) -> Result<(Database, DatabaseSnapshot), StoreErro
     guard(|| Ok(Database::open_here(dir))).unwrap_or_else(|error| Err(failure(dir, &error)))
 }
 
-/// The same, or an empty one in the place of a damaged one. Says why that was moved away.
+/// Opens the database, or replaces a damaged one by an empty one and reports that.
 pub(super) fn open_or_replace(
     dir: &Path,
     shared: &Shared,
-) -> Result<(Database, DatabaseSnapshot, Option<String>), StoreError> {
+) -> Result<(Database, DatabaseSnapshot), StoreError> {
     require_free_space(dir)?;
     match open(dir) {
-        // A store that was closed meanwhile leaves that to the next start.
+        // While the store closes, this is left to the next start.
         Err(StoreError::Database { why, .. }) if !shared.is_ending() => {
             if dir.exists() {
                 shared.late().quarantined(quarantine(dir)?);
             }
             require_free_space(dir)?;
-            open(dir).map(|(database, snapshot)| (database, snapshot, Some(why)))
+            let opened = open(dir)?;
+            shared.late().finding(history_finding(&why));
+            Ok(opened)
         }
-        opened => opened.map(|(database, snapshot)| (database, snapshot, None)),
+        opened => opened,
     }
 }

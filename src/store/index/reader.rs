@@ -1,118 +1,126 @@
-//! A second view of an open database: for queries and checks, while the index thread goes on writing.
+//! A second view of an open database, for queries and checks while the index thread writes.
 
-use super::database::{APPLIED, FORGOTTEN, number};
+use super::database::{APPLIED, FORGOTTEN, Trees, number};
 use super::failure::{failure, guard};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, PendingHook, Timestamp};
-use crate::store::journal::{OwedAt, codec};
+use crate::store::journal::codec::{self, Record};
+use crate::store::notes::Notes;
 use crate::store::{LivePayloads, StoreError};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// sled counts 64 uses of the pages of one of its 256 shards before it lets any of them go. A reader that goes over them once
-/// would have all of the history in memory, 100 MB and more, and leave it there. So each record is looked up this often:
-/// with some 17 records to a page that is enough for every page to push out the one before. Over 100,000 grants the process
-/// then grows by 8 MB, instead of 120.
-pub(super) const LOOKS: usize = 4;
+/// How often each record is read. sled's cache evicts a page of one of its 256 shards only after 64
+/// uses of the shard. A reader that touches each page once would keep the whole history in memory,
+/// 100 MB and more. With some 17 records in a page, this many reads make every page evict the one
+/// before: over 100,000 grants the process grows by 8 MB instead of 120.
+pub(super) const READS_PER_RECORD: usize = 4;
 
-/// How far the clock of a release may be behind that of the grant: it was set meanwhile.
+/// The clock of a release may be this far behind the clock of its grant, if it was set in between.
 const CLOCK_ERROR_MS: u64 = 24 * 3600 * 1000;
 
-/// How many keys are read before their records are, in the other order.
+/// Keys that are read forwards before their records are read backwards.
 const PAGE: usize = 256;
 
-/// The content of the database, history aside.
+/// The content of the database without its history.
 #[derive(Debug, Default)]
 pub(crate) struct DatabaseSnapshot {
-    /// The last entry that its last checkpoint had.
+    /// The last entry at its last checkpoint.
     pub(crate) applied: u64,
     /// The highest sequence number in it.
     pub(crate) last: u64,
-    /// Live grants: sequence number of the latest entry, and the payload.
+    /// Live grants: the sequence number of the latest entry, and the payload.
     pub(crate) live: LivePayloads,
-    /// Names of devices.
-    pub(crate) names: BTreeMap<String, (u64, DeviceId)>,
-    /// Hooks that have not run yet.
-    pub(crate) hooks: OwedAt,
+    /// Names of devices, and hooks that have not run. It has no other notes.
+    pub(crate) notes: Notes,
     /// Records that cannot be read.
     pub(crate) damaged: u64,
-    /// The highest version of records that only a later Holdfast can read.
+    /// The highest record version that only a later Holdfast can read.
     pub(crate) newer: Option<u32>,
 }
 
-/// It keeps sled's lock as long as it lives.
+impl DatabaseSnapshot {
+    /// The entries after `seq`; `None` for a grant that cannot be decoded.
+    pub(crate) fn entries_after(&self, seq: u64) -> impl Iterator<Item = (u64, Option<Entry>)> {
+        let grant = |payload: &[u8]| {
+            codec::decode_grant(payload).map(|grant| Entry::Grant(Arc::new(grant)))
+        };
+        let Notes { names, hooks, .. } = &self.notes;
+        let live = self.live.values().filter(move |(at, _)| *at > seq);
+        let names = names.iter().filter(move |(_, (at, _))| *at > seq);
+        let hooks = hooks.values().filter(move |(at, _)| *at > seq);
+        live.map(move |(at, payload)| (*at, grant(payload)))
+            .chain(names.map(|(key, (at, id))| {
+                (*at, Some(Entry::Named { key: key.clone(), id: id.clone() }))
+            }))
+            .chain(hooks.map(|(at, hook)| (*at, Some(Entry::Hook(Box::new(hook.clone()))))))
+    }
+
+    /// Checks a record and adds it with `add`, which returns `None` for an unreadable payload.
+    fn add(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        add: impl FnOnce(&mut Self, &str, Record<'_>) -> Option<()>,
+    ) {
+        let checked = codec::unstamp(key, value).ok().zip(std::str::from_utf8(key).ok());
+        let added = checked.and_then(|(record, key)| {
+            self.last = self.last.max(record.seq);
+            add(self, key, record)
+        });
+        self.damaged += u64::from(added.is_none());
+    }
+}
+
+/// A reader. sled's lock is held as long as it exists.
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(super) dir: PathBuf,
-    pub(super) live: sled::Tree,
-    pub(super) history: sled::Tree,
-    pub(super) names: sled::Tree,
-    pub(super) hooks: sled::Tree,
-    pub(super) meta: sled::Tree,
-    /// Held as long as it reads.
-    pub(super) _open: Arc<()>,
+    pub(super) trees: Trees,
+    /// Prevents that a compaction replaces the files.
+    pub(super) _in_use: Arc<()>,
 }
 
 impl Reader {
-    /// Reads every live grant, every name and every hook that has not run yet.
+    /// Reads the live grants, the names, and the hooks that have not run.
     pub(crate) fn snapshot(&self) -> Result<DatabaseSnapshot, StoreError> {
         guard(|| self.scan()).map_err(|error| failure(&self.dir, &error))
     }
 
-    pub(super) fn scan(&self) -> sled::Result<DatabaseSnapshot> {
-        let applied = number(&self.meta, APPLIED)?.unwrap_or(0);
-        let mut snapshot =
-            DatabaseSnapshot { applied, last: applied, ..DatabaseSnapshot::default() };
-        for pair in &self.live {
+    fn scan(&self) -> sled::Result<DatabaseSnapshot> {
+        let applied = number(&self.trees.meta, APPLIED)?.unwrap_or(0);
+        let mut found = DatabaseSnapshot { applied, last: applied, ..DatabaseSnapshot::default() };
+        for pair in &self.trees.live {
             let (key, value) = pair?;
-            match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
-                (Ok(id), Ok(record)) => {
-                    snapshot.newer = snapshot.newer.max(codec::newer(record.payload));
-                    snapshot.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()));
-                }
-                _ => snapshot.damaged += 1,
-            }
+            found.add(&key, &value, |found, id, record| {
+                found.newer = found.newer.max(codec::newer(record.payload));
+                let live = (record.seq, record.payload.to_vec());
+                found.live.insert(AllocId::new(id), live);
+                Some(())
+            });
         }
-        for pair in &self.names {
+        for pair in &self.trees.names {
             let (key, value) = pair?;
-            let read = codec::unstamp(&key, &value)
-                .map(|record| (record.seq, std::str::from_utf8(record.payload)));
-            match (std::str::from_utf8(&key), read) {
-                (Ok(key), Ok((seq, Ok(id)))) => {
-                    drop(snapshot.names.insert(key.to_owned(), (seq, DeviceId::new(id))))
-                }
-                _ => snapshot.damaged += 1,
-            }
+            found.add(&key, &value, |found, key, record| {
+                let id = DeviceId::new(std::str::from_utf8(record.payload).ok()?);
+                found.notes.names.insert(key.to_owned(), (record.seq, id));
+                Some(())
+            });
         }
-        for pair in &self.hooks {
+        for pair in &self.trees.hooks {
             let (key, value) = pair?;
-            let read = codec::unstamp(&key, &value).map(|record| (record.seq, record.payload));
-            snapshot.newer = snapshot
-                .newer
-                .max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
-            match read.map(|(seq, payload)| (seq, codec::decode(payload))) {
-                Ok((seq, Ok(Entry::Hook(hook)))) => {
-                    drop(
-                        snapshot
-                            .hooks
-                            .insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)),
-                    );
-                }
-                _ => snapshot.damaged += 1,
-            }
+            found.add(&key, &value, |found, _, record| {
+                found.newer = found.newer.max(codec::newer(record.payload));
+                let entry = codec::decode(record.payload).ok()?;
+                matches!(entry, Entry::Hook(_)).then(|| drop(found.notes.apply(record.seq, &entry)))
+            });
         }
-        let seqs = snapshot
-            .live
-            .values()
-            .map(|(seq, _)| *seq)
-            .chain(snapshot.names.values().map(|(seq, _)| *seq));
-        let latest = seqs.chain(snapshot.hooks.values().map(|(seq, _)| *seq)).max();
-        snapshot.last = snapshot.last.max(latest.unwrap_or(0));
-        Ok(snapshot)
+        Ok(found)
     }
 
-    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
+    /// Passes released grants to `take`, newest first, until it returns false. Unreadable records
+    /// are skipped.
     pub(crate) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
         self.each_released(|key, value| {
             let grant = codec::unstamp(key, value)
@@ -126,7 +134,8 @@ impl Reader {
         })
     }
 
-    /// Which of these grants were released. It goes back no further than the oldest was made, and keeps nothing in memory.
+    /// Returns which of these grants were released. Stops at releases from before the oldest was
+    /// made, and keeps nothing else in memory.
     pub(crate) fn look_up(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let made =
             ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
@@ -139,14 +148,16 @@ impl Reader {
         Ok(found)
     }
 
-    /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
+    /// The latest release that was removed because of age or number. The history is complete after
+    /// it.
     pub(crate) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
-        guard(|| number(&self.meta, FORGOTTEN))
+        guard(|| number(&self.trees.meta, FORGOTTEN))
             .map(|at| at.map(Timestamp))
             .map_err(|error| failure(&self.dir, &error))
     }
 
-    /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
+    /// Passes every record of the history to `take`: its grant and the entry of its release; `None`
+    /// for an unreadable one.
     pub(crate) fn check_history(
         &self,
         mut take: impl FnMut(Option<(AllocId, u64)>),
@@ -160,8 +171,8 @@ impl Reader {
         })
     }
 
-    /// Newest first, by spans of time that are each read forwards: sled's own way backwards begins at a key of a megabyte of
-    /// 0xff, which would be a tenth of the binary.
+    /// Reads the history newest first, in spans of time that are each read forwards. sled's reverse
+    /// iterator would add a key of 1 MB of 0xff to the binary.
     fn each_released(&self, mut take: impl FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
         let read = guard(|| {
             let (mut from, mut until) =
@@ -175,17 +186,17 @@ impl Reader {
                     Bound::Included(start.to_be_bytes())
                 };
                 let most = if span == 1 { usize::MAX } else { PAGE };
-                let keys = self.history.range((low, until)).keys();
+                let keys = self.trees.history.range((low, until)).keys();
                 let page = keys.take(most.saturating_add(1)).collect::<sled::Result<Vec<_>>>()?;
                 if page.len() > most {
                     span /= 2;
                     continue;
                 }
                 for key in page.iter().rev() {
-                    for _ in 1..LOOKS {
-                        self.history.contains_key(key)?;
+                    for _ in 1..READS_PER_RECORD {
+                        self.trees.history.contains_key(key)?;
                     }
-                    if !self.history.get(key)?.is_none_or(|value| take(key, &value)) {
+                    if !self.trees.history.get(key)?.is_none_or(|value| take(key, &value)) {
                         return Ok(());
                     }
                 }
@@ -199,12 +210,12 @@ impl Reader {
         read.map_err(|error| failure(&self.dir, &error))
     }
 
-    /// The time of the newest key, found bit by bit.
+    /// The time of the newest release, found bit by bit.
     fn latest_release(&self) -> sled::Result<u64> {
         let mut latest = 0_u64;
         for bit in (0..u64::BITS).rev() {
             let later = latest | 1 << bit;
-            if self.history.range(later.to_be_bytes()..).next().transpose()?.is_some() {
+            if self.trees.history.range(later.to_be_bytes()..).next().transpose()?.is_some() {
                 latest = later;
             }
         }
@@ -212,17 +223,18 @@ impl Reader {
     }
 }
 
-/// One for each device of a resource, whose name has no blank.
+/// The key of a hook. A resource's name has no space.
 pub(super) fn hook_key(hook: &PendingHook) -> Vec<u8> {
     format!("{} {}", hook.resource, hook.device).into_bytes()
 }
 
-/// Whose record of the history has this key.
+/// The grant of a key of the history.
 pub(super) fn released_id(key: &[u8]) -> Option<AllocId> {
     key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new)
 }
 
-/// The time of release first, so that the newest are found without an index.
+/// The key of a released grant. The time of release comes first, so the newest are found without an
+/// index.
 pub(super) fn history_key(grant: &Grant) -> Vec<u8> {
     let at =
         if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };

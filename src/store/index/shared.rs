@@ -1,7 +1,8 @@
-//! What the index thread and its handle both see.
+//! The state that the index thread shares with its handle.
 
 use crate::domain::{Entry, Timestamp, Unreadable, UnreadableReason};
 use crate::host;
+use crate::store::StoreError;
 #[cfg(test)]
 use crate::store::testing::slow;
 use std::path::{Path, PathBuf};
@@ -9,26 +10,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Opening 1000 records takes 3 to 11 ms, and 100,000 some 100. What takes longer than this has a slow disk: a start goes on without
-/// it, and a query gets an error.
+/// A longer opening means a slow disk: a start continues without the database, and queries fail.
+/// Opening 1000 records takes 3 to 11 ms, and 100,000 about 100 ms.
 pub(crate) const LATE_AFTER: Duration = Duration::from_secs(4);
-/// Findings that are kept, the first ones: a disk may damage a database again and again.
+/// The first findings are kept: a disk may damage the database repeatedly.
 const FINDINGS_MAX: usize = 32;
 
-/// What was found after the store was open.
+/// Findings after the store was opened.
 #[derive(Debug, Default)]
-pub(crate) struct Late {
-    /// What was wrong, in words.
+pub(crate) struct LateFindings {
+    /// One sentence each.
     pub(crate) findings: Vec<String>,
-    /// What was moved away.
+    /// The new paths of damaged files.
     pub(crate) quarantined: Vec<PathBuf>,
-    /// Entries that the journal lacks and the database has: to be recorded again.
+    /// Entries that only the database has. They must be recorded again.
     pub(super) found: Vec<Entry>,
-    /// Grants among these, since the start.
+    /// The number of grants among these, since the start.
     pub(crate) from_database: usize,
 }
 
-impl Late {
+impl LateFindings {
     pub(super) fn finding(&mut self, finding: String) {
         self.findings.push(finding);
         self.findings.truncate(FINDINGS_MAX);
@@ -40,30 +41,30 @@ impl Late {
     }
 }
 
-/// What the thread is at.
+/// The activity of the index thread.
 #[derive(Debug, Clone, Copy)]
 enum Activity {
     Idle,
-    /// It opens the database, which may take long.
+    /// Opens the database since then.
     Opening(Instant),
-    /// It works, and made progress last then.
+    /// Works, and made progress then.
     Busy(Instant),
 }
 
-/// Both sides of the handle.
+/// The shared state.
 #[derive(Debug)]
 pub(super) struct Shared {
     #[cfg(test)]
     dir: PathBuf,
-    /// The database lacks entries that the journal has.
+    /// Whether the database lacks entries of the journal.
     pub(super) behind: AtomicBool,
-    /// The handle is being dropped: only what has to be done is done.
+    /// Whether the process ends. Optional work is then skipped.
     ending: AtomicBool,
-    late: Mutex<Late>,
-    /// The database is closed.
+    late: Mutex<LateFindings>,
+    /// Set while the database is closed.
     unreadable: Mutex<Option<Unreadable>>,
-    /// Segments of the journal were deleted that the database does not have; the latest release in them, or 0.
-    given_up: Mutex<Option<Timestamp>>,
+    /// Set after segments were deleted that the database does not have: their latest release, or 0.
+    deleted: Mutex<Option<Timestamp>>,
     activity: Mutex<Activity>,
 }
 
@@ -76,40 +77,34 @@ impl Shared {
             ending: AtomicBool::default(),
             late: Mutex::default(),
             unreadable: Mutex::default(),
-            given_up: Mutex::default(),
+            deleted: Mutex::default(),
             activity: Mutex::new(Activity::Idle),
         }
     }
 
-    /// Opens the database.
-    pub(super) fn while_opening<T>(&self, run: impl FnOnce() -> T) -> T {
-        let before =
-            std::mem::replace(&mut *held(&self.activity), Activity::Opening(Instant::now()));
-        let done = run();
-        *held(&self.activity) = if matches!(before, Activity::Idle) {
-            Activity::Idle
-        } else {
-            Activity::Busy(Instant::now())
-        };
-        done
+    /// Runs `open` as the opening of the database.
+    pub(super) fn while_opening<T>(&self, open: impl FnOnce() -> T) -> T {
+        *locked(&self.activity) = Activity::Opening(Instant::now());
+        let opened = open();
+        self.note_progress();
+        opened
     }
 
-    /// Does something that may never end.
+    /// Runs work that may hang.
     pub(super) fn while_busy<T>(&self, run: impl FnOnce() -> T) -> T {
-        *held(&self.activity) = Activity::Busy(Instant::now());
+        self.note_progress();
         let done = run();
-        *held(&self.activity) = Activity::Idle;
+        *locked(&self.activity) = Activity::Idle;
         done
     }
 
-    /// Notes progress.
-    pub(super) fn beat(&self) {
-        *held(&self.activity) = Activity::Busy(Instant::now());
+    pub(super) fn note_progress(&self) {
+        *locked(&self.activity) = Activity::Busy(Instant::now());
     }
 
-    /// Since when the database has been opening, if it is late.
+    /// The time since when the database has been opening, if that takes too long.
     pub(super) fn late_since(&self) -> Option<Timestamp> {
-        let Activity::Opening(since) = *held(&self.activity) else { return None };
+        let Activity::Opening(since) = *locked(&self.activity) else { return None };
         #[cfg(test)]
         if slow::is_held(&self.dir) {
             return Some(ago(since.elapsed()));
@@ -117,11 +112,19 @@ impl Shared {
         Some(since.elapsed()).filter(|took| *took >= LATE_AFTER).map(ago)
     }
 
-    /// Since when the thread has hung, if it made no progress for `patience`. To wait for a slow disk is not to hang.
-    pub(super) fn hangs_since(&self, patience: Duration) -> Option<Timestamp> {
-        let Activity::Busy(since) = *held(&self.activity) else { return None };
-        let busy = Some(since.elapsed()).filter(|busy| *busy >= patience)?;
-        Some(ago(busy)).filter(|_| patience.is_zero() || !host::waits_for_disk())
+    /// Fails if the opening takes too long.
+    pub(super) fn check_opening(&self, dir: &Path) -> Result<(), StoreError> {
+        let Some(since) = self.late_since() else { return Ok(()) };
+        let why = format!("it has been opening since {}, as on a slow disk", since.to_seconds());
+        Err(StoreError::Unopened { path: dir.to_owned(), why })
+    }
+
+    /// The time since when the thread has made no progress, if that is longer than `limit`. A wait
+    /// for the disk is no hang.
+    pub(super) fn hangs_since(&self, limit: Duration) -> Option<Timestamp> {
+        let Activity::Busy(since) = *locked(&self.activity) else { return None };
+        let busy = Some(since.elapsed()).filter(|busy| *busy >= limit)?;
+        Some(ago(busy)).filter(|_| limit.is_zero() || !host::waits_for_disk())
     }
 
     pub(super) fn end(&self) {
@@ -132,24 +135,24 @@ impl Shared {
         self.ending.load(Ordering::Acquire)
     }
 
-    pub(super) fn late(&self) -> MutexGuard<'_, Late> {
-        held(&self.late)
+    pub(super) fn late(&self) -> MutexGuard<'_, LateFindings> {
+        locked(&self.late)
     }
 
-    pub(super) fn given_up(&self) -> MutexGuard<'_, Option<Timestamp>> {
-        held(&self.given_up)
+    pub(super) fn deleted(&self) -> MutexGuard<'_, Option<Timestamp>> {
+        locked(&self.deleted)
     }
 
-    /// Since when the history cannot be read, and why.
+    /// The time since when the history cannot be read, with the reason.
     pub(super) fn unreadable(&self) -> Option<Unreadable> {
         let late =
             self.late_since().map(|since| Unreadable { since, because: UnreadableReason::Slow });
-        held(&self.unreadable).or(late)
+        locked(&self.unreadable).or(late)
     }
 
-    /// Notes that the database is closed, or (`None`) open. Returns what was noted before.
+    /// Records that the database is closed, or (`None`) open. Returns the value before.
     pub(super) fn note_unreadable(&self, unreadable: Option<Unreadable>) -> Option<Unreadable> {
-        std::mem::replace(&mut *held(&self.unreadable), unreadable)
+        std::mem::replace(&mut *locked(&self.unreadable), unreadable)
     }
 }
 
@@ -158,6 +161,6 @@ fn ago(took: Duration) -> Timestamp {
     Timestamp(Timestamp::from_system(SystemTime::now()).0.saturating_sub(millis))
 }
 
-fn held<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,38 +1,44 @@
-//! What the index thread is sent.
+//! The messages to the index thread.
 
 #[cfg(test)]
 use super::database::Database;
-use super::database::Update;
-use super::reader::Reader;
+use super::reader::{DatabaseSnapshot, Reader};
+use crate::domain::{AllocId, DeviceId, Grant, PendingHook};
 use crate::store::StoreError;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-/// What the start leaves to the first time that the database follows the journal.
+/// Checks that a start leaves to the first time that the database follows the journal.
 #[derive(Debug, Clone)]
 pub(crate) struct Start {
-    /// Whether there was a database. `None`: the start has compared it with the journal.
+    /// Whether there was a database. `None`: the start has compared the two copies itself.
     pub(crate) existed: Option<bool>,
-    /// Whether the power may have been cut: then the history is counted.
+    /// Whether the power may have failed: then the history is counted.
     pub(crate) recounts: bool,
-    /// The journal may have lost entries after this one; the database may have them.
+    /// The journal may have lost entries after this one that the database still has.
     pub(crate) lost_after: u64,
 }
 
-/// What the thread is sent.
+type Answer<T> = SyncSender<Result<T, StoreError>>;
+
+/// A message to the index thread.
 pub(super) enum Work {
-    /// The first message: from now on the database may follow the journal.
+    /// Opens the database at once.
+    Open(Answer<DatabaseSnapshot>),
+    /// Lets the database follow the journal.
     Begin(Start),
-    Update(u64, Update),
-    Checkpoint(Box<CheckpointOrder>, SyncSender<Result<(), StoreError>>),
-    Read(SyncSender<Result<Reader, StoreError>>),
+    /// Changes with the sequence numbers of their entries.
+    Updates(Vec<(u64, Update)>),
+    Checkpoint(CheckpointOrder, Answer<()>),
+    Read(Answer<Reader>),
     #[cfg(test)]
-    Meddle(Meddling),
+    Test(TestAction),
 }
 
-/// What a test does behind the store's back.
+/// A test's action on the database.
 #[cfg(test)]
-pub(super) type Meddling = Box<dyn FnOnce(&mut Option<Database>) + Send>;
+pub(super) type TestAction = Box<dyn FnOnce(&mut Option<Database>) + Send>;
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,13 +46,31 @@ impl fmt::Debug for Work {
     }
 }
 
-/// A checkpoint that is wanted. The journal was synced before, so its newest head may stand for the older segments.
+/// A change of the database.
+#[derive(Debug)]
+pub(crate) enum Update {
+    /// Inserts a live grant, or replaces it.
+    Live(AllocId, Vec<u8>),
+    /// Moves a grant from the live ones into the history. Idempotent.
+    Released(Arc<Grant>, Vec<u8>),
+    /// Removes a live grant that the journal does not have.
+    Discard(AllocId),
+    /// Sets the id of a device, by its physical key.
+    Name(String, DeviceId),
+    /// Removes a name.
+    ForgetName(String),
+    /// Sets the state of a hook. One that is done is removed.
+    Hook(Box<PendingHook>, Vec<u8>),
+}
+
+/// The parameters of a checkpoint. The journal was synced before, so its newest head replaces the
+/// older segments.
 #[derive(Debug)]
 pub(crate) struct CheckpointOrder {
-    /// Everything up to this sequence number was sent.
+    /// Changes up to this sequence number were sent.
     pub(crate) applied: u64,
-    /// Bytes of what is live, as the newest head has it.
-    pub(crate) live: u64,
-    /// The first segment that is still needed after it.
+    /// The size of the newest head: of everything live.
+    pub(crate) live_bytes: u64,
+    /// The first sequence number of the newest segment. Older segments are deleted.
     pub(crate) newest_segment: u64,
 }

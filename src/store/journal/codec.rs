@@ -1,12 +1,14 @@
-//! The format of one entry on disk. A golden file pins it.
+//! The format of an entry on disk. A golden file pins it.
 //!
 //! ```text
-//! length 21 bits, place 11 bits LE │ seq u64 LE │ crc32 u32 LE over seq, place and payload │ payload: {"v":1,"record":{…}}
+//! length 21 bits, place 11 bits LE │ seq u64 LE │ crc32 u32 LE over seq, place and payload │
+//! payload: {"v":1,"record":{…}}
 //! ```
 //!
-//! The crc covers the sequence number, so a record that was copied to another place fails its check. The place counts the
-//! records of one write, from 0: a power cut may leave a write in parts, and then none of it was confirmed. A record of a
-//! later version is an error and not damage: the start stops, and no grant is thrown away.
+//! The crc covers the sequence number, so a record that was copied to another position fails its
+//! check. The place is the position in its write, from 0: a power cut may tear a write, and then
+//! none of it was confirmed. A record of a later version is an error and not damage: the start
+//! stops, and no grant is lost.
 
 use crate::domain::{AllocId, Entry, Grant};
 use crate::store::StoreError;
@@ -17,32 +19,32 @@ use std::sync::Arc;
 pub(crate) const FRAMING: u32 = 1;
 /// The version of sled's trees.
 pub(crate) const TREES: u32 = 1;
-/// The highest version of a record that is known.
+/// The highest known version of a record.
 pub const VERSION: u32 = 1;
 /// The start of every payload of this version.
 const FRONT: &[u8] = br#"{"v":1,"record":"#;
-/// Bytes in front of the payload.
+/// The bytes before the payload.
 pub(crate) const PREFIX_BYTES: usize = 16;
-/// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB, a list of
-/// 40,000 shares what fits.
+/// A larger payload is refused by the writer, and counts as damage for the reader. A grant of 64
+/// devices has some 20 KiB. A list of 40,000 shares fits.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 2_000_000;
-/// Bits of the length in front of the place.
+/// The bits of the length, below the place.
 const LENGTH_BITS: u32 = 21;
-/// The place of every record behind that many others of its write.
+/// The maximum place. All later records of a write have it too.
 const PLACE_MAX: u32 = (1 << (u32::BITS - LENGTH_BITS)) - 1;
 
-/// Why no entry could be read.
+/// The reason why an entry could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Defect {
-    /// The bytes end inside the record: a write that was cut off.
+    /// The bytes end inside the record: a torn write.
     Torn,
-    /// The bytes are there and wrong.
+    /// The bytes are wrong.
     Damaged,
     /// A later version of Holdfast wrote it.
     Newer(u32),
 }
 
-/// A record whose crc holds.
+/// A record with a correct crc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record<'a> {
     pub(crate) seq: u64,
@@ -51,7 +53,8 @@ pub(crate) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// The sequence number with which its write began, or that of a later record of the same write.
+    /// The first sequence number of its write, or a later one of the same write if it has more than
+    /// 2047 records.
     pub(crate) fn write(&self) -> u64 {
         self.seq.saturating_sub(self.place.into())
     }
@@ -78,11 +81,11 @@ struct Read {
     record: Entry,
 }
 
-/// The payload of an entry; it is the same in the journal and in sled.
+/// The payload of an entry, the same in the journal and in sled.
 pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
-    // A grant of one device fits without growing. What is kept in memory has the length that it needs.
+    // A grant of one device fits. Payloads that are kept in memory have no spare capacity.
     let mut payload = Vec::with_capacity(960);
-    // Every map of an entry has strings for keys, so serde_json has nothing to refuse.
+    // Every map of an entry has string keys, so serde_json cannot fail.
     let written = serde_json::to_writer(&mut payload, &Written { v: VERSION, record: entry });
     payload.shrink_to_fit();
     match payload.len() {
@@ -91,15 +94,15 @@ pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
     }
 }
 
-/// The entry of a payload whose crc holds.
+/// The entry of a payload with a correct crc.
 pub(crate) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
-    // Nearly always: one pass, which halves the time of a start.
+    // The usual case: one pass, which halves the time of a start.
     if let Some(record) = payload.strip_prefix(FRONT).and_then(|rest| rest.strip_suffix(b"}"))
         && let Ok(entry) = serde_json::from_slice(record)
     {
         return Ok(entry);
     }
-    // The version first: what a later one calls an entry need not look like ours.
+    // The version first: an entry of a later version may have another format.
     match serde_json::from_slice::<Versioned>(payload) {
         Ok(Versioned { v: VERSION }) => {}
         Ok(Versioned { v }) if v > VERSION => return Err(Defect::Newer(v)),
@@ -108,7 +111,7 @@ pub(crate) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
     serde_json::from_slice::<Read>(payload).map(|read| read.record).map_err(|_| Defect::Damaged)
 }
 
-/// The version of a payload that only a later Holdfast can read.
+/// The version of a payload, if only a later Holdfast can read it.
 pub(crate) fn newer(payload: &[u8]) -> Option<u32> {
     if payload.starts_with(FRONT) {
         return None;
@@ -125,7 +128,8 @@ pub(crate) fn decode_grant(payload: &[u8]) -> Option<Grant> {
     }
 }
 
-/// The alloc-id of a grant's payload, without decoding it; `None` for everything else, and where another hand wrote it.
+/// The alloc-id of a grant's payload, without decoding it. `None` for other entries, and for other
+/// encoders.
 pub(crate) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
     let text = payload.strip_prefix(br#"{"v":1,"record":{"entry":"grant","alloc_id":""#)?;
     let end = text.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
@@ -142,7 +146,8 @@ fn checksum(seq: u64, place: u32, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Appends the records of one write to `out`, numbered from `first` on. The caller has checked the payloads' sizes.
+/// Appends the records of one write to `out`, numbered from `first`. The payloads' sizes are
+/// checked.
 pub(crate) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<Item = &'a [u8]>) {
     for (index, (payload, seq)) in payloads.zip(first..).enumerate() {
         debug_assert!(
@@ -158,7 +163,7 @@ pub(crate) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<I
     }
 }
 
-/// The record at the front of `bytes`, which are not empty.
+/// The record at the start of `bytes`, which are not empty.
 pub(crate) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
     let (Some(front), Some(seq), Some(crc)) =
         (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12))
@@ -188,9 +193,10 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// A value of sled: `seq u64 LE │ crc32 u32 LE over key, seq and payload │ payload`. sled has checksums of its own. But it rolls
-/// back silently when the tail of its log is damaged, which the sequence number shows; and after a power cut it may return a sound
-/// value under a wrong key, which the crc shows.
+/// A value of sled: `seq u64 LE │ crc32 u32 LE over key, seq and payload │ payload`. sled has its
+/// own checksums. But it rolls back without an error if the end of its log is damaged, which the
+/// sequence number shows. And after a power cut it may return a correct value under a wrong key,
+/// which the crc shows.
 pub(crate) fn stamp(key: &[u8], seq: u64, payload: &[u8]) -> Vec<u8> {
     let mut value = Vec::with_capacity(12 + payload.len());
     value.extend_from_slice(&seq.to_le_bytes());
@@ -207,7 +213,7 @@ fn keyed_checksum(key: &[u8], seq: u64, payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Reads back what [`stamp`] wrote under the same key.
+/// Reads a value that [`stamp`] wrote under the same key.
 pub(crate) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Defect> {
     let (Some(seq), Some(crc), Some(payload)) =
         (u64_at(value, 0), u32_at(value, 8), value.get(12..))
@@ -230,7 +236,7 @@ mod tests {
         frame(bytes, seq, std::iter::once(payload));
     }
 
-    /// A released format is read for ever. A change of it is a new version, with a golden file of its own.
+    /// A released format is read forever. Each change is a new version with its own golden file.
     fn is_golden(name: &str, golden: &[u8], entries: &[Entry]) {
         let mut bytes = Vec::new();
         for (entry, seq) in entries.iter().zip(1..) {
@@ -255,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_on_disk_is_as_its_golden_file() {
+    fn every_entry_on_disk_equals_its_golden_file() {
         let mut entries = vec![
             samples::made(1),
             samples::bound(1),
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_torn_and_every_flipped_bit_is_seen() {
+    fn every_cut_is_torn_and_every_flipped_bit_is_detected() {
         let mut bytes = Vec::new();
         frame_one(&mut bytes, 7, &encode(&samples::made(1)).unwrap());
         for cut in 0..bytes.len() {
@@ -289,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_tells_with_which_number_its_write_began() {
+    fn a_record_has_the_first_number_of_its_write() {
         let payloads: Vec<Vec<u8>> = (0..3000_u32).map(|n| n.to_le_bytes().to_vec()).collect();
         let mut bytes = Vec::new();
         frame(&mut bytes, 7, payloads.iter().map(Vec::as_slice));
@@ -299,12 +305,12 @@ mod tests {
             assert_eq!(
                 (record.seq, record.write()),
                 (seq, 7.max(seq.saturating_sub(2047))),
-                "beyond 2047 nobody knows"
+                "beyond 2047 it is unknown"
             );
             rest = &rest[record.len()..];
         }
         assert!(rest.is_empty());
-        // The place is covered too.
+        // The crc covers the place too.
         let second = unframe(&bytes).unwrap().len();
         for bit in 0..32 {
             let mut flipped = bytes[second..].to_vec();
@@ -314,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_not_taken_for_damage() {
+    fn a_later_version_is_not_damage() {
         assert_eq!(decode(br#"{"v":2,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(2)));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
     }
 
     #[test]
-    fn the_alloc_id_of_a_grant_is_seen_without_decoding() {
+    fn the_alloc_id_of_a_grant_is_read_without_decoding() {
         assert_eq!(
             alloc_id_of(&encode(&samples::made(7)).unwrap()),
             Some(samples::grant(7).alloc_id)
@@ -338,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamped_value_shows_every_flipped_bit_and_a_wrong_key() {
+    fn a_stamped_value_detects_every_flipped_bit_and_a_wrong_key() {
         let value = stamp(b"key", 3, b"payload");
         assert_eq!(unstamp(b"key", &value), Ok(Record { seq: 3, place: 0, payload: b"payload" }));
         assert_eq!(unstamp(b"kez", &value), Err(Defect::Damaged));

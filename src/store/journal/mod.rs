@@ -1,15 +1,16 @@
-//! The write-ahead log: segments, each of which begins with everything that is live.
+//! The write-ahead log: segments that each begin with everything live.
 //!
-//! A segment is `<state-dir>/journal/<first seq, 20 digits>.log`: a header line, the head (every live grant and every note at
-//! that moment), then entries in the order in which they became true, then zeros. The process that opened a segment writes it; it is
-//! never appended to after a restart and never repaired.
+//! A segment is `<state-dir>/journal/<first seq, 20 digits>.log`. It has a header line, the head
+//! (every live grant and note at its creation), the entries since in order, and zeros. Only the
+//! process that created a segment writes it. A segment is never repaired, and never appended to
+//! after a restart.
 
 pub(crate) mod codec;
 mod replay;
 mod scan;
 mod segment;
 
-pub(super) use self::replay::{JournalReplay, OwedAt};
+pub(super) use self::replay::JournalReplay;
 pub(super) use self::segment::Journal;
 pub use self::segment::PendingSync;
 
@@ -19,12 +20,13 @@ use crate::host;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// First word of a segment; the version of the framing follows.
+/// The first word of a segment. The version of the framing follows.
 const MAGIC: &str = "holdfast-journal ";
-/// The header line is never longer than this.
+/// The maximum length of the header line.
 const HEADER_BYTES_MAX: usize = 64;
 
-/// Bytes of everything that was appended to the segments in `dir`, their heads included, without the zeros ahead.
+/// The bytes that were appended to the segments in `dir`, with their heads, and without the zeros
+/// ahead.
 pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
     let used = |path: &Path| {
         host::read_regular(path)
@@ -34,7 +36,7 @@ pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
     segments(dir)?.iter().map(|(_, path)| used(path)).sum()
 }
 
-/// How many bytes of a segment there are in front of the zeros. No record ends in a zero.
+/// The length of a segment without the zeros at its end. No record ends with a zero.
 pub(super) fn used(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
@@ -44,7 +46,7 @@ pub(super) fn file_name(first: u64) -> String {
     format!("{first:020}.log")
 }
 
-/// Every segment in `dir`, oldest first. Other files, quarantined ones too, are no segments.
+/// Every segment in `dir`, oldest first. Other files are ignored.
 pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
@@ -63,7 +65,7 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     Ok(found)
 }
 
-/// The segments before `first`, oldest first: the number of each, its file and its length.
+/// The segments before `first`, oldest first: number, file and length.
 pub(super) fn sizes_before(dir: &Path, first: u64) -> Result<Vec<(u64, PathBuf, u64)>, StoreError> {
     let size = |(number, path): (u64, PathBuf)| match path.metadata() {
         Ok(about) => Ok((number, path, about.len())),
@@ -72,7 +74,7 @@ pub(super) fn sizes_before(dir: &Path, first: u64) -> Result<Vec<(u64, PathBuf, 
     segments(dir)?.into_iter().filter(|(number, _)| *number < first).map(size).collect()
 }
 
-/// Deletes all segments before `first`, the oldest first, so that a reader beside it finds no gap.
+/// Deletes all segments before `first`, the oldest first, so that a concurrent reader finds no gap.
 pub(super) fn delete_before(dir: &Path, first: u64) -> Result<(), StoreError> {
     segments(dir)?
         .iter()
@@ -86,7 +88,14 @@ pub(super) fn delete(path: &Path) -> Result<(), StoreError> {
     fs::remove_file(path).map_err(StoreError::io("delete", path))
 }
 
-/// What is said of a segment with damage inside.
+/// The finding of a damaged segment.
 pub(super) fn damage_finding(path: &Path) -> String {
     format!("journal segment `{}` is damaged", path.display())
+}
+
+/// The finding of a journal that ends with `last`, before the last confirmed entry.
+pub(super) fn end_finding(last: u64, confirmed: u64) -> Option<String> {
+    (confirmed > last).then(|| {
+        format!("the journal ends with entry {last}, and entries up to {confirmed} were confirmed")
+    })
 }

@@ -1,8 +1,8 @@
-//! Finding records in a segment's bytes: its header, and what is readable behind damage.
+//! Finds records in a segment's bytes: its header, and readable records behind damage.
 
 use super::{HEADER_BYTES_MAX, MAGIC, codec};
 
-/// What one segment's header says.
+/// The header of a segment.
 pub(super) enum Header {
     Head { records: u64, bytes: usize },
     Newer(u32),
@@ -10,7 +10,7 @@ pub(super) enum Header {
     Damaged,
 }
 
-/// Reads the header at the front of a segment.
+/// Reads the header at the start of a segment.
 pub(super) fn header(bytes: &[u8]) -> Header {
     let front = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
     let Some(end) = front.iter().position(|byte| *byte == b'\n') else {
@@ -36,7 +36,8 @@ pub(super) fn header(bytes: &[u8]) -> Header {
     }
 }
 
-/// Whether a later write than that of the record `lost` is among `bytes`, which begin with a readable record.
+/// Whether `bytes`, which begin with a readable record, contain a later write than that of the
+/// record `lost`.
 pub(super) fn is_followed(bytes: &[u8], lost: u64) -> bool {
     let (mut at, mut expected) = (0, lost);
     loop {
@@ -51,10 +52,12 @@ pub(super) fn is_followed(bytes: &[u8], lost: u64) -> bool {
     }
 }
 
-/// The next readable record at or after `at`, and its sequence number. None: nothing follows, so the write was torn.
+/// Returns the next readable record at or after `at`, and its sequence number. `None`: nothing
+/// follows, so the write was torn.
 ///
-/// A random place passes for a record only if its crc holds and its sequence number is one that this many bytes could
-/// have reached (a record has at least 17), so the crc is computed for next to no place.
+/// A random position passes as a record only with a correct crc. The crc is computed only where the
+/// sequence number could be reached with the bytes in between (a record has at least 17), which is
+/// almost never.
 pub(super) fn resynchronise(bytes: &[u8], at: usize, expected: u64) -> Option<(usize, u64)> {
     let highest = expected + (bytes.len() - at) as u64 / 17 + 1;
     (at..bytes.len().saturating_sub(codec::PREFIX_BYTES)).find_map(|place| {

@@ -1,8 +1,8 @@
 //! The segment that is being written: create, append, fdatasync, preallocate.
 //!
-//! WAL preallocation: the zeros behind the records were written before. An append that makes a file longer has to write its
-//! inode too, so its fdatasync takes a third longer, or twice as long. More zeros are written after the answers, as soon as half of
-//! them are used.
+//! Zeros are written ahead of the records (WAL preallocation). An append that makes a file longer
+//! must also write its inode, and its fdatasync takes a third longer to twice as long. When half of
+//! the zeros are used, more are written after the answers.
 
 use super::{HEADER_BYTES_MAX, MAGIC, codec, file_name};
 use crate::domain::Durability;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Zeros ahead, at most and at least: some 400 grants, and half as many.
+/// Zeros ahead, at most and at least: for some 400 grants, and half as many.
 const ZEROS_MAX: u64 = 256 * 1024;
 const ZEROS_MIN: u64 = ZEROS_MAX / 2;
-/// They are written in pieces of this.
+/// The zeros of one write.
 const ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 /// The segment that is being written.
@@ -29,15 +29,16 @@ pub(crate) struct Journal {
     first: u64,
     head_bytes: u64,
     bytes: u64,
-    /// Length of the file with the zeros, or less.
+    /// The length of the file with the zeros, or less.
     allocated: u64,
-    /// How many of the bytes are on the disk. 0: the file's name is not there either.
+    /// The number of synced bytes. With 0 the file's name is not durable either.
     synced: u64,
-    /// A sync has failed. The kernel reports that once and then forgets what it could not write, so this segment takes nothing more.
+    /// Whether a sync has failed. The kernel reports that once and drops the unwritten pages, so
+    /// this segment is closed for entries.
     broken: Arc<AtomicBool>,
 }
 
-/// A sync of what had been appended when it began, for a thread that may wait.
+/// A sync of the entries before its beginning, for a thread that may block.
 #[derive(Debug)]
 pub struct PendingSync {
     file: File,
@@ -49,10 +50,10 @@ pub struct PendingSync {
 }
 
 impl PendingSync {
-    /// Syncs: the data, then the name of a new file.
+    /// Syncs the data, then the name of a new file.
     ///
     /// # Errors
-    /// When the disk refuses. The segment then takes nothing more.
+    /// When the disk refuses. The segment is then closed for entries.
     pub fn run(&self) -> Result<(), StoreError> {
         sync(&self.file, &self.path, self.named)
             .inspect_err(|_| self.broken.store(true, Ordering::Release))
@@ -88,7 +89,8 @@ impl Journal {
         }
     }
 
-    /// Opens a new segment that starts with `head`. The first sync makes it durable; nothing was promised before.
+    /// Creates a segment that starts with `head`. The first sync makes it durable; no entry is
+    /// confirmed before.
     pub(crate) fn create(dir: &Path, first: u64, head: &[&[u8]]) -> Result<Self, StoreError> {
         let path = dir.join(file_name(first));
         let bytes = header_and_head(first, head);
@@ -96,7 +98,7 @@ impl Journal {
         let file = file.map_err(StoreError::io("create", &path))?;
         note("write");
         if let Err(error) = file.write_all_at(&bytes, 0) {
-            // Half a head is of no use.
+            // A part of a head is useless.
             drop(fs::remove_file(&path));
             return Err(StoreError::io("write", &path)(error));
         }
@@ -106,7 +108,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Opens a new segment with a head and entries. It is on disk before it has its name, so nobody reads a part of it.
+    /// Creates a segment with a head and entries. It is durable before it gets its name, so no
+    /// process reads a part of it.
     pub(crate) fn create_whole(
         dir: &Path,
         first: u64,
@@ -139,7 +142,8 @@ impl Journal {
         Ok(Journal::new(file, path, first, head_bytes, bytes.len() as u64, bytes.len() as u64))
     }
 
-    /// No segment: the file system takes none. Nothing is written until one can be created.
+    /// A placeholder without a file, if the file system accepts no segment. Every write fails until
+    /// a segment can be created.
     pub(crate) fn none(dir: &Path) -> Result<Self, StoreError> {
         let file = File::open(dir).map_err(StoreError::io("open", dir))?;
         let journal = Journal::new(file, dir.to_owned(), 0, 0, 0, 0);
@@ -147,11 +151,11 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Appends whole records with one write. They survive the death of the process.
+    /// Appends records with one write. They survive a crash of the process.
     pub(crate) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
         note("write");
         if let Err(error) = self.file.write_all_at(records, self.bytes) {
-            // Otherwise a start that finds no room for a new head would believe what was written of it.
+            // Otherwise a start that finds no space for a new head would read a part of it.
             self.trim();
             return Err(StoreError::io("write", &self.path)(error));
         }
@@ -160,13 +164,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends whole records with one write and one fdatasync. They survive the death of the machine.
+    /// Appends records with one write and one fdatasync. They survive a crash of the machine.
     pub(crate) fn commit(&mut self, records: &[u8]) -> Result<(), StoreError> {
         self.append(records)?;
         self.sync()
     }
 
-    /// Prepares the next commits, after the answers: zeros ahead, and what was written so far on the disk.
+    /// Prepares the next commits, after the answers: writes zeros ahead, and syncs a new segment.
     pub(crate) fn prepare(&mut self, durability: Durability) {
         if self.is_broken() {
             return;
@@ -179,15 +183,15 @@ impl Journal {
             return;
         }
         if self.synced == 0 {
-            // The head and the segment's name. The next commit reports an error.
+            // Syncs the head and the file's name. The next commit reports an error.
             drop(self.sync());
         } else if preallocates && sync_data(&self.file).is_err() {
-            // Without this the next commit's fdatasync would write the zeros too.
+            // Without this sync the next commit's fdatasync would write the zeros too.
             self.broken.store(true, Ordering::Release);
         }
     }
 
-    /// Writes zeros ahead. Without them the next appends make the file longer one by one.
+    /// Writes zeros ahead of the records.
     fn preallocate(&mut self) {
         let end = self.bytes + ZEROS_MAX;
         let write = |at: u64| {
@@ -198,19 +202,20 @@ impl Journal {
         };
         match (self.allocated..end).step_by(ZEROS.len()).try_for_each(write) {
             Ok(()) => self.allocated = end,
-            // The last free space may be needed for more than zeros.
+            // The last free space may be needed for records.
             Err(_) => self.trim(),
         }
     }
 
-    /// Gives back the zeros. What was appended stays as it is.
+    /// Truncates the zeros. Records stay.
     pub(crate) fn trim(&mut self) {
-        // An error leaves zeros there, or a part of what was not confirmed.
+        // An error leaves zeros, or a part of an unconfirmed write.
         drop(self.file.set_len(self.bytes));
         self.allocated = self.bytes;
     }
 
-    /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
+    /// Makes the appended records survive a crash of the machine: one fdatasync, or none if nothing
+    /// is new.
     pub(crate) fn sync(&mut self) -> Result<(), StoreError> {
         if self.bytes > self.synced {
             let synced = sync(&self.file, &self.path, self.synced > 0);
@@ -220,7 +225,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The same for another thread; `None` if nothing is new.
+    /// Begins a sync on another thread. `None` if nothing is new.
     pub(crate) fn begin_sync(&self) -> Result<Option<PendingSync>, StoreError> {
         if self.bytes == self.synced {
             return Ok(None);
@@ -230,30 +235,31 @@ impl Journal {
         Ok(Some(PendingSync { file, path, first: self.first, bytes: self.bytes, named, broken }))
     }
 
-    /// Takes note of a sync that was done, unless it was of another segment.
+    /// Records a finished sync, unless it was of another segment.
     pub(crate) fn end_sync(&mut self, done: &PendingSync) {
         if done.first == self.first {
             self.synced = self.synced.max(done.bytes);
         }
     }
 
-    /// Whether a sync of it has failed.
+    /// Whether a sync has failed.
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// Every later write fails.
+    /// Makes every later write fail.
     #[cfg(test)]
     pub(crate) fn break_for_test(&mut self) {
         self.file = File::open(&self.path).expect("the segment is there");
     }
 
-    /// Sequence number of the first record that this segment holds or will hold.
+    /// The sequence number of the first record.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// Whether more than that was appended, and more than the head that its successor is to copy.
+    /// Whether more than `bytes` was appended, and more than the size of the head, which its
+    /// successor copies.
     pub(crate) fn has_outgrown(&self, bytes: u64) -> bool {
         self.bytes_appended() > bytes.max(self.head_bytes)
     }
@@ -270,10 +276,10 @@ impl Journal {
 }
 
 fn header_and_head(first: u64, head: &[&[u8]]) -> Vec<u8> {
-    // The header's crc tells a later version from a flipped bit.
+    // The header's crc distinguishes a later version from a flipped bit.
     let text = format!("{MAGIC}{} head={}", codec::FRAMING, head.len());
     let mut bytes = format!("{text} crc={:08x}\n", crc32fast::hash(text.as_bytes())).into_bytes();
-    debug_assert!(bytes.len() <= HEADER_BYTES_MAX, "the reader looks no further");
+    debug_assert!(bytes.len() <= HEADER_BYTES_MAX, "the reader's limit");
     codec::frame(&mut bytes, first, head.iter().copied());
     bytes
 }
@@ -284,7 +290,7 @@ mod tests {
     use crate::store::samples::made;
 
     #[test]
-    fn zeros_are_written_ahead_before_they_are_needed() {
+    fn zeros_are_always_written_ahead_of_the_records() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path(), 1, &[]).unwrap();
         for seq in 1..=1500 {

@@ -1,14 +1,15 @@
 //! Opening the store.
 //!
 //! ```text
-//!  the journal's newest segment is whole, and was written in this boot or closed in another ─▶ nothing else is read; older
-//!                                                    segments and the database are read behind the start
-//!  otherwise ─▶ the journal and the database are read side by side, and recovered from before anything is served
-//!  the database is slow, or the system refuses to open it ─▶ the journal alone; what only the database has is found when it
-//!                                                    is open, and recorded again ([`Store::take_found`])
+//!   the newest segment is whole, and of this boot or closed cleanly ─▶ only it is read;
+//!                                    older segments and the database are read after the start
+//!   otherwise ─▶ the journal and the database are read in parallel, before anything is served
+//!   the database is slow, or the system refuses to open it ─▶ the journal alone; entries that only
+//!                                    the database has are recorded later ([`Store::take_found`])
 //! ```
 //!
-//! Within one boot nothing that was written is lost, synced or not. Nor is it after a clean stop, which is noted durably.
+//! Within one boot no written byte is lost, synced or not. After a clean stop, which is recorded
+//! durably, no entry is lost either.
 
 use super::{RecoveryReport, recover};
 use crate::domain::{Durability, Retention};
@@ -17,27 +18,28 @@ use crate::store::index::{IndexWorker, Start, database_finding};
 use crate::store::journal::{Journal, JournalReplay, segments, sizes_before};
 use crate::store::layout::{database_dir, journal_dir, quarantine};
 use crate::store::lock::Lock;
-use crate::store::notes::{Notes, open_segment};
+use crate::store::notes::open_segment;
 use crate::store::{OLD_SEGMENTS_MAX, Recovered, SEGMENT_BYTES_MAX, Store, StoreError};
 use std::path::Path;
 use std::time::Instant;
 
-/// What was read.
+/// The content of the copies that were read.
 struct Found {
     replay: JournalReplay,
     report: RecoveryReport,
     start: Start,
-    /// Whether the database could not be waited for.
+    /// Whether the database was not ready in time.
     is_late: bool,
 }
 
 impl Store {
-    /// Opens the store, creating it where there is none, and recovers what is live. `boot_id` is that of the machine
-    /// (`/proc/sys/kernel/random/boot_id`); without one the database is always read before anything is served.
+    /// Opens the store, or creates it, and recovers everything live. `boot_id` is that of the
+    /// machine (`/proc/sys/kernel/random/boot_id`). Without one the database is always read before
+    /// anything is served.
     ///
     /// # Errors
-    /// When the directory is in use, cannot be written, or was written by a later version. Damage is no error: it is in
-    /// the report.
+    /// When the directory is in use, cannot be written, or was written by a later version. Damage
+    /// is no error: it is in the report.
     pub fn open(
         state_dir: &Path,
         durability: Durability,
@@ -46,7 +48,7 @@ impl Store {
         Store::open_keeping(state_dir, durability, boot_id, Retention::default())
     }
 
-    /// The same, with a history of another length than the usual one.
+    /// [`Store::open`] with a limit of the history.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -61,31 +63,31 @@ impl Store {
         make_private_folder(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
         let mut lock = Lock::take(state_dir)?;
         let newest = segments(&journal_dir)?.last().map(|(first, _)| *first);
-        let vouched =
+        let lost_nothing =
             boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
-        let alone = if vouched { JournalReplay::read_newest(state_dir)? } else { None };
+        let alone = if lost_nothing { JournalReplay::read_newest(state_dir)? } else { None };
         let reads_all = alone.is_none();
         let existed = database_dir(state_dir).exists();
-        let index = IndexWorker::start(state_dir, retention, reads_all)?;
+        let index = IndexWorker::start(state_dir, retention)?;
         let Found { replay, mut report, start, is_late } = match alone {
             Some(replay) => journal_alone(replay, existed),
             None => read_both(state_dir, existed, &index)?,
         };
 
-        // A new segment always: an old one is never written to again.
+        // Always a new segment: an old one is never written again.
         let first = replay.last.max(newest.unwrap_or(0)).max(lock.confirmed()) + 1;
-        let (live, notes) = (replay.live_payloads()?, Notes::of(&replay));
+        let (live, notes) = (replay.live_payloads()?, replay.notes.clone());
         let (mut journal, next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
-            // What is held is known, and to go on answering that is worth more than to fail.
+            // The holders are known. Answering queries is better than to fail.
             Err(error) if error.is_out_of_resources() => {
-                tracing::error!(%error, "the ledger cannot be written; nothing is recorded until it can");
+                tracing::error!(%error, "the ledger cannot be written; grants are not recorded until it can");
                 (Journal::none(&journal_dir)?, first)
             }
             opened => opened?,
         };
         if reads_all && !journal.is_broken() {
             journal.sync()?;
-            // Only now is everything in a sound place, and damaged segments may go.
+            // Everything is durable in the new segment, so damaged ones may be quarantined.
             for path in &replay.damaged {
                 report.quarantined.push(quarantine(path)?);
             }
@@ -113,14 +115,14 @@ impl Store {
         Ok((store, recovered))
     }
 
-    /// After damage both copies are made whole before anything is served.
+    /// After damage, repairs both copies before anything is served.
     fn settle_after_start(&mut self, is_late: bool, first: u64) -> Result<(), StoreError> {
         if is_late {
-            tracing::warn!("the ledger goes on without its query database, which is not open yet");
+            tracing::warn!("starting without the query database, which is not open yet");
         } else if !self.report.is_clean() {
             match self.checkpoint() {
                 Err(error) if error.is_out_of_resources() => {
-                    tracing::error!(%error, "the ledger was damaged and cannot be repaired")
+                    tracing::error!(%error, "the ledger was damaged and cannot be repaired");
                 }
                 done => done?,
             }
@@ -136,16 +138,17 @@ fn journal_alone(replay: JournalReplay, existed: bool) -> Found {
     Found { report: RecoveryReport::of(&replay), replay, start, is_late: false }
 }
 
-/// Reads both copies side by side. Nobody waits for a slow disk.
+/// Reads both copies in parallel. A slow disk of the database is not waited for.
 fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Found, StoreError> {
+    let opening = index.open()?;
     let mut journal = JournalReplay::read(state_dir)?;
     journal.expect_confirmed();
     let mut report = RecoveryReport::of(&journal);
     let lost_after =
         if journal.is_whole() { journal.last } else { journal.complete_from.saturating_sub(1) };
     let mut start = Start { existed: Some(existed), recounts: true, lost_after };
-    let is_late = match index.wait_for_snapshot() {
-        Some(Ok(snapshot)) => {
+    let is_late = match opening.wait() {
+        Ok(snapshot) => {
             if report.findings.is_empty() || !existed {
                 report.findings.extend(database_finding(
                     journal.oldest(),
@@ -161,20 +164,17 @@ fn read_both(state_dir: &Path, existed: bool, index: &IndexWorker) -> Result<Fou
             (start.existed, start.lost_after) = (None, u64::MAX);
             false
         }
-        Some(Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. }))) => {
-            return Err(error);
-        }
-        Some(Err(error)) => {
-            tracing::error!(%error, "the query database cannot be opened");
+        Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. })) => return Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "failed to open the query database for the start");
             true
         }
-        None => true,
     };
     Ok(Found { replay: journal, report, start, is_late })
 }
 
-/// Whether the segments before this one should not wait for the first checkpoint: a daemon that does not live that long adds one at each
-/// start.
+/// Whether the older segments need a checkpoint at once: a daemon that dies before its first
+/// checkpoint adds one at each start.
 fn is_long(journal_dir: &Path, first: u64) -> Result<bool, StoreError> {
     let older = sizes_before(journal_dir, first)?;
     Ok(older.len() > OLD_SEGMENTS_MAX

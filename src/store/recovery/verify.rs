@@ -1,12 +1,13 @@
-//! Whether both copies hold what they should, for `ledger verify`. It reads, and changes nothing.
+//! Read-only check of both copies, for `ledger verify`.
 //!
-//! The database follows the journal, so at any moment it may lack the latest entries. It must have what was live at a moment that it has
-//! passed: for a daemon, when it was asked, since the index thread answers after everything before; for files, the last
-//! checkpoint. What came later may be in the journal alone, and is counted as following.
+//! The database follows the journal, so it may lack the latest entries. It must have everything
+//! that was live at a known entry. For a daemon this is the latest entry, since the index thread
+//! answers after all changes before. For files it is the last checkpoint. Later entries may be only
+//! in the journal, and are counted as following.
 
 use crate::domain::AllocId;
 use crate::store::index::{DatabaseSnapshot, PendingReader, database_finding};
-use crate::store::journal::{JournalReplay, codec, damage_finding, segments};
+use crate::store::journal::{JournalReplay, codec, damage_finding, end_finding, segments};
 use crate::store::layout::{database_dir, quarantined, require_journal, scratch};
 use crate::store::lock::read_confirmed;
 use crate::store::peek::copy_database;
@@ -16,33 +17,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// What both copies say, and whether they agree (`ledger verify -o json`).
+/// The content of both copies, and whether they agree (`ledger verify -o json`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verification {
-    /// The version of this document's form.
+    /// The version of this document's format.
     pub schema: u32,
-    /// Whether nothing is missing, damaged or contradicted.
+    /// Whether nothing is missing, damaged or contradictory.
     pub sound: bool,
-    /// What the journal holds.
+    /// The content of the journal.
     pub journal: JournalCheck,
-    /// What the query database holds; `null` where it cannot be read.
+    /// The content of the query database; `null` if it is unreadable.
     pub database: Option<DatabaseCheck>,
-    /// The live grants, in both.
+    /// The comparison of the live grants.
     pub live: LiveCheck,
-    /// What was damaged once and is kept for a person to look at.
+    /// Damaged files of the past, kept for inspection.
     pub moved_aside: Vec<PathBuf>,
-    /// What is wrong, in words.
+    /// Problems, one sentence each.
     pub problems: Vec<String>,
-    /// What is worth knowing and is no harm, in words.
+    /// Harmless remarks, one sentence each.
     pub remarks: Vec<String>,
 }
 
-/// What the journal holds.
+/// The content of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalCheck {
-    /// Its files.
+    /// The number of its files.
     pub segments: usize,
-    /// Entries whose checksums hold.
+    /// Entries with a correct checksum.
     pub entries: u64,
     /// The number of the first entry.
     pub from: u64,
@@ -54,15 +55,15 @@ pub struct JournalCheck {
     pub names: usize,
     /// Hooks after release that have not run.
     pub hooks: usize,
-    /// Entries that should be there and are not, by number.
+    /// Missing sequence numbers.
     pub missing: u64,
-    /// Files with damage inside.
+    /// Damaged files.
     pub damaged: Vec<PathBuf>,
     /// Bytes of torn writes, which were never confirmed.
     pub cut_off_bytes: u64,
 }
 
-/// What the query database holds.
+/// The content of the query database.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatabaseCheck {
     /// Live grants.
@@ -73,24 +74,24 @@ pub struct DatabaseCheck {
     pub names: usize,
     /// Hooks after release that have not run.
     pub hooks: usize,
-    /// It had everything up to this entry at its last checkpoint.
+    /// The last entry at its last checkpoint.
     pub applied: u64,
-    /// Records whose checksum does not hold.
+    /// Records with a wrong checksum.
     pub damaged: u64,
 }
 
-/// The live grants, in both copies.
+/// The comparison of the live grants.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveCheck {
-    /// In both, and the same.
+    /// Equal in both copies.
     pub in_both: usize,
-    /// Newer in the journal, which the database follows.
+    /// Newer in the journal. The database follows.
     pub following: usize,
-    /// Should be in the database and are not.
+    /// Missing in the database.
     pub only_in_journal: Vec<AllocId>,
-    /// Not live by the journal.
+    /// Live in the database, and not in the journal.
     pub only_in_database: Vec<AllocId>,
-    /// In both, and not the same.
+    /// Different in the two copies.
     pub different: Vec<AllocId>,
 }
 
@@ -98,7 +99,7 @@ pub struct LiveCheck {
 #[derive(Debug)]
 pub struct Verifier {
     dir: PathBuf,
-    /// What was live when it began, and the number of the latest entry.
+    /// The live grants at the beginning, and the number of the latest entry.
     live: LivePayloads,
     confirmed: u64,
     reader: Result<PendingReader, StoreError>,
@@ -106,8 +107,8 @@ pub struct Verifier {
 }
 
 impl Store {
-    /// What a check needs, taken in the time that a copy of the live grants takes. The check itself reads the disk, and is
-    /// done without the store.
+    /// Begins a check. This takes as long as a copy of the live grants. The check itself reads the
+    /// disk, and does not need the store.
     #[must_use]
     pub fn verifier(&self) -> Verifier {
         let report = &self.load().report;
@@ -133,7 +134,7 @@ impl Verifier {
     /// When the journal cannot be read.
     pub fn verify(self) -> Result<Verification, StoreError> {
         let Verifier { dir, live, confirmed, reader, remarks } = self;
-        // The database first: what it has is then in the journal too.
+        // The database first: all its content is then in the journal too.
         let read = || {
             let reader = reader?.wait()?;
             Ok((reader.snapshot()?, reader))
@@ -154,10 +155,11 @@ impl Verifier {
     }
 }
 
-/// Checks the files of a ledger that no daemon uses.
+/// Checks the files of a ledger while no daemon runs.
 ///
 /// # Errors
-/// When there is no journal, it cannot be read or a later version wrote it, or when somebody writes to it meanwhile.
+/// When there is no journal, it cannot be read, or a later version wrote it; and when another
+/// process writes to it.
 pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
     let journal_dir = require_journal(state_dir)?;
     let before = stamps(&journal_dir);
@@ -176,7 +178,7 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
         }
         Some(Err(error @ StoreError::Database { .. })) => check.problem(Some(error)),
         Some(Err(error)) => return Err(error),
-        // A daemon that died within its first moments has not made one yet.
+        // A daemon that was killed soon after its first start has no database yet.
         None => {
             check.database(&DatabaseSnapshot::default(), false);
             check.live(&LivePayloads::new(), &DatabaseSnapshot::default(), 0);
@@ -188,7 +190,8 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
     Ok(check.done())
 }
 
-/// The journal's files, to see whether somebody writes there. The size alone does not show it: there are zeros ahead.
+/// The sizes and times of the journal's files, which show writes. The size alone does not: zeros
+/// are written ahead.
 fn stamps(dir: &Path) -> Vec<(PathBuf, Option<(u64, SystemTime)>)> {
     let stamp =
         |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
@@ -199,7 +202,7 @@ fn stamps(dir: &Path) -> Vec<(PathBuf, Option<(u64, SystemTime)>)> {
         .collect()
 }
 
-/// A check under way.
+/// A check in progress.
 struct Check {
     journal: JournalReplay,
     live: LivePayloads,
@@ -207,9 +210,9 @@ struct Check {
 }
 
 impl Check {
-    /// Reads the journal, whose last confirmed entry is known.
+    /// Reads the journal. The last confirmed entry is known.
     fn new(state_dir: &Path, confirmed: u64) -> Result<Self, StoreError> {
-        let journal = JournalReplay::read_beside_a_writer(state_dir)?;
+        let journal = JournalReplay::read_during_writes(state_dir)?;
         let live = journal.live_payloads()?;
         let mut missing = journal.missing_in_gaps();
         let mut problems: Vec<String> =
@@ -217,24 +220,18 @@ impl Check {
         if missing > 0 {
             problems.push(format!("entries missing from the journal: {missing}"));
         }
-        if confirmed > journal.last {
-            problems.push(format!(
-                "the journal ends with entry {}, and entries up to {confirmed} were confirmed",
-                journal.last
-            ));
-            missing += confirmed - journal.last;
-        }
-        let torn = (journal.torn_bytes > 0).then(|| {
-            format!("{} bytes of a torn write: it was never confirmed", journal.torn_bytes)
-        });
+        problems.extend(end_finding(journal.last, confirmed));
+        missing += confirmed.saturating_sub(journal.last);
+        let torn = (journal.torn_bytes > 0)
+            .then(|| format!("{} bytes of a torn write, never confirmed", journal.torn_bytes));
         let check = JournalCheck {
             segments: journal.segments.len(),
             entries: journal.entries,
             from: journal.oldest(),
             to: journal.last,
             live: live.len(),
-            names: journal.names.len(),
-            hooks: journal.owed.len(),
+            names: journal.notes.names.len(),
+            hooks: journal.notes.hooks.len(),
             missing,
             damaged: journal.damaged.clone(),
             cut_off_bytes: journal.torn_bytes,
@@ -260,8 +257,8 @@ impl Check {
         let found = DatabaseCheck {
             live: snapshot.live.len(),
             released: 0,
-            names: snapshot.names.len(),
-            hooks: snapshot.hooks.len(),
+            names: snapshot.notes.names.len(),
+            hooks: snapshot.notes.hooks.len(),
             applied: snapshot.applied,
             damaged: snapshot.damaged,
         };
@@ -273,14 +270,15 @@ impl Check {
         self.found.database = exists.then_some(found);
     }
 
-    /// Compares. What was live when entry `seq` was the latest must be in the database, if it is live still.
+    /// Compares the live grants. Those that were live at the entry `seq`, and still are, must be in
+    /// the database.
     fn live(&mut self, then: &LivePayloads, snapshot: &DatabaseSnapshot, seq: u64) {
         let found = &mut self.found.live;
         for (id, (_, payload)) in &self.live {
             match (snapshot.live.get(id), then.get(id)) {
                 (Some((_, there)), _) if is_same(there, payload) => found.in_both += 1,
                 (Some(_), Some((_, before))) if is_same(before, payload) => {
-                    found.different.push(id.clone())
+                    found.different.push(id.clone());
                 }
                 (None, Some(_)) => found.only_in_journal.push(id.clone()),
                 _ => found.following += 1,
@@ -295,10 +293,10 @@ impl Check {
         let gone = then.keys().filter(|id| !self.journal.grants.contains_key(*id));
         self.found
             .problems
-            .extend(gone.map(|id| format!("grant {id} is live and not in the journal")));
+            .extend(gone.map(|id| format!("grant {id} is live, and is not in the journal")));
     }
 
-    /// Checks a record of the history.
+    /// Checks a record of the history; `None` is unreadable.
     fn released(&mut self, record: Option<(AllocId, u64)>) {
         let Some(database) = &mut self.found.database else { return };
         let Some((id, seq)) = record else {
@@ -309,7 +307,7 @@ impl Check {
         if self.live.get(&id).is_some_and(|(live, _)| (live + 1..=self.journal.last).contains(&seq))
         {
             self.found.problems.push(format!(
-                "grant {id} is live in the journal, and given back by entry {seq} of the database"
+                "grant {id} is live in the journal, and released by entry {seq} in the database"
             ));
         }
     }
@@ -328,14 +326,14 @@ impl Check {
         found.problems.extend(list(only_in_journal, "is live, and is not in the query database"));
         found.problems.extend(list(
             only_in_database,
-            "is live in the query database, and not by the journal",
+            "is live in the query database, and not in the journal",
         ));
         found
             .problems
-            .extend(list(different, "is not the same in the query database as in the journal"));
+            .extend(list(different, "differs between the query database and the journal"));
         if *following > 0 {
             found.remarks.push(format!(
-                "the query database follows the journal and has yet to take over {following} grants"
+                "the query database follows the journal, and does not have {following} grants yet"
             ));
         }
         found.sound = found.problems.is_empty();
@@ -343,7 +341,7 @@ impl Check {
     }
 }
 
-/// Payloads of one grant may be spelled by different versions.
+/// Different versions may encode the same grant differently.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     one == other
         || codec::decode_grant(one).is_some_and(|grant| codec::decode_grant(other) == Some(grant))

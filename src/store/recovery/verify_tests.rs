@@ -11,7 +11,7 @@ fn released(n: u64) -> Entry {
     released_at(n, Timestamp::from_system(SystemTime::now()).0)
 }
 
-/// The record of a grant under the id of another.
+/// A record of a grant under the id of another.
 fn live(id: u64, n: u64) -> Update {
     Update::Live(grant(id).alloc_id, codec::encode(&made(n)).unwrap())
 }
@@ -41,7 +41,7 @@ fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files
 }
 
-/// What a check of the files says, which changes none of them.
+/// The problems that a check of the files finds. It changes no file.
 fn problems(dir: &Path) -> Vec<String> {
     let before = files(dir);
     let found = verify(dir).unwrap();
@@ -51,11 +51,11 @@ fn problems(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_sound_ledger_is_sound_at_every_moment_of_its_life() {
+fn an_intact_ledger_is_sound_at_every_time() {
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(verify(dir.path()), Err(StoreError::NoJournal { .. })));
     let store = write(dir.path());
-    // Both as the daemon is asked, and as a kill at this moment leaves it.
+    // Both for a running daemon, and for the files of a killed one.
     let found = store.verifier().verify().unwrap();
     assert!(found.sound, "{found:#?}");
     assert_eq!(
@@ -78,13 +78,13 @@ fn a_sound_ledger_is_sound_at_every_moment_of_its_life() {
 }
 
 #[test]
-fn what_the_database_lacks_has_too_much_or_has_otherwise_is_named() {
+fn missing_additional_and_different_grants_of_the_database_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let id = |n: u64| grant(n).alloc_id;
-    let check = |meddle: fn(&mut Database), wanted: String| {
+    let check = |with_database: fn(&mut Database), wanted: String| {
         let dir = tempfile::tempdir().unwrap();
         let store = write(dir.path());
-        store.index.meddle(move |database| meddle(database.as_mut().unwrap()));
+        store.index.with_database(move |database| with_database(database.as_mut().unwrap()));
         let found = store.verifier().verify().unwrap();
         assert!(!found.sound && found.problems.contains(&wanted), "{found:#?}\n{wanted}");
         let mut store = store;
@@ -96,14 +96,16 @@ fn what_the_database_lacks_has_too_much_or_has_otherwise_is_named() {
         |database| database.write(0, &Update::Discard(grant(3).alloc_id)).unwrap(),
         format!("grant {} is live, and is not in the query database", id(3)),
     );
-    let other = "is live in the query database, and not by the journal";
+    let other = "is live in the query database, and not in the journal";
     check(|database| database.write(3, &live(9, 9)).unwrap(), format!("grant {} {other}", id(9)));
-    let other = "is not the same in the query database as in the journal";
+    let other = "differs between the query database and the journal";
     check(|database| database.write(3, &live(3, 8)).unwrap(), format!("grant {} {other}", id(3)));
 
-    // The files of one whose record is damaged do not open.
+    // A database with a damaged record does not open.
     let store = write(dir.path());
-    store.index.meddle(|database| database.as_mut().unwrap().damage_for_test(&grant(3).alloc_id));
+    store
+        .index
+        .with_database(|database| database.as_mut().unwrap().damage_for_test(&grant(3).alloc_id));
     assert!(
         store
             .verifier()
@@ -117,7 +119,7 @@ fn what_the_database_lacks_has_too_much_or_has_otherwise_is_named() {
 }
 
 #[test]
-fn what_is_damaged_gone_or_was_moved_aside_is_named() {
+fn damaged_missing_and_quarantined_files_are_named() {
     let damaged = |damage: fn(&Path)| {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path()).close().unwrap();
@@ -138,16 +140,16 @@ fn what_is_damaged_gone_or_was_moved_aside_is_named() {
     );
     assert!(
         damaged(|dir| fs::remove_dir_all(database_dir(dir)).unwrap()).is_empty(),
-        "a young ledger may be without"
+        "a new ledger may have none"
     );
     let gone = damaged(|dir| {
         segments(&journal_dir(dir))
             .unwrap()
             .iter()
-            .for_each(|(_, path)| fs::remove_file(path).unwrap())
+            .for_each(|(_, path)| fs::remove_file(path).unwrap());
     });
     assert!(
-        gone.contains("the journal is gone") && gone.contains("entries up to 7 were confirmed"),
+        gone.contains("the journal is missing") && gone.contains("entries up to 7 were confirmed"),
         "{gone}"
     );
 

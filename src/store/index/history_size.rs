@@ -1,15 +1,15 @@
 //! The size of the history.
 
-/// How long the history is.
+/// Number and size of the released grants in the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Length {
-    /// Its records.
+pub(crate) struct HistorySize {
+    /// Records.
     pub(crate) count: u64,
-    /// Their bytes, keys included.
+    /// Their bytes with the keys.
     pub(crate) bytes: u64,
 }
 
-impl Length {
+impl HistorySize {
     pub(super) fn add(&mut self, key: &[u8], value: &[u8]) {
         self.count += 1;
         self.bytes += (key.len() + value.len()) as u64;
