@@ -6,7 +6,7 @@ use divan::{Bencher, black_box};
 use holdfast::admin::write_held;
 use holdfast::domain::{
     AllocId, ContainerEdits, Device, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice,
-    Health, Inventory, Offered, Offering, PodRef, Reason, ResourceSpec, Timestamp,
+    Health, Inventory, MigStrategy, Offered, Offering, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use holdfast::hardware;
 use holdfast::host::HostRoot;
@@ -55,8 +55,10 @@ fn discover(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
     let node = SimNode::create(dir.path()).unwrap();
     let root = HostRoot::new(node.root());
-    let specs: Vec<_> =
-        hardware::defaults::specs(&hardware::scan(&root)).into_iter().map(Arc::new).collect();
+    let specs: Vec<_> = hardware::defaults::specs(&hardware::scan(&root), MigStrategy::None)
+        .into_iter()
+        .map(Arc::new)
+        .collect();
     bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
 }
 
@@ -65,8 +67,10 @@ fn discover(bencher: Bencher<'_, '_>) {
 fn discover_560(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
     let root = large_server(dir.path());
-    let specs: Vec<_> =
-        hardware::defaults::specs(&hardware::scan(&root)).into_iter().map(Arc::new).collect();
+    let specs: Vec<_> = hardware::defaults::specs(&hardware::scan(&root), MigStrategy::None)
+        .into_iter()
+        .map(Arc::new)
+        .collect();
     bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
 }
 
@@ -94,7 +98,7 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
     let node = SimNode::create(dir.path()).unwrap();
     let root = HostRoot::new(node.root());
     let scan = hardware::scan(&root);
-    let spec = Arc::new(hardware::defaults::specs(&scan).remove(0));
+    let spec = Arc::new(hardware::defaults::specs(&scan, MigStrategy::None).remove(0));
     let device =
         hardware::discover(&root, &[Arc::clone(&spec)], &BTreeMap::new()).devices.remove(0);
     let offered = |n: u32| {
@@ -111,7 +115,8 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     let dir = tempfile::tempdir().unwrap();
     let node = SimNode::create(dir.path()).unwrap();
     let root = HostRoot::new(node.root());
-    let spec = Arc::new(hardware::defaults::specs(&hardware::scan(&root)).remove(0));
+    let spec =
+        Arc::new(hardware::defaults::specs(&hardware::scan(&root), MigStrategy::None).remove(0));
     let device =
         hardware::discover(&root, &[Arc::clone(&spec)], &BTreeMap::new()).devices.remove(0);
     let offered = |n: u32| {
@@ -148,7 +153,7 @@ fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
     let dir = tempfile::tempdir().unwrap();
     let node = SimNode::create(dir.path()).unwrap();
     let root = HostRoot::new(node.root());
-    let first = hardware::defaults::specs(&hardware::scan(&root)).remove(0);
+    let first = hardware::defaults::specs(&hardware::scan(&root), MigStrategy::None).remove(0);
     let device =
         hardware::discover(&root, &[Arc::new(first.clone())], &BTreeMap::new()).devices.remove(0);
     let inventory = |ill: u64| {
@@ -194,7 +199,7 @@ fn scrape(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
     let node = SimNode::create(dir.path()).unwrap();
     let root = HostRoot::new(node.root());
-    let first = hardware::defaults::specs(&hardware::scan(&root)).remove(0);
+    let first = hardware::defaults::specs(&hardware::scan(&root), MigStrategy::None).remove(0);
     let device =
         hardware::discover(&root, &[Arc::new(first.clone())], &BTreeMap::new()).devices.remove(0);
     let name = |n: u64| {

@@ -16,9 +16,9 @@
 //! can change are reported as such.
 
 use super::App;
+use super::specs::{Specs, patterns};
 use crate::admin::ConfigReport;
 use crate::config::{Change, Config, ConfigError};
-use super::specs::{Specs, patterns};
 use crate::domain::{Plan, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{self, HostRoot};

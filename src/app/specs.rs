@@ -91,11 +91,5 @@ pub(super) fn patterns(configured: &[Arc<ResourceSpec>]) -> Arc<[Arc<ResourceSpe
 
 /// The plan of a start. A reload changes it.
 pub(super) fn first_plan(config: &Config, Specs { specs, patterns }: Specs) -> Plan {
-    Plan {
-        number: 1,
-        specs,
-        patterns,
-        health: config.health.clone(),
-        ledger: config.policy,
-    }
+    Plan { number: 1, specs, patterns, health: config.health.clone(), ledger: config.policy }
 }

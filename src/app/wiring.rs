@@ -1,12 +1,13 @@
 //! What the parts of one daemon share.
 
 use super::reload::Reloader;
+use super::specs::Specs;
 use super::{Actors, Settings, specs};
 use crate::admin::Views;
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
     DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, Plan,
-    ResourceName, ResourceSpec, Unread,
+    ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::HookExecutor;

@@ -7,8 +7,8 @@ use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{paths, text};
 use crate::domain::{
-    DeviceClass, DeviceId, MIG_PROFILE, NODE, PciAddress, PerContainer, PfSelect, ResourceName, ResourceSpec,
-    Select,
+    DeviceClass, DeviceId, MIG_PROFILE, NODE, PciAddress, PerContainer, PfSelect, ResourceName,
+    ResourceSpec, Select,
 };
 
 pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {

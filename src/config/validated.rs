@@ -1,7 +1,9 @@
 //! The validated configuration, as the rest of the daemon uses it.
 
 use super::node::Node;
-use crate::domain::{Durability, HealthPolicy, MigStrategy, NvmlLibrary, Policy, ResourceSpec, Retention};
+use crate::domain::{
+    Durability, HealthPolicy, MigStrategy, NvmlLibrary, Policy, ResourceSpec, Retention,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,7 +3,9 @@
 
 use super::evidence::{evidence, held_devices, held_nodes, keep_known};
 use super::plan::planned;
-use crate::domain::{DeviceId, Evidence, Grant, Inventory, NvmlQuery, NvmlSnapshot, Plan, Unread};
+use crate::domain::{
+    DeviceId, Evidence, Grant, Inventory, NvmlQuery, NvmlSnapshot, Plan, ResourceName, Unread,
+};
 use crate::hardware;
 use crate::host::{self, HostRoot, ReadFailure};
 use crate::messages::{Crash, Discovered, Found, Mailbox, Remember, Rescan};

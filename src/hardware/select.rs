@@ -8,8 +8,8 @@ pub use near::{NearMiss, Nearest, near_misses};
 
 use self::criteria::Host;
 use self::exclusion::{
-    Chosen, withhold_duplicate_paths, withhold_excluded, withhold_mixtures, withhold_shared_parents,
-    withhold_unanswerable,
+    Chosen, withhold_duplicate_paths, withhold_excluded, withhold_mixtures,
+    withhold_shared_parents, withhold_unanswerable,
 };
 use crate::domain::{Device, DeviceClass, ResourceName, ResourceSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,7 +150,7 @@ fn warn_of_wholes(
                 && !host.excludes(spec, device)
         };
         if let Some(spec) = specs.iter().find(selects_whole) {
-            let remedy = if parts == profiles::MIG {
+            let remedy = if parts == super::profiles::MIG {
                 "offer them by `[nvidia] mig_strategy`, or in a resource with `part = true`"
             } else {
                 "`part = false` selects whole devices only"

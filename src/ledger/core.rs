@@ -33,7 +33,7 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
-pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
+pub use self::agenda::{Agenda, LOOK_HELD, has_dead_holder, is_calm, next_look};
 pub use self::forgetting::{FORGOTTEN_AFTER, forget};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};

@@ -1,7 +1,7 @@
 //! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
-use super::core::{has_dead_holder, is_calm, next_look, owing, reconcile};
+use super::core::{LOOK_HELD, has_dead_holder, is_calm, next_look, owing, reconcile};
 use super::report;
 use crate::domain::Observation;
 use crate::host;
@@ -57,7 +57,12 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let usual = || next_look(&self.ledger, &self.reconciler.watchlist, dead, host::now().wall);
+        let look = || next_look(&self.ledger, &self.reconciler.watchlist, dead, host::now().wall);
+        // A pass that nothing calls for is made when the machine wakes up for the other polls.
+        let usual = || match look() {
+            LOOK_HELD => host::until_tick(LOOK_HELD),
+            soon => soon,
+        };
         let wait = self.reconciler.timer.wait(Instant::now(), usual);
         self.reconciler.timer.timer = Some(context.run_later(wait, |this, context| {
             this.reconciler.timer.timer = None;

@@ -7,7 +7,7 @@ use super::Source;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The imports between files, by module path (`health::core::case`).
-pub struct Imports {
+pub(crate) struct Imports {
     /// The file of each module.
     pub files: BTreeMap<String, String>,
     /// For each module the modules that it names, with one of the paths that it writes.
@@ -22,7 +22,7 @@ struct Paths {
 }
 
 impl Imports {
-    pub fn of(sources: &[Source]) -> Self {
+    pub(crate) fn of(sources: &[Source]) -> Self {
         let shipped = sources.iter().filter(|source| !source.is_test());
         let modules: BTreeMap<String, &Source> = shipped
             .filter(|source| source.name != "main.rs")
@@ -67,7 +67,7 @@ impl Imports {
     }
 
     /// The circles: sets of modules that depend on each other.
-    pub fn circles(&self) -> Vec<BTreeSet<String>> {
+    pub(crate) fn circles(&self) -> Vec<BTreeSet<String>> {
         let reached: BTreeMap<&String, BTreeSet<String>> =
             self.edges.keys().map(|module| (module, self.reached(module))).collect();
         let circle = |module: &&String| -> BTreeSet<String> {
@@ -81,7 +81,7 @@ impl Imports {
     }
 
     /// The imports inside a circle, one line each.
-    pub fn describe(&self, circle: &BTreeSet<String>) -> String {
+    pub(crate) fn describe(&self, circle: &BTreeSet<String>) -> String {
         let mut lines = Vec::new();
         for module in circle {
             for (other, path) in self.outward(module).filter(|(other, _)| circle.contains(*other)) {
@@ -94,13 +94,13 @@ impl Imports {
 }
 
 /// Whether `module` is `of` itself or a part of it.
-pub fn is_below(module: &str, of: &str) -> bool {
+pub(crate) fn is_below(module: &str, of: &str) -> bool {
     of.is_empty()
         || module.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// `health/core/case.rs` is the module `health::core::case`, `health/mod.rs` is `health`.
-pub fn module_of(file: &str) -> String {
+pub(crate) fn module_of(file: &str) -> String {
     let path = file.trim_end_matches(".rs").replace('/', "::");
     let path = path.strip_suffix("::mod").unwrap_or(&path);
     if path == "lib" { String::new() } else { path.to_owned() }

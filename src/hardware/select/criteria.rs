@@ -1,9 +1,9 @@
 //! The criteria of a resource: whether `class`, `select` and `exclude` match a device.
 
-use crate::hardware::profiles;
 use crate::domain::{
     Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
 };
+use crate::hardware::profiles;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -89,7 +89,11 @@ fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
 }
 
 /// Withholds the devices of each resource with `uniform` that are of several kinds.
-pub(super) fn withhold_mixtures(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+pub(super) fn withhold_mixtures(
+    devices: &[Arc<Device>],
+    chosen: &mut Chosen<'_>,
+    warnings: &mut Vec<String>,
+) {
     let uniform: BTreeMap<&ResourceName, &ResourceSpec> = chosen
         .values()
         .filter(|spec| spec.select.uniform)

@@ -9,7 +9,7 @@ use std::time::Duration;
 const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// The time between checks of the pods' cgroups while any device is held. A check costs one `stat`
 /// for each pod. With the two listings that follow, it keeps "released within 30 s".
-const LOOK_HELD: Duration = Duration::from_secs(15);
+pub const LOOK_HELD: Duration = Duration::from_secs(15);
 
 /// How long the name of a pod is searched for at that shorter interval. The pod's log folder, which
 /// has the name, comes with its sandbox, after the checkpoint that binds the grant. A pod that
