@@ -34,7 +34,8 @@ const LAYERS: &[&[&str]] = &[
 
 const ACTORS: &[&str] = LAYERS[6];
 
-/// Layers whose modules do not know each other: the actors; the background tasks and the admin interface.
+/// Layers whose modules do not know each other: the actors; the background tasks and the admin
+/// interface.
 const SEPARATE: &[&[&str]] = &[ACTORS, LAYERS[7]];
 
 /// What only these files may name: word, where, and what the others use.
@@ -178,8 +179,8 @@ const CIRCLES: &[(&[&str], &str)] = &[
         "an error names the newest version of the format that the codec reads",
     ),
     (
-        &["store/index/database.rs", "store/index/reader.rs"],
-        "the writer and the reader of the same trees share their keys",
+        &["store/index/database.rs", "store/index/reader.rs", "store/index/work.rs"],
+        "the writer and the reader of the same trees share their keys, and the messages of both",
     ),
     (
         &["lab/sim/kubelet/"],

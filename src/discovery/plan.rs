@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The plan, with a resource for each existing node, or MIG profile, of the resources with patterns
-/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or
-/// the read failure.
+/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings,
+/// or the read failure.
 pub(super) fn planned(
     root: &HostRoot,
     current: &watch::Sender<Arc<Plan>>,

@@ -37,7 +37,8 @@ impl ResourceName {
         Self::pattern(text, NODE, "node", "`{node}` must be in the part after `/`")
     }
 
-    /// Parses a name pattern with the placeholder for a MIG profile: `nvidia.com/mig-{mig_profile}`.
+    /// Parses a name pattern with the placeholder for a MIG profile, such as
+    /// `nvidia.com/mig-{mig_profile}`.
     ///
     /// # Errors
     /// As [`ResourceName::for_each_node`].

@@ -1,4 +1,4 @@
-//! MIG profiles: which resource offers the instances of which profile, and whether the devices of a
+//! MIG profiles: the resource that offers the instances of a profile, and whether the devices of a
 //! resource are of one kind.
 
 use crate::domain::{Device, DeviceClass, ResourceName, ResourceSpec, Select};

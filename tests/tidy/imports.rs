@@ -1,4 +1,4 @@
-//! Which file of `src/` names items of which other one.
+//! The imports between the files of `src/`.
 //!
 //! A path is followed to the file that defines the item, through every `pub use` on the way: a room
 //! that uses `crate::domain::Grant` depends on `domain/grant.rs`.
