@@ -25,6 +25,7 @@ mod sriov;
 mod table;
 #[cfg(test)]
 mod tests;
+mod xids;
 
 use self::doc::Lines;
 use self::field::Field;
@@ -87,6 +88,8 @@ pub struct Imported {
 #[derive(Debug, Default)]
 struct Draft {
     offers: Vec<Offer>,
+    /// Tables next to the resources.
+    tables: Table,
     warnings: Vec<String>,
     wrong: usize,
 }
@@ -233,13 +236,12 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
             );
         }
     }
-    let Draft { warnings, wrong, .. } = draft;
+    let Draft { tables: mut table, warnings, wrong, .. } = draft;
     if resources.is_empty() {
         // An empty configuration would offer known hardware under its usual names, which the user
         // did not request.
         return Err(ImportError { warnings, ..ImportError::new("no resource can be imported") });
     }
-    let mut table = Table::default();
     table.set("resource", Is::List(resources));
     let name =
         peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();

@@ -82,6 +82,8 @@ pub(super) const KEYS: &[&str] = &[
     "sharing.mps.resources[].devices",
     "imex.channelIDs",
     "imex.required",
+    "DP_DISABLE_HEALTHCHECKS",
+    "DP_ENABLE_HEALTHCHECKS",
 ];
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
@@ -153,6 +155,7 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
             draft.no_equivalent(settings.get(key), why);
         }
     }
+    super::xids::read(source, draft);
     if let Some(root) = &root {
         draft.unknown(root, KEYS);
     }
