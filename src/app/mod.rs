@@ -28,6 +28,7 @@ pub mod supervisor;
 mod take_over;
 mod views;
 mod watcher;
+mod xid_events;
 
 pub use control::{
     ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over,
@@ -399,12 +400,9 @@ impl App {
             tokio::spawn(watcher.run()),
             tokio::spawn(status::become_ready(views.clone(), ready)),
         ];
-        // Kernel messages can be matched to devices now that the devices are known.
-        tasks.push(tokio::spawn(kernel_log::follow(
-            host_root.clone(),
-            actors.health.mailbox(),
-            judgement,
-        )));
+        // Errors can be matched to devices now that the devices are known.
+        let (plan, inventory) = (views.plan.clone(), views.inventory.clone());
+        tasks.extend(xid_events::begin(&settings, &actors, judgement, plan, inventory));
         let background = [
             tokio::spawn(asker.run()),
             tokio::spawn(runner.run()),
