@@ -5,8 +5,8 @@
 //!           health actor ◀─ Xids ───┘ ◀──── reports ───────┘
 //! ```
 //!
-//! There is one source for all GPUs, so no error counts twice. The kernel log comes first: its lines
-//! name the MIG instance and contain older errors, and no open library blocks a reset.
+//! There is one source for all GPUs, so no error counts twice. The kernel log comes first: its
+//! lines name the MIG instance and contain older errors, and no open library blocks a reset.
 //!
 //! The thread may hang for ever, and no code waits for it. A second thread is never started next
 //! to it. No GPU is watched that an operator has cordoned, or that waits for a reset. After both,

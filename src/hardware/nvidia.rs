@@ -148,8 +148,8 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
     query
 }
 
-/// The function that NVIDIA's driver reports errors of a GPU for: the physical function of a virtual
-/// one, and the GPU of a MIG instance.
+/// The function that NVIDIA's driver reports errors of a GPU for: the physical function of a
+/// virtual one, and the GPU of a MIG instance.
 #[must_use]
 pub fn nvidia_gpu(device: &Device) -> Option<PciAddress> {
     let function = device.pci.as_deref().filter(|_| device.class == DeviceClass::Gpu)?;

@@ -26,8 +26,9 @@ use tonic::transport::Channel;
 /// `<SCRIPT>.starts`, and each end to `<SCRIPT>.ends`.
 ///
 /// A file `<SCRIPT>.event` with `<UUID> <type> <data> <recovery action>` is an event. A wait for
-/// one writes its timeout to `<SCRIPT>.waits`. It ends early without an event while `<SCRIPT>.early`
-/// exists, and hangs while `<SCRIPT>.stuck` does.
+/// one writes its timeout to `<SCRIPT>.waits`. It ends early without an event while
+/// `<SCRIPT>.early` exists, and hangs while `<SCRIPT>.stuck` does. `mute <UUID> -` is a GPU
+/// without Xid events, and `dumb <UUID> -` one that does not return its address.
 pub(crate) const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <string.h>

@@ -35,9 +35,9 @@ pub enum NvmlReport {
     Ended(Option<String>),
 }
 
-/// Watches the GPUs of `gpus` on a thread of its own. The thread may hang in NVML, for ever. It ends
-/// when the channel is closed, when no GPU is to be watched, and at the end of a wait without an
-/// event after another value was sent.
+/// Watches the GPUs of `gpus` on a thread of its own. The thread may hang in NVML, for ever. It
+/// ends when the channel is closed, when no GPU is to be watched, and at the end of a wait without
+/// an event after another value was sent.
 ///
 /// # Errors
 /// If no thread can be started.
@@ -88,6 +88,10 @@ mod with_nvml {
     /// The code for the recovery action that a GPU needs after any error, in drivers since 565.
     const RECOVERY_ACTION: u32 = 154;
 
+    /// The first wait after a registration. It is doubled with each further one: when the daemon
+    /// starts, MIG instances are listed a little later than other GPUs.
+    const FIRST_WAIT: Duration = Duration::from_secs(1);
+
     /// Watches with the first library that can be initialised. Returns why it has ended.
     pub(super) fn watch_first(
         libraries: &[PathBuf],
@@ -115,8 +119,9 @@ mod with_nvml {
         }
         let Registered { set, devices, incomplete } = register(nvml, &wanted)?;
         report(NvmlReport::Watching(incomplete));
+        let mut longest = FIRST_WAIT;
         loop {
-            let is_idle = match set.wait(wait_ms()) {
+            let is_idle = match set.wait(wait_ms(longest)) {
                 Ok(data) => {
                     events(&data, &devices)
                         .into_iter()
@@ -135,13 +140,16 @@ mod with_nvml {
             }
             if is_idle {
                 report(NvmlReport::Idle);
+                longest = (longest * 2).min(EVENT_WAIT_MAX);
             }
         }
     }
 
-    /// The time until the next moment of a poll, a little later rather than earlier.
-    fn wait_ms() -> u32 {
-        u32::try_from(until_tick(EVENT_WAIT_MAX).as_millis()).unwrap_or(u32::MAX).saturating_add(1)
+    /// The time until the next moment of a poll, a little later rather than earlier; `longest` at
+    /// most.
+    fn wait_ms(longest: Duration) -> u32 {
+        let wait = until_tick(EVENT_WAIT_MAX).min(longest);
+        u32::try_from(wait.as_millis()).unwrap_or(u32::MAX).saturating_add(1)
     }
 
     struct Registered<'nvml> {
