@@ -42,7 +42,7 @@ const SEPARATE: &[&[&str]] = &[ACTORS, LAYERS[7]];
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("sled::", &["store/index"], "the `Store`"),
     ("nix::", &["host/", "lab/sim/hardware.rs"], "a function of `host`"),
-    ("nvml_wrapper::", &["host/nvml.rs"], "`host::query_nvml`"),
+    ("nvml_wrapper::", &["host/nvml.rs", "host/nvml/"], "`host::query_nvml`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),
     ("kubelet::proto", &["kubelet/", "lab/"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),

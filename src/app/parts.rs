@@ -15,7 +15,7 @@ use crate::registration::RegistrationConfig;
 use crate::serving::{Affinity, Preparer, Shared};
 use crate::tasks::nvml::NvmlTask;
 use crate::tasks::watcher::{self, Watcher};
-use crate::tasks::{checks, config_links, hooks, kernel_log, node_labels, spec_files};
+use crate::tasks::{checks, config_links, hooks, node_labels, spec_files, xid_events};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, watch};
@@ -198,20 +198,22 @@ impl Wiring {
         nvml: NvmlTask,
         spec_files: spec_files::Writer,
     ) -> Vec<JoinHandle<()>> {
-        let kernel_log = kernel_log::follow(
-            self.host_root.clone(),
-            self.actors.health.mailbox(),
-            Arc::clone(&self.publishers.judgement),
-        );
         let mut tasks = vec![
             tokio::spawn(watcher.run()),
             tokio::spawn(status::become_ready(self.views.clone(), self.publishers.ready.clone())),
-            tokio::spawn(kernel_log),
             tokio::spawn(nvml.run()),
             tokio::spawn(self.hooks().run()),
             tokio::spawn(self.checks().run()),
             tokio::spawn(spec_files.run()),
         ];
+        tasks.extend(xid_events::begin(
+            self.host_root.clone(),
+            self.settings.config.nvml.clone(),
+            self.actors.health.mailbox(),
+            Arc::clone(&self.publishers.judgement),
+            self.views.plan.clone(),
+            self.views.inventory.clone(),
+        ));
         let folder = self.settings.config.features_directory.clone();
         tasks.extend(
             folder.map(|folder| {

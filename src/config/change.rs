@@ -69,6 +69,7 @@ impl Change {
                 "health.at_kubelet_start",
                 before.health.at_kubelet_start != after.health.at_kubelet_start,
             ),
+            ("nvidia.events", before.health.nvml_events != after.health.nvml_events),
         ]);
         let needs_restart = differing([
             ("ledger.durability", before.durability != after.durability),
@@ -211,7 +212,7 @@ mod tests {
     fn every_changed_key_is_listed_once_with_when_it_takes_effect() {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nmig_strategy = \"mixed\"\n\
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"mixed\"\n\
             [labels]\nfeatures_d = \"/a\"\n";
         let (before, after) = (config(""), config(other));
         let change = Change::between(&before, &after);
@@ -221,6 +222,7 @@ mod tests {
         let live = [
             keys("ledger", &["refuse", "when_not_durable"]),
             keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"]),
+            keys("nvidia", &["events"]),
         ];
         assert_eq!(change.live, live.concat());
         let restart = [

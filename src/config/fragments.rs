@@ -107,6 +107,7 @@ pub(super) struct Nvidia {
     /// `auto`, `off`, or the path of the library.
     pub(super) nvml: Option<String>,
     pub(super) mig_strategy: Option<MigStrategy>,
+    pub(super) events: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

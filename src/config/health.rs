@@ -1,4 +1,4 @@
-//! `[health]`: the policy of device health.
+//! `[health]` and `[nvidia] events`: the policy of device health.
 
 use super::ConfigError;
 use super::error::hidden;
@@ -12,7 +12,10 @@ const POLL_MIN: Duration = Duration::from_secs(1);
 /// Rarer polls could not show that the failure lasted.
 const POLL_MAX: Duration = Duration::from_secs(60);
 
-pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {
+pub(super) fn health(
+    health: &fragments::Health,
+    nvidia: &fragments::Nvidia,
+) -> Result<HealthPolicy, ConfigError> {
     let usual = HealthPolicy::default();
     let poll = |text: &String| {
         let problem = || {
@@ -38,5 +41,6 @@ pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigE
         fatal_xids: health.fatal_xids.clone().unwrap_or(usual.fatal_xids),
         ignored,
         at_kubelet_start: health.at_kubelet_start.unwrap_or_default(),
+        nvml_events: nvidia.events.unwrap_or(usual.nvml_events),
     })
 }

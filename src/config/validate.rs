@@ -80,7 +80,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
         mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
-        health: health::health(&fragment.health)?,
+        health: health::health(&fragment.health, &fragment.nvidia)?,
         device_info_directory: directory(
             "device_info",
             &fragment.device_info.directory,

@@ -78,7 +78,7 @@ pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};
 pub use sharing::{PerContainer, Sharing};
-pub use signal::{Counter, DeviceEvent, EventKind, Signals, Source, Symptom};
+pub use signal::{Counter, DeviceEvent, EventKind, GpuInstance, Signals, Source, Symptom};
 pub use time::{Moment, Timestamp};
 pub use verdict::{
     Cordon, Incident, OperatorRequest, Verdict, VerdictState, Verdicts, note_verdict,

@@ -57,6 +57,8 @@ pub struct HealthPolicy {
     pub ignored: BTreeSet<Reason>,
     /// The lists for a kubelet that has just started.
     pub at_kubelet_start: AtKubeletStart,
+    /// Whether Xid errors are taken from NVML's events where the kernel's log cannot be read.
+    pub nvml_events: bool,
 }
 
 impl Default for HealthPolicy {
@@ -69,6 +71,7 @@ impl Default for HealthPolicy {
             fatal_xids: BTreeSet::from([48, 64, 74, 79, 95, 119, 120, 140, 143]),
             ignored: BTreeSet::new(),
             at_kubelet_start: AtKubeletStart::default(),
+            nvml_events: true,
         }
     }
 }

@@ -39,7 +39,8 @@ pub enum Source {
     Aer,
     /// Uevents of the kernel.
     Uevents,
-    /// The kernel's log (`/dev/kmsg`), which has NVIDIA's Xid lines.
+    /// NVIDIA's Xid errors: lines of the kernel's log (`/dev/kmsg`), or NVML's events in their
+    /// place.
     KernelLog,
     /// NVIDIA's management library.
     Nvml,
@@ -90,8 +91,19 @@ pub struct DeviceEvent {
     /// Whether all functions of its slot are affected: lines of NVIDIA's driver do not name a
     /// function.
     pub whole_slot: bool,
+    /// The only affected part of the function, where the driver names it.
+    pub instance: Option<GpuInstance>,
     /// The kind of event.
     pub kind: EventKind,
+}
+
+/// The MIG instance of an event, by the driver's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuInstance {
+    /// The GPU instance.
+    pub gi: u32,
+    /// The compute instance; `None` if all of the GPU instance are affected.
+    pub ci: Option<u32>,
 }
 
 /// The kind of an event.
@@ -122,6 +134,19 @@ pub enum EventKind {
 }
 
 impl EventKind {
+    /// Whether the event is evidence of a reset, after which the device works again.
+    #[must_use]
+    pub fn is_reset(&self) -> bool {
+        // If the driver no longer needs an action, a reset has ended.
+        matches!(
+            self,
+            EventKind::Recovered
+                | EventKind::WasReset
+                | EventKind::Bound
+                | EventKind::RecoveryAction(None)
+        )
+    }
+
     /// The reason that the event stands for, if it is a symptom.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {

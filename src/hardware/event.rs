@@ -30,7 +30,7 @@ pub fn event(uevent: &Uevent) -> Option<DeviceEvent> {
         ("remove" | "unbind", _) if is_itself => EventKind::Unbound,
         _ => return None,
     };
-    Some(DeviceEvent { at, whole_slot: false, kind })
+    Some(DeviceEvent { at, whole_slot: false, instance: None, kind })
 }
 
 /// The nearest function to a path below `/sys`, which is the last address in it, and whether the
@@ -57,7 +57,7 @@ mod tests {
     }
 
     fn at(address: &str, kind: EventKind) -> Option<DeviceEvent> {
-        Some(DeviceEvent { at: address.parse().unwrap(), whole_slot: false, kind })
+        Some(DeviceEvent { at: address.parse().unwrap(), whole_slot: false, instance: None, kind })
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
+pub use nvidia::nvidia_gpu;
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
 pub use profiles::spec_named;

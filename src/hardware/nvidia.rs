@@ -148,6 +148,15 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
     query
 }
 
+/// The function that NVIDIA's driver reports errors of a GPU for: the physical function of a
+/// virtual one, and the GPU of a MIG instance.
+#[must_use]
+pub fn nvidia_gpu(device: &Device) -> Option<PciAddress> {
+    let function = device.pci.as_deref().filter(|_| device.class == DeviceClass::Gpu)?;
+    let is_driven = function.vendor == Some(VENDOR) && function.driver.as_deref() == Some(DRIVER);
+    is_driven.then(|| function.physfn.unwrap_or(function.address))
+}
+
 /// The address of a GPU that the host's driver uses as one whole.
 fn whole(device: &Device) -> Option<PciAddress> {
     let function = device

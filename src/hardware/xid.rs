@@ -1,10 +1,12 @@
 //! Errors that NVIDIA's driver reports in the kernel's log:
 //! `NVRM: Xid (PCI:0000:9b:00): 119, pid=…` (NVIDIA's "XID Errors", the section on viewing them).
 //!
-//! The address names the slot, without a function. The reader of the log passes only messages of
+//! The address names the slot, without a function. In MIG mode the driver adds the numbers of the
+//! GPU instance and of the compute instance if it knows them (`PCI:0000:01:00 GPU-I:05 GPU-CI:00`).
+//! The reader of the log passes only messages of
 //! the kernel itself: other writers could forge such lines.
 
-use crate::domain::{DeviceEvent, EventKind, PciAddress};
+use crate::domain::{DeviceEvent, EventKind, GpuInstance, PciAddress};
 
 /// The error in a line of the kernel's log, and its GPU.
 ///
@@ -15,14 +17,23 @@ pub fn xid(line: &str) -> Option<DeviceEvent> {
     let (place, rest) = line.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let code = rest[..digits].parse().ok()?;
-    // Older drivers omit `PCI:`. For a part of a GPU, its instances follow the address.
+    // Older drivers omit `PCI:`.
     let slot = place.strip_prefix("PCI:").unwrap_or(place).split(' ').next()?;
     let slot = slot.split_once('.').map_or(slot, |(slot, _)| slot);
     let at: PciAddress = format!("{slot}.0").parse().ok()?;
     let action = || recovery_action(&rest[digits..]);
     let kind =
         if code == RECOVERY_ACTION { action() } else { None }.unwrap_or(EventKind::Xid(code));
-    Some(DeviceEvent { at, whole_slot: true, kind })
+    // The action is the one of the whole GPU.
+    let instance = instance(place).filter(|_| matches!(kind, EventKind::Xid(_)));
+    Some(DeviceEvent { at, whole_slot: true, instance, kind })
+}
+
+/// The MIG instance behind the address.
+fn instance(place: &str) -> Option<GpuInstance> {
+    let number =
+        |name: &str| place.split(' ').find_map(|word| word.strip_prefix(name)?.parse().ok());
+    Some(GpuInstance { gi: number("GPU-I:")?, ci: number("GPU-CI:") })
 }
 
 /// The code for the recovery action that a GPU needs after any error, in drivers since 565.
@@ -68,15 +79,34 @@ mod tests {
             ("NVRM: Xid (PCI:00000000:3B:00): 79, GPU has fallen off the bus.", "0000:3b:00.0", 79),
             ("NVRM: Xid (PCI:10000:01:00): 48", "10000:01:00.0", 48),
             ("NVRM: Xid (PCI:0000:01:00.0): 48, x", "0000:01:00.0", 48),
-            ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=1, Contained: SM", "0000:01:00.0", 94),
         ] {
             let event = DeviceEvent {
                 at: slot.parse().unwrap(),
                 whole_slot: true,
+                instance: None,
                 kind: EventKind::Xid(code),
             };
             assert_eq!(xid(line), Some(event), "{line}");
         }
+    }
+
+    #[test]
+    fn the_mig_instance_of_an_error_is_parsed() {
+        let of = |line: &str| {
+            let event = xid(line).unwrap();
+            (event.at.to_string(), event.instance.map(|instance| (instance.gi, instance.ci)))
+        };
+        for (place, instance) in [
+            ("GPU-I:05", Some((5, None))),
+            ("GPU-I:13 GPU-CI:00", Some((13, Some(0)))),
+            ("GPU-CI:00", None),
+            ("GPU-I:x GPU-CI:1", None),
+        ] {
+            let line = format!("NVRM: Xid (PCI:0000:01:00 {place}): 94, pid=1, Contained: SM");
+            assert_eq!(of(&line), ("0000:01:00.0".to_owned(), instance), "{line}");
+        }
+        let action = "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)";
+        assert_eq!(of(action).1, None);
     }
 
     #[test]

@@ -160,7 +160,8 @@ impl HealthActor {
 }
 
 fn rules(config: &HealthConfig, plan: &Plan) -> Rules {
-    let HealthPolicy { poll, fatal_xids, ignored, at_kubelet_start: _ } = plan.health.clone();
+    let HealthPolicy { poll, fatal_xids, ignored, at_kubelet_start: _, nvml_events: _ } =
+        plan.health.clone();
     Rules {
         boot_id: config.boot_id.clone(),
         has_probes: true,

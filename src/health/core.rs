@@ -18,12 +18,12 @@ mod tests;
 pub(crate) use self::held::{Held, held, holders};
 pub(crate) use self::rules::{LEAVE_AFTER, Rules};
 
-use self::cases::{Cases, parents};
+use self::cases::{Cases, is_instance, parents};
 use self::departures::{ALLOCATE_IN_FLIGHT_MAX, overlaps};
 use crate::domain::{
     AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, Inventory,
-    Listed, Moment, OperatorRequest, PciAddress, Reason, ResourceName, ResourceSpec, Signals,
-    Symptom, Verdict, Verdicts,
+    Listed, Moment, OperatorRequest, PciAddress, PciFunction, Reason, ResourceName, ResourceSpec,
+    Signals, Symptom, Verdict, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -165,6 +165,17 @@ impl Judge {
             }
             return false;
         };
+        let is_at = |pci: &PciFunction| {
+            pci.address == event.at
+                || (event.whole_slot
+                    && PciAddress { function: event.at.function, ..pci.address } == event.at)
+        };
+        // An instance that no scan has found yet stands for the whole GPU.
+        let instance = event.instance.filter(|instance| {
+            evidence.devices.values().any(|device| {
+                is_instance(device, *instance) && device.pci.as_deref().is_some_and(is_at)
+            })
+        });
         // A bridge's driver binds and unbinds without a reset of the devices below.
         let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
@@ -172,13 +183,18 @@ impl Judge {
             self.probed_devices(held).iter().map(|device| device.id.clone()).collect();
         for device in evidence.devices.values() {
             let Some(pci) = &device.pci else { continue };
-            let is_it = pci.address == event.at
-                || (event.whole_slot
-                    && PciAddress { function: event.at.function, ..pci.address } == event.at);
-            let is_meant = (is_it && device.attribute("part").is_none())
-                || (spreads && pci.bridges.contains(&event.at));
+            let is_it = is_at(pci)
+                && match (instance, device.attribute("part")) {
+                    (Some(instance), Some(_)) => is_instance(device, instance),
+                    (Some(_), None) => false,
+                    // A part follows its whole, except that only a reset ends its own faults.
+                    (None, Some(_)) => event.kind.is_reset() && self.cases.has_faults(&device.id),
+                    (None, None) => true,
+                };
+            let is_meant = is_it || (spreads && pci.bridges.contains(&event.at));
             if is_meant
-                && (probed.contains(&device.id) || self.cases.must_record(device, &event.kind))
+                && (probed.contains(&device.id)
+                    || self.cases.must_record(device, &event.kind, is_it))
             {
                 self.cases.apply_event(&device.id, event, at);
                 matters = true;

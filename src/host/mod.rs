@@ -43,7 +43,7 @@ pub use folder::Folder;
 pub use inotify_limits::{InotifyLimits, InotifyRefusal, inotify_limits};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nodes::{NodeFolder, TooMany};
-pub use nvml::{NvmlAnswer, query_nvml};
+pub use nvml::{EVENT_WAIT_MAX, NvmlAnswer, NvmlReport, query_nvml, watch_nvml_events};
 pub use process::{
     check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files,
     terminate, waits_for_disk,

@@ -1,5 +1,5 @@
-//! NVIDIA's management library (NVML), for facts that the driver's files do not contain. The only
-//! file that uses it.
+//! NVIDIA's management library (NVML), for facts that the driver's files do not contain, and for
+//! errors where the kernel's log cannot be read ([`events`]). The only files that use it.
 //!
 //! The library belongs to the driver and is loaded at run time, queried and unloaded. Until it is
 //! shut down it keeps the GPUs open. Meanwhile the GPUs cannot be reset, their MIG mode cannot be
@@ -16,6 +16,10 @@
 //!
 //! A GPU without MIG mode, or a library without that function, returns an error: this counts as not
 //! in MIG mode.
+
+mod events;
+
+pub use events::{EVENT_WAIT_MAX, NvmlReport, watch_nvml_events};
 
 use super::HostRoot;
 #[cfg(feature = "nvml")]
@@ -106,16 +110,21 @@ fn query_first(libraries: &[PathBuf], query: &NvmlQuery) -> NvmlAnswer {
         }
     }
     if why.is_empty() {
-        why.push(format!(
-            "{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`"
-        ));
+        why.push(not_found());
     }
     NvmlAnswer::failed(why.join("; "))
 }
 
+fn not_found() -> String {
+    format!("{NAME} was not found in the usual driver folders; set its path in `[nvidia] nvml`")
+}
+
+#[cfg(not(feature = "nvml"))]
+const NOT_BUILT: &str = "this build of Holdfast does not support NVML (cargo feature `nvml`)";
+
 #[cfg(not(feature = "nvml"))]
 fn query_library(_: &std::path::Path, _: &NvmlQuery) -> Result<NvmlAnswer, &'static str> {
-    Err("this build of Holdfast does not support NVML (cargo feature `nvml`)")
+    Err(NOT_BUILT)
 }
 
 #[cfg(feature = "nvml")]

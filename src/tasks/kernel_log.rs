@@ -1,32 +1,45 @@
 //! Reads the kernel log for errors that drivers report only there: NVIDIA's Xid errors.
 
-use crate::domain::{Moment, Source, Timestamp};
+use crate::domain::{Moment, Timestamp};
 use crate::hardware;
-use crate::health::Judgement;
 use crate::host::{self, HostRoot, KernelLog, KernelRecord};
 use crate::messages::{DeviceEventSeen, Mailbox};
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
+/// Whether the log is read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) enum LogState {
+    /// Not yet known.
+    #[default]
+    Opening,
+    /// It is.
+    Read,
+    /// It is not, for this reason.
+    Unreadable(String),
+}
+
 /// Sends every error in the log to the health actor, errors before the daemon's start included,
 /// until reading the log fails.
-pub(crate) async fn follow(
+pub(super) async fn follow(
     host_root: HostRoot,
     device_events: Mailbox<DeviceEventSeen>,
-    judgement: Arc<watch::Sender<Judgement>>,
+    state: watch::Sender<LogState>,
 ) {
     let failed = match KernelLog::open(&host_root) {
-        Ok(log) => read(&log, &device_events).await,
+        Ok(log) => {
+            state.send_replace(LogState::Read);
+            read(&log, &device_events).await
+        }
         Err(error) => error,
     };
-    tracing::info!(error = %failed, "cannot read the kernel log; NVIDIA's Xid errors are not detected");
-    let why = format!(
+    state.send_replace(LogState::Unreadable(format!(
         "the kernel log cannot be read ({failed}); give the daemon /dev/kmsg, and CAP_SYSLOG if \
          kernel.dmesg_restrict is 1"
-    );
-    judgement.send_modify(|judgement| drop(judgement.off.insert(Source::KernelLog, why)));
+    )));
+    // The last value counts as long as it has a sender.
+    std::future::pending().await
 }
 
 /// Reads until the log fails.

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `watcher` | turns inotify events and uevents into messages |
 //! | `kernel_log` | reads driver errors (Xid) from the kernel log |
+//! | `xid_events` | takes these errors from NVML's events where that log cannot be read |
 //! | `nvml` | queries NVML, and never blocks discovery |
 //! | `hooks` | runs the hooks after release |
 //! | `checks` | runs the check commands of resources |
@@ -25,3 +26,4 @@ pub(crate) mod nvml;
 mod rescans;
 pub(crate) mod spec_files;
 pub(crate) mod watcher;
+pub(crate) mod xid_events;

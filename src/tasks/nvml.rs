@@ -284,15 +284,17 @@ impl NvmlTask {
         at
     }
 
-    /// The first moment of a poll after `pause`.
     fn at_tick(&self, pause: Duration) -> Instant {
-        let now = Instant::now();
-        let ticks =
-            |until: Duration| until.as_nanos().saturating_sub(1) / self.pace.tick.as_nanos().max(1);
-        let first = host::until_tick(self.pace.tick);
-        let more = u32::try_from(ticks(pause)).unwrap_or(u32::MAX);
-        now + first + self.pace.tick * more
+        at_tick(pause, self.pace.tick)
     }
+}
+
+/// The first moment of a poll with the period `tick` after `pause`.
+pub(super) fn at_tick(pause: Duration, tick: Duration) -> Instant {
+    let now = Instant::now();
+    let ticks = |until: Duration| until.as_nanos().saturating_sub(1) / tick.as_nanos().max(1);
+    let more = u32::try_from(ticks(pause)).unwrap_or(u32::MAX);
+    now + host::until_tick(tick) + tick * more
 }
 
 fn start_call(
@@ -311,7 +313,7 @@ fn start_call(
     )
 }
 
-async fn at(time: Option<Instant>) {
+pub(super) async fn at(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,

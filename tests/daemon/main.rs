@@ -27,6 +27,7 @@ mod metrics;
 mod modes;
 mod nodes;
 mod nvml;
+mod nvml_events;
 mod output;
 mod page;
 mod process_limits;

@@ -23,8 +23,13 @@ use tonic::transport::Channel;
 /// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
 /// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
 /// While `<SCRIPT>.hang` exists, every call hangs. Each start of the library adds a byte to
-/// `<SCRIPT>.starts`.
-const LIBRARY: &str = r#"
+/// `<SCRIPT>.starts`, and each end to `<SCRIPT>.ends`.
+///
+/// A file `<SCRIPT>.event` with `<UUID> <type> <data> <recovery action>` is an event. A wait for
+/// one writes its timeout to `<SCRIPT>.waits`. It ends early without an event while
+/// `<SCRIPT>.early` exists, and hangs while `<SCRIPT>.stuck` does. `mute <UUID> -` is a GPU
+/// without Xid events, and `dumb <UUID> -` one that does not return its address.
+pub(crate) const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -47,8 +52,9 @@ static int find(const char *by, void **device) {
     int found = 6;
     while (script && found && fgets(line, sizeof line, script))
         if (sscanf(line, "%127s %127s", key, name) == 2 && !strcmp(key, by)) {
-            strcpy(names[known % 64], name);
-            *device = names[known++ % 64];
+            char *slot = names[__atomic_fetch_add(&known, 1, __ATOMIC_SEQ_CST) % 64];
+            strcpy(slot, name);
+            *device = slot;
             found = 0;
         }
     if (script) fclose(script);
@@ -60,7 +66,11 @@ int nvmlInit_v2(void) {
     while (!access(SCRIPT ".hang", F_OK)) usleep(1000);
     return 0;
 }
-int nvmlShutdown(void) { return 0; }
+int nvmlShutdown(void) {
+    FILE *ends = fopen(SCRIPT ".ends", "a");
+    if (ends) { fputc('.', ends); fclose(ends); }
+    return 0;
+}
 #ifndef OLD
 int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) { return find(address, device); }
 #endif
@@ -108,11 +118,80 @@ int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned of, unsigned *status
     *status = of == 2 && says("p2p", what, rest) ? 0 : 5;
     return 0;
 }
+#ifndef WITHOUT_EVENTS
+static char registered[64][128];
+static int registers = 0;
+static unsigned long long action = 0;
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) {
+    char rest[128];
+    if (says("lost", device, rest)) return 15;
+    *types = says("mute", device, rest) ? 16 : 8 | 2 | 1;
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { registers = 0; *set = &registers; return 0; }
+int nvmlEventSetFree(void *set) { (void)set; registers = 0; return 0; }
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set) {
+    (void)set;
+    if (types != 8) return 3;
+    strcpy(registered[registers++ % 64], device);
+    return 0;
+}
+struct event { void *device; unsigned long long type, data; unsigned gi, ci; };
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout) {
+    (void)set;
+    FILE *waits = fopen(SCRIPT ".waits", "a");
+    if (waits) { fprintf(waits, "%u\n", timeout); fclose(waits); }
+    for (unsigned waited = 0; waited < timeout; waited += 2) {
+        char uuid[128];
+        while (!access(SCRIPT ".stuck", F_OK)) usleep(1000);
+        if (!access(SCRIPT ".early", F_OK)) { usleep(20000); return 10; }
+        FILE *script = rename(SCRIPT ".event", SCRIPT ".taken") ? 0 : fopen(SCRIPT ".taken", "r");
+        if (script && fscanf(script, "%127s %llu %llu %llu", uuid, &event->type, &event->data, &action) == 4) {
+            fclose(script);
+            event->gi = event->ci = 0xffffffff;
+            for (int one = 0; one < registers; one++)
+                if (!strcmp(registered[one], uuid)) { event->device = registered[one]; return 0; }
+        }
+        usleep(2000);
+    }
+    return 10;
+}
+int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
+    char line[256], key[128], name[128], rest[128];
+    if (says("dumb", device, rest)) return 15;
+    FILE *script = fopen(SCRIPT, "r");
+    int found = 6;
+    memset(pci, 0, sizeof *pci);
+    while (script && found && fgets(line, sizeof line, script))
+        if (sscanf(line, "%127s %127s", key, name) == 2 && !strcmp(name, device) && strchr(key, ':')) {
+            snprintf(pci->bus_id, sizeof pci->bus_id, "0000%s", key);
+            found = 0;
+        }
+    if (script) fclose(script);
+    return found;
+}
+struct field { unsigned id, scope; long long timestamp, latency; int type, failed; unsigned long long value; };
+int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields) {
+    (void)device;
+    for (int one = 0; one < count; one++) {
+        fields[one].type = 1;
+        fields[one].failed = 0;
+        fields[one].value = action;
+    }
+    return 0;
+}
+#endif
 "#;
 
 /// Compiles `text` to `library`, which reads `script`. Without a compiler it prints a SKIPPED line
 /// and returns false.
-fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str]) -> bool {
+pub(crate) fn compile(
+    test: &str,
+    text: &str,
+    library: &Path,
+    script: &Path,
+    also: &[&str],
+) -> bool {
     if !has_program("cc") {
         say(format_args!(
             "SKIPPED: {test}: there is no `cc` to compile a library in the place of NVML with"
@@ -130,23 +209,23 @@ fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str])
     true
 }
 
-const LIBRARY_OF_THE_HOST: &str = "host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
-const FIRST: &str = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f";
+pub(crate) const LIBRARY_OF_THE_HOST: &str = "host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+pub(crate) const FIRST: &str = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f";
 const SECOND: &str = "MIG-90443af0-2fe6-57fb-86fe-54186d5a6581";
 /// A resource that offers MIG instances and whole GPUs under one name.
-const WHOLES_AND_PARTS: &str = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nselect = { vendor = [\"10de\"] }\n";
+pub(crate) const WHOLES_AND_PARTS: &str = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nselect = { vendor = [\"10de\"] }\n";
 /// The GPU that is split into MIG instances, and the one that shows no UUID.
-const CUT: usize = 2;
+pub(crate) const CUT: usize = 2;
 const UNUSED: usize = 5;
 
-fn write(node: &Node, rel: &str, text: &str) {
+pub(crate) fn write(node: &Node, rel: &str, text: &str) {
     let path = node.path("host").join(rel);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
 }
 
 /// A MIG instance as the driver shows it, with its nodes.
-fn cut(node: &Node, gi: u32) {
+pub(crate) fn cut(node: &Node, gi: u32) {
     let mig = format!("proc/driver/nvidia/capabilities/gpu{CUT}/mig/gi{gi}");
     for (path, minor) in [("access", 10 * gi), ("ci0/access", 10 * gi + 1)] {
         write(
@@ -417,7 +496,8 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
             "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = {{ address = [\"{}\"] }}\n",
             hardware.gpu_address(0)
         );
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{one}"));
+        let off = "[telemetry]\nlisten = \"off\"\n[nvidia]\nevents = false\n";
+        node.write_config(&format!("{off}{one}"));
         if compile("no resource needs it", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();

@@ -291,6 +291,7 @@ fn polled_failures_show_at_the_next_tick_and_events_at_once() {
     simulation.deliver_event(&DeviceEvent {
         at: host.gpu_address(0),
         whole_slot: false,
+        instance: None,
         kind: EventKind::Wedged("unknown".into()),
     });
     assert_eq!(

@@ -12,6 +12,8 @@ const UNKNOWN_MAX: usize = 100;
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) offers: Vec<Offer>,
+    /// Tables next to the resources.
+    pub(super) tables: Table,
     pub(super) warnings: Vec<String>,
     pub(super) wrong: usize,
 }

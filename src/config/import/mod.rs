@@ -31,6 +31,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod values;
+mod xids;
 
 pub use self::error::ImportError;
 pub use self::peers::Peer;
@@ -40,7 +41,7 @@ use self::draft::{Draft, Offer};
 use super::error::printable;
 use super::merge::{Examined, problem_of};
 use super::node::Node;
-use super::tree::{Is, Table, Value};
+use super::tree::{Is, Value};
 use super::write::written;
 use crate::domain::NODE;
 use clap::ValueEnum;
@@ -115,13 +116,12 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
             );
         }
     }
-    let Draft { warnings, wrong, .. } = draft;
+    let Draft { tables: mut table, warnings, wrong, .. } = draft;
     if resources.is_empty() {
         // An empty configuration would offer known hardware under its usual names, which the user
         // did not request.
         return Err(ImportError { warnings, ..ImportError::new("no resource can be imported") });
     }
-    let mut table = Table::default();
     table.set("resource", Is::List(resources));
     let name =
         peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();

@@ -88,6 +88,8 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
             draft.no_equivalent(settings.get(key), why);
         }
     }
+    super::xids::read(source, draft);
+    super::xids::read(source, draft);
     if let Some(root) = &root {
         draft.unknown(root, KEYS);
     }

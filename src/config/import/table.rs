@@ -89,7 +89,10 @@ fn check_table(peer: Peer, name: &str, keys: &[&str]) {
         read.extend(
             looked_up.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting),
         );
-        all.extend(looked_up);
+        // The keys of a manifest are those of Kubernetes.
+        if !source.starts_with("{kind: ") {
+            all.extend(looked_up);
+        }
         let (toml, warnings, wrong) = match &imported {
             Ok(Imported { toml, warnings, wrong }) => (toml.as_str(), warnings.clone(), *wrong > 0),
             Err(error) => (

@@ -6,7 +6,7 @@ use self::probes::Probe;
 use super::case::Case;
 use super::rules::Rules;
 use crate::domain::{
-    AllocId, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Moment,
+    AllocId, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, GpuInstance, Health, Moment,
     OperatorRequest, PciAddress, Reason, Verdict, VerdictState, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,10 +102,10 @@ impl Cases {
 
     /// Whether an event counts for a device that is in no list. Such a device may be offered later,
     /// and its failure must then count. A recovery that begins usually succeeds, and a part follows
-    /// its whole.
-    pub(super) fn must_record(&self, device: &Device, kind: &EventKind) -> bool {
+    /// its whole, unless the event is its own.
+    pub(super) fn must_record(&self, device: &Device, kind: &EventKind, is_own: bool) -> bool {
         let may_be_offered =
-            device.class != DeviceClass::Other && device.attribute("part").is_none();
+            device.class != DeviceClass::Other && (is_own || device.attribute("part").is_none());
         let stays = matches!(
             kind,
             EventKind::RecoveryFailed
@@ -114,6 +114,11 @@ impl Cases {
                 | EventKind::RecoveryAction(Some(_))
         );
         may_be_offered && (stays || self.verdicts.contains_key(&device.id))
+    }
+
+    /// Whether the device has failures that stay until a reset.
+    pub(super) fn has_faults(&self, id: &DeviceId) -> bool {
+        self.verdicts.get(id).is_some_and(|verdict| !verdict.faults.is_empty())
     }
 
     /// Takes an event of a device.
@@ -255,4 +260,10 @@ pub(super) fn parents(
         .and_then(|pci| pci.physfn)
         .and_then(|physical| by_address.get(&physical).cloned());
     whole.into_iter().chain(physical).collect()
+}
+
+/// Whether a device is the MIG instance of an event, or one of them.
+pub(super) fn is_instance(device: &Device, instance: GpuInstance) -> bool {
+    let number = |name| device.attribute(name).and_then(|number| number.parse::<u32>().ok());
+    number("gi") == Some(instance.gi) && instance.ci.is_none_or(|ci| number("ci") == Some(ci))
 }

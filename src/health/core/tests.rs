@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, Health,
-    HookState, PendingHook, PendingHooks, Sharing, Timestamp, note_hook,
+    Attributes, ContainerEdits, DeviceClass, DeviceNode, GpuInstance, GrantState, GrantedDevice,
+    Health, HookState, PendingHook, PendingHooks, Sharing, Timestamp, note_hook,
 };
 
 fn at(secs: u64) -> Duration {
@@ -338,7 +338,7 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
 #[test]
 fn a_held_disk_is_not_given_again_by_its_second_path() {
     let disk = |id: &str| {
-        let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
+        let function = PciFunction::at("0000:01:00.0".parse().unwrap());
         let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
         Arc::new(Device {
             class: DeviceClass::Nvme,
@@ -498,7 +498,7 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
 
 /// A function of a card: the card's own, or the virtual one of `physical`.
 fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
-    let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
+    let mut pci = PciFunction::at(address.parse().unwrap());
     pci.physfn = physical.map(|address| address.parse().unwrap());
     pci.bridges = vec!["0000:00:01.0".parse().unwrap()];
     Arc::new(Device {
@@ -553,7 +553,7 @@ fn deliver_event(
     kind: EventKind,
     whole_slot: bool,
 ) -> Vec<String> {
-    let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
+    let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, instance: None, kind };
     judge.apply_event(&event, moment(secs), &Held::default());
     list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
 }
@@ -722,6 +722,7 @@ fn events_from_before_the_first_scan_are_kept() {
     let event = DeviceEvent {
         at: "0000:02:00.0".parse().unwrap(),
         whole_slot: true,
+        instance: None,
         kind: EventKind::Xid(79),
     };
     judge.apply_event(&event, moment(1), &Held::default());
@@ -988,4 +989,63 @@ fn a_deselected_device_is_probed_and_shows_a_lost_driver_as_its_reason() {
     judge.discovered(cards(9));
     assert_eq!(lists_after(&mut judge, 9), "vf=driver_lost");
     assert_eq!(judge.next_probe(), Some(at(10)), "a probe is wanted");
+}
+
+#[test]
+fn an_error_of_a_mig_instance_affects_only_that_instance() {
+    use EventKind::{Bound, RecoveryAction, Xid};
+    const GPU: &str = "0000:02:00.0";
+    let scan = |judge: &mut Judge, secs| {
+        let mut evidence = (*evidence(secs, &[], &["gi1-ci0", "gi1-ci1", "gi2-ci0"], &[])).clone();
+        let parts = [("gi1-ci0", "1", "0"), ("gi1-ci1", "1", "1"), ("gi2-ci0", "2", "0")];
+        let parts = parts.map(|(id, gi, ci)| {
+            let mut part = (*function(id, GPU, None)).clone();
+            part.attributes = [("part", "mig"), ("parent", "whole"), ("gi", gi), ("ci", ci)]
+                .into_iter()
+                .collect();
+            Arc::new(part)
+        });
+        let devices = parts.into_iter().chain([function("whole", GPU, None)]);
+        evidence.devices.extend(devices.map(|device| (device.id.clone(), device)));
+        judge.discovered(Arc::new(evidence));
+        for device in judge.probed_devices(&Held::default()) {
+            judge.probed(&device, moment(secs), &Signals::default());
+        }
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
+    };
+    let deliver = |judge: &mut Judge, secs, instance: Option<(u32, Option<u32>)>, kind| {
+        let instance = instance.map(|(gi, ci)| GpuInstance { gi, ci });
+        let event = DeviceEvent { at: GPU.parse().unwrap(), whole_slot: true, instance, kind };
+        judge.apply_event(&event, moment(secs), &Held::default());
+        list(judge.judge(&Held::default(), &PendingHooks::new(), at(secs)))
+    };
+    let mut judge = judge(1);
+    let healthy = ["gi1-ci0=ok", "gi1-ci1=ok", "gi2-ci0=ok"];
+    assert_eq!(scan(&mut judge, 1), healthy);
+    assert_eq!(
+        deliver(&mut judge, 2, Some((1, Some(1))), Xid(79)),
+        ["gi1-ci0=ok", "gi1-ci1=xid", "gi2-ci0=ok"]
+    );
+    assert_eq!(
+        deliver(&mut judge, 3, Some((1, None)), Xid(79)),
+        ["gi1-ci0=xid", "gi1-ci1=xid", "gi2-ci0=ok"]
+    );
+    scan(&mut judge, 50);
+    assert_eq!(scan(&mut judge, 90), ["gi1-ci0=xid", "gi1-ci1=xid", "gi2-ci0=ok"], "it stays");
+    // A reset of the GPU resets its instances too.
+    deliver(&mut judge, 100, None, Bound);
+    scan(&mut judge, 110);
+    assert_eq!(scan(&mut judge, 150), healthy);
+    assert_eq!(
+        deliver(&mut judge, 160, Some((7, None)), Xid(79)),
+        ["gi1-ci0=xid", "gi1-ci1=xid", "gi2-ci0=xid"],
+        "an unknown instance stands for the GPU"
+    );
+    deliver(&mut judge, 170, None, RecoveryAction(None));
+    scan(&mut judge, 180);
+    assert_eq!(scan(&mut judge, 220), healthy);
+    assert_eq!(
+        deliver(&mut judge, 230, None, Xid(79)),
+        ["gi1-ci0=xid", "gi1-ci1=xid", "gi2-ci0=xid"]
+    );
 }

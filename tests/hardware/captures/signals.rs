@@ -434,6 +434,7 @@ fn recorded_events_are_read() {
         [EventKind::Unbound, EventKind::Bound].map(|kind| DeviceEvent {
             at,
             whole_slot: false,
+            instance: None,
             kind
         })
     );
@@ -464,6 +465,10 @@ fn recorded_lines_of_the_kernel_are_read() {
     let at: PciAddress = "0000:9b:00.0".parse().unwrap();
     assert_eq!(
         told,
-        [format!("{:?}", DeviceEvent { at, whole_slot: true, kind: EventKind::Xid(119) })].into()
+        [format!(
+            "{:?}",
+            DeviceEvent { at, whole_slot: true, instance: None, kind: EventKind::Xid(119) }
+        )]
+        .into()
     );
 }

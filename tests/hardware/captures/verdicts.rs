@@ -334,6 +334,7 @@ fn every_fault_is_reported_and_cleared_at_its_time_with_its_reason() {
                 simulation.deliver_event(&DeviceEvent {
                     at: address.parse().unwrap(),
                     whole_slot: false,
+                    instance: None,
                     kind: EventKind::Recovered,
                 });
                 assert_eq!(
@@ -586,6 +587,7 @@ fn a_kernel_event_counts_until_a_reset_in_spite_of_good_probes() {
     let event = |kind| DeviceEvent {
         at: GPU.parse().unwrap(),
         whole_slot: matches!(kind, EventKind::Xid(_)),
+        instance: None,
         kind,
     };
     for (kind, reason) in [

@@ -76,6 +76,8 @@ pub(in crate::config::import) const KEYS: &[&str] = &[
     "sharing.mps.resources[].devices",
     "imex.channelIDs",
     "imex.required",
+    "DP_DISABLE_HEALTHCHECKS",
+    "DP_ENABLE_HEALTHCHECKS",
 ];
 
 /// The settings of the file and of the container.
