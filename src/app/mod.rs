@@ -243,6 +243,7 @@ impl App {
             HealthActor::new(config.clone(), life)
         });
 
+        let (gpus, gpus_view) = watch::channel(None);
         let (asker, question, nvml) = nvml::NvmlTask::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
@@ -252,6 +253,7 @@ impl App {
             names: names_view,
             nvml,
             question,
+            labels: settings.config.features_directory.is_some().then_some(gpus),
             unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
@@ -363,11 +365,16 @@ impl App {
             ended: actors.ledger.mailbox(),
         };
 
+        let sources = labels::Sources {
+            inventory: inventory_view.clone(),
+            plan: plan_view.clone(),
+            gpus: gpus_view,
+        };
         let labels = settings
             .config
             .features_directory
             .clone()
-            .map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
+            .map(|folder| tokio::spawn(labels::keep(folder, sources)));
         let reloader = reload::Reloader::new(
             &settings.config,
             host_root.clone(),
