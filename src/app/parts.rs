@@ -77,6 +77,12 @@ impl Wiring {
             names: self.names.clone(),
             nvml,
             question,
+            labels: self
+                .settings
+                .config
+                .features_directory
+                .is_some()
+                .then(|| self.publishers.gpus.clone()),
             unread: Arc::clone(&self.publishers.unread),
             remember: self.actors.ledger.mailbox(),
             discovered: self.actors.health.mailbox(),
@@ -215,11 +221,12 @@ impl Wiring {
             self.views.inventory.clone(),
         ));
         let folder = self.settings.config.features_directory.clone();
-        tasks.extend(
-            folder.map(|folder| {
-                tokio::spawn(node_labels::keep(folder, self.views.inventory.clone()))
-            }),
-        );
+        let sources = node_labels::Sources {
+            inventory: self.views.inventory.clone(),
+            plan: self.views.plan.clone(),
+            gpus: self.publishers.gpus.subscribe(),
+        };
+        tasks.extend(folder.map(|folder| tokio::spawn(node_labels::keep(folder, sources))));
         tasks
     }
 }

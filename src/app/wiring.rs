@@ -6,8 +6,8 @@ use super::{Actors, Settings, specs};
 use crate::admin::Views;
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
-    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, Plan,
-    ResourceName, Unread,
+    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, NvidiaNode,
+    Plan, ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::HookExecutor;
@@ -64,6 +64,8 @@ pub(super) struct Publishers {
     pub(super) ledger_health: Arc<watch::Sender<LedgerHealth>>,
     pub(super) judgement: Arc<watch::Sender<Judgement>>,
     pub(super) unread: Arc<watch::Sender<Unread>>,
+    /// The GPUs of NVIDIA's driver; `None` while they cannot be read.
+    pub(super) gpus: watch::Sender<Option<Arc<NvidiaNode>>>,
     pub(super) registrations: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) not_served: watch::Sender<Option<String>>,
@@ -86,6 +88,7 @@ impl Publishers {
             ledger_health: Arc::new(watch::Sender::new(health)),
             judgement: Arc::new(watch::Sender::new(Judgement { verdicts, ..Judgement::default() })),
             unread: Arc::default(),
+            gpus: watch::Sender::default(),
             registrations: Arc::default(),
             kubelet: Arc::default(),
             not_served: watch::Sender::default(),

@@ -62,7 +62,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
 /// Facts that only NVML reports; an empty snapshot if it misses the deadline. `None` if NVML is
 /// off, or if nothing needs it.
 fn query_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
-    let question = hardware::nvml_query(root, &found.selection);
+    let question = hardware::nvml_query(root, &found.selection, false);
     if question.is_empty() || *library == NvmlLibrary::Off {
         return None;
     }

@@ -1,5 +1,6 @@
 //! Reads the files, checks each part of them, and merges them.
 
+use super::condition::NodeFacts;
 use super::error::unknown;
 use super::fragments::Fragment;
 use super::keys;
@@ -93,6 +94,7 @@ impl Examined {
     /// Reads `main` and the drop-ins in the folder of `place`.
     fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
+        let facts = NodeFacts::of(node);
         let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
             examined.problem(|| problem);
             Vec::new()
@@ -110,7 +112,7 @@ impl Examined {
                 read_bounded(&path, FILE_BYTES_MAX)
             };
             match read {
-                Ok(bytes) => examined.take(&bytes, &path, node),
+                Ok(bytes) => examined.take(&bytes, &path, &facts),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => {
                     examined
@@ -125,7 +127,7 @@ impl Examined {
     #[must_use]
     pub fn alone(bytes: &[u8], path: &Path, node: &Node) -> Self {
         let mut examined = Examined::default();
-        examined.take(bytes, path, node);
+        examined.take(bytes, path, &NodeFacts::of(node));
         examined.merge()
     }
 
@@ -140,7 +142,7 @@ impl Examined {
         validate::validate(&typed::read(&self.merged)?, self.files.clone())
     }
 
-    fn take(&mut self, bytes: &[u8], path: &Path, node: &Node) {
+    fn take(&mut self, bytes: &[u8], path: &Path, facts: &NodeFacts<'_>) {
         self.files.push(path.to_owned());
         let mut hash = crc32fast::Hasher::new_with_initial(self.hash);
         hash.update(bytes);
@@ -161,7 +163,7 @@ impl Examined {
             return self.problem(|| problem.at(place.as_ref()));
         };
         for value in list {
-            match Section::read(value, node) {
+            match Section::read(value, facts) {
                 Ok(section) => {
                     self.examine(&section.table);
                     self.check_unique_names(&section.table);

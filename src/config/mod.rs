@@ -6,6 +6,7 @@
 //! | `merge` | checks each part of a file separately, so that every error is one sentence |
 //! | | with its place; then merges `config.toml`, the drop-ins of `config.d/` by name, and the |
 //! | | sections for this `node`: a later key wins, resources add up |
+//! | `condition` | which nodes a section is for, by their hardware and labels |
 //! | `effective` | the result as TOML again |
 //! | `fragments` | the keys of a file, read by `typed` |
 //! | `validate` `resource` `paths` | turn them into a [`Config`] |
@@ -19,6 +20,7 @@
 //! | `change` | compares two configurations |
 
 mod change;
+mod condition;
 mod contract;
 mod effective;
 mod error;

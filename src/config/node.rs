@@ -4,13 +4,17 @@
 //! order of the files. A resource in a section replaces the resource with its name.
 
 use super::ConfigError;
-use super::error::{hidden, printable, unknown};
-use super::tree::{Is, Place, Table, Value};
+use super::condition::{NodeFacts, Outcome, by_dmi, by_gpu, by_label, globs};
+use super::error::{printable, unknown};
+use super::tree::{Place, Table, Value};
 use crate::host::HostRoot;
 use std::path::{Path, PathBuf};
 
 /// The variable with the node's name, for a daemon with a host name of its own, as in a pod.
 const NODE_NAME: &str = "NODE_NAME";
+
+/// The file with the node's labels, as this process sees it: a volume, or an administrator's file.
+const LABELS: &str = "/etc/holdfast-node/labels";
 
 /// The node that a configuration is read for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub struct Node {
     name: Option<String>,
     /// The root directory of its files.
     root: PathBuf,
+    /// The file with its labels; `None` for a node of another name, whose labels are unknown.
+    labels: Option<PathBuf>,
 }
 
 impl Node {
@@ -32,19 +38,38 @@ impl Node {
         let name = from_environment
             .or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname"))
             .map(|name| name.trim().to_owned());
-        Node { name: name.filter(|name| !name.is_empty()), root: host_root.to_owned() }
+        Node {
+            name: name.filter(|name| !name.is_empty()),
+            root: host_root.to_owned(),
+            labels: Some(LABELS.into()),
+        }
     }
 
     /// A node of this name, with the files of this host.
     #[must_use]
     pub fn named(name: &str, host_root: &Path) -> Self {
-        Node { name: Some(name.to_owned()), root: host_root.to_owned() }
+        Node { name: Some(name.to_owned()), root: host_root.to_owned(), labels: None }
     }
 
     /// Its name, if it is known.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The file with its labels.
+    pub(super) fn labels(&self) -> Option<&Path> {
+        self.labels.as_deref()
+    }
+
+    /// The same node with its labels in this file.
+    #[cfg(test)]
+    pub(super) fn with_labels(self, file: &Path) -> Self {
+        Node { labels: Some(file.to_owned()), ..self }
     }
 }
 
@@ -81,7 +106,7 @@ impl Section {
     ///
     /// # Errors
     /// An invalid condition.
-    pub(super) fn read(value: &Value, node: &Node) -> Result<Self, ConfigError> {
+    pub(super) fn read(value: &Value, facts: &NodeFacts<'_>) -> Result<Self, ConfigError> {
         let wrong = |problem: String, place: Option<&Place>| {
             Err(ConfigError::new(problem).at(place.or(value.place.as_ref())))
         };
@@ -111,9 +136,12 @@ impl Section {
         let (mut matches, mut why) = (true, Vec::new());
         for entry in keys {
             let condition = match &*entry.key {
-                "name" => by_name(&entry.value, node),
-                "file" => by_file(&entry.value, node),
-                other => Err(unknown("key", other, &["name", "file"])),
+                "name" => by_name(&entry.value, facts.node),
+                "file" => by_file(&entry.value, &facts.root),
+                "gpu" => by_gpu(&entry.value, facts),
+                "dmi" => by_dmi(&entry.value, facts),
+                "label" => by_label(&entry.value, facts),
+                other => Err(unknown("key", other, &["name", "file", "gpu", "dmi", "label"])),
             };
             match condition {
                 Ok((holds, reason)) => {
@@ -132,41 +160,30 @@ impl Section {
     }
 }
 
-fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
-    let shape = || {
-        "`match.name` must be a list of patterns of node names, such as [\"gpu-*\", \"dgx-??\"]"
-            .to_owned()
+fn by_name(value: &Value, node: &Node) -> Outcome {
+    let shape =
+        "`match.name` must be a list of patterns of node names, such as [\"gpu-*\", \"dgx-??\"]";
+    let globs = globs("match.name", value, shape)?;
+    let Some(name) = node.name() else {
+        return Ok((false, "the name of this node is unknown".into()));
     };
-    let list = match &value.is {
-        Is::Text(_) => std::slice::from_ref(value),
-        Is::List(list) if !list.is_empty() => list.as_slice(),
-        _ => return Err(shape()),
-    };
-    let mut like = None;
-    for pattern in list {
-        let text = pattern.as_text().ok_or_else(shape)?;
-        let glob = glob::Pattern::new(text).map_err(|error| {
-            format!("the pattern `{}` of `match.name` is not a valid glob: {error}", hidden(text))
-        })?;
-        let options = glob::MatchOptions { case_sensitive: false, ..glob::MatchOptions::default() };
-        if like.is_none() && node.name().is_some_and(|name| glob.matches_with(name, options)) {
-            like = Some(text);
-        }
-    }
-    Ok(match (like, node.name()) {
-        (Some(pattern), _) => (true, format!("the name matches `{pattern}`")),
-        (None, Some(_)) => (false, "the name matches none of its patterns".into()),
-        (None, None) => (false, "the name of this node is unknown".into()),
+    Ok(match globs.iter().find(|glob| glob.matches(name)) {
+        Some(glob) => (true, format!("the name matches `{}`", glob.text)),
+        None => (false, "the name matches none of its patterns".into()),
     })
 }
 
-fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
+fn by_file(value: &Value, root: &HostRoot) -> Outcome {
     let text = value.as_text().filter(|text| text.starts_with('/'));
     let text = text.ok_or(
         "`match.file` must be the absolute path of a file that only these nodes have, such as \
          \"/etc/holdfast/role-gpu\"",
     )?;
-    let is_there = HostRoot::new(&node.root).exists(text.trim_start_matches('/'));
+    let root = root.recording();
+    let is_there = root.exists(text.trim_start_matches('/'));
+    if let Some(failure) = root.take_failures().first() {
+        return Err(format!("`match.file` cannot be evaluated: {failure}"));
+    }
     Ok((
         is_there,
         format!("the file `{text}` {}", if is_there { "exists" } else { "does not exist" }),
@@ -176,7 +193,7 @@ fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
 /// A node without a name, for tests and trials.
 impl Default for Node {
     fn default() -> Self {
-        Node { name: None, root: PathBuf::from("/") }
+        Node { name: None, root: PathBuf::from("/"), labels: None }
     }
 }
 
@@ -187,7 +204,8 @@ mod tests {
     fn section(condition: &str, name: &str, root: &Path) -> Result<(bool, String), String> {
         let table = Table::parse(&format!("[[node]]\n{condition}\n"), Path::new("f")).unwrap();
         let value = &table.get("node").unwrap().as_list().unwrap()[0];
-        let read = Section::read(value, &Node::named(name, root));
+        let node = Node::named(name, root);
+        let read = Section::read(value, &NodeFacts::of(&node));
         read.map(|section| (section.matches, section.why)).map_err(|error| error.in_full())
     }
 

@@ -131,6 +131,10 @@ nvml = "off"
 name = "nvidia.com/gpu"
 class = "gpu"
 before_start = "reset"
+
+[[node]]
+match = { gpu = ["10de:2330"], dmi = { product_name = ["p5.*"] }, label = { "a.b/c" = "d" } }
+health.poll = "5s"
 "#;
 
 #[test]

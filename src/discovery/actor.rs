@@ -4,7 +4,8 @@
 use super::evidence::{evidence, held_devices, held_nodes, keep_known};
 use super::plan::planned;
 use crate::domain::{
-    DeviceId, Evidence, Grant, Inventory, NvmlQuery, NvmlSnapshot, Plan, ResourceName, Unread,
+    Device, DeviceId, Evidence, Grant, Inventory, NvidiaNode, NvmlQuery, NvmlSnapshot, Plan,
+    ResourceName, Unread,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, ReadFailure};
@@ -49,6 +50,8 @@ pub struct DiscoveryConfig {
     pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
     /// Publishes the question for NVML.
     pub question: Arc<watch::Sender<NvmlQuery>>,
+    /// Publishes the GPUs of NVIDIA's driver for the labels of the node; `None` if it has none.
+    pub labels: Option<watch::Sender<Option<Arc<NvidiaNode>>>>,
     /// Publishes what the last scan could not read, for `status` and the metrics.
     pub unread: Arc<watch::Sender<Unread>>,
     /// The ledger, which makes new ids durable.
@@ -111,13 +114,15 @@ impl DiscoveryActor {
             former: self.former.as_ref(),
         };
         let mut found = hardware::discover_with(host_root, scan, &plan.specs, &known);
-        let question = hardware::nvml_query(host_root, &found.selection);
+        let question =
+            hardware::nvml_query(host_root, &found.selection, self.config.labels.is_some());
         self.config.question.send_if_modified(|query| {
             *query != question && {
                 *query = question;
                 true
             }
         });
+        self.publish_gpus(&found.devices, &nvml);
         let of_plan = of_plan.unwrap_or_else(|failure| {
             let patterns = plan.patterns.iter().filter(|spec| spec.name.is_pattern());
             found
@@ -143,6 +148,19 @@ impl DiscoveryActor {
         found.scan = hardware::Scan::default();
         self.former = Some(found);
         (evidence, named)
+    }
+
+    /// Publishes the GPUs for the labels of the node. If they cannot be read, they stay as they were.
+    fn publish_gpus(&self, devices: &[Arc<Device>], nvml: &NvmlSnapshot) {
+        let Some(labels) = &self.config.labels else { return };
+        if let Ok(node) = hardware::nvidia_node(&self.config.host_root, devices, nvml) {
+            labels.send_if_modified(|known| {
+                known.as_deref() != Some(&node) && {
+                    *known = Some(Arc::new(node));
+                    true
+                }
+            });
+        }
     }
 
     /// Records whether a scan was complete. Returns the wait until the next scan if it was not.

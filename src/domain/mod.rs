@@ -19,6 +19,7 @@ mod health;
 mod hook;
 mod inventory;
 pub mod limits;
+mod nvidia_node;
 mod nvlink;
 mod nvml;
 mod object;
@@ -58,10 +59,11 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
+pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
 pub use nvlink::NvLinks;
 pub use nvml::{
-    MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery,
-    NvmlSnapshot, requests_names,
+    GpuDescription, MigAttributes, MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery,
+    NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names,
 };
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
 pub use observation::{

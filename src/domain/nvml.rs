@@ -25,6 +25,8 @@ pub struct NvmlGpuQuery {
     pub links: bool,
     /// Whether it is in MIG mode. A GPU in MIG mode cannot be used as a whole.
     pub mig_mode: bool,
+    /// What labels of the node describe.
+    pub described: bool,
 }
 
 impl NvmlGpuQuery {
@@ -79,6 +81,35 @@ pub struct MigInstance {
     pub profile: Option<String>,
 }
 
+/// What labels of the node describe of a GPU and the driver's files do not contain. `None`: NVML or
+/// the GPU does not have the fact.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuDescription {
+    /// Its memory in MiB.
+    pub memory_mib: Option<u64>,
+    /// Its CUDA compute capability, major and minor.
+    pub compute: Option<(i32, i32)>,
+    /// Whether it has a MIG mode.
+    pub has_mig_mode: bool,
+    /// The newest CUDA version that the driver supports, major and minor. The same for all GPUs.
+    pub cuda: Option<(i32, i32)>,
+    /// Its MIG instances.
+    pub instances: BTreeMap<MigPlace, MigAttributes>,
+}
+
+/// The size of a MIG instance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MigAttributes {
+    /// Its memory in MB, in NVML's unit.
+    pub memory_mb: u64,
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// The slices of its GPU instance, and of its compute instance.
+    pub slices: (u32, u32),
+    /// Its engines: copy, decoder, encoder, JPEG, optical flow.
+    pub engines: [u32; 5],
+}
+
 /// NVML's answer for one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlGpu {
@@ -90,6 +121,8 @@ pub struct NvmlGpu {
     pub links: Option<NvLinks>,
     /// Whether it is in MIG mode; `None` if NVML has not returned it.
     pub mig_mode: Option<bool>,
+    /// Its description; `None` if NVML has not returned it.
+    pub description: Option<GpuDescription>,
 }
 
 /// NVML's answers, by the GPUs' addresses. Like the text of a file, the value may be older than the
@@ -161,14 +194,16 @@ impl NvmlSnapshot {
         )
     }
 
-    /// Whether links of the query are unknown or inactive, or a MIG mode is unknown.
+    /// Whether links of the query are unknown or inactive, or a MIG mode or a description is unknown.
     #[must_use]
     pub fn is_incomplete_for(&self, query: &NvmlQuery) -> bool {
         let nothing = NvmlGpu::default();
         query.iter().any(|(gpu, wanted)| {
             let gpu_facts = self.gpus.get(gpu).unwrap_or(&nothing);
             let has_links = || gpu_facts.links.as_ref().is_some_and(|links| links.down == 0);
-            wanted.links && !has_links() || wanted.mig_mode && gpu_facts.mig_mode.is_none()
+            wanted.links && !has_links()
+                || wanted.mig_mode && gpu_facts.mig_mode.is_none()
+                || wanted.described && gpu_facts.description.is_none()
         })
     }
 
@@ -204,7 +239,11 @@ impl NvmlSnapshot {
                 .mig_mode
                 .then(|| mig_mode(&answer, gpu).or_else(|| mig_mode(self, gpu)))
                 .flatten();
-            let known = NvmlGpu { uuid, instances, links, mig_mode };
+            let description = [&answer, self]
+                .into_iter()
+                .filter(|_| wanted.described)
+                .find_map(|of| of.gpus.get(gpu)?.description.clone());
+            let known = NvmlGpu { uuid, instances, links, mig_mode, description };
             (known != NvmlGpu::default()).then_some((*gpu, known))
         };
         NvmlSnapshot { gpus: query.iter().filter_map(of).collect() }
@@ -273,6 +312,24 @@ mod tests {
         assert!(
             known.merged(NvmlSnapshot::default(), &cut).hives().is_empty() && requests_names(&cut)
         );
+    }
+
+    #[test]
+    fn a_description_stays_known_while_it_is_queried() {
+        let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
+        let wanted = |described| {
+            NvmlQuery::from([(gpu, NvmlGpuQuery { described, ..NvmlGpuQuery::default() })])
+        };
+        let description = GpuDescription { memory_mib: Some(81_559), ..GpuDescription::default() };
+        let answer = NvmlSnapshot {
+            gpus: [(gpu, NvmlGpu { description: Some(description), ..NvmlGpu::default() })].into(),
+        };
+        let nothing = NvmlSnapshot::default();
+        assert!(nothing.is_incomplete_for(&wanted(true)) && !requests_names(&wanted(true)));
+        let known = nothing.merged(answer.clone(), &wanted(true));
+        assert!(!known.is_incomplete_for(&wanted(true)) && known == answer);
+        assert_eq!(known.merged(nothing.clone(), &wanted(true)), answer);
+        assert_eq!(known.merged(nothing.clone(), &wanted(false)), nothing);
     }
 
     #[test]

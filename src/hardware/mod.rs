@@ -9,7 +9,8 @@
 //! ```
 //!
 //! `describe` uses `classify`, then one file for each subject: `nvidia`, `drm`, `kfd`, `rdma`,
-//! `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`.
+//! `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`. `nvidia_node`
+//! describes a node for its labels.
 //!
 //! All results are functions of five inputs: the host's files, the configuration, the remembered
 //! ids, NVML's answers, and the scan before. NVML's answers come as a value; no code here calls
@@ -35,6 +36,7 @@ mod net;
 mod node_names;
 mod numa;
 mod nvidia;
+mod nvidia_node;
 mod nvme;
 mod patterns;
 mod pci;
@@ -54,6 +56,7 @@ pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use nvidia::nvidia_gpu;
+pub use nvidia_node::nvidia_node;
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
 pub use profiles::spec_named;
@@ -128,10 +131,10 @@ pub fn stated_numa_node(root: &HostRoot, address: PciAddress) -> Option<u32> {
 }
 
 /// What NVML must return, because the files of NVIDIA's driver do not contain it. `offered`
-/// limits the query about links to offered GPUs.
+/// limits the query about links to offered GPUs. Labels of the node need every GPU `described`.
 #[must_use]
-pub fn nvml_query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
-    nvidia::query(root, offered)
+pub fn nvml_query(root: &HostRoot, offered: &Selection, described: bool) -> NvmlQuery {
+    nvidia::query(root, offered, described)
 }
 
 /// Scans the host once. `remembered` holds the ids that were assigned before, by [`Device::key`].

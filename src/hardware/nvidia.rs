@@ -115,8 +115,9 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
 /// - the UUID of GPUs that show none;
 /// - the MIG instances of a driver that gives them UUIDs;
 /// - whether a GPU is in MIG mode;
-/// - the links between GPUs that a resource offers as wholes. MIG instances have no links.
-pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
+/// - the links between GPUs that a resource offers as wholes. MIG instances have no links;
+/// - the description of every GPU, and the size of its MIG instances, if labels need them.
+pub(super) fn query(root: &HostRoot, offered: &Selection, described: bool) -> NvmlQuery {
     let gpus = Gpus::read(root);
     if gpus.0.is_empty() {
         return NvmlQuery::new();
@@ -133,8 +134,8 @@ pub(super) fn query(root: &HostRoot, offered: &Selection) -> NvmlQuery {
         // Also queried of a GPU with instances: the answer is needed as soon as its instances are
         // removed.
         let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
-        (uuid || mig_mode)
-            .then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false }))
+        (uuid || mig_mode || described)
+            .then_some((*gpu, NvmlGpuQuery { uuid, instances, mig_mode, links: false, described }))
     };
     let linked = offered.resources.values().flat_map(|devices| {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
@@ -309,8 +310,16 @@ fn names_by_place(root: &HostRoot) -> bool {
 
 /// Parses the `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
 fn driver_release(root: &HostRoot) -> Option<u32> {
+    driver_version(root)?.split_once('.')?.0.parse().ok()
+}
+
+/// The driver's version, `470.57.02`.
+pub(super) fn driver_version(root: &HostRoot) -> Option<String> {
     let version = field(&root.read("proc/driver/nvidia/version")?, "NVRM version")?;
-    version.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
+    let is_version = |word: &&str| {
+        word.split_once('.').is_some_and(|(release, _)| release.parse::<u32>().is_ok())
+    };
+    version.split_whitespace().find(is_version).map(str::to_owned)
 }
 
 /// The value of a line such as `GPU UUID: \t GPU-0473…`.
@@ -374,7 +383,7 @@ mod tests {
                 )
                 .attributes
             });
-            let wanted = query(&root, &Selection::default()).len();
+            let wanted = query(&root, &Selection::default(), false).len();
             (
                 first.contains_key("excluded"),
                 first.get("index").map(str::to_owned),
@@ -517,7 +526,7 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
-        let query = |root: &HostRoot| query(root, &Selection::default());
+        let query = |root: &HostRoot| query(root, &Selection::default(), false);
         assert!(
             query(&root).is_empty() && query(&HostRoot::new(dir.path().join("nothing"))).is_empty()
         );
@@ -586,10 +595,13 @@ mod tests {
             "proc/driver/nvidia/gpus/0004:04:00.0/information",
             "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n",
         );
-        assert!(query(&root, &Selection::default()).is_empty(), "a driver that knows of no MIG");
+        assert!(
+            query(&root, &Selection::default(), false).is_empty(),
+            "a driver that knows of no MIG"
+        );
         fs::create_dir_all(dir.path().join("proc/driver/nvidia/capabilities/gpu2/mig")).unwrap();
         let wanted = NvmlGpuQuery { mig_mode: true, ..NvmlGpuQuery::default() };
-        assert_eq!(query(&root, &Selection::default()), [(address, wanted)].into());
+        assert_eq!(query(&root, &Selection::default(), false), [(address, wanted)].into());
 
         let gpu = PciFunction { class: Some(0x03_0200), ..gpu() };
         let scan = Scan::of([(address, gpu.clone())].into());
@@ -669,7 +681,7 @@ mod tests {
             let resources =
                 [resource("nvidia.com/gpu", devices), resource("nvidia.com/single", vec![gpu(6)])]
                     .into();
-            let query = query(&root, &Selection { resources, warnings: Vec::new() });
+            let query = query(&root, &Selection { resources, warnings: Vec::new() }, false);
             assert!(
                 query.values().all(
                     |wanted| *wanted == NvmlGpuQuery { links: true, ..NvmlGpuQuery::default() }

@@ -23,8 +23,10 @@ pub use events::{EVENT_WAIT_MAX, NvmlReport, watch_nvml_events};
 
 use super::HostRoot;
 #[cfg(feature = "nvml")]
-use crate::domain::{NvLinks, PciAddress};
+use crate::domain::{GpuDescription, MigAttributes, MigPlace, NvLinks, PciAddress};
 use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot};
+#[cfg(feature = "nvml")]
+use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -137,7 +139,7 @@ fn query_library(
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
     let mut answer = NvmlAnswer::default();
     let mut linked = Vec::new();
-    for (address, NvmlGpuQuery { uuid, instances, links, mig_mode }) in query {
+    for (address, NvmlGpuQuery { uuid, instances, links, mig_mode, described }) in query {
         let device = nvml.device_by_pci_bus_id(address.to_string());
         let (device, uuid) = match device
             .and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device)))
@@ -150,13 +152,20 @@ fn query_library(
             }
         };
         let mut gpu = NvmlGpu::default();
+        let mut sizes = Ok(BTreeMap::new());
         for (gi, ci) in instances {
             let whole = uuid.as_deref().unwrap_or_default();
             match nvml
                 .device_by_uuid(format!("MIG-{whole}/{gi}/{ci}"))
-                .and_then(|instance| Ok((instance.uuid()?, known(instance.name())?)))
+                .and_then(|instance| Ok((instance.uuid()?, known(instance.name())?, instance)))
             {
-                Ok((uuid, name)) => {
+                Ok((uuid, name, instance)) => {
+                    // Names do not depend on sizes.
+                    let size = described.then(|| attributes(&instance)).transpose();
+                    sizes = sizes.and_then(|mut sizes: BTreeMap<_, _>| {
+                        sizes.extend(size?.flatten().map(|size| ((*gi, *ci), size)));
+                        Ok(sizes)
+                    });
                     let profile = name.as_deref().and_then(profile_in).map(str::to_owned);
                     gpu.instances.insert((*gi, *ci), MigInstance { uuid, profile });
                 }
@@ -176,6 +185,14 @@ fn query_library(
                 }
             }
         }
+        if *described {
+            match sizes.and_then(|sizes| describe(&nvml, &device, sizes)) {
+                Ok(description) => gpu.description = Some(description),
+                Err(error) => drop(answer.incomplete.get_or_insert_with(|| {
+                    format!("the description of the GPU {address}: {error}")
+                })),
+            }
+        }
         gpu.uuid = uuid;
         answer.facts.gpus.insert(*address, gpu);
         linked.extend(links.then_some((*address, device)));
@@ -191,6 +208,46 @@ fn query_library(
         }
     }
     Ok(answer)
+}
+
+/// What labels describe of a GPU.
+#[cfg(feature = "nvml")]
+fn describe(
+    nvml: &nvml_wrapper::Nvml,
+    device: &nvml_wrapper::Device<'_>,
+    instances: BTreeMap<MigPlace, MigAttributes>,
+) -> Result<GpuDescription, nvml_wrapper::error::NvmlError> {
+    // The library loads libcuda.so.1 for it, which a container may lack. That is no failure of the
+    // GPU.
+    let cuda = nvml.sys_cuda_driver_version().ok().filter(|version| *version > 0);
+    let memory = known(device.memory_info())?;
+    let compute = known(device.cuda_compute_capability())?;
+    Ok(GpuDescription {
+        memory_mib: memory.map(|memory| memory.total / (1024 * 1024)),
+        compute: compute.map(|version| (version.major, version.minor)),
+        has_mig_mode: known(device.mig_mode())?.is_some(),
+        cuda: cuda.map(|version| (version / 1000, version % 1000 / 10)),
+        instances,
+    })
+}
+
+/// The size of a MIG instance.
+#[cfg(feature = "nvml")]
+fn attributes(
+    instance: &nvml_wrapper::Device<'_>,
+) -> Result<Option<MigAttributes>, nvml_wrapper::error::NvmlError> {
+    Ok(known(instance.attributes())?.map(|of| MigAttributes {
+        memory_mb: of.memory_size_mb,
+        multiprocessors: of.multiprocessor_count,
+        slices: (of.gpu_instance_slice_count, of.compute_instance_slice_count),
+        engines: [
+            of.shared_copy_engine_count,
+            of.shared_decoder_count,
+            of.shared_encoder_count,
+            of.shared_jpeg_count,
+            of.shared_ofa_count,
+        ],
+    }))
 }
 
 /// The profile in the name of a MIG instance, `NVIDIA H100 80GB HBM3 MIG 1g.10gb`: "When used with

@@ -4,9 +4,10 @@
 //! The file is not removed when the daemon ends. The devices stay on the node, and labels that
 //! disappeared at every upgrade would move pods.
 
-use crate::domain::Inventory;
-use crate::host::SpecFolder;
-use crate::telemetry::labels::{FILE, features};
+use crate::domain::{Inventory, NvidiaNode, Plan};
+use crate::host::{SpecFolder, read_bounded};
+use crate::telemetry::gpu_labels::GpuOffers;
+use crate::telemetry::labels::{FILE, FILE_BYTES_MAX, GpuPart, features};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -15,15 +16,52 @@ use tokio::sync::watch;
 /// the folder ignore it.
 const HIDDEN: char = '.';
 
+/// What the labels follow from.
+#[derive(Debug, Clone)]
+pub(crate) struct Sources {
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) plan: watch::Receiver<Arc<Plan>>,
+    /// The GPUs of NVIDIA's driver; `None` while they cannot be read.
+    pub(crate) gpus: watch::Receiver<Option<Arc<NvidiaNode>>>,
+}
+
+impl Sources {
+    /// The text of the file now. `part` is the former part about GPUs, and becomes the current one.
+    fn text(&mut self, part: &mut Option<GpuPart>) -> String {
+        let node = self.gpus.borrow_and_update().clone();
+        let offers = GpuOffers::of(&self.plan.borrow_and_update());
+        let inventory = self.inventory.borrow_and_update().clone();
+        let Some(offers) = offers else { return features(&inventory, None) };
+        let Some(node) = node else { return features(&inventory, part.as_ref()) };
+        let current = GpuPart::of(&node, &offers, part.as_ref());
+        let text = features(&inventory, current.as_ref());
+        // Without GPUs the former part stays known: the driver may come back.
+        *part = current.or(part.take());
+        text
+    }
+
+    /// Waits for a change. Returns whether there is still a source.
+    async fn changed(&mut self) -> bool {
+        let changed = tokio::select! {
+            changed = self.inventory.changed() => changed,
+            changed = self.plan.changed() => changed,
+            changed = self.gpus.changed() => changed,
+        };
+        changed.is_ok()
+    }
+}
+
 /// Writes the file now and at every change of its content. Write errors are logged once.
-pub(crate) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>) {
+pub(crate) async fn keep(folder: PathBuf, mut sources: Sources) {
     let files = SpecFolder::new(&folder, FILE);
+    let former = read_bounded(&files.file(FILE), FILE_BYTES_MAX).unwrap_or_default();
+    let mut gpus = GpuPart::in_file(&String::from_utf8_lossy(&former));
     for name in files.own().into_iter().filter(|name| name.starts_with(HIDDEN)) {
         drop(files.remove(&name));
     }
     let mut failed = false;
     loop {
-        let text = features(&inventory.borrow_and_update());
+        let text = sources.text(&mut gpus);
         match files.ensure(FILE, &text) {
             Ok(()) => failed = false,
             Err(error) if !std::mem::replace(&mut failed, true) => {
@@ -31,7 +69,7 @@ pub(crate) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inv
             }
             Err(_) => {}
         }
-        if inventory.changed().await.is_err() {
+        if !sources.changed().await {
             return;
         }
     }
@@ -41,7 +79,8 @@ pub(crate) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inv
 mod tests {
     use super::*;
     use crate::domain::{
-        Attributes, Device, DeviceClass, DeviceId, Health, Offered, Offering, Reason, ResourceSpec,
+        Attributes, Contract, Device, DeviceClass, DeviceId, Health, NvidiaOptions, Offered,
+        Offering, Reason, ResourceSpec,
     };
     use std::collections::BTreeMap;
     use std::os::unix::fs::MetadataExt as _;
@@ -68,6 +107,31 @@ mod tests {
         Arc::new(Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) })
     }
 
+    #[test]
+    fn the_gpus_of_the_former_file_stay_while_they_cannot_be_read() {
+        let (inventory, plan, gpus) =
+            (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
+        let mut sources = Sources {
+            inventory: inventory.subscribe(),
+            plan: plan.subscribe(),
+            gpus: gpus.subscribe(),
+        };
+        let former = "# GPUs of NVIDIA's driver: 00000000\nnvidia.com/gpu.memory=1\n";
+        let part = || GpuPart::in_file(former);
+        let has_memory = |text: &str| text.contains("\nnvidia.com/gpu.memory=1\n");
+        assert!(!has_memory(&sources.text(&mut part())), "another plugin offers the GPUs");
+        let spec = ResourceSpec {
+            contract: Contract::Nvidia(NvidiaOptions::default()),
+            ..ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu)
+        };
+        plan.send_replace(Arc::new(Plan { specs: [Arc::new(spec)].into(), ..Plan::default() }));
+        assert!(has_memory(&sources.text(&mut part())));
+        gpus.send_replace(Some(Arc::new(NvidiaNode::default())));
+        let mut known = part();
+        assert!(!has_memory(&sources.text(&mut known)), "the GPUs were removed");
+        assert_eq!(known, part());
+    }
+
     #[tokio::test]
     async fn the_file_is_written_only_when_the_devices_change() {
         let dir = tempfile::tempdir().unwrap();
@@ -90,9 +154,10 @@ mod tests {
             }
         };
         let sender = watch::Sender::new(inventory(2, Health::Healthy));
+        let (plan, gpus) = (watch::Sender::default(), watch::Sender::default());
         let begin = || {
-            let (folder, inventory) = (folder.clone(), sender.subscribe());
-            tokio::spawn(keep(folder, inventory))
+            let (inventory, plan, gpus) = (sender.subscribe(), plan.subscribe(), gpus.subscribe());
+            tokio::spawn(keep(folder.clone(), Sources { inventory, plan, gpus }))
         };
         let keeping = begin();
         let first = read(2).await;

@@ -7,14 +7,20 @@
 //!
 //! A label describes the devices of a node, not their health. It changes when a device is added or
 //! removed, so that a short failure does not change where pods are placed.
+//!
+//! The labels of NVIDIA's GPUs depend on answers of NVML, which come after the start, or never.
+//! Until then those of the former file stay, if a checksum in it shows that the driver's files are
+//! the same. So a restart removes no label.
 
-use crate::domain::{Device, DeviceId, Inventory, Offering};
+use super::gpu_labels::{GpuOffers, Labels, gpu_labels};
+use crate::domain::{Device, DeviceId, Inventory, NvidiaNode, Offering};
 use std::collections::BTreeMap;
 
 /// The file's name.
 pub const FILE: &str = "holdfast";
 
 /// The largest file that NFD reads.
+pub const FILE_BYTES_MAX: u64 = 65_536;
 const SIZE_MAX: usize = 65_536;
 /// The limit of a label's name without its prefix, and of its value (Kubernetes'
 /// `validation.IsQualifiedName`, `IsValidLabelValue`).
@@ -22,11 +28,63 @@ const LENGTH_MAX: usize = 63;
 /// The prefix of the names: a domain of ours, because NFD refuses Kubernetes' own.
 const PREFIX: &str = "holdfast.dev/";
 
+/// Begins the line with the checksum, and every label of NVIDIA's GPUs.
+const CHECKSUM: &str = "# GPUs of NVIDIA's driver: ";
+const NVIDIA: &str = "nvidia.com/";
+
+/// The part of the file about NVIDIA's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuPart {
+    /// The checksum of what does not depend on NVML.
+    checksum: String,
+    labels: Labels,
+}
+
+impl GpuPart {
+    /// The part of a file that was written before; `None` if it has none.
+    #[must_use]
+    pub fn in_file(text: &str) -> Option<Self> {
+        let checksum = text.lines().find_map(|line| line.strip_prefix(CHECKSUM))?;
+        let labels = text.lines().filter(|line| line.starts_with(NVIDIA));
+        let labels = labels.filter_map(|line| line.split_once('='));
+        let valid = labels.filter(|(_, value)| value.is_empty() || is_valid(value));
+        Some(GpuPart {
+            checksum: checksum.to_owned(),
+            labels: valid.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        })
+    }
+
+    /// The part for this node. While NVML has not described every GPU, the `former` part of the
+    /// same hardware stays.
+    #[must_use]
+    pub fn of(node: &NvidiaNode, offers: &GpuOffers, former: Option<&Self>) -> Option<Self> {
+        if node.gpus.is_empty() {
+            return None;
+        }
+        let mut plain = node.hardware();
+        for (name, value) in gpu_labels(&node.without_nvml(), offers) {
+            plain.extend(["\n", &name, "=", &value]);
+        }
+        let checksum = format!("{:08x}", crc32fast::hash(plain.as_bytes()));
+        let same = former.filter(|former| !node.is_described() && former.checksum == checksum);
+        Some(match same {
+            Some(former) => former.clone(),
+            None => GpuPart { checksum, labels: gpu_labels(node, offers) },
+        })
+    }
+}
+
 /// The file's text.
 #[must_use]
-pub fn features(inventory: &Inventory) -> String {
+pub fn features(inventory: &Inventory, gpus: Option<&GpuPart>) -> String {
     let mut text =
         String::from("# Written by Holdfast when the node's devices change; do not edit.\n");
+    if let Some(GpuPart { checksum, labels }) = gpus {
+        text.extend([CHECKSUM, checksum, "\n"]);
+        for (name, value) in labels {
+            text.extend([name, "=", value, "\n"]);
+        }
+    }
     for (resource, offering) in &inventory.resources {
         for (what, value) in of_resource(offering) {
             let line = format!("{PREFIX}{}={value}\n", name(resource.as_str(), what));
@@ -86,6 +144,18 @@ fn value(text: &str) -> Option<String> {
     value.truncate(LENGTH_MAX);
     let value = value.trim_matches(|c: char| !c.is_ascii_alphanumeric());
     (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// Whether Kubernetes accepts this value of a label, if it is not empty.
+pub(super) fn is_valid(text: &str) -> bool {
+    let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else {
+        return false;
+    };
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    text.len() <= LENGTH_MAX
+        && first.is_ascii_alphanumeric()
+        && last.is_ascii_alphanumeric()
+        && text.chars().all(is_plain)
 }
 
 #[cfg(test)]
@@ -151,20 +221,7 @@ mod tests {
                       holdfast.dev/nvidia.com_gpu.count=2\n\
                       holdfast.dev/nvidia.com_gpu.model=NVIDIA-H100-80GB-HBM3\n\
                       holdfast.dev/nvidia.com_gpu.driver=nvidia\n";
-        assert_eq!(features(&inventory(vec![gpus, mixed, some, none])), wanted);
-    }
-
-    /// The rule of Kubernetes for a label's name without its prefix, and for a value that is not
-    /// empty.
-    fn is_valid(text: &str) -> bool {
-        let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else {
-            return false;
-        };
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        text.len() <= LENGTH_MAX
-            && first.is_ascii_alphanumeric()
-            && last.is_ascii_alphanumeric()
-            && text.chars().all(is_plain)
+        assert_eq!(features(&inventory(vec![gpus, mixed, some, none]), None), wanted);
     }
 
     #[test]
@@ -189,6 +246,49 @@ mod tests {
     }
 
     #[test]
+    fn the_gpus_of_the_former_file_stay_until_nvml_has_described_them() {
+        use crate::domain::{Contract, GpuDescription, NvidiaGpu, NvidiaOptions, Plan, Sharing};
+        let node = |driver: &str, memory_mib: Option<u64>| NvidiaNode {
+            driver: Some(driver.into()),
+            machine: None,
+            gpus: vec![NvidiaGpu {
+                address: "0000:18:00.0".parse().unwrap(),
+                model: Some("NVIDIA L4".into()),
+                class: None,
+                in_mig_mode: false,
+                instances: Vec::new(),
+                description: memory_mib
+                    .map(|_| GpuDescription { memory_mib, ..GpuDescription::default() }),
+            }],
+        };
+        let offers = |replicas: u32| {
+            let spec = ResourceSpec {
+                contract: Contract::Nvidia(NvidiaOptions::default()),
+                sharing: Sharing::replicas(replicas),
+                ..ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu)
+            };
+            let plan = Plan { specs: [Arc::new(spec)].into(), ..Plan::default() };
+            GpuOffers::of(&plan).unwrap()
+        };
+        let text = |part: &Option<GpuPart>| features(&Inventory::default(), part.as_ref());
+        let has_memory =
+            |part: &Option<GpuPart>| text(part).contains("\nnvidia.com/gpu.memory=23034\n");
+        let first = GpuPart::of(&node("580.1", Some(23_034)), &offers(1), None);
+        assert!(has_memory(&first));
+        let read = GpuPart::in_file(&text(&first));
+        assert_eq!(read, first, "the file contains all of it");
+        let after =
+            |node: &NvidiaNode, replicas| GpuPart::of(node, &offers(replicas), read.as_ref());
+        assert_eq!(after(&node("580.1", None), 1), first);
+        assert!(!has_memory(&after(&node("580.2", None), 1)), "another driver");
+        assert!(!has_memory(&after(&node("580.1", None), 2)), "other shares");
+        let now = after(&node("580.1", Some(1)), 1);
+        assert!(text(&now).contains("\nnvidia.com/gpu.memory=1\n"), "NVML has answered");
+        assert_eq!(after(&NvidiaNode::default(), 1), None);
+        assert_eq!(GpuPart::in_file(&text(&None)), None);
+    }
+
+    #[test]
     fn the_file_never_exceeds_the_size_that_nfd_reads() {
         let many = (0..2000)
             .map(|n| {
@@ -198,7 +298,7 @@ mod tests {
                 )
             })
             .collect();
-        let text = features(&inventory(many));
+        let text = features(&inventory(many), None);
         assert!(text.len() <= SIZE_MAX && text.len() > SIZE_MAX - 100 && text.ends_with('\n'));
     }
 }

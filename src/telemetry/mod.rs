@@ -3,6 +3,7 @@
 
 mod connections;
 pub mod exposition;
+pub mod gpu_labels;
 pub mod http;
 pub mod labels;
 mod log_format;

@@ -60,14 +60,14 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     );
     draft.no_equivalent(
         of_root("flags").and_then(|flags| flags.get("gfd")),
-        "labels are gpu-feature-discovery's; keep it running next to Holdfast",
+        "`labels.features_d` writes the labels of gpu-feature-discovery",
     );
     for (key, why) in [
         (
             "flags.failOnInitError",
             "Holdfast waits for a driver, and `holdfast status` shows missing parts",
         ),
-        ("flags.useNodeFeatureAPI", "Holdfast sets no labels"),
+        ("flags.useNodeFeatureAPI", "Holdfast writes labels into a file: `labels.features_d`"),
     ] {
         draft.no_equivalent(settings.get(key), why);
     }

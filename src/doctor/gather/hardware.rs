@@ -20,7 +20,7 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
         store::peek(&input.target.roots.state).map(|recovered| recovered.names).unwrap_or_default();
     let found =
         hardware::discover_with(&root, scan, &specs, &hardware::DiscoverInput::first(&names));
-    let asks_nvml = requests_names(&hardware::nvml_query(&root, &found.selection));
+    let asks_nvml = requests_names(&hardware::nvml_query(&root, &found.selection, false));
     let taken = found.selection.resource_of();
     let resource = |spec: &Arc<ResourceSpec>| {
         let devices =
