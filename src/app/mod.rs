@@ -261,8 +261,11 @@ impl App {
             DiscoveryActor::new(config.clone(), life)
         });
 
-        let files =
-            SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
+        let files = SpecFiles::new(
+            &settings.config.cdi_directory,
+            &settings.config.device_info_directory,
+            &host_root,
+        );
         let performer = HookExecutor::new(host_root.clone());
         let (outputs, shortages) = (performer.outputs().clone(), performer.shortages().clone());
         let refusals = Refusals::default();

@@ -18,6 +18,7 @@ mod health;
 mod hook;
 mod inventory;
 pub mod limits;
+mod nvidia_driver;
 mod nvlink;
 mod nvml;
 mod object;
@@ -55,6 +56,7 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
+pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvlink::NvLinks;
 pub use nvml::{
     MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery, NvmlLibrary, NvmlQuery,

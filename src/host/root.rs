@@ -27,9 +27,9 @@ const LINKS_MAX: u32 = 40;
 /// The parent directory of the host's `sys`, `proc` and `dev` (`--host-root`).
 #[derive(Debug, Clone)]
 pub struct HostRoot {
-    root: PathBuf,
-    live: bool,
-    failures: Failures,
+    pub(super) root: PathBuf,
+    pub(super) live: bool,
+    pub(super) failures: Failures,
 }
 
 /// A cache of directories for one scan, for callers with many paths in the same directory.

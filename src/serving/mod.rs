@@ -23,6 +23,7 @@ mod before_start;
 mod connections;
 pub(crate) mod core;
 mod files;
+mod gpu_specs;
 pub mod placement;
 mod plugin;
 mod prepare;
@@ -31,6 +32,7 @@ mod sockets;
 
 pub use actor::{Serving, serve_passed};
 pub use files::SpecFiles;
+pub use gpu_specs::GpuSpecs;
 pub use plugin::{Affinity, Shared};
 pub use prepare::Preparer;
 pub use refusals::{Refusals, Unrecorded};

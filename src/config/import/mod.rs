@@ -11,6 +11,7 @@
 //! its line. Each part of the source that was not read causes a warning automatically. The result
 //! has passed our own validation.
 
+mod cdi;
 mod chart;
 mod doc;
 mod field;
@@ -25,6 +26,8 @@ mod sriov;
 mod table;
 #[cfg(test)]
 mod tests;
+
+pub use self::cdi::cdi_names;
 
 use self::doc::Lines;
 use self::field::Field;
