@@ -142,7 +142,11 @@ impl Wiring {
             listed: Arc::new(ledger.listed().clone()),
             store: Arc::new(Mutex::new(store)),
             sockets: Arc::new(Sockets::new(&settings.device_plugins(), limits)),
-            spec_files: SpecFiles::new(&config.cdi_directory, &config.device_info_directory),
+            spec_files: SpecFiles::new(
+                &config.cdi_directory,
+                &config.device_info_directory,
+                &host_root,
+            ),
             pod_resources: PodResources::new(settings.pod_resources()),
             gate: Arc::default(),
             registering: Arc::default(),

@@ -25,6 +25,7 @@ mod intel_gpu;
 mod kubevirt;
 mod nodes;
 mod nvidia;
+pub mod nvidia_cdi;
 mod rdma_shared;
 mod sriov;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `nvidia`: answers as NVIDIA's k8s-device-plugin. The answer names the GPUs, and NVIDIA's
 //! container toolkit adds nodes and libraries. The names are in a variable, in mounts that
-//! represent names, or in CDI names of the file that `nvidia-ctk cdi generate` writes.
+//! represent names, or CDI names. `nvidia_cdi` defines those names that no other program's file
+//! defines.
 
 use super::{Request, attribute, nodes};
 use crate::domain::{
@@ -12,7 +13,7 @@ const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 const DEVICES_FOLDER: &str = "/var/run/nvidia-container-devices";
 /// Nodes of the driver as a whole, in the order of the answer; existing ones are passed with every
 /// GPU.
-const SHARED_NODES: [&str; 4] =
+pub(super) const SHARED_NODES: [&str; 4] =
     ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
 pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> ContainerEdits {
@@ -98,7 +99,7 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
 
 /// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
 /// GPU that is never offered would never be used. Until then the number is the name.
-fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
+pub(super) fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     let order = match strategy {
         DeviceIdStrategy::Uuid => ["uuid", "index", "minor"],
         DeviceIdStrategy::Index => ["index", "uuid", "minor"],

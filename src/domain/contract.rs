@@ -187,7 +187,7 @@ pub struct NvidiaOptions {
     /// Whether the response also contains the device nodes. Without them the kubelet's CPU manager
     /// would remove the nodes that only the runtime added.
     pub pass_device_specs: bool,
-    /// The vendor in CDI names: `nvidia.com` in the files that `nvidia-ctk cdi generate` writes.
+    /// The vendor in CDI names: `nvidia.com` also in files of `nvidia-ctk cdi generate`.
     pub cdi_vendor: String,
     /// The prefix of the key of the CDI annotation.
     pub cdi_annotation_prefix: String,

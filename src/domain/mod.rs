@@ -19,6 +19,7 @@ mod health;
 mod hook;
 mod inventory;
 pub mod limits;
+mod nvidia_driver;
 mod nvidia_node;
 mod nvlink;
 mod nvml;
@@ -59,6 +60,7 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
+pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
 pub use nvlink::NvLinks;
 pub use nvml::{

@@ -5,6 +5,7 @@
 //!  dev ─ chardev ────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
 //!  a device ─ signals ─▶ symptoms that speak against it now
+//!  the driver's root ─ nvidia_driver ─▶ files for containers
 //!  a uevent ─ event, a line of the kernel log ─ xid ─▶ an event of a device
 //! ```
 //!
@@ -30,12 +31,14 @@ mod facts;
 mod fpga;
 mod identity;
 mod kfd;
+mod ld_cache;
 mod matches;
 mod mdev;
 mod net;
 mod node_names;
 mod numa;
 mod nvidia;
+mod nvidia_driver;
 mod nvidia_node;
 mod nvme;
 mod patterns;
@@ -56,6 +59,7 @@ pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use nvidia::nvidia_gpu;
+pub use nvidia_driver::{KnownHook, nvidia_driver};
 pub use nvidia_node::nvidia_node;
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};

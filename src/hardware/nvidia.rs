@@ -83,7 +83,7 @@ pub(super) fn facts(
 
 /// The root of a driver that runs in a container: its nodes are there and not in the host's `/dev`.
 /// NVIDIA's GPU operator mounts the container's root at this path.
-const DRIVER_ROOT: &str = "/run/nvidia/driver";
+pub(super) const DRIVER_ROOT: &str = "/run/nvidia/driver";
 
 /// Uses the node of the driver's container if the host lacks it. The container of a pod gets it at
 /// the usual path.
@@ -308,7 +308,7 @@ fn names_by_place(root: &HostRoot) -> bool {
     driver_release(root).is_some_and(|release| release < FIRST_WITH_MIG_UUIDS)
 }
 
-/// Parses the `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
+/// The first number of the release that the kernel has loaded: 470.
 fn driver_release(root: &HostRoot) -> Option<u32> {
     driver_version(root)?.split_once('.')?.0.parse().ok()
 }

@@ -24,9 +24,9 @@ const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// The parent directory of the host's `sys`, `proc` and `dev` (`--host-root`).
 #[derive(Debug, Clone)]
 pub struct HostRoot {
-    root: PathBuf,
-    live: bool,
-    failures: Failures,
+    pub(super) root: PathBuf,
+    pub(super) live: bool,
+    pub(super) failures: Failures,
 }
 
 impl HostRoot {

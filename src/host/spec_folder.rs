@@ -5,11 +5,44 @@
 use super::private::make_open_folder;
 use super::regular::read_bounded;
 use std::collections::BTreeMap;
-use std::fs::Permissions;
+use std::fs::{Metadata, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+/// The suffixes of the files that container runtimes read.
+const SUFFIXES: [&str; 2] = [".json", ".yaml"];
+
+/// A version of a file. Every write of a file changes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    inode: u64,
+    length: u64,
+    changed_ns: i64,
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Stamp {
+            inode: metadata.ino(),
+            length: metadata.len(),
+            changed_ns: metadata
+                .mtime()
+                .saturating_mul(1_000_000_000)
+                .saturating_add(metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// A file of another program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherSpec {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its version.
+    pub stamp: Stamp,
+}
 
 /// The folder, and the files written to it: an unchanged file costs only one check.
 #[derive(Debug)]
@@ -68,6 +101,25 @@ impl SpecFolder {
             .collect()
     }
 
+    /// The files of other programs that a container runtime reads, sorted.
+    #[must_use]
+    pub fn others(&self) -> Vec<OtherSpec> {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let is_read = |name: &str| {
+            SUFFIXES.iter().any(|suffix| name.ends_with(suffix)) && !name.starts_with(self.prefix)
+        };
+        let other = |name: String| {
+            let path = self.path.join(name);
+            let stamp = Stamp::of(&path.metadata().ok()?);
+            Some(OtherSpec { path, stamp })
+        };
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut others: Vec<OtherSpec> =
+            names.filter(|name| is_read(name)).filter_map(other).collect();
+        others.sort_unstable_by(|one, two| one.path.cmp(&two.path));
+        others
+    }
+
     /// Removes one of our files.
     ///
     /// # Errors
@@ -109,6 +161,12 @@ mod tests {
             folder.own().contains(&".own-cut.new".to_owned()),
             "a file left by a killed process is ours"
         );
+        std::fs::write(path.join("other.conf"), "").unwrap();
+        let others = folder.others();
+        assert_eq!(others.len(), 1, "neither ours nor one that runtimes ignore");
+        std::fs::write(path.join("other.json"), "{}").unwrap();
+        assert_ne!(folder.others(), others, "another version of the same file");
+        std::fs::remove_file(path.join("other.conf")).unwrap();
         folder.remove(".own-cut.new").unwrap();
         folder.remove("own-a.json").unwrap();
         folder.remove("own-a.json").unwrap();

@@ -1,28 +1,33 @@
 //! The files that other programs read about a container's devices: CDI specs for the container
 //! runtime, device-info for CNI plugins.
 
+use super::gpu_specs::GpuSpecs;
 use crate::contract::{cdi, device_info};
-use crate::domain::{Device, DeviceId, Refusal, ResourceSpec};
-use crate::host::SpecFolder;
+use crate::domain::{Device, DeviceId, Inventory, Refusal, ResourceSpec};
+use crate::host::{HostRoot, SpecFolder};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Both folders. The Allocate path and the clean-up share them.
+/// The folders. The Allocate path and the clean-up share them.
 #[derive(Debug, Clone)]
 pub struct SpecFiles {
     /// The folder of CDI specs.
     pub cdi: Arc<SpecFolder>,
     /// The folder of device-info files, which Multus reads.
     pub device_info: Arc<SpecFolder>,
+    /// The CDI specs of NVIDIA GPUs.
+    pub gpus: Arc<GpuSpecs>,
 }
 
 impl SpecFiles {
     /// The folders at these paths. They are not created yet.
     #[must_use]
-    pub fn new(cdi: &Path, device_info: &Path) -> Self {
+    pub fn new(cdi: &Path, device_info: &Path, root: &HostRoot) -> Self {
         let folder = |path, prefix| Arc::new(SpecFolder::new(path, prefix));
         // Device-info files have the names that other programs expect, so none is ours by its name.
-        SpecFiles { cdi: folder(cdi, cdi::FILE_PREFIX), device_info: folder(device_info, "") }
+        let specs = folder(cdi, cdi::FILE_PREFIX);
+        let gpus = Arc::new(GpuSpecs::new(Arc::clone(&specs), cdi, root.clone()));
+        SpecFiles { cdi: specs, device_info: folder(device_info, ""), gpus }
     }
 
     /// Ensures that the files of these devices exist.
@@ -30,8 +35,16 @@ impl SpecFiles {
         &self,
         spec: &ResourceSpec,
         devices: impl Iterator<Item = (&'a DeviceId, &'a Device)> + Clone,
+        inventory: &Inventory,
         node_exists: &dyn Fn(&str) -> bool,
     ) -> Result<(), Refusal> {
+        self.gpus.ensure(spec, devices.clone().map(|(_, device)| device), inventory).map_err(
+            |error| Refusal::FileNotWritten {
+                resource: spec.name.clone(),
+                file: self.cdi.file("").display().to_string(),
+                why: error.to_string(),
+            },
+        )?;
         let cdi = cdi::files(spec, devices.clone().map(|(_, device)| device), node_exists)
             .into_iter()
             .map(|file| (&self.cdi, file));

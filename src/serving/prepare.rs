@@ -129,7 +129,8 @@ impl Preparer {
         // A node whose existence could not be checked would be missing from the answer.
         no_failure(&root, resource, &ids[0])?;
         core::fits(&offering.spec, &edits, capabilities)?;
-        self.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
+        let granted = ids.iter().zip(devices.iter().copied());
+        self.files.ensure(&offering.spec, granted, &inventory, &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let granted = |(id, device): (&DeviceId, &&Device)| GrantedDevice {
             id: id.clone(),
@@ -240,8 +241,10 @@ mod tests {
         let offered = Offered { device: Arc::clone(device), health: Health::Healthy };
         let offering = Offering { spec, devices: BTreeMap::from([(device.id.clone(), offered)]) };
         let inventory = Inventory { resources: [(name.clone(), Arc::new(offering))].into() };
-        let (files, root) =
-            (SpecFiles::new(&root.join("cdi"), &root.join("info")), HostRoot::new(root));
+        let (files, root) = {
+            let host = HostRoot::new(root);
+            (SpecFiles::new(&root.join("cdi"), &root.join("info"), &host), host)
+        };
         let (inventory, kubelet) = (watch::channel(Arc::new(inventory)).1, watch::channel(None).1);
         (Preparer::new(inventory, root, files, "boot".into(), kubelet), name)
     }

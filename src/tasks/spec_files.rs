@@ -1,16 +1,23 @@
 //! Keeps the files that other programs read in line with the inventory and the grants.
 //!
+//! A CDI file of NVIDIA GPUs also depends on the files of other programs and on the installed
+//! driver. So the folders of CDI files are watched, and both are read again now and then.
+//!
 //! The container runtime reads the CDI files at every start of a container. There is one for every
 //! device that is offered by CDI names, and for every such device that is still held. A device-info
 //! file exists while its device is held. Both folders are empty after a boot.
 
-use crate::contract::{cdi, device_info};
+use crate::contract::{cdi, device_info, nvidia_cdi};
 use crate::domain::{Grant, Inventory, Offering};
-use crate::host::{HostRoot, SpecFolder};
-use crate::serving::SpecFiles;
+use crate::host::{self, Change, DirWatch, HostRoot, SpecFolder};
+use crate::serving::{GpuSpecs, SpecFiles};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
+
+/// How often the driver and the folders are read again: its daemons create their sockets late.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// Writes the files of both folders.
 #[derive(Debug)]
@@ -25,6 +32,7 @@ impl Writer {
     /// Makes the first pass, before any resource is registered.
     pub(crate) fn begin(mut self) -> Self {
         if self.is_needed() {
+            self.files.gpus.update(&self.inventory.borrow(), &held_names(&self.grants.borrow()));
             self.update();
         }
         self
@@ -33,13 +41,16 @@ impl Writer {
     /// Without a resource that uses such files, no folder is touched.
     fn is_needed(&self) -> bool {
         let is_used = |offering: &Arc<Offering>| {
-            cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec)
+            cdi::is_used(&offering.spec)
+                || device_info::is_used(&offering.spec)
+                || nvidia_cdi::kind(&offering.spec).is_some()
         };
         self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty()
     }
 
     /// Keeps the files until the daemon ends.
     pub(crate) async fn run(mut self) {
+        let mut watch = None;
         loop {
             if !self.is_needed() {
                 // Another configuration may need them.
@@ -48,14 +59,30 @@ impl Writer {
                 }
                 continue;
             }
+            let has_gpus = GpuSpecs::is_needed(&self.inventory.borrow());
+            if has_gpus && watch.is_none() {
+                // Without inotify the poll remains.
+                watch = DirWatch::new(self.files.gpus.directories()).ok();
+            }
             let held = self.update();
+            self.update_gpus().await;
             let is_given_back =
                 |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
             tokio::select! {
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.grants.wait_for(is_given_back) => if changed.is_err() { return },
+                () = another_file(&mut watch), if has_gpus => {}
+                () = tokio::time::sleep(host::until_tick(AGAIN)), if has_gpus => {}
             }
         }
+    }
+
+    /// Reads the driver on a thread of its own: its folders have thousands of names.
+    async fn update_gpus(&self) {
+        let inventory = Arc::clone(&self.inventory.borrow());
+        let held = held_names(&self.grants.borrow());
+        let gpus = Arc::clone(&self.files.gpus);
+        drop(tokio::task::spawn_blocking(move || gpus.update(&inventory, &held)).await);
     }
 
     /// Writes missing files and removes unused ones. Returns the files of held devices.
@@ -63,6 +90,7 @@ impl Writer {
         let inventory = Arc::clone(&self.inventory.borrow_and_update());
         let held = held_files(&self.grants.borrow_and_update());
         let mut needed = held.clone();
+        needed.extend(self.files.gpus.files());
         for offering in inventory.resources.values() {
             if cdi::is_used(&offering.spec) {
                 needed.extend(
@@ -120,6 +148,29 @@ fn remove(folder: &SpecFolder, file: &str) {
     if let Err(error) = folder.remove(file) {
         tracing::warn!(file = %folder.file(file).display(), %error, "cannot remove an unused file");
     }
+}
+
+/// Waits until another program changes a file in the folders of CDI files.
+async fn another_file(watch: &mut Option<DirWatch>) {
+    let Some(watching) = watch else { return std::future::pending().await };
+    loop {
+        match watching.next().await {
+            Ok(Change::Entry { name, .. })
+                if name.trim_start_matches('.').starts_with(cdi::FILE_PREFIX) => {}
+            Ok(_) => return,
+            Err(error) => {
+                tracing::warn!(%error, "inotify failed; falling back to polling");
+                *watch = None;
+                return;
+            }
+        }
+    }
+}
+
+/// The CDI names that live grants have.
+fn held_names(grants: &[Arc<Grant>]) -> BTreeSet<String> {
+    let live = grants.iter().filter(|grant| grant.is_live());
+    live.flat_map(|grant| cdi::names(&grant.edits)).map(str::to_owned).collect()
 }
 
 /// The files that the devices of live grants need.
@@ -216,9 +267,14 @@ mod tests {
         }
 
         fn writer(&self) -> Writer {
+            let root = HostRoot::new(self.dir.path().join("host"));
             Writer {
-                files: SpecFiles::new(&self.dir.path().join("cdi"), &self.dir.path().join("info")),
-                host_root: HostRoot::new(self.dir.path().join("host")),
+                files: SpecFiles::new(
+                    &self.dir.path().join("cdi"),
+                    &self.dir.path().join("info"),
+                    &root,
+                ),
+                host_root: root,
                 inventory: self.inventory.subscribe(),
                 grants: self.grants.subscribe(),
             }

@@ -12,6 +12,7 @@
 //! has passed our own validation.
 
 mod candidates;
+mod cdi;
 mod chart;
 mod containers;
 mod doc;
@@ -35,6 +36,8 @@ mod xids;
 
 pub use self::error::ImportError;
 pub use self::peers::Peer;
+
+pub use self::cdi::cdi_names;
 
 use self::doc::Lines;
 use self::draft::{Draft, Offer};

@@ -120,7 +120,7 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
         if let Some(strategies) = strategies {
             if strategies.iter().any(|strategy| strategy.starts_with("cdi-")) {
                 draft.warn(
-                    "CDI names are those of `nvidia-ctk cdi generate` here, which has to run on the node; NVIDIA's plugin writes such a file itself",
+                    "CDI names are those of the vendor nvidia.com here; Holdfast writes a CDI file for those that no other file defines",
                 );
             }
             set_from(&mut options, "device_list_strategy", texts(&strategies), &field);
@@ -151,7 +151,7 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
             options.set(ours, plain(enabled));
         }
     }
-    let generated = "CDI files are `nvidia-ctk`'s here, and it is not called";
+    let generated = "the driver and the program for hooks are found automatically";
     draft.no_equivalent(settings.get("flags.plugin.nvidiaCTKPath"), generated);
     draft.no_equivalent(settings.get("flags.plugin.containerDriverRoot"), generated);
     let channels = settings.get("imex.channelIDs").filter(Field::has_effect);

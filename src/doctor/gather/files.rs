@@ -4,6 +4,7 @@ use super::super::{Clock, Facts, Ledger, Requirements, State, WriteAccess};
 use super::mounts::{Mount, mount_of, mounts};
 use super::{AddFacts, ReaderInput, Target};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
+use crate::contract::nvidia_cdi;
 use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp};
 use crate::host;
 use crate::store::{self, StoreError};
@@ -21,7 +22,10 @@ pub(super) fn wants(
     let changed_at = sources
         .filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?)))
         .max();
-    let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
+    let writes_cdi = config
+        .resources
+        .iter()
+        .any(|spec| !spec.cdi.is_empty() || nvidia_cdi::kind(spec).is_some());
     let hash = format!("{:08x}", config.hash);
     let cdi =
         config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
@@ -35,8 +39,7 @@ pub(super) fn wants(
     })
 }
 
-/// Whether its containers get devices by CDI names only; for NVIDIA GPUs, by those of NVIDIA's
-/// toolkit.
+/// Whether its containers get devices by CDI names only.
 fn uses_cdi(spec: &ResourceSpec) -> bool {
     match &spec.contract {
         Contract::Nvidia(options) => {

@@ -33,7 +33,7 @@ impl Alone {
             Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
         let serving = Slot::<Serving>::new("serving");
         let (bind, host_root) = (serving.handle().mailbox(), HostRoot::new(node.path("host")));
-        let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"));
+        let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"), &host_root);
         let inventory = app.views.inventory.clone();
         let preparer = Preparer::new(
             inventory,

@@ -1,0 +1,548 @@
+//! The CDI files of NVIDIA GPUs: one for each kind, with the names that no file of another program
+//! defines.
+//!
+//! The background task writes them before the first Register, and again after each change. An
+//! Allocate writes them too if a name of its answer is missing. Nothing is known of an unhealthy
+//! device, so it keeps its definition, and so does a held one.
+
+use crate::config::import::cdi_names;
+use crate::contract::{cdi::FILE_PREFIX, nvidia_cdi};
+use crate::domain::{Device, Inventory, NvidiaDriver, ResourceSpec};
+use crate::hardware::{KnownHook, nvidia_driver};
+use crate::host::{HostRoot, SpecFolder, Stamp, read_bounded};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The other directory of runtimes. Its files count less than those of ours, but they are an
+/// operator's.
+const ETC: &str = "etc/cdi";
+/// The limit of a file: NVIDIA's file for 56 MIG instances has 100 kB.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// The files, and what they were made from.
+#[derive(Debug)]
+pub struct GpuSpecs {
+    own: Arc<SpecFolder>,
+    etc: SpecFolder,
+    directories: [PathBuf; 2],
+    root: HostRoot,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_loaded: bool,
+    /// The files by kind, with their text.
+    written: BTreeMap<String, (nvidia_cdi::Document, String)>,
+    /// The names of other programs' files.
+    others: BTreeMap<PathBuf, (Stamp, BTreeSet<String>)>,
+    hook: KnownHook,
+    /// The last warning, so that it is logged once.
+    warned: Option<String>,
+}
+
+impl State {
+    fn is_taken(&self, name: &str) -> bool {
+        self.others.values().any(|(_, names)| names.contains(name))
+    }
+}
+
+impl GpuSpecs {
+    pub(super) fn new(own: Arc<SpecFolder>, directory: &Path, root: HostRoot) -> Self {
+        let etc = root.path(ETC);
+        GpuSpecs {
+            own,
+            etc: SpecFolder::new(&etc, FILE_PREFIX),
+            directories: [directory.to_owned(), etc],
+            root,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The directories whose files matter.
+    #[must_use]
+    pub fn directories(&self) -> [PathBuf; 2] {
+        self.directories.clone()
+    }
+
+    /// Whether a resource of the inventory needs these files.
+    #[must_use]
+    pub fn is_needed(inventory: &Inventory) -> bool {
+        inventory.resources.values().any(|offering| nvidia_cdi::kind(&offering.spec).is_some())
+    }
+
+    /// The names of the files that exist now.
+    #[must_use]
+    pub fn files(&self) -> BTreeSet<String> {
+        let mut state = self.state();
+        self.load(&mut state);
+        state.written.keys().map(|kind| nvidia_cdi::file_name(kind)).collect()
+    }
+
+    /// Writes the files for the inventory. Definitions of `held` names stay.
+    pub fn update(&self, inventory: &Inventory, held: &BTreeSet<String>) {
+        let mut state = self.state();
+        if let Err(error) = self.write(&mut state, inventory, &|name| held.contains(name)) {
+            tracing::error!(%error, "cannot write a file that containers need");
+        }
+    }
+
+    /// Ensures that the names of these devices in an answer are defined. What cannot be defined is
+    /// left to the runtime, which names it to the user.
+    pub(super) fn ensure<'a>(
+        &self,
+        spec: &ResourceSpec,
+        devices: impl Iterator<Item = &'a Device>,
+        inventory: &Inventory,
+    ) -> io::Result<()> {
+        let Some(kind) = nvidia_cdi::kind(spec) else { return Ok(()) };
+        let names: Vec<String> =
+            devices.filter_map(|device| nvidia_cdi::name(spec, device)).collect();
+        let mut state = self.state();
+        self.load(&mut state);
+        let is_taken = |name: &String| state.is_taken(&format!("{kind}={name}"));
+        if let Some((document, text)) = state.written.get(&kind)
+            && names.iter().all(|name| document.defines(name) || is_taken(name))
+        {
+            return self.own.ensure(&nvidia_cdi::file_name(&kind), text);
+        }
+        if names.iter().all(is_taken) {
+            return Ok(());
+        }
+        self.write(&mut state, inventory, &|_| true)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // What a panic left incomplete is made again.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the files of the process before.
+    fn load(&self, state: &mut State) {
+        if std::mem::replace(&mut state.is_loaded, true) {
+            return;
+        }
+        for name in self.own.own() {
+            let Ok(bytes) = read_bounded(&self.own.file(&name), BYTES_MAX) else { continue };
+            let document = nvidia_cdi::Document::parse(&bytes)
+                .filter(|document| nvidia_cdi::file_name(document.kind()) == name);
+            let text = document.as_ref().and_then(nvidia_cdi::Document::text);
+            if let Some((document, text)) = document.zip(text) {
+                state.written.insert(document.kind().to_owned(), (document, text));
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        state: &mut State,
+        inventory: &Inventory,
+        is_held: &dyn Fn(&str) -> bool,
+    ) -> io::Result<()> {
+        self.load(state);
+        self.read_others(state);
+        let wanted = self.wanted(inventory);
+        let driver = if wanted.values().any(|wanted| !wanted.gpus.is_empty()) {
+            self.driver(state, &wanted)
+        } else {
+            None
+        };
+        let kinds: BTreeSet<String> = wanted.keys().chain(state.written.keys()).cloned().collect();
+        let none = Wanted::default();
+        let mut result = Ok(());
+        for kind in kinds {
+            let wanted = wanted.get(&kind).unwrap_or(&none);
+            let is_kept = |name: &str| {
+                let is_all = name == nvidia_cdi::ALL && !wanted.listed.is_empty();
+                is_all || wanted.listed.contains(name) || is_held(&format!("{kind}={name}"))
+            };
+            let document = nvidia_cdi::document(&nvidia_cdi::Input {
+                kind: &kind,
+                driver: driver.as_ref(),
+                gpus: &wanted.gpus,
+                is_taken: &|name| state.is_taken(name),
+                is_kept: &is_kept,
+                before: state.written.get(&kind).map(|(document, _)| document),
+            });
+            let file = nvidia_cdi::file_name(&kind);
+            let done = match document.and_then(|document| Some((document.text()?, document))) {
+                Some((text, document)) => {
+                    let done = self.own.ensure(&file, &text);
+                    state.written.insert(kind, (document, text));
+                    done
+                }
+                None => match state.written.remove(&kind) {
+                    Some(_) => self.own.remove(&file),
+                    None => Ok(()),
+                },
+            };
+            result = result.and(done);
+        }
+        result
+    }
+
+    /// The devices of each kind.
+    fn wanted(&self, inventory: &Inventory) -> BTreeMap<String, Wanted> {
+        let mut wanted: BTreeMap<String, Wanted> = BTreeMap::new();
+        let node_exists = |path: &str| self.root.node_exists(path);
+        for offering in inventory.resources.values() {
+            let Some(kind) = nvidia_cdi::kind(&offering.spec) else { continue };
+            let of_kind = wanted.entry(kind).or_default();
+            for offered in offering.devices.values() {
+                let Some(name) = nvidia_cdi::name(&offering.spec, &offered.device) else {
+                    continue;
+                };
+                // Shares of one device have one definition.
+                let is_new = of_kind.listed.insert(name.clone());
+                if offered.health.is_healthy() && (is_new || !of_kind.defined.contains(&name)) {
+                    let gpu = nvidia_cdi::gpu(&offering.spec, &offered.device, &node_exists);
+                    of_kind.defined.extend(gpu.as_ref().map(|_| name));
+                    of_kind.gpus.extend(gpu);
+                }
+            }
+        }
+        wanted
+    }
+
+    /// The installed driver, with a warning if a container would lack something.
+    fn driver(&self, state: &mut State, wanted: &BTreeMap<String, Wanted>) -> Option<NvidiaDriver> {
+        let found = nvidia_driver(&self.root, &mut state.hook);
+        let undefined = wanted.iter().find_map(|(kind, wanted)| {
+            let names = wanted.defined.iter().map(|name| format!("{kind}={name}"));
+            names.into_iter().find(|name| !state.is_taken(name))
+        });
+        let warning = match (&found, undefined) {
+            (_, None) => None,
+            (Err(failure), Some(name)) => Some(format!("{name} is not defined: {failure}")),
+            (Ok(None), Some(name)) => Some(format!(
+                "no CDI file defines {name}, and NVIDIA's driver is not installed in the usual folders of the host"
+            )),
+            (Ok(Some(driver)), Some(_)) => driver.hook.is_none().then(|| {
+                "nvidia-cdi-hook is not installed: libraries of NVIDIA's driver are mounted at their names only, \
+                 and an image of another distribution may not find them"
+                    .to_owned()
+            }),
+        };
+        if let Some(warning) = warning.as_ref().filter(|_| state.warned != warning) {
+            tracing::warn!("{warning}");
+        }
+        state.warned = warning;
+        found.ok().flatten()
+    }
+
+    fn read_others(&self, state: &mut State) {
+        let mut before = std::mem::take(&mut state.others);
+        for other in self.own.others().into_iter().chain(self.etc.others()) {
+            let known = before.remove(&other.path).filter(|(stamp, _)| *stamp == other.stamp);
+            let known = known.unwrap_or_else(|| {
+                let text = read_bounded(&other.path, BYTES_MAX).unwrap_or_default();
+                (other.stamp, cdi_names(&String::from_utf8_lossy(&text)))
+            });
+            state.others.insert(other.path, known);
+        }
+    }
+}
+
+/// The devices of a kind.
+#[derive(Default)]
+struct Wanted {
+    /// Those that can be defined.
+    gpus: Vec<nvidia_cdi::Gpu>,
+    defined: BTreeSet<String>,
+    /// The names of all that are offered.
+    listed: BTreeSet<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{
+        Contract, ContractKind, DeviceClass, DeviceId, DeviceIdStrategy, DeviceListStrategy,
+        DeviceNode, Health, NvidiaOptions, Offered, Offering, PciFunction, Reason,
+    };
+    use proptest::prelude::*;
+    use serde_json::Value;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const LIB: &str = "usr/lib/x86_64-linux-gnu";
+    const HOOK: &str = "usr/local/nvidia/toolkit/nvidia-cdi-hook";
+    /// The files of a driver of release 580.95.05, below its root.
+    const DRIVER: [&str; 17] = [
+        "usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05",
+        "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05",
+        "usr/lib/x86_64-linux-gnu/libnvidia-ptxjitcompiler.so.580.95.05",
+        "usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.580.95.05",
+        "usr/lib/x86_64-linux-gnu/libnvidia-egl-gbm.so.1.1.2",
+        "usr/lib/x86_64-linux-gnu/libcudart.so.12.4.1",
+        "usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.580.95.05",
+        "usr/bin/nvidia-smi",
+        "usr/bin/nvidia-cuda-mps-server",
+        "usr/bin/bash",
+        "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+        "lib/firmware/nvidia/580.95.05/gsp_tu10x.bin",
+        "lib/firmware/nvidia/575.57.08/gsp_tu10x.bin",
+        "run/nvidia-persistenced/socket",
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "etc/vulkan/icd.d/nvidia_icd.json",
+        "etc/passwd",
+    ];
+
+    struct Setup {
+        dir: tempfile::TempDir,
+        options: NvidiaOptions,
+    }
+
+    impl Setup {
+        /// A host whose driver has these files below `root`.
+        fn new(root: &str, files: &[&str]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let options = NvidiaOptions {
+                device_list_strategy: vec![DeviceListStrategy::CdiCri],
+                ..NvidiaOptions::default()
+            };
+            let setup = Setup { dir, options };
+            for file in files {
+                setup.write(&format!("{root}/{file}"), "");
+            }
+            for node in
+                ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "dri/card1", "dri/renderD128"]
+            {
+                setup.write(&format!("dev/{node}"), "");
+            }
+            for cap in ["nvidia-cap12", "nvidia-cap13"] {
+                setup.write(&format!("dev/nvidia-caps/{cap}"), "");
+            }
+            let lib = setup.dir.path().join("host").join(root).join(LIB);
+            if lib.is_dir() {
+                symlink("libcuda.so.580.95.05", lib.join("libcuda.so.1")).unwrap();
+                symlink("libnvidia-ml.so.580.95.05", lib.join("libnvidia-ml.so.1")).unwrap();
+            }
+            setup
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            // Joining an absolute path would leave the tree, and write to this machine.
+            let file = file.trim_start_matches('/');
+            let path = self.dir.path().join("host").join(file);
+            assert!(path.starts_with(self.dir.path()), "{} is outside of the tree", path.display());
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            let mode = if file.contains("bin/") || file == HOOK { 0o755 } else { 0o644 };
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+
+        fn specs(&self) -> GpuSpecs {
+            let cdi = self.dir.path().join("cdi");
+            let own = Arc::new(SpecFolder::new(&cdi, FILE_PREFIX));
+            GpuSpecs::new(own, &cdi, HostRoot::new(self.dir.path().join("host")))
+        }
+
+        /// A GPU, and a MIG instance of another one.
+        fn inventory(&self, health: Health) -> Inventory {
+            let mut spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu);
+            spec.contract = Contract::Nvidia(self.options.clone());
+            let offered = |id: &str, nodes: &[&str], attributes: &[(&'static str, &str)]| {
+                let mut function = PciFunction::at("0000:18:00.0".parse().unwrap());
+                function.drm = vec!["card1".into(), "renderD128".into()];
+                let shared = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset"];
+                let device = Device {
+                    id: DeviceId::new(id),
+                    key: format!("pci:{id}"),
+                    class: DeviceClass::Gpu,
+                    pci: Some(Box::new(function)),
+                    numa_nodes: Vec::new(),
+                    nodes: nodes.iter().chain(&shared).map(|node| DeviceNode::at(*node)).collect(),
+                    attributes: attributes.iter().map(|(name, text)| (*name, *text)).collect(),
+                };
+                (DeviceId::new(id), Offered { device: Arc::new(device), health })
+            };
+            let caps =
+                ["/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"];
+            let devices = [
+                offered("GPU-1", &["/dev/nvidia0"], &[("uuid", "GPU-1"), ("index", "0")]),
+                offered("GPU-1::1", &["/dev/nvidia0"], &[("uuid", "GPU-1"), ("index", "0")]),
+                offered("GPU-2-gi1-ci0", &caps, &[("uuid", "MIG-1"), ("part", "mig")]),
+                offered("GPU-2-gi2-ci0", &caps, &[("part", "mig")]),
+            ];
+            let offering = Offering { devices: devices.into(), spec: Arc::new(spec) };
+            Inventory { resources: [(offering.spec.name.clone(), Arc::new(offering))].into() }
+        }
+
+        fn text(&self) -> Option<String> {
+            fs::read_to_string(self.dir.path().join("cdi/holdfast-nvidia.com+gpu.json")).ok()
+        }
+
+        fn document(&self) -> Option<Value> {
+            Some(serde_json::from_str(&self.text()?).unwrap())
+        }
+
+        fn names(&self) -> Vec<String> {
+            let document = self.document().unwrap_or_default();
+            let devices = document["devices"].as_array().cloned().unwrap_or_default();
+            devices.iter().map(|device| device["name"].as_str().unwrap().to_owned()).collect()
+        }
+
+        fn other(&self, folder: &str, text: &str) {
+            let path = self.dir.path().join(folder);
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("nvidia.yaml"), text).unwrap();
+        }
+    }
+
+    fn golden(name: &str, text: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/contract/golden").join(name);
+        assert!(fs::read_to_string(path).unwrap_or_default() == text, "{name}:\n{text}");
+    }
+
+    fn held(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| format!("nvidia.com/gpu={name}")).collect()
+    }
+
+    #[test]
+    fn a_gpu_and_a_mig_instance_have_the_file_of_nvidias_toolkit() {
+        let mut setup = Setup::new("", &DRIVER);
+        setup.options.device_id_strategy = DeviceIdStrategy::Index;
+        setup.write(HOOK, "#!/bin/sh\n");
+        setup.write(
+            &format!("{HOOK}.real"),
+            "create-symlinks enable-cuda-compat update-ldcache disable-device-node-modification",
+        );
+        setup.write("dev/dri/by-path/pci-0000:18:00.0-card", "");
+        setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
+        golden("nvidia-cdi-spec.json", &setup.text().unwrap());
+        assert_eq!(setup.names(), ["0", "GPU-1", "MIG-1", "all"]);
+    }
+
+    #[test]
+    fn a_driver_in_a_container_is_mounted_without_its_root() {
+        let setup = Setup::new("run/nvidia/driver", &DRIVER);
+        // Another release on the host is not the one of the kernel.
+        setup.write(&format!("{LIB}/libcuda.so.575.57.08"), "");
+        let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\n";
+        setup.write("proc/driver/nvidia/version", version);
+        setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
+        golden("nvidia-cdi-spec-container.json", &setup.text().unwrap());
+    }
+
+    #[test]
+    fn a_name_of_another_file_is_left_out_while_it_is_there() {
+        let setup = Setup::new("", &DRIVER);
+        let (specs, inventory) = (setup.specs(), setup.inventory(Health::Healthy));
+        let update = || {
+            specs.update(&inventory, &held(&["GPU-1"]));
+            setup.names()
+        };
+        assert_eq!(update(), ["GPU-1", "MIG-1", "all"]);
+        let yaml =
+            |names: &str| format!("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n{names}");
+        setup.other("cdi", &yaml("- name: GPU-1\n- name: all\n"));
+        assert_eq!(update(), ["MIG-1"]);
+        // The operator's file has all names, in the other directory.
+        setup.other("host/etc/cdi", &yaml("- name: MIG-1\n"));
+        assert_eq!(update(), Vec::<String>::new());
+        assert_eq!((setup.text(), specs.files()), (None, BTreeSet::new()));
+        // The file of the operator for management has another kind.
+        setup.other("host/etc/cdi", "kind: management.nvidia.com/gpu\ndevices:\n- name: all\n");
+        fs::remove_file(setup.dir.path().join("cdi/nvidia.yaml")).unwrap();
+        assert_eq!(update(), ["GPU-1", "MIG-1", "all"]);
+    }
+
+    #[test]
+    fn offered_and_held_devices_keep_their_definitions() {
+        let setup = Setup::new("", &DRIVER);
+        setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
+        let before = setup.text().unwrap();
+        // Another process, while nothing is known of the devices.
+        let specs = setup.specs();
+        specs.update(&setup.inventory(Health::Unhealthy(Reason::DeviceGone)), &held(&[]));
+        assert_eq!(setup.text().as_ref(), Some(&before), "the file stays as it was");
+        fs::remove_dir_all(setup.dir.path().join("host/usr/lib")).unwrap();
+        specs.update(&Inventory::default(), &held(&["MIG-1"]));
+        assert_eq!(setup.names(), ["MIG-1"]);
+        let common =
+            |text: &str| serde_json::from_str::<Value>(text).unwrap()["containerEdits"].clone();
+        assert_eq!(common(&setup.text().unwrap()), common(&before));
+        specs.update(&Inventory::default(), &held(&[]));
+        assert_eq!(setup.text(), None);
+    }
+
+    #[test]
+    fn an_answer_waits_for_its_names_and_a_node_without_a_driver_has_no_file() {
+        let setup = Setup::new("", &DRIVER);
+        let (specs, inventory) = (setup.specs(), setup.inventory(Health::Healthy));
+        let offering = inventory.resources.values().next().unwrap();
+        let device = &*offering.devices[&DeviceId::new("GPU-1")].device;
+        let ensure =
+            |specs: &GpuSpecs| specs.ensure(&offering.spec, [device].into_iter(), &inventory);
+        ensure(&specs).unwrap();
+        assert!(setup.names().contains(&"GPU-1".to_owned()));
+        fs::remove_file(setup.dir.path().join("cdi/holdfast-nvidia.com+gpu.json")).unwrap();
+        ensure(&specs).unwrap();
+        assert!(setup.text().is_some(), "a removed file is restored");
+
+        let bare = Setup::new("", &["usr/bin/nvidia-smi"]);
+        ensure(&bare.specs()).unwrap();
+        assert_eq!(bare.text(), None);
+        let plain = ResourceSpec {
+            contract: ContractKind::Nvidia.into(),
+            ..ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu)
+        };
+        assert_eq!(nvidia_cdi::kind(&plain), None, "answers by environment have no names");
+    }
+
+    #[test]
+    fn a_library_elsewhere_is_found_by_the_loaders_cache() {
+        let setup = Setup::new("", &["opt/nvidia/libcuda.so.580.95.05"]);
+        let mut cache = b"glibc-ld.so.cache1.1".to_vec();
+        cache.extend(1_u32.to_le_bytes());
+        cache.resize(48, 0);
+        cache.extend(0x0303_u32.to_le_bytes());
+        cache.extend([0; 4]);
+        cache.extend(72_u32.to_le_bytes());
+        cache.extend([0; 12]);
+        cache.extend(b"/opt/nvidia/libcuda.so.580.95.05\0");
+        setup.write("etc/ld.so.conf", "");
+        fs::write(setup.dir.path().join("host/etc/ld.so.cache"), cache).unwrap();
+        setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
+        assert!(setup.text().unwrap().contains("/opt/nvidia/libcuda.so.580.95.05"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn every_path_of_the_host_exists_and_no_path_of_a_container_is_there_twice(
+            files in proptest::sample::subsequence(DRIVER.to_vec(), 0..=DRIVER.len()),
+            is_contained: bool,
+            has_hook: bool,
+        ) {
+            let setup = Setup::new(if is_contained { "run/nvidia/driver" } else { "" }, &files);
+            if has_hook {
+                setup.write(HOOK, "");
+            }
+            setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
+            let has_driver = files.iter().any(|file| {
+                file.contains("libcuda.so.") || file.contains("libnvidia-ml.so.")
+            });
+            prop_assert_eq!(setup.text().is_some(), has_driver);
+            let document = setup.document().unwrap_or_default();
+            let mut paths = BTreeSet::new();
+            let edits = &document["containerEdits"];
+            for mount in edits["mounts"].as_array().into_iter().flatten() {
+                let host = mount["hostPath"].as_str().unwrap();
+                prop_assert!(setup.dir.path().join("host").join(&host[1..]).is_file(), "{}", host);
+                prop_assert_eq!(host.starts_with("/run/nvidia/driver/"), is_contained);
+                let path = mount["containerPath"].as_str().unwrap();
+                prop_assert!(!path.starts_with("/run/nvidia/driver/"));
+                prop_assert!(paths.insert(path.to_owned()), "{} twice", path);
+            }
+            prop_assert_eq!(edits.get("hooks").is_some(), has_driver && has_hook);
+            let lib = format!("/{LIB}/libcuda.so.1");
+            let has_cuda = files.iter().any(|file| file.contains("libcuda.so."));
+            prop_assert_eq!(paths.contains(&lib), has_cuda && !has_hook);
+        }
+    }
+}
