@@ -148,7 +148,7 @@ impl DiscoveryActor {
         (evidence, named)
     }
 
-    /// Publishes the GPUs for the labels of the node. If they cannot be read, they stay as they were.
+    /// Publishes the GPUs for the labels of the node. Where they cannot be read, they stay.
     fn publish_gpus(&self, devices: &[Arc<Device>], nvml: &NvmlSnapshot) {
         let Some(labels) = &self.config.labels else { return };
         if let Ok(node) = hardware::nvidia_node(&self.config.host_root, devices, nvml) {
@@ -376,8 +376,8 @@ impl Handler<Crash> for DiscoveryActor {
 }
 
 /// The plan, with a resource for each existing node, or MIG profile, of the resources with patterns
-/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or
-/// the read failure.
+/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings,
+/// or the read failure.
 fn planned(
     root: &HostRoot,
     current: &watch::Sender<Arc<Plan>>,
