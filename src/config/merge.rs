@@ -105,7 +105,8 @@ impl Examined {
                 Ok(bytes) => examined.take(&bytes, &path, &facts),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => {
-                    examined.problem(|| unreadable(&path, &error, "; set the file with `--config`"))
+                    examined
+                        .problem(|| unreadable(&path, &error, "; set the file with `--config`"));
                 }
             }
         }
@@ -183,7 +184,7 @@ impl Examined {
                     }
                 }
                 (key, _) if keys::TABLES.contains(&key) => {
-                    self.examine_part(key, entry.value.is.clone(), &whole)
+                    self.examine_part(key, entry.value.is.clone(), &whole);
                 }
                 (key, _) => self.problem(|| {
                     let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
@@ -269,7 +270,7 @@ fn merge_table(merged: &mut Table, mut over: Table) {
         let there = merged.0.iter_mut().find(|there| there.key == entry.key);
         match (there.map(|there| &mut there.value.is), entry.value.is) {
             (Some(Is::Table(there)), Is::Table(over)) => {
-                over.0.into_iter().for_each(|entry| there.put(entry))
+                over.0.into_iter().for_each(|entry| there.put(entry));
             }
             (Some(Is::List(there)), Is::List(over)) => there.extend(over),
             (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),

@@ -170,18 +170,20 @@ fn query_library(
             match known(device.mig_mode()) {
                 Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
                 Err(error) => {
-                    drop(answer.incomplete.get_or_insert_with(|| {
+                    answer.incomplete.get_or_insert_with(|| {
                         format!("the MIG mode of the GPU {address}: {error}")
-                    }))
+                    });
                 }
             }
         }
         if *described {
             match sizes.and_then(|sizes| describe(&nvml, &device, sizes)) {
                 Ok(description) => gpu.description = Some(description),
-                Err(error) => drop(answer.incomplete.get_or_insert_with(|| {
-                    format!("the description of the GPU {address}: {error}")
-                })),
+                Err(error) => {
+                    answer.incomplete.get_or_insert_with(|| {
+                        format!("the description of the GPU {address}: {error}")
+                    });
+                }
             }
         }
         gpu.uuid = uuid;
