@@ -150,7 +150,7 @@ impl DiscoveryActor {
         (evidence, named)
     }
 
-    /// Publishes the GPUs for the labels of the node. If they cannot be read, they stay as they were.
+    /// Publishes the GPUs for the labels of the node. Where they cannot be read, they stay.
     fn publish_gpus(&self, devices: &[Arc<Device>], nvml: &NvmlSnapshot) {
         let Some(labels) = &self.config.labels else { return };
         if let Ok(node) = hardware::nvidia_node(&self.config.host_root, devices, nvml) {

@@ -194,7 +194,7 @@ impl NvmlSnapshot {
         )
     }
 
-    /// Whether links of the query are unknown or inactive, or a MIG mode or a description is unknown.
+    /// Whether links of the query are unknown or inactive, or another fact but a name is unknown.
     #[must_use]
     pub fn is_incomplete_for(&self, query: &NvmlQuery) -> bool {
         let nothing = NvmlGpu::default();

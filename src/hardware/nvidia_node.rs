@@ -1,5 +1,5 @@
-//! What labels describe of a node with GPUs of NVIDIA's driver, from the devices of a scan and NVML's
-//! answers.
+//! What labels describe of a node with GPUs of NVIDIA's driver, from the devices of a scan and
+//! NVML's answers.
 
 use super::nvidia::driver_version;
 use super::profiles::MIG;

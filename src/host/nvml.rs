@@ -188,9 +188,11 @@ fn query_library(
         if *described {
             match sizes.and_then(|sizes| describe(&nvml, &device, sizes)) {
                 Ok(description) => gpu.description = Some(description),
-                Err(error) => drop(answer.incomplete.get_or_insert_with(|| {
-                    format!("the description of the GPU {address}: {error}")
-                })),
+                Err(error) => {
+                    answer.incomplete.get_or_insert_with(|| {
+                        format!("the description of the GPU {address}: {error}")
+                    });
+                }
             }
         }
         gpu.uuid = uuid;
