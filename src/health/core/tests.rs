@@ -338,7 +338,7 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
 #[test]
 fn a_held_disk_is_not_given_again_by_its_second_path() {
     let disk = |id: &str| {
-        let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
+        let function = PciFunction::at("0000:01:00.0".parse().unwrap());
         let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
         Arc::new(Device {
             class: DeviceClass::Nvme,
@@ -498,7 +498,7 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
 
 /// A function of a card: the card's own, or the virtual one of `physical`.
 fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
-    let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
+    let mut pci = PciFunction::at(address.parse().unwrap());
     pci.physfn = physical.map(|address| address.parse().unwrap());
     pci.bridges = vec!["0000:00:01.0".parse().unwrap()];
     Arc::new(Device {
