@@ -39,7 +39,7 @@ pub(super) async fn follow(
          kernel.dmesg_restrict is 1"
     )));
     // The last value counts as long as it has a sender.
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Reads until the log fails.
