@@ -182,7 +182,7 @@ impl Libraries {
             let is_other = |stem: &&str| name.strip_prefix(*stem).is_some_and(is_release);
             name.ends_with(&suffix)
                 || name.starts_with(OLDER)
-                || OTHER_RELEASES.iter().any(|stem| is_other(stem))
+                || OTHER_RELEASES.iter().any(is_other)
         };
         let vdpau: Vec<Folder> = self
             .folders
@@ -277,11 +277,7 @@ impl Libraries {
         };
         let of_daemon =
             |name: &&str| RUN_FOLDERS.iter().find_map(|folder| socket(format!("{folder}/{name}")));
-        SOCKETS
-            .iter()
-            .filter_map(|name| of_daemon(name))
-            .chain(socket(MPS_SOCKETS.into()))
-            .collect()
+        SOCKETS.iter().filter_map(of_daemon).chain(socket(MPS_SOCKETS.into())).collect()
     }
 }
 

@@ -28,7 +28,8 @@ pub(super) fn common_edits(driver: &NvidiaDriver, gpus: &[Gpu]) -> Edits {
     match &driver.hook {
         Some(program) => hooks = common_hooks(driver, program, &links),
         None => {
-            mounts.extend(links.iter().map(|link| mount(link.host.clone(), &link.path, &READ_ONLY)));
+            mounts
+                .extend(links.iter().map(|link| mount(link.host.clone(), &link.path, &READ_ONLY)));
         }
     }
     let env = vec![
