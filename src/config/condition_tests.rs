@@ -1,6 +1,6 @@
 //! Tests of conditions on the node itself.
 
-use super::super::node::Section;
+use super::super::section::Section;
 use super::super::tree::Table;
 use super::*;
 use proptest::prelude::*;

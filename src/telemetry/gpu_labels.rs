@@ -5,7 +5,7 @@
 //! Node Feature Discovery would refuse. Where that program chooses at random, the result here is
 //! fixed: of several models on a node, the most frequent one is described.
 
-use super::labels::is_valid;
+use super::label_value::is_valid;
 use crate::domain::{
     Contract, MigAttributes, MigStrategy, NvidiaGpu, NvidiaNode, Plan, ResourceSpec, Sharing,
 };

@@ -13,6 +13,7 @@
 //! the same. So a restart removes no label.
 
 use super::gpu_labels::{GpuOffers, Labels, gpu_labels};
+use super::label_value::{LENGTH_MAX, is_valid};
 use crate::domain::{Device, DeviceId, Inventory, NvidiaNode, Offering};
 use std::collections::BTreeMap;
 
@@ -22,9 +23,6 @@ pub const FILE: &str = "holdfast";
 /// The largest file that NFD reads.
 pub const FILE_BYTES_MAX: u64 = 65_536;
 const SIZE_MAX: usize = 65_536;
-/// The limit of a label's name without its prefix, and of its value (Kubernetes'
-/// `validation.IsQualifiedName`, `IsValidLabelValue`).
-const LENGTH_MAX: usize = 63;
 /// The prefix of the names: a domain of ours, because NFD refuses Kubernetes' own.
 const PREFIX: &str = "holdfast.dev/";
 
@@ -144,18 +142,6 @@ fn value(text: &str) -> Option<String> {
     value.truncate(LENGTH_MAX);
     let value = value.trim_matches(|c: char| !c.is_ascii_alphanumeric());
     (!value.is_empty()).then(|| value.to_owned())
-}
-
-/// Whether Kubernetes accepts this value of a label, if it is not empty.
-pub(super) fn is_valid(text: &str) -> bool {
-    let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else {
-        return false;
-    };
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    text.len() <= LENGTH_MAX
-        && first.is_ascii_alphanumeric()
-        && last.is_ascii_alphanumeric()
-        && text.chars().all(is_plain)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod connections;
 pub mod exposition;
 pub mod gpu_labels;
 pub mod http;
+mod label_value;
 pub mod labels;
 mod log_format;
 mod log_writer;
