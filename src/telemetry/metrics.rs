@@ -1,7 +1,7 @@
 //! The counters of events: one function for each event that a metric counts, and the page of all of
 //! them.
 //!
-//! The [recorder](super::recorder) stores them, and the [table](super::table) describes them. The
+//! The file `recorder.rs` stores them, and the [table](super::table) describes them. The
 //! current state (devices, grants, holders) is not stored: each scrape reads it from the daemon's
 //! snapshots. The usual exporters keep every series that they have ever seen, and pods come and go.
 //! So the page is [our own](super::exposition).
