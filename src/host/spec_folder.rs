@@ -101,23 +101,32 @@ impl SpecFolder {
             .collect()
     }
 
-    /// The files of other programs that a container runtime reads, sorted.
-    #[must_use]
-    pub fn others(&self) -> Vec<OtherSpec> {
-        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+    /// The files of other programs that a container runtime reads, sorted. A folder that does not
+    /// exist has none.
+    ///
+    /// # Errors
+    /// If the folder or a file in it cannot be read.
+    pub fn others(&self) -> io::Result<Vec<OtherSpec>> {
+        let entries = match std::fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?.collect::<io::Result<Vec<_>>>()?,
+        };
         let is_read = |name: &str| {
             SUFFIXES.iter().any(|suffix| name.ends_with(suffix)) && !name.starts_with(self.prefix)
         };
         let other = |name: String| {
             let path = self.path.join(name);
-            let stamp = Stamp::of(&path.metadata().ok()?);
-            Some(OtherSpec { path, stamp })
+            match path.metadata() {
+                Ok(found) => Some(Ok(OtherSpec { path, stamp: Stamp::of(&found) })),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => Some(Err(error)),
+            }
         };
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let mut others: Vec<OtherSpec> =
-            names.filter(|name| is_read(name)).filter_map(other).collect();
+        let names = entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
+        let others = names.filter(|name| is_read(name)).filter_map(other);
+        let mut others = others.collect::<io::Result<Vec<OtherSpec>>>()?;
         others.sort_unstable_by(|one, two| one.path.cmp(&two.path));
-        others
+        Ok(others)
     }
 
     /// Removes one of our files.
@@ -162,10 +171,10 @@ mod tests {
             "a file left by a killed process is ours"
         );
         std::fs::write(path.join("other.conf"), "").unwrap();
-        let others = folder.others();
+        let others = folder.others().unwrap();
         assert_eq!(others.len(), 1, "neither ours nor one that runtimes ignore");
         std::fs::write(path.join("other.json"), "{}").unwrap();
-        assert_ne!(folder.others(), others, "another version of the same file");
+        assert_ne!(folder.others().unwrap(), others, "another version of the same file");
         std::fs::remove_file(path.join("other.conf")).unwrap();
         folder.remove(".own-cut.new").unwrap();
         folder.remove("own-a.json").unwrap();

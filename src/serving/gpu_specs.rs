@@ -232,15 +232,20 @@ impl GpuSpecs {
         found.ok().flatten()
     }
 
+    /// Reads the files of other programs. What cannot be read defines the names that it defined
+    /// before (I12), and is read again at the next pass.
     fn read_others(&self, state: &mut State) {
+        let (Ok(own), Ok(etc)) = (self.own.others(), self.etc.others()) else { return };
         let mut before = std::mem::take(&mut state.others);
-        for other in self.own.others().into_iter().chain(self.etc.others()) {
-            let known = before.remove(&other.path).filter(|(stamp, _)| *stamp == other.stamp);
-            let known = known.unwrap_or_else(|| {
-                let text = read_bounded(&other.path, BYTES_MAX).unwrap_or_default();
-                (other.stamp, cdi_names(&String::from_utf8_lossy(&text)))
-            });
-            state.others.insert(other.path, known);
+        for other in own.into_iter().chain(etc) {
+            let known = match before.remove(&other.path) {
+                Some(known) if known.0 == other.stamp => Some(known),
+                former => match read_bounded(&other.path, BYTES_MAX) {
+                    Ok(text) => Some((other.stamp, cdi_names(&String::from_utf8_lossy(&text)))),
+                    Err(_) => former,
+                },
+            };
+            state.others.extend(known.map(|known| (other.path, known)));
         }
     }
 }
@@ -399,6 +404,30 @@ mod tests {
 
     fn held(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| format!("nvidia.com/gpu={name}")).collect()
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_keeps_its_names() {
+        let setup = Setup::new("", &DRIVER);
+        let (specs, inventory) = (setup.specs(), setup.inventory(Health::Healthy));
+        let defines_gpu = || {
+            specs.update(&inventory, &held(&[]));
+            setup.names().contains(&"GPU-1".to_owned())
+        };
+        setup.other("host/etc/cdi", "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n");
+        assert!(!defines_gpu(), "another file does");
+        let (folder, file) = (
+            setup.dir.path().join("host/etc/cdi"),
+            setup.dir.path().join("host/etc/cdi/nvidia.yaml"),
+        );
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert!(!defines_gpu(), "the file cannot be read");
+        fs::remove_dir_all(&folder).unwrap();
+        fs::write(&folder, "").unwrap();
+        assert!(!defines_gpu(), "the folder cannot be read");
+        fs::remove_file(&folder).unwrap();
+        assert!(defines_gpu(), "no file defines it any longer");
     }
 
     #[test]
