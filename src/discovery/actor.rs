@@ -254,10 +254,12 @@ async fn publish(
         }
     }
     let evidence = Arc::new(evidence);
-    found.send(Found(Arc::clone(&evidence)));
-    if let Err(error) = discovered.call(Discovered { evidence, plan }, PUBLISH_DEADLINE).await {
+    let to_publish = Discovered { evidence: Arc::clone(&evidence), plan };
+    if let Err(error) = discovered.call(to_publish, PUBLISH_DEADLINE).await {
         tracing::warn!(%error, "health evaluation of a scan failed; the next scan retries");
     }
+    // After the list, which decides what is absent.
+    found.send(Found(evidence));
 }
 
 impl Handler<Crash> for DiscoveryActor {

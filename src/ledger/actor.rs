@@ -204,7 +204,6 @@ impl Actor for LedgerActor {
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
         self.follow_hooks(context);
-        self.forget_later(context);
         let entries = self.ledger.unlisted(&inventory);
         if !entries.is_empty() {
             // The list does not wait for the disk: an id that came and went before this write is

@@ -5,31 +5,19 @@ use super::core::forget;
 use crate::domain::{DeviceId, Entry};
 use crate::host;
 use crate::messages::{Forget, Found};
-use actix::{AsyncContext, Context, Handler};
+use actix::Handler;
 use std::sync::Arc;
-use std::time::Duration;
 
-/// The debounce of the check for absent devices, after a scan or a change of a list: many removals
-/// at once cause one check.
-const LOOKS_AFTER: Duration = Duration::from_secs(2);
+impl Handler<Found> for LedgerActor {
+    type Result = ();
 
-impl LedgerActor {
-    /// Schedules the check for absent devices.
-    pub(super) fn forget_later(&mut self, context: &mut Context<Self>) {
-        if self.upkeep.forgetting.found.is_some()
-            && !std::mem::replace(&mut self.upkeep.forgetting.is_due, true)
-        {
-            context.run_later(LOOKS_AFTER, Self::forget_now);
-        }
-    }
-
-    fn forget_now(&mut self, context: &mut Context<Self>) {
-        self.upkeep.forgetting.is_due = false;
+    /// Checks for absent devices after every scan. The node is scanned every 30 s and at each
+    /// hardware event, so a device that a released grant held is found here too.
+    fn handle(&mut self, Found(found): Found, context: &mut Self::Context) {
         if self.committer.entries().next().is_some() {
-            // A grant that waits for the commit holds its devices too.
-            return self.forget_later(context);
+            // A grant that waits for the commit holds its devices too. The next scan finds them.
+            return;
         }
-        let Some(found) = self.upkeep.forgetting.found.clone() else { return };
         let inventory = Arc::clone(&self.config.inventory.borrow());
         let may_be_there = |id: &DeviceId, keys: &[&str]| {
             let keys = if keys.is_empty() { &[""] } else { keys };
@@ -59,14 +47,5 @@ impl LedgerActor {
                 health.send(Forget(forgotten));
             }
         });
-    }
-}
-
-impl Handler<Found> for LedgerActor {
-    type Result = ();
-
-    fn handle(&mut self, Found(evidence): Found, context: &mut Self::Context) {
-        self.upkeep.forgetting.found = Some(evidence);
-        self.forget_later(context);
     }
 }

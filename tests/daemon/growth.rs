@@ -274,11 +274,11 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
             resources: [(name("example.com/sensor"), "EIO".into())].into(),
             ..Unread::default()
         };
-        ledger.send(nothing_found(unread)).await.unwrap();
         // A device that is no node, and that this scan could search for: once it is removed, the
         // check is done.
         let pci = ("pci:0000:3b:00.0/10de:2330".to_owned(), DeviceId::new("GPU-1"));
         ledger.send(Remember(vec![pci])).await.unwrap().unwrap();
+        ledger.send(nothing_found(unread)).await.unwrap();
         let gone = async {
             while store::peek(&dir.path().join("state")).unwrap().gone.is_empty() {
                 tokio::task::yield_now().await;
