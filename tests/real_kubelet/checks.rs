@@ -38,8 +38,8 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     // Last, so that a failure here hides no other result.
     if daemon::is_named() {
         assert!(
-            idle.resident_kib <= 12 * 1024,
-            "{} KiB resident: more than 12 MiB",
+            idle.resident_kib <= 14 * 1024,
+            "{} KiB resident: more than 14 MiB",
             idle.resident_kib
         );
         assert!(
