@@ -16,6 +16,9 @@ pub(crate) fn is_named() -> bool {
     std::env::var_os("HOLDFAST_BIN").is_some()
 }
 
+/// The link to a made host root, in the directory of a run that has one.
+const HOST_ROOT: &str = "host-root";
+
 #[derive(Debug)]
 pub(crate) struct Daemon {
     dir: PathBuf,
@@ -66,6 +69,9 @@ fn run(dir: &Path) -> Command {
 
 fn with_options(mut command: Command, dir: &Path) -> Command {
     command.arg("--config").arg(dir.join("holdfast.toml"));
+    if dir.join(HOST_ROOT).exists() {
+        command.arg("--host-root").arg(dir.join(HOST_ROOT));
+    }
     command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
     command
 }
@@ -107,6 +113,12 @@ pub(crate) fn grants(document: &Value) -> Vec<Held> {
 }
 
 impl Daemon {
+    /// Starts the daemon with another host root: a made one.
+    pub(crate) fn start_below(dir: &Path, host_root: &Path, config: &str) -> Self {
+        std::os::unix::fs::symlink(host_root, dir.join(HOST_ROOT)).unwrap();
+        Self::start(dir, config)
+    }
+
     pub(crate) fn start(dir: &Path, config: &str) -> Self {
         fs::write(dir.join("holdfast.toml"), config).unwrap();
         let process = Process::start(&mut run(dir), dir.join("holdfast-1.log"));

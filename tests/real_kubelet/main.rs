@@ -13,6 +13,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+mod cdi;
 mod checks;
 mod daemon;
 mod daemon_set;
@@ -137,6 +138,21 @@ fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
             let node = Node::start(&dir, &kubelet);
             node.import(&image);
             daemon_set::all(&node, &shipped::config(&dir));
+        }
+    }
+}
+
+#[test]
+fn a_pod_gets_its_gpu_by_its_cdi_name_alone() {
+    let Some(kubelet) = kubelet() else { return };
+    match sandbox::work_dir() {
+        None => match cdi::missing() {
+            Some(what) => say(format_args!("SKIPPED: CDI was not tested: {what}")),
+            None => sandbox::run("a_pod_gets_its_gpu_by_its_cdi_name_alone", &kubelet),
+        },
+        Some(dir) => {
+            sandbox::furnish(&dir);
+            cdi::all(&dir, &kubelet);
         }
     }
 }

@@ -27,6 +27,9 @@ state = "DIR/containerd-state"
   sandbox_image = "PAUSE"
   # Without CAP_SYS_RESOURCE, as in some machines of a CI, a container's score cannot be lowered.
   restrict_oom_score_adj = true
+  # The default only since containerd 2.0.
+  enable_cdi = true
+  cdi_spec_dirs = ["/var/run/cdi"]
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "native"
   [plugins."io.containerd.grpc.v1.cri".cni]

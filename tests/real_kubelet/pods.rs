@@ -26,6 +26,11 @@ impl Pod {
     }
 }
 
+/// What the main container prints: its environment, the offered nodes, and the files of a GPU with
+/// the result of opening its node.
+const SCRIPT: &str = "env; ls -lR /dev/offered /dev/exclusive; ls /dev/nvidia* /usr/lib/*-linux-gnu/*; \
+     for node in /dev/nvidia[0-9]*; do echo opened: $( (: < $node) 2>&1); done; exec sleep 1000000";
+
 /// The folder of manifests and the kubelet's read-only port.
 #[derive(Debug)]
 pub(crate) struct Pods {
@@ -59,7 +64,7 @@ impl Pods {
                 "hostNetwork": true,
                 "terminationGracePeriodSeconds": 1,
                 "initContainers": setup,
-                "containers": [container("main", "env; ls -lR /dev/offered /dev/exclusive; exec sleep 1000000")],
+                "containers": [container("main", SCRIPT)],
             },
         });
         self.put(name, &pod);

@@ -23,7 +23,7 @@ const TOOLS: [(&str, &str); 9] = [
 ];
 
 /// Directories that this run has for itself inside the namespaces.
-const OWN_DIRS: [&str; 8] = [
+const OWN_DIRS: [&str; 10] = [
     "/var/lib/kubelet",
     "/var/log/pods",
     "/var/log/containers",
@@ -34,6 +34,9 @@ const OWN_DIRS: [&str; 8] = [
     // For the DaemonSet.
     "/run/holdfast",
     "/var/lib/holdfast",
+    // For CDI.
+    "/var/run/cdi",
+    "/run/nvidia",
 ];
 
 /// Kernel settings that the kubelet and a network of pods require. They are set inside, so that the
