@@ -3,6 +3,7 @@
 //! Every message only triggers a scan or a read. A slow poll reads without an event.
 
 use super::config_links::{self, DATA_LINK};
+use super::label_file::LabelFile;
 use super::rescans::Rescans;
 use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
@@ -45,6 +46,8 @@ pub(crate) struct Watcher {
     pub(crate) config_dirs: [PathBuf; 2],
     /// Notified when the files were replaced. One waiting message stands for all.
     pub(crate) config_changed: mpsc::Sender<()>,
+    /// The labels of the node that the configuration was chosen by.
+    pub(crate) labels: LabelFile,
     pub(crate) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) rescan: Mailbox<Rescan>,
@@ -64,6 +67,9 @@ enum Event {
     Rescan,
     ReconcileDue,
     ReloadDue,
+    /// The configuration was chosen again, by the same labels or others.
+    Chosen,
+    LabelsDue,
     Planned,
     Poll,
 }
@@ -90,6 +96,7 @@ impl Watcher {
         let mut dirs =
             BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
+        dirs.extend(self.labels.folder());
         let plan = self.plan.borrow();
         // A new node may become a resource of its own.
         for spec in plan.specs.iter().chain(plan.patterns.iter()) {
@@ -132,17 +139,21 @@ impl Watcher {
         // The kubelet may have started between the first read and the watch.
         self.notify_sockets();
         loop {
+            let label_time = self.labels.read_at();
             let event = tokio::select! {
                 change = next(watch.as_mut(), |watch| watch.next()) => Event::Change(change),
                 uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
                 () = rescans.step() => Event::Rescan,
                 () = at(reconcile_at) => Event::ReconcileDue,
                 () = at(reload_at) => Event::ReloadDue,
+                () = self.labels.chosen() => Event::Chosen,
+                () = at(label_time) => Event::LabelsDue,
                 Ok(()) = self.plan.changed() => Event::Planned,
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
             self.check_config_links(&event, &mut links, &mut reload_at);
+            self.check_labels(&event);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -154,8 +165,9 @@ impl Watcher {
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
                     self.notify_sockets();
                 }
-                Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {
-                }
+                Event::Change(Ok(Change::Entry { dir, .. }))
+                    if self.config_dirs.contains(&dir)
+                        || self.labels.folder().as_ref() == Some(&dir) => {}
                 Event::Change(Ok(Change::Entry { .. })) => rescans.request(),
                 Event::Change(Ok(Change::Anything)) => {
                     self.notify_sockets();
@@ -184,7 +196,14 @@ impl Watcher {
                     self.checkpoint_written.send(CheckpointWritten);
                 }
                 Event::ReloadDue => self.request_reload(&mut reload_at),
-                Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
+                Event::LabelsDue => {
+                    if self.labels.differs() {
+                        reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
+                    }
+                }
+                Event::Chosen | Event::Planned => {
+                    watch.iter_mut().for_each(|watch| watch.want(self.directories()))
+                }
                 Event::Poll => {
                     self.watch_again(&mut watch);
                     self.notify_sockets();
@@ -228,6 +247,20 @@ impl Watcher {
                 reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
             }
             *links = now;
+        }
+    }
+
+    /// Schedules a read of the labels when their file may have changed.
+    fn check_labels(&mut self, event: &Event) {
+        let may_differ = match event {
+            Event::Change(Ok(Change::Entry { dir, .. })) => {
+                self.labels.folder().as_ref() == Some(dir)
+            }
+            Event::Change(Ok(Change::Anything)) | Event::Poll => true,
+            _ => false,
+        };
+        if may_differ {
+            self.labels.look();
         }
     }
 
