@@ -9,7 +9,7 @@ use super::node::Node;
 use super::section::Section;
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
-use crate::domain::{NODE, NodeLabels};
+use crate::domain::NODE;
 use crate::host::{read_bounded, read_whole};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -176,7 +176,7 @@ impl Examined {
     /// Evaluates the conditions of the sections. All files are read by then: any of them may name
     /// the source of the labels.
     fn evaluate(&mut self, node: &Node) {
-        let facts = NodeFacts::of(node, &self.label_source());
+        let facts = NodeFacts::of(node, &validate::label_source(&self.merged));
         for value in std::mem::take(&mut self.unevaluated) {
             match Section::read(&value, &facts) {
                 Ok(section) => {
@@ -188,14 +188,6 @@ impl Examined {
             }
         }
         self.compared = facts.compared();
-    }
-
-    /// The source of the labels outside of sections. An invalid one is an error of its own, and
-    /// counts as the default here.
-    fn label_source(&self) -> NodeLabels {
-        let cluster = self.merged.get("cluster").and_then(Value::as_table);
-        let text = cluster.and_then(|table| table.get("node_labels")?.as_text());
-        text.and_then(|text| validate::node_labels(text).ok()).unwrap_or_default()
     }
 
     /// Keeps an error, or counts it.

@@ -4,6 +4,7 @@ use super::error::hidden;
 use super::fragments::{self, Fragment, HistorySize};
 use super::labels::ComparedLabels;
 use super::resource::spec;
+use super::tree::{Table, Value};
 use super::{Config, ConfigError, Node, health, text};
 use crate::domain::{ApiCredentials, NodeLabels, NvmlLibrary, Policy, ResourceName, Retention};
 use std::net::SocketAddr;
@@ -185,8 +186,16 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
     }
 }
 
+/// The source of the node's labels in the merged files, before their sections. An invalid one is an
+/// error of its own, and counts as the default here.
+pub(super) fn label_source(merged: &Table) -> NodeLabels {
+    let cluster = merged.get("cluster").and_then(Value::as_table);
+    let text = cluster.and_then(|table| table.get("node_labels")?.as_text());
+    text.and_then(|text| node_labels(text).ok()).unwrap_or_default()
+}
+
 /// The source of the node's labels.
-pub(super) fn node_labels(text: &str) -> Result<NodeLabels, ConfigError> {
+fn node_labels(text: &str) -> Result<NodeLabels, ConfigError> {
     match text {
         "api" if cfg!(feature = "cluster") => Ok(NodeLabels::Api),
         "api" => Err(ConfigError::new(

@@ -50,15 +50,18 @@ impl LabelFile {
         self.path()?.parent().map(Path::to_owned)
     }
 
-    /// Waits until the configuration was chosen again, by the same labels or others. Never returns
-    /// after the daemon has begun to end.
-    pub(super) async fn chosen(&mut self) {
-        if self.compared.changed().await.is_err() {
-            std::future::pending::<()>().await;
+    /// Waits until the configuration was chosen again, by the same labels or others, or until the
+    /// file is to be read.
+    pub(super) async fn step(&mut self) {
+        tokio::select! {
+            // The sender ends with the daemon.
+            Ok(()) = self.compared.changed() => {
+                self.known = self.compared.borrow_and_update().values().cloned();
+                self.stamp = None;
+                self.read_at = Some(Instant::now());
+            }
+            () = at(self.read_at) => {}
         }
-        self.known = self.compared.borrow_and_update().values().cloned();
-        self.stamp = None;
-        self.read_at = Some(Instant::now());
     }
 
     /// Something has changed in a watched folder, or time has passed.
@@ -69,14 +72,13 @@ impl LabelFile {
         }
     }
 
-    /// When the file is to be read.
-    pub(super) fn read_at(&self) -> Option<Instant> {
-        self.read_at
+    /// Whether a label has another value than the configuration was chosen by. Reads the file if it
+    /// is to be read now.
+    pub(super) fn differs(&mut self) -> bool {
+        self.read_at.is_some_and(|at| at <= Instant::now()) && self.read()
     }
 
-    /// Reads the file. Returns whether a label has another value than the configuration was chosen
-    /// by.
-    pub(super) fn differs(&mut self) -> bool {
+    fn read(&mut self) -> bool {
         self.read_at = None;
         let Some(path) = self.path() else { return false };
         let before = Stamp::at(&path);
@@ -102,6 +104,13 @@ impl LabelFile {
         }
         self.known = now;
         true
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -150,7 +159,7 @@ mod tests {
 
         fn differs(&mut self) -> bool {
             self.file.look();
-            self.file.read_at().is_some() && self.file.differs()
+            self.file.read_at.is_some() && self.file.read()
         }
     }
 
@@ -159,7 +168,7 @@ mod tests {
         let mut scene = of_file("role=a\nother=1\n");
         assert_eq!(scene.file.folder().as_deref(), Some(scene.dir.path()));
         assert!(!scene.differs());
-        assert_eq!(scene.file.read_at(), None);
+        assert_eq!(scene.file.read_at, None);
         scene.write("role=a\nother=2\n");
         assert!(!scene.differs());
         scene.write("other=2\n");
@@ -191,7 +200,7 @@ mod tests {
         assert!(scene.differs());
         // A reload that compares nothing needs no file.
         scene.chosen.send_replace(Arc::default());
-        scene.file.chosen().await;
+        scene.file.step().await;
         assert_eq!((scene.file.folder(), scene.differs()), (None, false));
     }
 

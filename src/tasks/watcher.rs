@@ -67,9 +67,8 @@ enum Event {
     Rescan,
     ReconcileDue,
     ReloadDue,
-    /// The configuration was chosen again, by the same labels or others.
-    Chosen,
-    LabelsDue,
+    /// The labels of the node may differ.
+    Labels,
     Planned,
     Poll,
 }
@@ -139,21 +138,19 @@ impl Watcher {
         // The kubelet may have started between the first read and the watch.
         self.notify_sockets();
         loop {
-            let label_time = self.labels.read_at();
             let event = tokio::select! {
                 change = next(watch.as_mut(), |watch| watch.next()) => Event::Change(change),
                 uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
                 () = rescans.step() => Event::Rescan,
                 () = at(reconcile_at) => Event::ReconcileDue,
                 () = at(reload_at) => Event::ReloadDue,
-                () = self.labels.chosen() => Event::Chosen,
-                () = at(label_time) => Event::LabelsDue,
+                () = self.labels.step() => Event::Labels,
                 Ok(()) = self.plan.changed() => Event::Planned,
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
             self.check_config_links(&event, &mut links, &mut reload_at);
-            self.check_labels(&event);
+            self.check_labels(&event, &mut reload_at);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -165,9 +162,7 @@ impl Watcher {
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
                     self.notify_sockets();
                 }
-                Event::Change(Ok(Change::Entry { dir, .. }))
-                    if self.config_dirs.contains(&dir)
-                        || self.labels.folder().as_ref() == Some(&dir) => {}
+                Event::Change(Ok(Change::Entry { dir, .. })) if self.is_of_configuration(&dir) => {}
                 Event::Change(Ok(Change::Entry { .. })) => rescans.request(),
                 Event::Change(Ok(Change::Anything)) => {
                     self.notify_sockets();
@@ -196,13 +191,8 @@ impl Watcher {
                     self.checkpoint_written.send(CheckpointWritten);
                 }
                 Event::ReloadDue => self.request_reload(&mut reload_at),
-                Event::LabelsDue => {
-                    if self.labels.differs() {
-                        reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
-                    }
-                }
-                Event::Chosen | Event::Planned => {
-                    watch.iter_mut().for_each(|watch| watch.want(self.directories()))
+                Event::Labels | Event::Planned => {
+                    watch.iter_mut().for_each(|watch| watch.want(self.directories()));
                 }
                 Event::Poll => {
                     self.watch_again(&mut watch);
@@ -250,18 +240,22 @@ impl Watcher {
         }
     }
 
-    /// Schedules a read of the labels when their file may have changed.
-    fn check_labels(&mut self, event: &Event) {
-        let may_differ = match event {
-            Event::Change(Ok(Change::Entry { dir, .. })) => {
-                self.labels.folder().as_ref() == Some(dir)
+    /// Schedules a reload when a label has another value.
+    fn check_labels(&mut self, event: &Event, reload_at: &mut Option<Instant>) {
+        match event {
+            Event::Change(Ok(Change::Entry { dir, .. }))
+                if self.labels.folder().as_ref() != Some(dir) => {}
+            Event::Change(Ok(_)) | Event::Poll => self.labels.look(),
+            Event::Labels if self.labels.differs() => {
+                reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
             }
-            Event::Change(Ok(Change::Anything)) | Event::Poll => true,
-            _ => false,
-        };
-        if may_differ {
-            self.labels.look();
+            _ => {}
         }
+    }
+
+    /// Whether only the configuration follows from this directory.
+    fn is_of_configuration(&self, dir: &PathBuf) -> bool {
+        self.config_dirs.contains(dir) || self.labels.folder().as_ref() == Some(dir)
     }
 
     fn request_reload(&self, reload_at: &mut Option<Instant>) {
