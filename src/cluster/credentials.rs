@@ -6,6 +6,7 @@
 
 use super::error::ClusterError;
 use super::kubeconfig;
+use super::login::{BYTES_MAX, Bytes, Login};
 use crate::domain::ApiCredentials;
 use crate::host::read_bounded;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,6 @@ use std::path::{Path, PathBuf};
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The kubeconfig of the kubelet of kubeadm, below the host's root.
 const KUBELET_CONF: &str = "etc/kubernetes/kubelet.conf";
-/// The limit of a kubeconfig, a certificate, a key or a token.
-const BYTES_MAX: u64 = 1024 * 1024;
 
 /// Where the credentials are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,27 +27,6 @@ pub struct Credentials {
     service: Option<(String, String)>,
     /// The kubelet's possible kubeconfigs.
     of_kubelet: [PathBuf; 2],
-}
-
-/// The address of the API server, and how to log in there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Login {
-    /// `https://192.0.2.1:6443`.
-    pub(super) server: String,
-    /// The name in the server's certificate, if it is not that of the address.
-    pub(super) server_name: Option<String>,
-    /// The certificates of the authorities, as PEM.
-    pub(super) authority: Option<Bytes>,
-    /// The client's certificate and key, as PEM.
-    pub(super) identity: Option<(Bytes, Bytes)>,
-    pub(super) token: Option<Bytes>,
-}
-
-/// Bytes that are known, or in a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Bytes {
-    Known(Vec<u8>),
-    In(PathBuf),
 }
 
 /// A [`Login`] whose files are read.
@@ -137,16 +115,6 @@ fn of_kubeconfig(file: &Path) -> Result<Login, String> {
         .map_err(|error| problem(format!("cannot read it: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|_| problem("it is not UTF-8".into()))?;
     kubeconfig::login(&text, file.parent().unwrap_or(Path::new("/"))).map_err(problem)
-}
-
-impl Bytes {
-    fn read(self) -> Result<Vec<u8>, String> {
-        match self {
-            Bytes::Known(bytes) => Ok(bytes),
-            Bytes::In(file) => read_bounded(&file, BYTES_MAX)
-                .map_err(|error| format!("cannot read `{}`: {error}", file.display())),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A kubeconfig: the API server of its current context, and the user's credentials (client-go's
 //! `clientcmd/api/v1`). Relative paths begin in the folder of the kubeconfig.
 
-use super::credentials::{Bytes, Login};
+use super::login::{Bytes, Login};
 use crate::config::import::yaml;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -190,7 +190,7 @@ users:
             ("user: default-auth", "user: x", "its user `x` does not exist"),
             (certificate, "", "it needs both a client certificate and a client key"),
             (certificate, "    exec: { command: aws }\n", "it uses `exec`"),
-            ("Q0E=", "*", "its `certificate-authority-data` is not base64"),
+            ("Q0E=", "Q?E=", "its `certificate-authority-data` is not base64"),
             ("    server:", "    insecure-skip-tls-verify: true\n    server:", "not supported"),
             ("clusters:\n", "clusters: [\n", "neither YAML nor JSON"),
             ("current-context: default-context", "current-context: []", "it is not a kubeconfig"),

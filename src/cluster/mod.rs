@@ -25,6 +25,7 @@ mod credentials;
 mod error;
 mod kubeconfig;
 mod lines;
+mod login;
 mod metadata;
 mod pauses;
 mod tls;

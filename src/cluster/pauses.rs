@@ -36,7 +36,7 @@ impl Pauses {
             self.failures = 0;
         }
         // A server that compacts its history ends a watch with 410: the next list is correct again.
-        // One that ends every watch at once is a failure, whatever its reason.
+        // One that ends every watch at once is a failure, for any reason.
         if has_worked && matches!(error, None | Some(ClusterError::Expired)) {
             return part(AFTER_END_MAX, random);
         }

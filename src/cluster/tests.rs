@@ -69,7 +69,7 @@ async fn scene(silence: Duration) -> Scene {
 
 #[tokio::test]
 async fn changes_arrive_and_bookmarks_are_no_changes() {
-    let Scene { server, mut watch, .. } = scene(HANG).await;
+    let Scene { server, mut watch, folder: _folder } = scene(HANG).await;
     assert_eq!(labels(&mut watch).await, "a=1");
     server.bookmark();
     server.set_labels(&[("a", "2"), ("b", "3")]);
@@ -91,7 +91,7 @@ async fn a_node_of_another_name_is_absent() {
 
 #[tokio::test]
 async fn a_watch_that_is_too_old_begins_with_another_list() {
-    let Scene { server, mut watch, .. } = scene(HANG).await;
+    let Scene { server, mut watch, folder: _folder } = scene(HANG).await;
     assert_eq!(labels(&mut watch).await, "a=1");
     served(&server, |served| served.watches == 1).await;
     server.silence(true);
@@ -105,7 +105,7 @@ async fn a_watch_that_is_too_old_begins_with_another_list() {
 
 #[tokio::test]
 async fn a_silent_watch_is_opened_again() {
-    let Scene { server, mut watch, .. } = scene(Duration::from_millis(200)).await;
+    let Scene { server, mut watch, folder: _folder } = scene(Duration::from_millis(200)).await;
     assert_eq!(labels(&mut watch).await, "a=1");
     served(&server, |served| served.watches == 1).await;
     server.silence(true);
@@ -117,7 +117,7 @@ async fn a_silent_watch_is_opened_again() {
 
 #[tokio::test]
 async fn a_lost_connection_and_the_usual_end_of_a_watch_lose_no_change() {
-    let Scene { server, mut watch, .. } = scene(HANG).await;
+    let Scene { server, mut watch, folder: _folder } = scene(HANG).await;
     assert_eq!(labels(&mut watch).await, "a=1");
     served(&server, |served| served.watches == 1).await;
     server.disconnect();
@@ -147,7 +147,7 @@ async fn a_renewed_token_is_used_for_the_next_connection() {
 
 #[tokio::test]
 async fn a_refusal_is_reported_with_the_pause_that_the_server_requests() {
-    let Scene { server, mut watch, .. } = scene(HANG).await;
+    let Scene { server, mut watch, folder: _folder } = scene(HANG).await;
     server.refuse(Some((429, Some(7))));
     let Report::Failed { error, pause } = soon("a refusal", watch.next()).await else {
         panic!("the server answers");

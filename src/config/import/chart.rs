@@ -130,8 +130,8 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
     }
 }
 
-/// The values that NVIDIA's chart has in addition to the files: the choice among them, and variables
-/// of the container.
+/// The values that NVIDIA's chart has in addition to the files: the choice among them, and
+/// variables of the container.
 pub(super) fn read_nvidia(found: &Found<'_>, selection: &mut Selection, flags: &mut Flags) {
     const VARIABLES: [(&str, &str); 10] = [
         ("migStrategy", "MIG_STRATEGY"),

@@ -32,7 +32,7 @@ pub struct Served {
 
 /// A message to the open watches.
 #[derive(Debug, Clone)]
-enum Said {
+enum Sent {
     /// A line.
     Line(String),
     /// The watch ends at its time limit.
@@ -63,7 +63,7 @@ struct State {
 pub struct ApiServer {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
-    said: broadcast::Sender<Said>,
+    sent: broadcast::Sender<Sent>,
     served: watch::Sender<Served>,
     _tasks: JoinSet<()>,
 }
@@ -72,7 +72,7 @@ pub struct ApiServer {
 #[derive(Debug, Clone)]
 struct Shared {
     state: Arc<Mutex<State>>,
-    said: broadcast::Sender<Said>,
+    sent: broadcast::Sender<Sent>,
     served: watch::Sender<Served>,
 }
 
@@ -105,10 +105,10 @@ impl ApiServer {
             refusal: None,
             is_silent: false,
         }));
-        let (said, served) = (broadcast::Sender::new(BEHIND_MAX), watch::Sender::default());
+        let (sent, served) = (broadcast::Sender::new(BEHIND_MAX), watch::Sender::default());
         let address = listener.local_addr()?;
         let shared =
-            Shared { state: Arc::clone(&state), said: said.clone(), served: served.clone() };
+            Shared { state: Arc::clone(&state), sent: sent.clone(), served: served.clone() };
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
@@ -117,7 +117,7 @@ impl ApiServer {
                 connections.spawn(async move { drop(shared.serve(stream).await) });
             }
         });
-        Ok(ApiServer { address, state, said, served, _tasks: tasks })
+        Ok(ApiServer { address, state, sent, served, _tasks: tasks })
     }
 
     /// Its address.
@@ -160,7 +160,7 @@ impl ApiServer {
             let metadata = json!({ "resourceVersion": state.version.to_string() });
             json!({ "type": "BOOKMARK", "object": { "kind": "PartialObjectMetadata", "metadata": metadata } })
         };
-        self.say(Said::Line(line.to_string()));
+        self.send(Sent::Line(line.to_string()));
     }
 
     /// Forgets all changes so far, and ends the open watches with 410.
@@ -171,18 +171,18 @@ impl ApiServer {
             state.oldest = state.version;
             state.history.clear();
         }
-        self.say(Said::Line(expired()));
-        self.say(Said::End);
+        self.send(Sent::Line(expired()));
+        self.send(Sent::End);
     }
 
     /// Ends the open watches as at their time limit.
     pub fn end_watches(&self) {
-        self.say(Said::End);
+        self.send(Sent::End);
     }
 
     /// Breaks the connections of the open watches.
     pub fn disconnect(&self) {
-        self.say(Said::Break);
+        self.send(Sent::Break);
     }
 
     /// Whether open watches receive nothing: their connections stay open.
@@ -220,13 +220,13 @@ impl ApiServer {
             state.history.push((version, line.clone()));
             line
         };
-        self.say(Said::Line(line));
+        self.send(Sent::Line(line));
     }
 
-    fn say(&self, said: Said) {
+    fn send(&self, sent: Sent) {
         if !self.lock().is_silent {
             // Without a watch there is no receiver.
-            drop(self.said.send(said));
+            drop(self.sent.send(sent));
         }
     }
 
@@ -334,7 +334,7 @@ impl Shared {
     async fn watch(&self, stream: &mut BufReader<TcpStream>, asked: &Asked) -> io::Result<()> {
         let from: u64 =
             asked.query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
-        let (missed, mut said) = {
+        let (missed, mut sent) = {
             let state = self.lock();
             let missed: Vec<String> = if from < state.oldest {
                 vec![expired()]
@@ -342,7 +342,7 @@ impl Shared {
                 let after = state.history.iter().filter(|(version, _)| *version > from);
                 after.map(|(_, line)| line.clone()).collect()
             };
-            (missed, self.said.subscribe())
+            (missed, self.sent.subscribe())
         };
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(head.as_bytes()).await?;
@@ -351,10 +351,10 @@ impl Shared {
         }
         self.served.send_modify(|served| served.watches += 1);
         loop {
-            match said.recv().await {
-                Ok(Said::Line(line)) => chunk(stream, &line).await?,
-                Ok(Said::End) => return stream.write_all(b"0\r\n\r\n").await,
-                Ok(Said::Break) | Err(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
+            match sent.recv().await {
+                Ok(Sent::Line(line)) => chunk(stream, &line).await?,
+                Ok(Sent::End) => return stream.write_all(b"0\r\n\r\n").await,
+                Ok(Sent::Break) | Err(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }
     }
