@@ -16,6 +16,8 @@ pub mod picture;
 pub mod store;
 pub mod telemetry;
 
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod handover;
 pub mod messages;
 

@@ -45,6 +45,15 @@ impl Status {
                  -ltnp`), or set `telemetry.listen` to a free one",
             );
         }
+        if let Some(why) = &self.labels_not_followed {
+            add(
+                format!(
+                    "the labels of this node are not followed, and the last known ones stay: {why}"
+                ),
+                "Holdfast retries automatically; if this persists, check `cluster.credentials` and \
+                 the rights of Holdfast in the cluster (docs/install.md)",
+            );
+        }
         for why in &self.unread {
             let what = format!(
                 "{why}; the affected devices keep their last state, and new ones are not offered"

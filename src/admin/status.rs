@@ -49,6 +49,10 @@ pub struct Status {
     /// Why `/metrics`, `/healthz` and `/readyz` are not served. `null` if they are served, or not
     /// configured.
     pub not_served: Option<String>,
+    /// Why the labels that the node has in the API server are not followed. `null` if they are, or
+    /// if the configuration does not use them.
+    #[serde(default)]
+    pub labels_not_followed: Option<String>,
     /// The hooks after release that are due or have failed. Until then their devices are free and
     /// unhealthy, or their next holder waits for its start.
     pub hooks: Vec<HookReport>,
@@ -155,6 +159,7 @@ impl Status {
             not_run: views.shortages.all(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
+            labels_not_followed: views.not_followed.borrow().clone(),
             resources: inventory.resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),

@@ -51,6 +51,8 @@ pub struct Views {
     pub shortages: Shortages,
     /// Why `/metrics` is not served although it is configured.
     pub not_served: watch::Receiver<Option<String>>,
+    /// Why the labels of the node are not followed. `None` if they are, or need not be.
+    pub not_followed: watch::Receiver<Option<String>>,
     /// Whether all conditions of READY hold (I11).
     pub ready: watch::Receiver<bool>,
 }

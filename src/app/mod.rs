@@ -6,6 +6,8 @@
 //! while they are open.
 
 mod actors;
+#[cfg(feature = "cluster")]
+mod api_labels;
 mod ending;
 mod error;
 mod parts;

@@ -13,6 +13,7 @@ use crate::ledger::LedgerConfig;
 use crate::ledger::core::Ledger;
 use crate::registration::RegistrationConfig;
 use crate::serving::{Affinity, Preparer, Shared};
+use crate::tasks::label_file::LabelFile;
 use crate::tasks::nvml::NvmlTask;
 use crate::tasks::watcher::{self, Watcher};
 use crate::tasks::{checks, config_links, hooks, node_labels, spec_files, xid_events};
@@ -157,6 +158,7 @@ impl Wiring {
             plan: self.views.plan.clone(),
             config_dirs: config_links::directories(&self.settings.config),
             config_changed,
+            labels: LabelFile::new(self.reloader.labels()),
             kubelet: Arc::clone(&self.publishers.kubelet),
             sockets: Arc::clone(&self.sockets),
             rescan: actors.discovery.mailbox(),
@@ -227,6 +229,11 @@ impl Wiring {
             gpus: self.publishers.gpus.subscribe(),
         };
         tasks.extend(folder.map(|folder| tokio::spawn(node_labels::keep(folder, sources))));
+        #[cfg(feature = "cluster")]
+        tasks.extend(
+            super::api_labels::task(&self.settings, self.publishers.not_followed.clone())
+                .map(|task| tokio::spawn(task.keep())),
+        );
         tasks
     }
 }

@@ -1,7 +1,8 @@
 //! Applies another configuration while the daemon runs; one reload at a time.
 //!
 //! ```text
-//!   SIGHUP, another `..data` ─▶ App::reload ─ read, and validated as a whole
+//!   SIGHUP, another `..data`,
+//!   other labels of the node ─▶ App::reload ─ read, and validated as a whole
 //!                                   │ valid        └─ invalid ─▶ the last valid one stays;
 //!                                   │                            the error is reported
 //!                                   ▼
@@ -18,7 +19,7 @@
 use super::App;
 use super::specs::{Specs, patterns};
 use crate::admin::ConfigReport;
-use crate::config::{Change, Config, ConfigError};
+use crate::config::{Change, ComparedLabels, Config, ConfigError};
 use crate::domain::{Plan, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{self, HostRoot};
@@ -43,6 +44,8 @@ pub(super) struct Reloader {
     latest: Config,
     plan: watch::Sender<Arc<Plan>>,
     report: watch::Sender<ConfigReport>,
+    /// The labels of the node that `latest` was chosen by.
+    labels: watch::Sender<Arc<ComparedLabels>>,
     rescan: Mailbox<Rescan>,
     take_over: Mailbox<TakeOver>,
 }
@@ -63,6 +66,7 @@ impl Reloader {
             latest: config.clone(),
             plan,
             report,
+            labels: watch::Sender::new(Arc::new(config.compared_labels.clone())),
             rescan,
             take_over,
         }
@@ -70,6 +74,10 @@ impl Reloader {
 
     pub(super) fn report(&self) -> watch::Receiver<ConfigReport> {
         self.report.subscribe()
+    }
+
+    pub(super) fn labels(&self) -> watch::Receiver<Arc<ComparedLabels>> {
+        self.labels.subscribe()
     }
 
     /// Reads the files and the resources that they make of this host, on another thread than the
@@ -146,6 +154,7 @@ impl Reloader {
         let change = Change::between(&self.running, &config);
         self.running = self.running.taking(&config);
         self.latest = config;
+        self.labels.send_replace(Arc::new(self.latest.compared_labels.clone()));
         let known: BTreeSet<ResourceName> =
             self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).collect();
         let new: Vec<ResourceName> = specs

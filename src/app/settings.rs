@@ -51,6 +51,10 @@ impl Settings {
         }
     }
 
+    /// Without the client of the API server there are no labels to wait for.
+    #[cfg(not(feature = "cluster"))]
+    pub async fn wait_for_labels(&mut self) {}
+
     /// `<kubelet-dir>/device-plugins`.
     pub(super) fn device_plugins(&self) -> PathBuf {
         self.roots.kubelet.join("device-plugins")

@@ -69,6 +69,8 @@ pub(super) struct Publishers {
     pub(super) registrations: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) not_served: watch::Sender<Option<String>>,
+    /// Why the labels of the node are not followed.
+    pub(super) not_followed: watch::Sender<Option<String>>,
     pub(super) ready: watch::Sender<bool>,
 }
 
@@ -92,6 +94,7 @@ impl Publishers {
             registrations: Arc::default(),
             kubelet: Arc::default(),
             not_served: watch::Sender::default(),
+            not_followed: watch::Sender::default(),
         }
     }
 }
@@ -132,6 +135,7 @@ impl Wiring {
             recovery: damage,
             shortages: executor.shortages().clone(),
             not_served: publishers.not_served.subscribe(),
+            not_followed: publishers.not_followed.subscribe(),
             ready: publishers.ready.subscribe(),
         };
         let limits = ConnectionLimits::of(host::open_files());

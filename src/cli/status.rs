@@ -175,6 +175,7 @@ mod tests {
             not_recorded: None,
             recovery: None,
             not_served: None,
+            labels_not_followed: None,
             hooks: Vec::new(),
             not_run: Vec::new(),
             resources: vec![resource("nvidia.com/gpu", true)],

@@ -90,6 +90,8 @@ impl Change {
             ("nvidia.nvml", before.nvml != after.nvml),
             ("nvidia.mig_strategy", before.mig_strategy != after.mig_strategy),
             ("labels.features_d", before.features_directory != after.features_directory),
+            ("cluster.node_labels", before.node_labels != after.node_labels),
+            ("cluster.credentials", before.credentials != after.credentials),
         ]);
         Change { resources, reordered, live, needs_restart }
     }
@@ -117,6 +119,8 @@ impl Config {
             nvml: self.nvml.clone(),
             mig_strategy: self.mig_strategy,
             features_directory: self.features_directory.clone(),
+            node_labels: self.node_labels.clone(),
+            credentials: self.credentials.clone(),
             ..other.clone()
         }
     }
@@ -213,7 +217,7 @@ mod tests {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"mixed\"\n\
-            [labels]\nfeatures_d = \"/a\"\n";
+            [labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         let (before, after) = (config(""), config(other));
         let change = Change::between(&before, &after);
         let keys = |section: &str, keys: &[&str]| {
@@ -233,6 +237,7 @@ mod tests {
             keys("device_info", &["directory"]),
             keys("nvidia", &["nvml", "mig_strategy"]),
             keys("labels", &["features_d"]),
+            keys("cluster", &["node_labels", "credentials"]),
         ];
         assert_eq!(change.needs_restart, restart.concat());
         // The running configuration has the new values of live keys and the old values of the

@@ -4,12 +4,13 @@
 //! then keeps its configuration.
 
 use super::error::{hidden, unknown};
+use super::labels::{ComparedLabels, LabelFile, Labels};
 use super::node::Node;
 use super::tree::{Is, Value};
-use crate::host::{HostRoot, read_bounded};
-use std::cell::OnceCell;
-use std::collections::BTreeMap;
-use std::path::Path;
+use crate::domain::NodeLabels;
+use crate::host::HostRoot;
+use std::cell::{OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether a condition holds, and the reason.
 pub(super) type Outcome = Result<(bool, String), String>;
@@ -40,9 +41,6 @@ const DMI_FIELDS: [&str; 18] = [
     "sys_vendor",
 ];
 
-/// The limit of the file with labels. A node's labels have some kilobytes.
-const LABELS_BYTES_MAX: u64 = 1024 * 1024;
-
 /// A PCI function.
 #[derive(Debug, Clone)]
 struct Function {
@@ -62,18 +60,37 @@ pub(super) struct NodeFacts<'a> {
     functions: OnceCell<Result<Vec<Function>, String>>,
     /// The models of the GPUs of NVIDIA's driver, by address.
     models: OnceCell<Result<BTreeMap<String, String>, String>>,
-    labels: OnceCell<Result<BTreeMap<String, String>, String>>,
+    /// The file with the labels; `None` for a node of another name.
+    label_file: Option<LabelFile>,
+    labels: OnceCell<Result<Option<Labels>, String>>,
+    /// The keys that conditions have compared.
+    compared: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> NodeFacts<'a> {
-    pub(super) fn of(node: &'a Node) -> Self {
+    /// `labels` is the configured source of the node's labels.
+    pub(super) fn of(node: &'a Node, labels: &NodeLabels) -> Self {
         NodeFacts {
             node,
             root: HostRoot::new(node.root()),
             functions: OnceCell::new(),
             models: OnceCell::new(),
+            label_file: node.labels(labels),
             labels: OnceCell::new(),
+            compared: RefCell::default(),
         }
+    }
+
+    /// The labels that were compared so far.
+    pub(super) fn compared(self) -> ComparedLabels {
+        let compared = ComparedLabels {
+            file: self.label_file,
+            keys: self.compared.into_inner(),
+            values: None,
+        };
+        let labels = self.labels.into_inner().and_then(Result::ok).flatten();
+        let values = labels.map(|labels| compared.only_compared(labels));
+        ComparedLabels { values, ..compared }
     }
 
     fn functions(&self) -> Result<&[Function], String> {
@@ -115,16 +132,9 @@ impl<'a> NodeFacts<'a> {
         self.models.get_or_init(read).as_ref().map_err(Clone::clone)
     }
 
-    fn labels(&self, file: &Path) -> Result<&BTreeMap<String, String>, String> {
-        let read = || {
-            let problem =
-                |why: String| format!("the file `{}` with the node's labels {why}", file.display());
-            let bytes = read_bounded(file, LABELS_BYTES_MAX)
-                .map_err(|error| problem(format!("cannot be read: {error}")))?;
-            let text = std::str::from_utf8(&bytes).map_err(|_| problem("is not UTF-8".into()))?;
-            labels_in(text).map_err(|line| problem(format!("has no `key=value` in line {line}")))
-        };
-        self.labels.get_or_init(read).as_ref().map_err(Clone::clone)
+    /// The labels; `None` while they are unknown.
+    fn labels(&self, file: &LabelFile) -> Result<Option<&Labels>, String> {
+        self.labels.get_or_init(|| file.read()).as_ref().map(Option::as_ref).map_err(Clone::clone)
     }
 
     /// The root for a read below this folder, which every node has.
@@ -259,13 +269,24 @@ pub(super) fn by_label(value: &Value, facts: &NodeFacts<'_>) -> Outcome {
     for entry in &wanted.0 {
         all_globs.push((&entry.key, globs("match.label", &entry.value, shape)?));
     }
-    let Some(file) = facts.node.labels() else {
+    facts.compared.borrow_mut().extend(all_globs.iter().map(|(key, _)| (**key).to_owned()));
+    let Some(file) = &facts.label_file else {
         return Ok((false, "the labels of a node of another name are unknown".into()));
     };
     let labels =
         facts.labels(file).map_err(|why| format!("`match.label` cannot be evaluated: {why}"))?;
+    let Some(labels) = labels else {
+        let why = "the labels of the node are unknown until the API server has answered once";
+        return Ok((false, why.into()));
+    };
     let outcomes = all_globs.iter().map(|(key, globs)| {
-        compared(&format!("the label `{key}`"), labels.get(*key).map(String::as_str), globs)
+        let value = labels.get(&**key).map(String::as_str);
+        // NVIDIA's plugin and others treat an empty label as none.
+        let takes_none = globs.iter().any(|glob| glob.text.is_empty());
+        if takes_none && value.is_none_or(str::is_empty) {
+            return (true, format!("the label `{key}` is empty or does not exist"));
+        }
+        compared(&format!("the label `{key}`"), value, globs)
     });
     Ok(all(outcomes))
 }
@@ -285,21 +306,6 @@ fn all(outcomes: impl IntoIterator<Item = (bool, String)>) -> (bool, String) {
         why.push(reason);
     }
     (holds, why.join(", and "))
-}
-
-/// The labels of a file: `key=value` or `key="value"` in each line, as the kubelet writes labels
-/// into a volume. Empty lines and lines that begin with `#` do not count.
-///
-/// # Errors
-/// The number of a line without a `=`.
-fn labels_in(text: &str) -> Result<BTreeMap<String, String>, usize> {
-    let lines = (1..).zip(text.lines().map(str::trim));
-    let label = |(number, line): (usize, &str)| {
-        let (key, value) = line.split_once('=').ok_or(number)?;
-        let plain = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
-        Ok((key.trim().to_owned(), plain.unwrap_or(value).to_owned()))
-    };
-    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(label).collect()
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Tests of conditions on the node itself.
 
+use super::super::labels::copied_labels;
 use super::super::section::Section;
 use super::super::tree::Table;
 use super::*;
-use proptest::prelude::*;
 use std::fs;
+use std::path::Path;
 
 fn write(root: &Path, file: &str, text: &str) {
     let path = root.join(file);
@@ -26,10 +27,14 @@ fn h100(root: &Path) {
 }
 
 fn outcome(condition: &str, node: &Node) -> Outcome {
+    outcome_with(condition, node, &NodeLabels::default())
+}
+
+fn outcome_with(condition: &str, node: &Node, labels: &NodeLabels) -> Outcome {
     let text = format!("[[node]]\nmatch = {condition}\n");
     let table = Table::parse(&text, Path::new("f")).unwrap();
     let value = &table.get("node").unwrap().as_list().unwrap()[0];
-    let read = Section::read(value, &NodeFacts::of(node));
+    let read = Section::read(value, &NodeFacts::of(node, labels));
     read.map(|section| (section.matches(), section.why().to_owned()))
         .map_err(|error| error.in_full())
 }
@@ -132,19 +137,64 @@ fn a_failed_call_is_an_error_and_never_a_mismatch() {
 fn labels_are_read_from_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("labels");
-    let node = Node::named("x", dir.path()).with_labels(&file);
+    let node = Node::named("x", dir.path()).with_state(dir.path());
+    let labels = NodeLabels::File(file.clone());
+    let outcome = |condition| outcome_with(condition, &node, &labels);
+    let fails = |condition, expected: &str| {
+        let problem = outcome(condition).unwrap_err();
+        assert!(problem.contains(expected), "{problem}");
+    };
     let gpu = "{ label = { \"example.com/pool\" = [\"gpu-*\"], zone = \"a\" } }";
-    fails(gpu, &node, "cannot be read: No such file");
+    fails(gpu, "cannot be read: No such file");
     fs::write(&file, "# of the node\n\nexample.com/pool=\"gpu-7\"\nzone=a\n").unwrap();
     let why = "the label `example.com/pool` is `gpu-7` and matches `gpu-*`, and the label `zone` \
                is `a` and matches `a`";
-    assert_eq!(outcome(gpu, &node), Ok((true, why.to_owned())));
-    let other = outcome("{ label = { role = \"*\" } }", &node);
+    assert_eq!(outcome(gpu), Ok((true, why.to_owned())));
+    let other = outcome("{ label = { role = \"*\" } }");
     assert_eq!(other, Ok((false, "the label `role` does not exist".to_owned())));
     fs::write(&file, "zone=a\nrole\n").unwrap();
-    fails(gpu, &node, "has no `key=value` in line 2");
+    fails(gpu, "has no `key=value` in line 2");
     fs::write(&file, b"a=\xff\n").unwrap();
-    fails(gpu, &node, "is not UTF-8");
+    fails(gpu, "is not UTF-8");
+}
+
+#[test]
+fn an_empty_pattern_matches_a_label_that_is_empty_or_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("labels");
+    let node = Node::named("x", dir.path()).with_state(dir.path());
+    let labels = NodeLabels::File(file.clone());
+    let holds = |condition| outcome_with(condition, &node, &labels).unwrap().0;
+    for (text, empty, either) in [
+        ("", true, true),
+        ("role=\n", true, true),
+        ("role=a\n", false, true),
+        ("role=b\n", false, false),
+    ] {
+        fs::write(&file, text).unwrap();
+        assert_eq!(holds("{ label = { role = \"\" } }"), empty, "{text}");
+        assert_eq!(holds("{ label = { role = [\"\", \"a\"] } }"), either, "{text}");
+    }
+}
+
+#[test]
+fn labels_of_the_api_server_are_unknown_until_it_has_answered_and_never_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::named("GPU-7", dir.path()).with_state(dir.path());
+    let labels = NodeLabels::Api;
+    let condition = "{ label = { role = [\"\", \"a\"] } }";
+    let unknown = "the labels of the node are unknown until the API server has answered once";
+    // An unknown label is not a missing one.
+    assert_eq!(outcome_with(condition, &node, &labels), Ok((false, unknown.to_owned())));
+    let known = [("role".to_owned(), "a".to_owned())].into();
+    write(dir.path(), "node/labels", &copied_labels("gpu-7", &known));
+    let why = "the label `role` is `a` and matches `a`";
+    assert_eq!(outcome_with(condition, &node, &labels), Ok((true, why.to_owned())));
+    // A running daemon that knew them keeps its configuration.
+    fs::remove_file(dir.path().join("node/labels")).unwrap();
+    let running = node.pinned(&labels, true);
+    let lost = outcome_with(condition, &running, &NodeLabels::default()).unwrap_err();
+    assert!(lost.contains("has disappeared or is damaged"), "{lost}");
 }
 
 #[test]
@@ -165,23 +215,5 @@ fn every_mistake_is_one_sentence() {
         ("{ label = { a = 1 } }", "`match.label` must be a table of labels"),
     ] {
         fails(condition, &node, expected);
-    }
-}
-
-proptest! {
-    #[test]
-    fn every_file_of_labels_has_labels_or_a_wrong_line(text in "[a-c=\"#\n \r\u{e9}]{0,60}") {
-        match labels_in(&text) {
-            Ok(labels) => prop_assert!(labels.keys().all(|key| !key.contains('='))),
-            Err(line) => prop_assert!((1..=text.lines().count()).contains(&line)),
-        }
-    }
-
-    #[test]
-    fn a_written_label_is_read_again(key in "[a-z./-]{1,20}", value in "[A-Za-z0-9._-]{0,20}") {
-        for text in [format!("{key}={value}\n"), format!("{key}=\"{value}\"\n")] {
-            let labels = labels_in(&text).unwrap();
-            prop_assert_eq!(labels.get(&key), Some(&value));
-        }
     }
 }

@@ -24,6 +24,7 @@ pub(super) struct Fragment {
     pub(super) health: Health,
     pub(super) nvidia: Nvidia,
     pub(super) labels: Labels,
+    pub(super) cluster: Cluster,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -115,6 +116,15 @@ pub(super) struct Nvidia {
 pub(super) struct Labels {
     /// The folder of feature files, or `off`.
     pub(super) features_d: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Cluster {
+    /// The path of a file, or `api`.
+    pub(super) node_labels: Option<String>,
+    /// `auto`, or the path of a kubeconfig.
+    pub(super) credentials: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

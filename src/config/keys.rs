@@ -2,7 +2,7 @@
 //! with.
 
 /// The tables of a file, in the order of `config show`.
-pub(super) const TABLES: [&str; 9] = [
+pub(super) const TABLES: [&str; 10] = [
     "ledger",
     "telemetry",
     "kubelet",
@@ -11,6 +11,7 @@ pub(super) const TABLES: [&str; 9] = [
     "health",
     "nvidia",
     "labels",
+    "cluster",
     "resource",
 ];
 
@@ -37,6 +38,8 @@ pub(super) const KEYS: &[Key] = &[
     ("nvidia", "mig_strategy", "\"none\""),
     ("nvidia", "events", "true"),
     ("labels", "features_d", "\"off\""),
+    ("cluster", "node_labels", "\"/etc/holdfast-node/labels\""),
+    ("cluster", "credentials", "\"auto\""),
     ("resource", "name", ""),
     ("resource", "class", ""),
     ("resource", "contract", ""),
@@ -227,7 +230,7 @@ mod tests {
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n";
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

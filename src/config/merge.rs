@@ -4,6 +4,7 @@ use super::condition::NodeFacts;
 use super::error::unknown;
 use super::fragments::Fragment;
 use super::keys;
+use super::labels::ComparedLabels;
 use super::node::Node;
 use super::section::Section;
 use super::tree::{Entry, Is, Table, Value};
@@ -54,11 +55,14 @@ impl Config {
 /// One sentence: the file, the line, the error and the remedy.
 pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
     let examined = Examined::of(file, node);
+    let config = examined.config()?;
+    let node = node.pinned(&config.node_labels, examined.compared.values().is_some());
     Ok(Config {
         requested_file: file.map(Path::to_owned),
-        node: node.clone(),
+        node,
         hash: examined.hash,
-        ..examined.config()?
+        compared_labels: examined.compared,
+        ..config
     })
 }
 
@@ -73,7 +77,11 @@ pub struct Examined {
     pub problems: Vec<ConfigError>,
     /// The number of further errors.
     pub more_problems: usize,
+    /// The labels of the node that sections have compared.
+    pub compared: ComparedLabels,
     pub(super) merged: Table,
+    /// The sections of the files that were read, before their conditions are evaluated.
+    unevaluated: Vec<Value>,
     /// CRC-32 of the texts of the files.
     hash: u32,
 }
@@ -95,7 +103,6 @@ impl Examined {
     /// Reads `main` and the drop-ins in the folder of `place`.
     fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
-        let facts = NodeFacts::of(node);
         let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
             examined.problem(|| problem);
             Vec::new()
@@ -113,7 +120,7 @@ impl Examined {
                 read_bounded(&path, FILE_BYTES_MAX)
             };
             match read {
-                Ok(bytes) => examined.take(&bytes, &path, &facts),
+                Ok(bytes) => examined.take(&bytes, &path),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => {
                     examined
@@ -121,15 +128,15 @@ impl Examined {
                 }
             }
         }
-        examined.merge()
+        examined.merge(node)
     }
 
     /// A single file with this content.
     #[must_use]
     pub fn alone(bytes: &[u8], path: &Path, node: &Node) -> Self {
         let mut examined = Examined::default();
-        examined.take(bytes, path, &NodeFacts::of(node));
-        examined.merge()
+        examined.take(bytes, path);
+        examined.merge(node)
     }
 
     /// The resulting configuration.
@@ -143,7 +150,7 @@ impl Examined {
         validate::validate(&typed::read(&self.merged)?, self.files.clone())
     }
 
-    fn take(&mut self, bytes: &[u8], path: &Path, facts: &NodeFacts<'_>) {
+    fn take(&mut self, bytes: &[u8], path: &Path) {
         self.files.push(path.to_owned());
         let mut hash = crc32fast::Hasher::new_with_initial(self.hash);
         hash.update(bytes);
@@ -158,13 +165,20 @@ impl Examined {
         self.examine(&table);
         merge_table(&mut self.merged, table);
         let Some(Entry { value, place, .. }) = sections else { return };
-        let Some(list) = value.as_list() else {
+        let Is::List(list) = value.is else {
             let problem =
                 ConfigError::new("`node` must be a list of sections; begin each one with [[node]]");
             return self.problem(|| problem.at(place.as_ref()));
         };
-        for value in list {
-            match Section::read(value, facts) {
+        self.unevaluated.extend(list);
+    }
+
+    /// Evaluates the conditions of the sections. All files are read by then: any of them may name
+    /// the source of the labels.
+    fn evaluate(&mut self, node: &Node) {
+        let facts = NodeFacts::of(node, &validate::label_source(&self.merged));
+        for value in std::mem::take(&mut self.unevaluated) {
+            match Section::read(&value, &facts) {
                 Ok(section) => {
                     self.examine(&section.table);
                     self.check_unique_names(&section.table);
@@ -173,6 +187,7 @@ impl Examined {
                 Err(problem) => self.problem(|| problem),
             }
         }
+        self.compared = facts.compared();
     }
 
     /// Keeps an error, or counts it.
@@ -232,7 +247,8 @@ impl Examined {
         }
     }
 
-    fn merge(mut self) -> Self {
+    fn merge(mut self, node: &Node) -> Self {
+        self.evaluate(node);
         let merged = std::mem::take(&mut self.merged);
         self.check_unique_names(&merged);
         self.merged = merged;

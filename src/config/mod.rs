@@ -7,6 +7,7 @@
 //! | | with its place; then merges `config.toml`, the drop-ins of `config.d/` by name, and the |
 //! | | sections for this `node`: a later key wins, resources add up |
 //! | `condition` | which nodes a section is for, by their hardware and labels |
+//! | `labels` | the file with the node's labels, and the copy of those of the API server |
 //! | `effective` | the result as TOML again |
 //! | `fragments` | the keys of a file, read by `typed` |
 //! | `validate` `resource` `paths` | turn them into a [`Config`] |
@@ -29,6 +30,7 @@ mod health;
 mod hooks;
 pub mod import;
 mod keys;
+mod labels;
 mod merge;
 mod node;
 mod parse;
@@ -49,6 +51,7 @@ mod tests;
 pub use change::{Change, ResourceChange};
 pub use effective::{Origin, Shown};
 pub use error::ConfigError;
+pub use labels::{ComparedLabels, Labels, copied_labels, copy_of_labels};
 pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
 pub use node::Node;
 pub use section::Section;

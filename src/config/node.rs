@@ -1,13 +1,12 @@
 //! The node that a configuration is read for.
 
+use super::labels::{LabelFile, Pinned, copy_of_labels};
+use crate::domain::NodeLabels;
 use crate::host::HostRoot;
 use std::path::{Path, PathBuf};
 
 /// The variable with the node's name, for a daemon with a host name of its own, as in a pod.
 const NODE_NAME: &str = "NODE_NAME";
-
-/// The file with the node's labels, as this process sees it: a volume, or an administrator's file.
-const LABELS: &str = "/etc/holdfast-node/labels";
 
 /// The node that a configuration is read for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,8 +14,11 @@ pub struct Node {
     name: Option<String>,
     /// The root directory of its files.
     root: PathBuf,
-    /// The file with its labels; `None` for a node of another name, whose labels are unknown.
-    labels: Option<PathBuf>,
+    /// The copy of the labels that the API server had; `None` for a node of another name, whose
+    /// labels are unknown.
+    copy: Option<PathBuf>,
+    /// The source of the labels since the start of the daemon.
+    pinned: Option<Pinned>,
 }
 
 impl Node {
@@ -26,7 +28,7 @@ impl Node {
     /// In a pod the kernel's file contains the pod's name, below any root: the kernel answers each
     /// process with the name of its own namespace.
     #[must_use]
-    pub fn here(host_root: &Path) -> Self {
+    pub fn here(host_root: &Path, state: &Path) -> Self {
         let from_environment = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
         let name = from_environment
             .or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname"))
@@ -34,14 +36,15 @@ impl Node {
         Node {
             name: name.filter(|name| !name.is_empty()),
             root: host_root.to_owned(),
-            labels: Some(LABELS.into()),
+            copy: Some(copy_of_labels(state)),
+            pinned: None,
         }
     }
 
     /// A node of this name, with the files of this host.
     #[must_use]
     pub fn named(name: &str, host_root: &Path) -> Self {
-        Node { name: Some(name.to_owned()), root: host_root.to_owned(), labels: None }
+        Node { name: Some(name.to_owned()), root: host_root.to_owned(), copy: None, pinned: None }
     }
 
     /// Its name, if it is known.
@@ -54,22 +57,50 @@ impl Node {
         &self.root
     }
 
-    /// The file with its labels.
-    pub(super) fn labels(&self) -> Option<&Path> {
-        self.labels.as_deref()
+    /// Its name in the API server: the kubelet writes names in lower case.
+    #[must_use]
+    pub fn api_name(&self) -> Option<String> {
+        self.name.as_ref().map(|name| name.to_lowercase())
     }
 
-    /// The same node with its labels in this file.
+    /// The source of its labels: the one at the start of the daemon, else the configured one.
+    #[must_use]
+    pub fn label_source<'a>(&'a self, configured: &'a NodeLabels) -> &'a NodeLabels {
+        self.pinned.as_ref().map_or(configured, |pinned| &pinned.source)
+    }
+
+    /// The file with its labels; `None` for a node of another name.
+    pub(super) fn labels(&self, configured: &NodeLabels) -> Option<LabelFile> {
+        let copy = self.copy.as_ref()?;
+        Some(match self.label_source(configured) {
+            NodeLabels::File(file) => LabelFile::Given(file.clone()),
+            NodeLabels::Api => LabelFile::Copy {
+                file: copy.clone(),
+                node: self.api_name().unwrap_or_default(),
+                was_known: self.pinned.as_ref().is_some_and(|pinned| pinned.was_known),
+            },
+        })
+    }
+
+    /// The same node for the next reads of a running daemon: the source of its labels stays, and
+    /// known labels do not become unknown.
+    pub(super) fn pinned(&self, configured: &NodeLabels, are_known: bool) -> Self {
+        let was_known = are_known || self.pinned.as_ref().is_some_and(|pinned| pinned.was_known);
+        let source = self.label_source(configured).clone();
+        Node { pinned: Some(Pinned { source, was_known }), ..self.clone() }
+    }
+
+    /// The same node with the copy of its labels below this state directory.
     #[cfg(test)]
-    pub(super) fn with_labels(self, file: &Path) -> Self {
-        Node { labels: Some(file.to_owned()), ..self }
+    pub(super) fn with_state(self, state: &Path) -> Self {
+        Node { copy: Some(copy_of_labels(state)), ..self }
     }
 }
 
 /// A node without a name, for tests and trials.
 impl Default for Node {
     fn default() -> Self {
-        Node { name: None, root: PathBuf::from("/"), labels: None }
+        Node { name: None, root: PathBuf::from("/"), copy: None, pinned: None }
     }
 }
 
@@ -82,9 +113,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
         std::fs::write(root.path().join("proc/sys/kernel/hostname"), "gpu-7\n").unwrap();
+        let node = |host: &Path| Node::here(host, root.path());
         if std::env::var(NODE_NAME).is_err() {
-            assert_eq!(Node::here(root.path()).name(), Some("gpu-7"));
-            assert_eq!(Node::here(&root.path().join("proc")).name(), None);
+            assert_eq!(node(root.path()).name(), Some("gpu-7"));
+            assert_eq!(node(&root.path().join("proc")).name(), None);
         }
     }
 }

@@ -55,6 +55,14 @@ impl Section {
             );
         };
         let mut table = table.clone();
+        if let Some(cluster) = table.0.iter().find(|entry| entry.key == "cluster") {
+            return wrong(
+                "`cluster` cannot be set for some nodes only: it names the source of the labels \
+                 that sections match; put it outside of the section"
+                    .into(),
+                cluster.place.as_ref(),
+            );
+        }
         let example = "such as match = { name = [\"gpu-*\"] }";
         let Some(condition) = table.take("match") else {
             return wrong(
@@ -131,12 +139,13 @@ fn by_file(value: &Value, root: &HostRoot) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::NodeLabels;
 
     fn section(condition: &str, name: &str, root: &Path) -> Result<(bool, String), String> {
         let table = Table::parse(&format!("[[node]]\n{condition}\n"), Path::new("f")).unwrap();
         let value = &table.get("node").unwrap().as_list().unwrap()[0];
         let node = Node::named(name, root);
-        let read = Section::read(value, &NodeFacts::of(&node));
+        let read = Section::read(value, &NodeFacts::of(&node, &NodeLabels::default()));
         read.map(|section| (section.matches, section.why)).map_err(|error| error.in_full())
     }
 
@@ -183,6 +192,10 @@ mod tests {
             ("match = { name = [] }", "column 11: `match.name` must be a list of patterns"),
             ("match = { name = [1] }", "`match.name` must be a list of patterns"),
             ("match = { name = \"[\" }", "the pattern `[` of `match.name` is not a valid glob"),
+            (
+                "match = { name = \"x\" }\ncluster.node_labels = \"api\"",
+                "line 3, column 1: `cluster` cannot be set for some nodes only",
+            ),
             ("match = { file = \"role\" }", "`match.file` must be the absolute path"),
         ] {
             let problem = section(condition, "x", Path::new("/")).unwrap_err();

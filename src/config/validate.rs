@@ -2,9 +2,11 @@
 
 use super::error::hidden;
 use super::fragments::{self, Fragment, HistorySize};
+use super::labels::ComparedLabels;
 use super::resource::spec;
+use super::tree::{Table, Value};
 use super::{Config, ConfigError, Node, health, text};
-use crate::domain::{NvmlLibrary, Policy, ResourceName, Retention};
+use crate::domain::{ApiCredentials, NodeLabels, NvmlLibrary, Policy, ResourceName, Retention};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,10 +88,17 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
             &fragment.device_info.directory,
             DEVICE_INFO_DIRECTORY,
         )?,
+        node_labels: fragment
+            .cluster
+            .node_labels
+            .as_deref()
+            .map_or(Ok(Default::default()), node_labels)?,
+        credentials: credentials(fragment.cluster.credentials.as_deref().unwrap_or("auto"))?,
         resources,
         files,
         requested_file: None,
         node: Node::default(),
+        compared_labels: ComparedLabels::default(),
         hash: 0,
     })
 }
@@ -173,6 +182,44 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
         Some(_) => Err(ConfigError::new(format!(
             "`labels.features_d` must be an absolute path, such as {FEATURES_DIRECTORY}, or \
              `off`"
+        ))),
+    }
+}
+
+/// The source of the node's labels in the merged files, before their sections. An invalid one is an
+/// error of its own, and counts as the default here.
+pub(super) fn label_source(merged: &Table) -> NodeLabels {
+    let cluster = merged.get("cluster").and_then(Value::as_table);
+    let text = cluster.and_then(|table| table.get("node_labels")?.as_text());
+    text.and_then(|text| node_labels(text).ok()).unwrap_or_default()
+}
+
+/// The source of the node's labels.
+fn node_labels(text: &str) -> Result<NodeLabels, ConfigError> {
+    match text {
+        "api" if cfg!(feature = "cluster") => Ok(NodeLabels::Api),
+        "api" => Err(ConfigError::new(
+            "`cluster.node_labels` is `api`, but this build of Holdfast cannot connect to the API \
+             server (the cargo feature `cluster`)",
+        )),
+        path if path.starts_with('/') => check_path(Path::new(path), "cluster.node_labels")
+            .map(|()| NodeLabels::File(path.into())),
+        other => Err(ConfigError::new(format!(
+            "`cluster.node_labels` is `{}`, but must be `api`, or the absolute path of a file with \
+             the node's labels",
+            hidden(other)
+        ))),
+    }
+}
+
+fn credentials(text: &str) -> Result<ApiCredentials, ConfigError> {
+    match text {
+        "auto" => Ok(ApiCredentials::Auto),
+        path if path.starts_with('/') => check_path(Path::new(path), "cluster.credentials")
+            .map(|()| ApiCredentials::Kubeconfig(path.into())),
+        other => Err(ConfigError::new(format!(
+            "`cluster.credentials` is `{}`, but must be `auto`, or the absolute path of a kubeconfig",
+            hidden(other)
         ))),
     }
 }

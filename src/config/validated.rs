@@ -1,8 +1,10 @@
 //! The validated configuration, as the rest of the daemon uses it.
 
+use super::labels::ComparedLabels;
 use super::node::Node;
 use crate::domain::{
-    Durability, HealthPolicy, MigStrategy, NvmlLibrary, Policy, ResourceSpec, Retention,
+    ApiCredentials, Durability, HealthPolicy, MigStrategy, NodeLabels, NvmlLibrary, Policy,
+    ResourceSpec, Retention,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -52,6 +54,10 @@ pub struct Config {
     pub mig_strategy: MigStrategy,
     /// The policy of device health.
     pub health: HealthPolicy,
+    /// Where the labels of this node come from, for sections that match labels.
+    pub node_labels: NodeLabels,
+    /// The credentials for the API server, if it is used.
+    pub credentials: ApiCredentials,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,
@@ -61,6 +67,8 @@ pub struct Config {
     pub requested_file: Option<PathBuf>,
     /// The node that the files were read for.
     pub node: Node,
+    /// The labels of this node that sections have compared.
+    pub compared_labels: ComparedLabels,
     /// CRC-32 of the texts of the files.
     pub hash: u32,
 }
@@ -70,5 +78,19 @@ impl Config {
     #[must_use]
     pub fn source(&self) -> &Path {
         self.requested_file.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
+    /// Whether sections compare labels of the API server that no answer has contained yet.
+    #[must_use]
+    pub fn compares_unknown_labels(&self) -> bool {
+        self.follows_api_labels()
+            && self.compared_labels.file().is_some()
+            && self.compared_labels.values().is_none()
+    }
+
+    /// Whether the API server is the source of this node's labels, since the start of the daemon.
+    #[must_use]
+    pub fn follows_api_labels(&self) -> bool {
+        *self.node.label_source(&self.node_labels) == NodeLabels::Api
     }
 }

@@ -75,7 +75,10 @@ impl Global {
 
     /// The node whose configuration is read: this node, or the node of the given name.
     pub(crate) fn node(&self, name: Option<&str>) -> Node {
-        name.map_or_else(|| Node::here(&self.host_root), |name| Node::named(name, &self.host_root))
+        match name {
+            Some(name) => Node::named(name, &self.host_root),
+            None => Node::here(&self.host_root, &self.state_dir),
+        }
     }
 
     pub(crate) fn load_config(&self) -> Result<config::Config, Failed> {

@@ -82,7 +82,11 @@ pub fn run(settings: Settings, take_over: bool, meaning: Meaning) -> Result<(), 
     system.block_on(Box::pin(serve(settings, take_over, meaning)))
 }
 
-async fn serve(settings: Settings, take_over: bool, meaning: Meaning) -> Result<(), DaemonError> {
+async fn serve(
+    mut settings: Settings,
+    take_over: bool,
+    meaning: Meaning,
+) -> Result<(), DaemonError> {
     heartbeat::begin();
     let ends_at_once = ExitOnSignal::install()?;
     // From here on SIGHUP does not end the process. One that comes during the start or a handover
@@ -92,8 +96,12 @@ async fn serve(settings: Settings, take_over: bool, meaning: Meaning) -> Result<
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
     };
+    let begin = async {
+        settings.wait_for_labels().await;
+        take(&settings, take_over).await
+    };
     let (app, old) = tokio::select! {
-        taken = take(&settings, take_over) => taken?,
+        taken = begin => taken?,
         // Nothing is served yet, so there is nothing to shut down.
         _ = signals.next() => return Ok(()),
     };

@@ -7,6 +7,7 @@
 
 mod attributes;
 mod checkpoint;
+mod cluster;
 mod contract;
 mod device;
 mod device_id;
@@ -43,6 +44,7 @@ mod verdict;
 
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
+pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
     IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,

@@ -4,7 +4,7 @@
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -27,6 +27,22 @@ pub fn keep_files_private() {
 /// If it cannot be made.
 pub fn make_private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER).create(path)
+}
+
+/// Replaces a private file durably, and makes the folders above it. Readers see the former or the
+/// new content, also after a power cut.
+///
+/// # Errors
+/// If it cannot be written; the former file is then unchanged.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    make_private_folder(folder)?;
+    // The mode of a temporary file is that of a private one.
+    let mut fresh = tempfile::Builder::new().prefix(".").suffix(".new").tempfile_in(folder)?;
+    fresh.write_all(bytes)?;
+    fresh.as_file().sync_all()?;
+    fresh.persist(path).map_err(|error| error.error)?;
+    File::open(folder)?.sync_all()
 }
 
 /// Makes a folder that others may read, and those above it. Existing folders keep their modes.

@@ -23,6 +23,12 @@ pub struct Stamp {
 }
 
 impl Stamp {
+    /// The version of the file at this path, or at the end of a link; `None` if there is none.
+    #[must_use]
+    pub fn at(path: &Path) -> Option<Self> {
+        path.metadata().ok().map(|metadata| Stamp::of(&metadata))
+    }
+
     pub(super) fn of(metadata: &Metadata) -> Self {
         Stamp {
             inode: metadata.ino(),

@@ -9,18 +9,22 @@
 //! | `hooks` | runs the hooks after release |
 //! | `checks` | runs the check commands of resources |
 //! | `spec_files` | writes CDI files and device-info files |
+//! | `api_labels` | keeps a copy of the labels that the node has in the API server |
 //! | `node_labels` | writes the node's labels for Node Feature Discovery |
 //!
-//! `rescans` limits the rate of scans for `watcher`, and `config_links` finds a replaced
-//! configuration.
+//! `rescans` limits the rate of scans for `watcher`, `config_links` finds a replaced configuration,
+//! and `label_file` other labels of the node.
 //!
 //! A task knows the mailboxes that it sends to and the snapshots that it reads. `app` starts each
 //! one and aborts it at the end of the daemon.
 
+#[cfg(feature = "cluster")]
+pub(crate) mod api_labels;
 pub(crate) mod checks;
 pub(crate) mod config_links;
 pub(crate) mod hooks;
 pub(crate) mod kernel_log;
+pub(crate) mod label_file;
 pub(crate) mod node_labels;
 pub(crate) mod nvml;
 mod rescans;

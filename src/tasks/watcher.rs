@@ -3,6 +3,7 @@
 //! Every message only triggers a scan or a read. A slow poll reads without an event.
 
 use super::config_links::{self, DATA_LINK};
+use super::label_file::LabelFile;
 use super::rescans::Rescans;
 use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
@@ -45,6 +46,8 @@ pub(crate) struct Watcher {
     pub(crate) config_dirs: [PathBuf; 2],
     /// Notified when the files were replaced. One waiting message stands for all.
     pub(crate) config_changed: mpsc::Sender<()>,
+    /// The labels of the node that the configuration was chosen by.
+    pub(crate) labels: LabelFile,
     pub(crate) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) rescan: Mailbox<Rescan>,
@@ -64,6 +67,8 @@ enum Event {
     Rescan,
     ReconcileDue,
     ReloadDue,
+    /// The labels of the node may differ.
+    Labels,
     Planned,
     Poll,
 }
@@ -90,6 +95,7 @@ impl Watcher {
         let mut dirs =
             BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
+        dirs.extend(self.labels.folder());
         let plan = self.plan.borrow();
         // A new node may become a resource of its own.
         for spec in plan.specs.iter().chain(plan.patterns.iter()) {
@@ -138,11 +144,13 @@ impl Watcher {
                 () = rescans.step() => Event::Rescan,
                 () = at(reconcile_at) => Event::ReconcileDue,
                 () = at(reload_at) => Event::ReloadDue,
+                () = self.labels.step() => Event::Labels,
                 Ok(()) = self.plan.changed() => Event::Planned,
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
             self.check_config_links(&event, &mut links, &mut reload_at);
+            self.check_labels(&event, &mut reload_at);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -154,8 +162,7 @@ impl Watcher {
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => {
                     self.notify_sockets();
                 }
-                Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {
-                }
+                Event::Change(Ok(Change::Entry { dir, .. })) if self.is_of_configuration(&dir) => {}
                 Event::Change(Ok(Change::Entry { .. })) => rescans.request(),
                 Event::Change(Ok(Change::Anything)) => {
                     self.notify_sockets();
@@ -184,7 +191,9 @@ impl Watcher {
                     self.checkpoint_written.send(CheckpointWritten);
                 }
                 Event::ReloadDue => self.request_reload(&mut reload_at),
-                Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
+                Event::Labels | Event::Planned => {
+                    watch.iter_mut().for_each(|watch| watch.want(self.directories()));
+                }
                 Event::Poll => {
                     self.watch_again(&mut watch);
                     self.notify_sockets();
@@ -229,6 +238,24 @@ impl Watcher {
             }
             *links = now;
         }
+    }
+
+    /// Schedules a reload when a label has another value.
+    fn check_labels(&mut self, event: &Event, reload_at: &mut Option<Instant>) {
+        match event {
+            Event::Change(Ok(Change::Entry { dir, .. }))
+                if self.labels.folder().as_ref() != Some(dir) => {}
+            Event::Change(Ok(_)) | Event::Poll => self.labels.look(),
+            Event::Labels if self.labels.differs() => {
+                reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether only the configuration follows from this directory.
+    fn is_of_configuration(&self, dir: &PathBuf) -> bool {
+        self.config_dirs.contains(dir) || self.labels.folder().as_ref() == Some(dir)
     }
 
     fn request_reload(&self, reload_at: &mut Option<Instant>) {

@@ -4,6 +4,7 @@ use super::doc::{Doc, Is, Scalar};
 use super::error::ImportError;
 use super::field::Field;
 use super::peers::{Facts, Peer, facts};
+use std::collections::BTreeMap;
 
 /// The limit of ConfigMap entries that a message names.
 const NAMES_MAX: usize = 30;
@@ -84,6 +85,20 @@ pub(super) fn may_be_file(peer: Peer, part: &Part<'_>) -> bool {
     }
 }
 
+/// The files of NVIDIA's plugin among which a label of the node chooses: those of the only object
+/// with several files.
+pub(super) fn several<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Vec<&'c Candidate<'a>> {
+    let mut objects: BTreeMap<&str, Vec<&Candidate<'a>>> = BTreeMap::new();
+    for file in candidates.iter().filter(|file| may_be_file(Peer::Nvidia, &file.part)) {
+        objects.entry(&file.of).or_default().push(file);
+    }
+    let mut several = objects.into_values().filter(|files| files.len() > 1);
+    match (several.next(), several.next()) {
+        (Some(files), None) => files,
+        _ => Vec::new(),
+    }
+}
+
 /// The candidate that the user means, if there is one. A container may run without a file.
 pub(super) fn choose<'c, 'a>(
     peer: Peer,
@@ -91,7 +106,6 @@ pub(super) fn choose<'c, 'a>(
     key: Option<&str>,
     usual: &str,
     has_container: bool,
-    notes: &mut Vec<String>,
 ) -> Result<Option<&'c Candidate<'a>>, ImportError> {
     let names = |candidates: &[&Candidate<'_>]| {
         let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
@@ -137,26 +151,17 @@ pub(super) fn choose<'c, 'a>(
             names(several)
         ))),
         (several, _) => {
-            // NVIDIA's plugin falls back to this entry on a node without a label that names
-            // another.
-            let Some(found) = several
-                .iter()
-                .copied()
-                .find(|candidate| peer == Peer::Nvidia && candidate.key == usual)
-            else {
-                let several = names(several);
-                return Err(ImportError::new(format!(
-                    "the ConfigMap has the entries {several}; select one with `--key`"
-                )));
-            };
-            let others: Vec<&Candidate<'_>> =
-                several.iter().copied().filter(|candidate| candidate.key != usual).collect();
-            notes.push(format!(
-                "the entry `{usual}` is used, as on nodes without the label \
-                 `nvidia.com/device-plugin.config`; select another with `--key`: {}",
-                names(&others)
-            ));
-            Ok(Some(found))
+            // One of them is the usual file of NVIDIA's plugin.
+            let is_usual =
+                |candidate: &&&Candidate<'_>| peer == Peer::Nvidia && candidate.key == usual;
+            let mut found = several.iter().filter(is_usual);
+            match (found.next(), found.next()) {
+                (Some(one), None) => Ok(Some(one)),
+                _ => Err(ImportError::new(format!(
+                    "the ConfigMap has the entries {}; select one with `--key`",
+                    names(several)
+                ))),
+            }
         }
     }
 }

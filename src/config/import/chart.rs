@@ -6,6 +6,7 @@ use super::doc::{Doc, Is};
 use super::error::ImportError;
 use super::field::{Decoder, Field, join};
 use super::flags::{Flag, Flags};
+use super::named::Selection;
 use super::peers::{Facts, Peer};
 
 /// The kinds of objects that contain values, and the path of the values. Flux has them as a tree,
@@ -129,9 +130,9 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
     }
 }
 
-/// The values that NVIDIA's chart has in addition to the files: the name of the default file, and
+/// The values that NVIDIA's chart has in addition to the files: the choice among them, and
 /// variables of the container.
-pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Flags) {
+pub(super) fn read_nvidia(found: &Found<'_>, selection: &mut Selection, flags: &mut Flags) {
     const VARIABLES: [(&str, &str); 10] = [
         ("migStrategy", "MIG_STRATEGY"),
         ("failOnInitError", "FAIL_ON_INIT_ERROR"),
@@ -145,12 +146,10 @@ pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Fla
         ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
     ];
     let Some(values) = &found.nvidia else { return };
-    let default = values
-        .get("config")
-        .and_then(|config| config.get("default"))
-        .and_then(|name| name.text().ok());
-    if let Some(name) = default.filter(|name| !name.is_empty()) {
-        name.clone_into(usual);
+    if let Some(config) = values.get("config") {
+        let text = |key: &str| Some(config.get(key)?.text().ok()?.to_owned());
+        let strategies = config.get("fallbackStrategies").and_then(|list| list.texts().ok());
+        selection.take(None, text("default"), strategies);
     }
     let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
     let variables =
@@ -231,8 +230,7 @@ mod tests {
         }
         let warnings_text = imported(Peer::Nvidia, &forms(NVIDIA)[1]).warnings.join("\n");
         assert!(
-            warnings_text.contains("the entry `two` is used")
-                && warnings_text.contains("select another with `--key`: `one`"),
+            warnings_text.contains("each configuration is a section for nodes whose label"),
             "{warnings_text}"
         );
     }

@@ -111,6 +111,24 @@ impl Doc {
         map.iter().find(|(known, _)| known == key).map(|(_, doc)| doc)
     }
 
+    /// The same as JSON, without the places. Every scalar is a text, except `true` and `false`
+    /// without quotes. Of equal keys the last one counts. Null values are left out.
+    pub(super) fn into_json(self) -> serde_json::Value {
+        match self.is {
+            Is::Null => serde_json::Value::Null,
+            Is::Scalar(scalar) => match (scalar.is_plain, scalar.text.as_str()) {
+                (true, "true") => true.into(),
+                (true, "false") => false.into(),
+                _ => scalar.text.into(),
+            },
+            Is::List(list) => list.into_iter().map(Doc::into_json).collect(),
+            Is::Map(map) => {
+                let given = map.into_iter().filter(|(_, doc)| !matches!(doc.is, Is::Null));
+                given.map(|(key, doc)| (key, doc.into_json())).collect()
+            }
+        }
+    }
+
     /// The number of nodes, and of bytes of text.
     fn size(&self) -> (usize, usize) {
         let (nodes, bytes) = match &self.is {

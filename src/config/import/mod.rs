@@ -21,6 +21,7 @@ mod error;
 mod field;
 mod flags;
 mod generic;
+mod named;
 mod nvidia;
 mod peers;
 mod rdma_shared;
@@ -41,15 +42,31 @@ pub use self::cdi::cdi_names;
 
 use self::doc::Lines;
 use self::draft::{Draft, Offer};
+use self::named::Fallback;
+use self::source::Source;
 use super::error::printable;
 use super::merge::{Examined, problem_of};
 use super::node::Node;
-use super::tree::{Is, Value};
+use super::tree::{Is, Table, Value};
 use super::write::written;
 use crate::domain::NODE;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::Path;
+
+/// The first document of a YAML or JSON text as JSON: every scalar is a text, except `true` and
+/// `false`. For files of Kubernetes, such as a kubeconfig.
+///
+/// # Errors
+/// A text that is neither YAML nor JSON, with its line.
+#[cfg_attr(
+    not(feature = "cluster"),
+    expect(dead_code, reason = "only the client of the API server reads a kubeconfig")
+)]
+pub(crate) fn yaml(text: &str) -> Result<serde_json::Value, String> {
+    let documents = doc::Doc::parse(text, Lines::From(1)).map_err(|error| error.to_string())?;
+    Ok(documents.into_iter().next().map(doc::Doc::into_json).unwrap_or_default())
+}
 
 /// A successful import.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,11 +91,17 @@ pub fn import(
     prefix: Option<&str>,
 ) -> Result<Imported, ImportError> {
     let documents = doc::Doc::parse(text, Lines::From(1))?;
-    let source = source::find(peer, &documents, key)?;
+    let mut source = source::find(peer, &documents, key)?;
     let mut draft = Draft {
         warnings: source.notes.iter().map(|note| printable(note)).collect(),
         ..Draft::default()
     };
+    if let Some(named) = source.named.take() {
+        return match sections(&named, &mut source, &mut draft) {
+            Ok(table) => finish(peer, &table, draft),
+            Err(error) => Err(ImportError { warnings: draft.warnings, ..error }),
+        };
+    }
     let read = match peer {
         Peer::Nvidia => nvidia::read(&source, &mut draft),
         Peer::Sriov => sriov::read(&source, prefix, &mut draft),
@@ -86,13 +109,60 @@ pub fn import(
         Peer::Generic => generic::read(&source, prefix, &mut draft),
         Peer::Smarter => smarter::read(&source, &mut draft),
     };
-    match read {
-        Ok(()) => finish(peer, draft),
+    match read.and_then(|()| checked(&mut draft)) {
+        Ok(table) => finish(peer, &table, draft),
         Err(error) => Err(ImportError { warnings: draft.warnings, ..error }),
     }
 }
 
-fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
+/// The sections for the named configurations of NVIDIA's plugin, one for each, and the source of
+/// the labels that they match.
+fn sections(
+    named: &named::Named,
+    source: &mut Source,
+    draft: &mut Draft,
+) -> Result<Table, ImportError> {
+    let mut fallback = named.fallback();
+    if let Err(why) = &fallback {
+        draft.wrong(
+            &format!("the configuration of nodes without the label `{}`", named.selection.label),
+            &ImportError::new(why),
+        );
+        fallback = Ok(Fallback::None);
+    }
+    let fallback = fallback.unwrap_or(Fallback::None);
+    let files = named.files.iter().map(|(name, documents)| (name.as_str(), documents.first()));
+    let empty = (fallback == Fallback::Empty).then_some(("", None));
+    let (mut list, mut warnings) = (Vec::new(), Vec::new());
+    for (name, file) in files.chain(empty) {
+        source.file = file.cloned();
+        let mut own = Draft::default();
+        match nvidia::read(source, &mut own).and_then(|()| checked(&mut own)) {
+            Ok(table) => {
+                list.push(named.section(name, fallback == Fallback::To(name.to_owned()), table));
+            }
+            Err(error) => own.wrong("this configuration", &error),
+        }
+        draft.wrong += own.wrong;
+        warnings.push((name, own.warnings));
+    }
+    named::add_warnings(draft, &warnings);
+    if list.is_empty() {
+        return Err(ImportError::new("no configuration can be imported"));
+    }
+    named.note(&fallback, draft);
+    let mut table = Table::default();
+    if cfg!(feature = "cluster") {
+        let mut cluster = Table::default();
+        cluster.set("node_labels", Is::Text("api".to_owned()));
+        table.set("cluster", Is::Table(cluster));
+    }
+    table.set("node", Is::List(list));
+    Ok(table)
+}
+
+/// The valid resources of a draft, with its other tables.
+fn checked(draft: &mut Draft) -> Result<Table, ImportError> {
     let mut names = BTreeSet::new();
     let mut resources = Vec::new();
     for Offer { table, place } in std::mem::take(&mut draft.offers) {
@@ -119,17 +189,21 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
             );
         }
     }
-    let Draft { tables: mut table, warnings, wrong, .. } = draft;
     if resources.is_empty() {
         // An empty configuration would offer known hardware under its usual names, which the user
         // did not request.
-        return Err(ImportError { warnings, ..ImportError::new("no resource can be imported") });
+        return Err(ImportError::new("no resource can be imported"));
     }
+    let mut table = std::mem::take(&mut draft.tables);
     table.set("resource", Is::List(resources));
+    Ok(table)
+}
+
+fn finish(peer: Peer, table: &Table, draft: Draft) -> Result<Imported, ImportError> {
+    let Draft { warnings, wrong, .. } = draft;
     let name =
         peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let toml =
-        format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
+    let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", written(table, None));
     match Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config() {
         Ok(_) => Ok(Imported { toml, warnings, wrong }),
         Err(error) => Err(ImportError {

@@ -3,13 +3,14 @@
 //! The input may be the file itself, a ConfigMap with one or several files, or a manifest. It may
 //! also be the output of `kubectl get -o yaml`, or the values of a chart.
 
-use super::candidates::{candidates_of, choose};
+use super::candidates::{candidates_of, choose, several};
 use super::chart;
 use super::containers::{containers, image, is_plugin_container, program};
 use super::doc::{Doc, Is};
 use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::flags::Flags;
+use super::named::{Named, Selection};
 use super::peers::{Facts, Peer, facts};
 
 /// The inputs of a plugin.
@@ -17,6 +18,8 @@ use super::peers::{Facts, Peer, facts};
 pub(super) struct Source {
     /// Its file.
     pub(super) file: Option<Doc>,
+    /// Instead of a file: several ones, among which a label of the node chooses.
+    pub(super) named: Option<Named>,
     /// The flags and variables of its container; empty without a container.
     pub(super) flags: Flags,
     /// The image of this container.
@@ -36,7 +39,8 @@ pub(super) fn find(
 ) -> Result<Source, ImportError> {
     let facts = facts(peer);
     let objects = objects(documents);
-    let mut source = Source { file: None, flags: Flags::default(), image: None, notes: Vec::new() };
+    let mut source =
+        Source { file: None, named: None, flags: Flags::default(), image: None, notes: Vec::new() };
     let texts = chart::texts(&objects)?;
     let mut values = chart::values(&objects, &texts);
     if objects.is_empty() {
@@ -50,8 +54,8 @@ pub(super) fn find(
     {
         return plain(documents, key);
     }
-    let mut usual = "default".to_owned();
-    chart::read_nvidia(&found, &mut usual, &mut source.flags);
+    let mut selection = Selection::default();
+    chart::read_nvidia(&found, &mut selection, &mut source.flags);
     let mut candidates = found.candidates;
     for object in &objects {
         candidates.extend(candidates_of(&facts, object));
@@ -63,8 +67,15 @@ pub(super) fn find(
     let only =
         || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
     let container = container.or_else(only);
-    if let Some(chosen) =
-        choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)?
+    let files =
+        if peer == Peer::Nvidia && key.is_none() { several(&candidates) } else { Vec::new() };
+    if !files.is_empty() {
+        containers.iter().for_each(|container| selection.read(container));
+        let parsed = files.iter().map(|file| Ok((file.key.clone(), file.part.parse()?)));
+        source.named =
+            Some(Named { files: parsed.collect::<Result<_, ImportError>>()?, selection });
+    } else if let Some(chosen) =
+        choose(peer, &candidates, key, selection.usual(), container.is_some())?
     {
         let mut parsed = chosen.part.parse()?;
         note_more(&parsed, &mut source.notes);
@@ -78,7 +89,7 @@ pub(super) fn find(
     }
     if let Some(container) = container {
         read_container(&facts, container, &mut source);
-    } else if source.file.is_none() {
+    } else if source.file.is_none() && source.named.is_none() {
         return Err(nothing(&facts, &objects, &containers));
     }
     Ok(source)
@@ -96,7 +107,13 @@ fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
         .ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
     let mut notes = Vec::new();
     note_more(documents, &mut notes);
-    Ok(Source { file: Some(first.clone()), flags: Flags::default(), image: None, notes })
+    Ok(Source {
+        file: Some(first.clone()),
+        named: None,
+        flags: Flags::default(),
+        image: None,
+        notes,
+    })
 }
 
 /// Each of these plugins reads only the first document of a file.
@@ -146,10 +163,11 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
         );
     }
     let (flags, variable) = facts.file;
+    let is_known = source.file.is_some() || source.named.is_some();
     let file = source.flags.last(flags, variable).and_then(|flag| {
         if let Is::Scalar(path) = &flag.value.is { Some(path.text.clone()) } else { None }
     });
-    if let Some(path) = file.filter(|_| source.file.is_none()) {
+    if let Some(path) = file.filter(|_| !is_known) {
         source.notes.push(format!(
             "the plugin's file `{path}` is not in this manifest, and its settings are missing in \
              the result; add its ConfigMap to the same file after a line `---`, and import both"
@@ -283,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn the_default_one_of_nvidias_named_configurations_is_used() {
+    fn nvidias_named_configurations_are_sections_and_a_key_selects_one() {
         let map = "kind: ConfigMap\ndata:\n  default: |-\n    version: v1\n  shared: |-\n    version: v1\n    sharing: { timeSlicing: { resources: [{ name: nvidia.com/gpu, replicas: 4 }] } }\n";
         has(
             Peer::Nvidia,
             map,
             None,
-            &["nvidia.com/gpu"],
-            &["the entry `default` is used", "select another with `--key`: `shared`"],
+            &["= [\"default\", \"\"]", "= [\"shared\"]", "[[node.resource]]"],
+            &["each configuration is a section"],
         );
         has(Peer::Nvidia, map, Some("shared"), &["replicas = 4"], &[]);
         // The values of the chart.
@@ -299,8 +317,8 @@ mod tests {
             Peer::Nvidia,
             values,
             None,
-            &["replicas = 4", "pass_device_specs = true"],
-            &["the entry `shared` is used"],
+            &["replicas = 4", "pass_device_specs = true", "= [\"shared\", \"\"]", "= [\"whole\"]"],
+            &["each configuration is a section"],
         );
         has(Peer::Nvidia, values, Some("whole"), &["pass_device_specs = true"], &[]);
     }

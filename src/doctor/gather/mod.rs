@@ -89,7 +89,8 @@ pub fn gather(target: Target) -> Facts {
     let load = {
         let target = target.clone();
         move || {
-            let loaded = config::load(target.config.as_deref(), &Node::here(&target.roots.host));
+            let node = Node::here(&target.roots.host, &target.roots.state);
+            let loaded = config::load(target.config.as_deref(), &node);
             let wants = files::wants(&loaded, &target);
             (loaded.ok(), wants)
         }

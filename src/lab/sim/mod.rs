@@ -3,8 +3,9 @@
 //! `kubelet` speaks real gRPC over real sockets. `memory` runs the same kubelet on a node in
 //! memory, on an `executor` whose clock and random numbers come only from a seed: ten thousand runs
 //! of a node, each repeatable. `health` runs the judge of health over a host's files, without
-//! waiting.
+//! waiting. `api_server` is a Kubernetes API server with one node.
 
+pub mod api_server;
 pub mod executor;
 #[cfg(test)]
 mod faults;

@@ -107,6 +107,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         not_recorded: None,
         recovery: None,
         not_served: None,
+        labels_not_followed: None,
         hooks: Vec::new(),
         not_run: Vec::new(),
         resources: vec![report],

@@ -1,0 +1,40 @@
+//! A client of the Kubernetes API server: credentials, one connection, lists and watches. It knows
+//! nothing about devices and decides nothing.
+//!
+//! ```text
+//!   Credentials ─ read before each connection: a token or certificate that was rotated is used
+//!        │
+//!        ▼
+//!   Connection ─ TLS 1.3, HTTP/1.1, one request at a time
+//!        │
+//!        ▼
+//!   ObjectWatch ─ list ─▶ watch ─▶ … ends after minutes, or silent, or 410 ─┐
+//!                  ▲                                                        │
+//!                  └──────────── Pauses: how long until the next list ◀─────┘
+//! ```
+//!
+//! Only the metadata of objects is requested (`PartialObjectMetadata`, apimachinery's `meta/v1`).
+//! Each watch begins with a list, so a watch that missed something is corrected after minutes.
+//! Nothing is connected, and no thread is started, until an [`ObjectWatch`] is polled.
+//!
+//! HTTP/2 is not needed for one request at a time. Plugins of a kubeconfig that run programs
+//! (`exec`) are refused: the daemon starts no program of another user's choice.
+
+mod connection;
+mod credentials;
+mod error;
+mod kubeconfig;
+mod lines;
+mod login;
+mod metadata;
+mod pauses;
+mod tls;
+mod watch;
+
+#[cfg(all(test, feature = "lab"))]
+mod tests;
+
+pub use credentials::Credentials;
+pub use error::ClusterError;
+pub use metadata::ObjectMeta;
+pub use watch::{ObjectWatch, Report};
