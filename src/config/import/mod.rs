@@ -21,6 +21,7 @@ mod error;
 mod field;
 mod flags;
 mod generic;
+mod gke;
 mod nvidia;
 mod peers;
 mod rdma_shared;
@@ -85,6 +86,7 @@ pub fn import(
         Peer::RdmaShared => rdma_shared::read(&source, prefix, &mut draft),
         Peer::Generic => generic::read(&source, prefix, &mut draft),
         Peer::Smarter => smarter::read(&source, &mut draft),
+        Peer::Gke => gke::read(&source, &mut draft),
     };
     match read {
         Ok(()) => finish(peer, draft),

@@ -89,7 +89,6 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         }
     }
     super::xids::read(source, draft);
-    super::xids::read(source, draft);
     if let Some(root) = &root {
         draft.unknown(root, KEYS);
     }
