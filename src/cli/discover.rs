@@ -1,25 +1,19 @@
 //! `holdfast discover`: the devices of this host, as a JSON document or a table.
 
-use super::source;
+use super::found::{Found, find};
 use crate::console::exit::Failed;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
 use crate::console::{Global, show};
-use crate::discovery;
 use crate::domain::{
-    Attributes, Device, DeviceClass, DeviceId, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects,
-    PciAddress, Reason, Verdicts, requests_names,
+    Attributes, Device, DeviceClass, DeviceId, Grant, Health, Objects, PciAddress, Reason, Verdicts,
 };
-use crate::hardware::{self, DiscoverInput, Discovery};
+use crate::hardware::{self, Discovery};
 use crate::host::{self, HostRoot};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
-
-/// Timeout of NVML, which first has to wake idle GPUs.
-const NVML_DEADLINE: Duration = Duration::from_secs(10);
+use std::sync::Arc;
 
 /// Scans the host and prints its devices, with the configured resources, or the default ones if
 /// none are configured.
@@ -29,18 +23,9 @@ const NVML_DEADLINE: Duration = Duration::from_secs(10);
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root);
-    let scan = hardware::scan(&root);
-    let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
-    // Use the ledger's device ids if it can be read, so that devices have the ids that the kubelet
-    // knows.
-    let recovered = source::ledger_if_any(global).unwrap_or_default();
-    let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
-    let held = discovery::held_nodes(&grants);
-    let known = DiscoverInput { held: &held, ..DiscoverInput::first(&recovered.names) };
-    let mut found = hardware::discover_with(&root, scan.clone(), &specs, &known);
-    if let Some(nvml) = query_nvml(&root, &config.nvml, &found) {
-        found =
-            hardware::discover_with(&root, scan, &specs, &DiscoverInput { nvml: &nvml, ..known });
+    let Found { discovery: found, recovered, grants, unread } = find(global, &config, &root);
+    for why in &unread {
+        crate::console::eprintln(format_args!("holdfast: {why}"));
     }
     for warning in &found.selection.warnings {
         crate::console::eprintln(format_args!("holdfast: {warning}"));
@@ -57,33 +42,6 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
             table.into()
         }
     })
-}
-
-/// Facts that only NVML reports; an empty snapshot if it misses the deadline. `None` if NVML is
-/// off, or if nothing needs it.
-fn query_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
-    let question = hardware::nvml_query(root, &found.selection, false);
-    if question.is_empty() || *library == NvmlLibrary::Off {
-        return None;
-    }
-    let is_needed = requests_names(&question);
-    let (sender, receiver) = mpsc::channel();
-    // The send fails if the deadline has passed and the receiver was dropped.
-    let asked = host::query_nvml(root, library, question, move |answer| drop(sender.send(answer)));
-    let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
-        receiver
-            .recv_timeout(NVML_DEADLINE)
-            .map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
-    });
-    let (facts, failed) = answer.map_or_else(
-        |why| (NvmlSnapshot::default(), Some(why)),
-        |answer| (answer.facts, answer.failed),
-    );
-    // NVLink is optional information: a failure that concerns only NVLink causes no warning.
-    if let Some(why) = failed.filter(|_| is_needed) {
-        crate::console::eprintln(format_args!("holdfast: NVML did not report all facts: {why}"));
-    }
-    Some(facts)
 }
 
 /// The version of the document's format.
@@ -330,7 +288,7 @@ mod tests {
     use super::*;
     use crate::console::screen::Screen;
     use crate::domain::MigStrategy;
-    use crate::hardware::{defaults, discover_with, scan};
+    use crate::hardware::{DiscoverInput, defaults, discover_with, scan};
     use crate::lab::sim::hardware::{GPUS, SimNode};
 
     fn simulated(all: bool, breakage: impl Fn(&SimNode)) -> Document {

@@ -6,11 +6,13 @@ pub mod device;
 pub mod discover;
 pub mod doctor;
 pub mod document;
+pub mod found;
 pub mod handover;
 pub mod history;
 #[cfg(any(test, not(feature = "lab")))]
 mod lab_command;
 pub mod ledger;
+pub mod migrate;
 pub mod query;
 pub mod run;
 pub mod source;
@@ -83,6 +85,9 @@ enum Verb {
     /// Check, show and compare configurations; import one from another plugin
     #[command(subcommand)]
     Config(configuration::Verb),
+    /// Check what a switch from another device plugin means for the pods of this node
+    #[command(subcommand)]
+    Migrate(migrate::Verb),
     /// Export, import or verify the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
@@ -160,6 +165,7 @@ pub fn main() -> ExitCode {
         Verb::History(options) => history::run(&global, &options),
         Verb::Device(verb) => device::run(&global, &verb),
         Verb::Config(verb) => configuration::run(&global, &verb),
+        Verb::Migrate(verb) => migrate::run(&global, &verb),
         Verb::Ledger(verb) => ledger::run(&global, &verb),
     })
 }

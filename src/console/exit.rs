@@ -27,6 +27,11 @@ pub const FINDINGS: u8 = 10;
 /// The limits of the process are too low: threads, descriptors, memory.
 pub const LIMITS: u8 = 11;
 
+/// `migrate check`: a pod needs a drain before the switch. The same as [`FAILURE`].
+pub const NEEDS_DRAIN: u8 = 1;
+/// `migrate check`: it cannot be determined whether a pod needs a drain. The same as [`USAGE`].
+pub const CANNOT_TELL: u8 = 2;
+
 /// The meaning of the exit code of a daemon that does not start; `None` if the code only means
 /// failure.
 #[must_use]

@@ -21,14 +21,14 @@ mod redact;
 #[cfg(test)]
 mod testing;
 
-pub use checks::{CHECKS, Check, examine};
+pub use checks::{CHECKS, Check, examine, resource_of_socket};
 pub use codes::{ALL as CODES, Code, Level};
 pub use facts::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
     PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 pub use finding::{Finding, Report};
-pub use gather::{Target, gather};
+pub use gather::{Target, gather, listening_plugins};
 pub use redact::Redactor;
 
 use std::time::Duration;

@@ -6,8 +6,10 @@
 //! alloc-id.
 
 mod reader;
+mod whole;
 
 pub use reader::{CheckpointReader, CheckpointUnread};
+pub use whole::{WholeCheckpoint, read_whole_checkpoint};
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;

@@ -24,6 +24,7 @@ mod kubelets;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod migrate;
 mod modes;
 mod node_labels;
 mod nodes;

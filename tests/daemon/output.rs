@@ -58,6 +58,8 @@ fn verbs<'a>(id: &'a str, unknown: &'a str, config: &'a str) -> Vec<Vec<&'a str>
         vec!["history", "--device", id],
         vec!["history", "--at", HOSTILE],
         vec!["discover", "--all"],
+        vec!["migrate", "check"],
+        vec!["migrate", "check", "--keep", unknown],
         vec!["topology", "--all"],
         vec!["topology", "-o", "svg"],
         vec!["topology", "--svg", unknown, "--host-root", "/nonexistent"],

@@ -127,6 +127,8 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::RdmaShared => list_has("configList", "resourceName"),
         Peer::Generic => list_has("devices", "groups"),
         Peer::Smarter => first_has(doc, "devicematch"),
+        // GKE deploys its plugin itself: no chart has its file.
+        Peer::Gke => false,
     }
 }
 

@@ -21,6 +21,7 @@ mod error;
 mod field;
 mod flags;
 mod generic;
+mod gke;
 mod named;
 mod nvidia;
 mod peers;
@@ -108,6 +109,7 @@ pub fn import(
         Peer::RdmaShared => rdma_shared::read(&source, prefix, &mut draft),
         Peer::Generic => generic::read(&source, prefix, &mut draft),
         Peer::Smarter => smarter::read(&source, &mut draft),
+        Peer::Gke => gke::read(&source, &mut draft),
     };
     match read.and_then(|()| checked(&mut draft)) {
         Ok(table) => finish(peer, &table, draft),

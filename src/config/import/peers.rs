@@ -16,6 +16,8 @@ pub enum Peer {
     Generic,
     /// smarter-device-manager: `conf.yaml`.
     Smarter,
+    /// GKE's own plugin for NVIDIA's GPUs: `gpu_config.json`.
+    Gke,
 }
 
 /// The marks of a plugin's container and of its file.
@@ -81,6 +83,25 @@ pub(super) fn facts(peer: Peer) -> Facts {
             booleans: &["logtostderr", "alsologtostderr"],
             file: (&["config"], ""),
             keys: &["devicematch"],
+            objects: &[],
+        },
+        Peer::Gke => Facts {
+            image: "nvidia-gpu-device-plugin",
+            program: "nvidia-gpu-device-plugin",
+            booleans: &[
+                "enable-container-gpu-metrics",
+                "enable-health-monitoring",
+                "publish-driver-version",
+                "logtostderr",
+                "alsologtostderr",
+            ],
+            file: (&["gpu-config"], ""),
+            keys: &[
+                "GPUPartitionSize",
+                "GPUSharingConfig",
+                "MaxTimeSharedClientsPerGPU",
+                "HealthCriticalXid",
+            ],
             objects: &[],
         },
     }

@@ -3,7 +3,7 @@
 //! A setting that is in no table, or that has another effect, fails the test.
 
 use super::tests::take_lookups;
-use super::{Imported, Peer, generic, import, nvidia, rdma_shared, smarter, sriov};
+use super::{Imported, Peer, generic, gke, import, nvidia, rdma_shared, smarter, sriov};
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/importers.md");
@@ -166,4 +166,9 @@ fn the_table_of_squats_plugin_is_complete_and_correct() {
 #[test]
 fn the_table_of_smarters_plugin_is_complete_and_correct() {
     check_table(Peer::Smarter, "smarter", smarter::KEYS);
+}
+
+#[test]
+fn the_table_of_gkes_plugin_is_complete_and_correct() {
+    check_table(Peer::Gke, "gke", gke::KEYS);
 }

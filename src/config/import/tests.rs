@@ -183,6 +183,24 @@ fn smarters() {
 }
 
 #[test]
+fn gkes() {
+    let shared = config(&of(Peer::Gke, "gke-shared", None).toml);
+    let gpu = &shared.resources[0];
+    assert_eq!(
+        (gpu.sharing, gpu.per_container, &gpu.contract),
+        (Sharing::Replicas(4), PerContainer::One, &Contract::Generic)
+    );
+    assert_eq!(gpu.mounts.len(), 2);
+    assert_eq!(shared.health.fatal_xids, [48, 79, 95].into());
+    let by_daemon_set = config(&of(Peer::Gke, "gke-daemonset", None).toml);
+    let mount = &by_daemon_set.resources[0].mounts[0];
+    assert_eq!(
+        (mount.host.as_str(), mount.container.as_str()),
+        ("/opt/nvidia", "/usr/local/nvidia")
+    );
+}
+
+#[test]
 fn a_failed_import_has_a_reason_with_its_place() {
     const NONE: &str = "no resource can be imported";
     for (peer, source, expected, warning) in [
@@ -215,6 +233,7 @@ fn a_failed_import_has_a_reason_with_its_place() {
             NONE,
             "`[0]` (line 1) is left out: line 1: `[0]` is a mapping, where a `devicematch` and",
         ),
+        (Peer::Gke, "[]", "`the file` is a list, where a configuration of GKE's plugin", ""),
         (Peer::Smarter, "a: [", "neither YAML nor JSON", ""),
         (Peer::Smarter, "", "the file has 0 documents", ""),
         (
@@ -337,6 +356,14 @@ fn word() -> impl Strategy<Value = String> {
         "^video[0-9]*$",
         "^snd$",
         "nummaxdevices",
+        "GPUPartitionSize",
+        "GPUSharingConfig",
+        "GPUSharingStrategy",
+        "MaxSharedClientsPerGPU",
+        "MaxTimeSharedClientsPerGPU",
+        "HealthCriticalXid",
+        "time-sharing",
+        "1g.5gb",
         "true",
         "false",
         "1",
@@ -368,8 +395,8 @@ fn document() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-const PEERS: [Peer; 5] =
-    [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
+const PEERS: [Peer; 6] =
+    [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter, Peer::Gke];
 
 /// Checks that the result is a reason in one line or a valid file.
 fn is_a_reason_or_a_valid_file(peer: Peer, source: &str) {
@@ -411,6 +438,7 @@ fn a_damaged_source_gives_a_reason_or_a_valid_file() {
         (Peer::RdmaShared, "rdma-shared-hcas"),
         (Peer::Generic, "generic-devices"),
         (Peer::Smarter, "smarter-conf"),
+        (Peer::Gke, "gke-shared"),
     ];
     let sources = sources.map(|(peer, name)| {
         (peer, std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap())

@@ -280,6 +280,20 @@ const KNOWN_SOCKETS: &[(&str, &str)] = &[
     ("kubevirt", "devices.kubevirt.io"),
 ];
 
+/// The resource to which a plugin's socket belongs by its name: exactly, or by the domain of a
+/// well-known plugin. The API does not show which resource a socket serves.
+#[must_use]
+pub fn resource_of_socket<'a>(socket: &str, resources: &[&'a str]) -> Option<&'a str> {
+    let stem = socket.trim_end_matches(".sock");
+    let same_name = |of: &&&str| stem == of.replace('/', "_") || stem == of.replace('/', "-");
+    let known = KNOWN_SOCKETS
+        .iter()
+        .find(|(beginning, _)| stem.starts_with(beginning))
+        .map(|(_, domain)| *domain);
+    let of_domain = |of: &&&str| known.is_some_and(|domain| of.split('/').next() == Some(domain));
+    resources.iter().find(same_name).or_else(|| resources.iter().find(of_domain)).copied()
+}
+
 pub(super) fn other_plugins(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref()?;
     let stop = "stop that plugin, or give one of the two another resource name; stopping the \
@@ -304,16 +318,7 @@ pub(super) fn other_plugins(facts: &Facts) -> Option<Vec<Finding>> {
         .map(|of| of.name.as_str())
         .collect();
     for name in &kubelet.others {
-        let stem = name.trim_end_matches(".sock");
-        let same_name = |of: &&&str| stem == of.replace('/', "_") || stem == of.replace('/', "-");
-        let known = KNOWN_SOCKETS
-            .iter()
-            .find(|(beginning, _)| stem.starts_with(beginning))
-            .map(|(_, domain)| *domain);
-        let of_domain =
-            |of: &&&str| known.is_some_and(|domain| of.split('/').next() == Some(domain));
-        if let Some(resource) = ours.iter().find(same_name).or_else(|| ours.iter().find(of_domain))
-        {
+        if let Some(resource) = resource_of_socket(name, &ours) {
             let found_there = format!(
                 "a plugin listens here whose socket name belongs to \
                  {resource}, which Holdfast offers too"

@@ -8,6 +8,8 @@ mod kubelet;
 mod ledger;
 mod runtime;
 
+pub use self::kubelet::resource_of_socket;
+
 use super::{Facts, Finding, Level, Report};
 
 /// One check.

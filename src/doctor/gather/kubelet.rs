@@ -6,7 +6,7 @@ use super::{AddFacts, QUERY_DEADLINE, ReaderInput, ask};
 use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use tokio::net::UnixStream;
@@ -54,7 +54,7 @@ pub(super) fn directory(input: &ReaderInput) -> AddFacts {
             .err()
             .filter(|error| !error.is_missing())
             .map(|error| error.to_string()),
-        others: others(&plugins),
+        others: listening_plugins(&plugins).unwrap_or_default(),
         label: host::selinux_label(&plugins),
     };
     Box::new(|facts: &mut Facts| facts.kubelet = Some(kubelet))
@@ -108,17 +108,22 @@ fn socket_state(path: &Path) -> PathState {
     }
 }
 
-/// The sockets of other plugins, by name. Holdfast's own sockets are in a subdirectory.
-fn others(plugins: &Path) -> Vec<String> {
-    let entries =
-        plugins.read_dir().into_iter().flatten().flatten().filter(|entry| is_socket(&entry.path()));
+/// The sockets in `device-plugins` that have a listener, by name, without the kubelet's own.
+/// Holdfast's own sockets are in a subdirectory.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn listening_plugins(plugins: &Path) -> io::Result<Vec<String>> {
+    let entries = plugins.read_dir()?.collect::<io::Result<Vec<_>>>()?;
     let names = entries
+        .into_iter()
+        .filter(|entry| is_socket(&entry.path()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| name != "kubelet.sock");
     let mut names: Vec<String> = names.take(OTHERS_MAX).collect();
     names.sort_unstable();
     names.retain(|name| socket_state(&plugins.join(name)) == PathState::Listening);
-    names
+    Ok(names)
 }
 
 /// The `--root-dir` of a kubelet of this host.

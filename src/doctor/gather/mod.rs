@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(super) use self::host::INSTANCES_WANTED as INOTIFY_WANTED;
+pub use self::kubelet::listening_plugins;
 
 /// Deadline of all readers together. The configuration is read before them, with the same deadline.
 const DEADLINE: Duration = Duration::from_secs(4);

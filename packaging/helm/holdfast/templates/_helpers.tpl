@@ -9,8 +9,12 @@
 
 {{- /* The labels of a selector, which can never change. */ -}}
 {{- define "holdfast.selector" -}}
+{{- if .Values.selectorLabelsOverride -}}
+{{ toYaml .Values.selectorLabelsOverride }}
+{{- else -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
 {{- end -}}
 
 {{- define "holdfast.labels" -}}
@@ -40,4 +44,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "holdfast.listen" -}}
 {{- $address := .Values.telemetry.address -}}
 {{ ternary (printf "[%s]" $address) $address (contains ":" $address) }}:{{ .Values.telemetry.port }}
+{{- end -}}
+
+{{- /* The container's rights, before `securityContext` overrides some. */ -}}
+{{- define "holdfast.securityContext" -}}
+# Root, since the kubelet's sockets and sysfs belong to root. No capability is needed.
+runAsUser: 0
+runAsGroup: 0
+runAsNonRoot: false
+{{- if .Values.features.kernelLog }}
+# Only a privileged container may open /dev/kmsg.
+privileged: true
+{{- else }}
+privileged: false
+allowPrivilegeEscalation: false
+capabilities: { drop: [ALL] }
+{{- end }}
+readOnlyRootFilesystem: true
+seccompProfile: { type: RuntimeDefault }
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Nodes with a GPU of NVIDIA, by the labels of Node Feature Discovery or of NVIDIA's GPU operator. */ -}}
+{{- define "holdfast.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity -}}
+{{- if .Values.onlyNvidiaNodes -}}
+{{- if .Values.affinity.nodeAffinity -}}
+{{- fail "onlyNvidiaNodes sets affinity.nodeAffinity: set one of the two" -}}
+{{- end -}}
+{{- $terms := list -}}
+{{- range list "feature.node.kubernetes.io/pci-10de.present" "nvidia.com/gpu.present" -}}
+{{- $terms = append $terms (dict "matchExpressions" (list (dict "key" . "operator" "In" "values" (list "true")))) -}}
+{{- end -}}
+{{- $_ := set $affinity "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms)) -}}
+{{- end -}}
+{{- toYaml $affinity -}}
 {{- end -}}
