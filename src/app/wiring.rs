@@ -6,8 +6,8 @@ use super::{Actors, Settings, specs};
 use crate::admin::Views;
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
-    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, NvidiaNode,
-    Plan, ResourceName, Unread,
+    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, MpsStates,
+    NvidiaNode, Plan, ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::HookExecutor;
@@ -68,6 +68,7 @@ pub(super) struct Publishers {
     pub(super) gpus: watch::Sender<Option<Arc<NvidiaNode>>>,
     pub(super) registrations: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
+    pub(super) mps: Arc<watch::Sender<Arc<MpsStates>>>,
     pub(super) not_served: watch::Sender<Option<String>>,
     pub(super) ready: watch::Sender<bool>,
 }
@@ -91,6 +92,7 @@ impl Publishers {
             gpus: watch::Sender::default(),
             registrations: Arc::default(),
             kubelet: Arc::default(),
+            mps: Arc::default(),
             not_served: watch::Sender::default(),
         }
     }
@@ -131,6 +133,7 @@ impl Wiring {
             plan: publishers.plan.subscribe(),
             recovery: damage,
             shortages: executor.shortages().clone(),
+            mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             ready: publishers.ready.subscribe(),
         };

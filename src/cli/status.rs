@@ -177,6 +177,7 @@ mod tests {
             not_served: None,
             hooks: Vec::new(),
             not_run: Vec::new(),
+            mps: BTreeMap::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),
             signals_off: BTreeMap::new(),

@@ -5,6 +5,7 @@
 //! copy them.
 
 use super::device::DeviceClass;
+use super::mps::MpsControl;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -199,9 +200,14 @@ pub struct NvidiaOptions {
     pub mofed: bool,
     /// IMEX channels for every container.
     pub imex_channels: Vec<u32>,
-    /// The directory of the pipes of NVIDIA's MPS control daemon for this resource; `None` disables
-    /// MPS.
+    /// The directory of the control daemons of MPS, with their pipes and logs; `None` disables MPS.
     pub mps_root: Option<String>,
+    /// Who runs the control daemon of this resource.
+    pub mps_control: MpsControl,
+    /// The memory of a GPU for one share by MPS, in MiB; 0 means no limit. `None`: an equal part.
+    pub mps_memory_mib: Option<u64>,
+    /// The percentage of a GPU's threads for one share by MPS. `None`: an equal part.
+    pub mps_thread_percentage: Option<u8>,
 }
 
 impl Default for NvidiaOptions {
@@ -217,6 +223,9 @@ impl Default for NvidiaOptions {
             mofed: false,
             imex_channels: Vec::new(),
             mps_root: None,
+            mps_control: MpsControl::Run,
+            mps_memory_mib: None,
+            mps_thread_percentage: None,
         }
     }
 }

@@ -19,6 +19,7 @@ mod health;
 mod hook;
 mod inventory;
 pub mod limits;
+mod mps;
 mod nvidia_driver;
 mod nvidia_node;
 mod nvlink;
@@ -60,6 +61,7 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
+pub use mps::{MPS_CLIENTS_MAX, MpsControl, MpsSetup, MpsState, MpsStates, mps_run_here};
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
 pub use nvlink::NvLinks;

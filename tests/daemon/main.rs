@@ -25,6 +25,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod modes;
+mod mps;
 mod nodes;
 mod nvml;
 mod nvml_events;

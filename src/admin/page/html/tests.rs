@@ -109,6 +109,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         not_served: None,
         hooks: Vec::new(),
         not_run: Vec::new(),
+        mps: crate::domain::MpsStates::new(),
         resources: vec![report],
         ailing: devices
             .iter()
