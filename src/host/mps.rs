@@ -2,11 +2,11 @@
 //! which its program runs.
 //!
 //! A client in a container and the server of the control daemon share memory in `/dev/shm`. Every
-//! container with a share gets `<mps_root>/shm` there (the contract `nvidia`), so the control daemon
-//! must have the same folder at its own `/dev/shm`. Where it has not, the thread that starts it gets
-//! a mount namespace of its own (`unshare(2)`), which the control daemon inherits. The thread also
-//! gets a umask of its own: the pipes are for the users of containers, and the daemon's files for
-//! root alone.
+//! container with a share gets `<mps_root>/shm` there (the contract `nvidia`), so the control
+//! daemon must have the same folder at its own `/dev/shm`. Where it has not, the thread that starts
+//! it gets a mount namespace of its own (`unshare(2)`), which the control daemon inherits. The
+//! thread also gets a umask of its own: the pipes are for the users of containers, and the daemon's
+//! files for root alone.
 
 use super::failure::call;
 use super::private::make_open_folder;

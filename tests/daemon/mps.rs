@@ -1,5 +1,5 @@
-//! The control daemon of NVIDIA's MPS, with scripts in the place of the driver's programs: its start
-//! with its limits, refusals, a crash, a hang, a restart of the daemon, and its end.
+//! The control daemon of NVIDIA's MPS, with scripts in the place of the driver's programs: its
+//! start with its limits, refusals, a crash, a hang, a restart of the daemon, and its end.
 
 use crate::common::{
     Daemon, Node, allocate, count, dial, name, offered, resource, run, soon, until,
@@ -13,9 +13,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// In the place of `nvidia-cuda-mps-control`. `-d` leaves a process; while `refuse` exists it fails.
-/// Without it a command is read, recorded and answered by that process; while `hang` exists it
-/// hangs.
+/// In the place of `nvidia-cuda-mps-control`. `-d` leaves a process; while `refuse` exists it
+/// fails. Without `-d` it reads a command and records it, if that process runs; while `hang` exists
+/// it hangs.
 const CONTROL: &str = r#"#!/bin/sh
 pid=$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid" 2>/dev/null)
 is_running() { [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null; }
@@ -154,7 +154,7 @@ fn gpu() -> ResourceName {
     name("nvidia.com/gpu")
 }
 
-/// The other resource is served, whatever the control daemon does.
+/// The other resource is served in any state of the control daemon.
 async fn other_is_served(kubelet: &Kubelet, node: &Node) {
     let mut api = dial(kubelet, node, &name("example.com/other")).await;
     soon("an Allocate of the other resource", allocate(&mut api, &["other0"])).await.unwrap();

@@ -11,8 +11,8 @@
 //! restart or a handover the next process finds that it answers, and leaves it alone. Where the end
 //! of this process ends it too (a container), the next process starts another one.
 //!
-//! Each step has a thread of its own, so a program that hangs delays neither the other resources nor
-//! the rest of the daemon.
+//! Each step has a thread of its own, so a program that hangs delays neither the other resources
+//! nor the rest of the daemon.
 
 mod control;
 mod machine;

@@ -1,6 +1,6 @@
 //! The record of what was set up, in the run directory: the next process puts back the compute mode
-//! of GPUs that its configuration no longer shares by MPS. A reboot resets that mode and removes the
-//! directory.
+//! of GPUs that its configuration no longer shares by MPS. A reboot resets that mode and removes
+//! the directory.
 
 use super::machine::Left;
 use crate::domain::ResourceName;
