@@ -5,7 +5,6 @@
 //! copy them.
 
 use super::device::DeviceClass;
-use super::mps::MpsControl;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -175,6 +174,17 @@ pub enum DeviceIdStrategy {
     Uuid,
     /// Its number, in the order of the PCI addresses.
     Index,
+}
+
+/// Who runs the control daemon of a resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MpsControl {
+    /// Holdfast. A control daemon that already answers is taken over.
+    #[default]
+    Run,
+    /// Another program, such as NVIDIA's own DaemonSet. Holdfast neither starts nor asks it.
+    External,
 }
 
 /// The table `nvidia` of a resource.

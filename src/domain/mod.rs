@@ -46,7 +46,8 @@ pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
-    IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
+    IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
+    XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceNode};
 pub use device_id::DeviceId;
@@ -61,7 +62,7 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
-pub use mps::{MPS_CLIENTS_MAX, MpsControl, MpsSetup, MpsState, MpsStates, mps_run_here};
+pub use mps::{MPS_CLIENTS_MAX, MpsSetup, MpsState, MpsStates, mps_run_here};
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
 pub use nvlink::NvLinks;

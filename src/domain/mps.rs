@@ -4,7 +4,7 @@
 //! The folders, the commands and their order are those of NVIDIA's plugin
 //! (`cmd/mps-control-daemon/mps`).
 
-use super::contract::{Contract, NvidiaOptions};
+use super::contract::{Contract, MpsControl, NvidiaOptions};
 use super::device::Device;
 use super::health::{Health, Reason};
 use super::inventory::Offering;
@@ -17,17 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The number of clients that a server of MPS has for one GPU ("Volta MPS Execution Resource
 /// Provisioning" in NVIDIA's manual; NVIDIA's plugin refuses more replicas).
 pub const MPS_CLIENTS_MAX: u32 = 48;
-
-/// Who runs the control daemon of a resource.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MpsControl {
-    /// Holdfast. A control daemon that already answers is taken over.
-    #[default]
-    Run,
-    /// Another program, such as NVIDIA's own DaemonSet. Holdfast neither starts nor asks it.
-    External,
-}
 
 /// What Holdfast sets up for the shares of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]

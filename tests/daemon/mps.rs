@@ -157,7 +157,7 @@ fn gpu() -> ResourceName {
 /// The other resource is served in any state of the control daemon.
 async fn other_is_served(kubelet: &Kubelet, node: &Node) {
     let mut api = dial(kubelet, node, &name("example.com/other")).await;
-    soon("an Allocate of the other resource", allocate(&mut api, &["other0"])).await.unwrap();
+    soon("an Allocate of the other resource", allocate(&mut api, &["dev:other0"])).await.unwrap();
 }
 
 /// Waits until the commands are these.

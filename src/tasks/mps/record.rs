@@ -4,6 +4,7 @@
 
 use super::machine::Left;
 use crate::domain::ResourceName;
+use crate::host::private::make_private_folder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -64,6 +65,10 @@ impl Record {
             return Ok(());
         }
         let write = || -> io::Result<()> {
+            // A start comes here before its sockets exist.
+            if let Some(folder) = self.file.parent() {
+                make_private_folder(folder)?;
+            }
             let new = self.file.with_extension("new");
             fs::write(&new, serde_json::to_vec(&next)?)?;
             fs::rename(new, &self.file)
@@ -83,7 +88,7 @@ mod tests {
     #[test]
     fn the_next_process_knows_every_gpu_that_was_set_up() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("mps.json");
+        let file = dir.path().join("run/mps.json");
         let name: ResourceName = "nvidia.com/gpu".parse().unwrap();
         let gpus = |all: &[&str]| all.iter().map(|gpu| (*gpu).to_owned()).collect();
         let record = Record::read(file.clone());
@@ -97,8 +102,8 @@ mod tests {
 
         fs::write(&file, "{").unwrap();
         assert!(Record::read(file.clone()).all().is_empty());
-        fs::remove_file(&file).unwrap();
-        drop(dir);
+        fs::remove_dir_all(dir.path().join("run")).unwrap();
+        fs::write(dir.path().join("run"), "").unwrap();
         let lost = next.add(&name, "/run/mps", &gpus(&["GPU-1"])).unwrap_err();
         assert!(lost.contains("mps.json cannot be written"), "{lost}");
         assert!(next.all().is_empty(), "what is not recorded is not known");
