@@ -2,7 +2,7 @@
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
 use crate::domain::{
-    HookState, LedgerHealth, PendingHook, Reason, Unreadable, UnreadableReason, times,
+    HookState, LedgerHealth, MpsState, PendingHook, Reason, Unreadable, UnreadableReason, times,
 };
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
@@ -65,6 +65,7 @@ impl Status {
             );
         }
         self.resource_problems(&mut add);
+        self.mps_problems(&mut add);
         self.hook_problems(&mut add);
         let is_sick = |device: &&DeviceReport| {
             let is_wanted = device.cordoned.is_some()
@@ -171,6 +172,19 @@ impl Status {
                 add(
                     format!("{name}: {disagreement}"),
                     "remove the other plugin for this resource from the node",
+                );
+            }
+        }
+    }
+
+    /// Control daemons of MPS that do not answer.
+    fn mps_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        for (resource, state) in &self.mps {
+            if let MpsState::Down { why } = state {
+                add(
+                    format!("{resource}: its shares by MPS are unhealthy: {why}"),
+                    "Holdfast retries automatically; docs/contracts.md lists what the control \
+                     daemon needs (the drop-in mps.conf, or the component mps)",
                 );
             }
         }

@@ -4,7 +4,8 @@ use super::Views;
 use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
 use crate::domain::{
-    DeviceId, Grant, KubeletGeneration, LedgerHealth, PendingHook, Source, WhenNotDurable,
+    DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook, Source,
+    WhenNotDurable,
 };
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
@@ -58,6 +59,8 @@ pub struct Status {
     pub hooks: Vec<HookReport>,
     /// The hooks and checks that cannot be run now.
     pub not_run: Vec<NotRun>,
+    /// The control daemons of MPS that Holdfast runs, by resource.
+    pub mps: MpsStates,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
     /// The devices that are unhealthy, suspect or cordoned.
@@ -157,6 +160,7 @@ impl Status {
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),
             not_run: views.shortages.all(),
+            mps: MpsStates::clone(&views.mps.borrow()),
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
             labels_not_followed: views.not_followed.borrow().clone(),

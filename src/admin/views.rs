@@ -2,7 +2,8 @@
 
 use super::config_report::ConfigReport;
 use crate::domain::{
-    DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName, Unread,
+    DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, MpsStates, Plan, ResourceName,
+    Unread,
 };
 use crate::health::Judgement;
 use crate::hook::Shortages;
@@ -49,6 +50,8 @@ pub struct Views {
     pub recovery: Option<Arc<str>>,
     /// The hooks and checks that cannot be run.
     pub shortages: Shortages,
+    /// The control daemons of MPS that Holdfast runs.
+    pub mps: watch::Receiver<Arc<MpsStates>>,
     /// Why `/metrics` is not served although it is configured.
     pub not_served: watch::Receiver<Option<String>>,
     /// Why the labels of the node are not followed. `None` if they are, or need not be.

@@ -14,6 +14,7 @@ use crate::ledger::core::Ledger;
 use crate::registration::RegistrationConfig;
 use crate::serving::{Affinity, Preparer, Shared};
 use crate::tasks::label_file::LabelFile;
+use crate::tasks::mps::MpsTask;
 use crate::tasks::nvml::NvmlTask;
 use crate::tasks::watcher::{self, Watcher};
 use crate::tasks::{checks, config_links, hooks, node_labels, spec_files, xid_events};
@@ -56,6 +57,7 @@ impl Wiring {
             listed: Arc::clone(&self.listed),
             grants: views.grants.clone(),
             due: views.due.clone(),
+            mps: views.mps.clone(),
             kubelet: views.kubelet.clone(),
             inventory: Arc::clone(&publishers.inventory),
             judgement: Arc::clone(&publishers.judgement),
@@ -178,6 +180,16 @@ impl Wiring {
             inventory: self.views.inventory.clone(),
             grants: self.views.grants.clone(),
         }
+    }
+
+    pub(super) fn mps(&self) -> MpsTask {
+        MpsTask::new(
+            self.host_root.clone(),
+            &self.settings.roots.run,
+            self.views.inventory.clone(),
+            self.views.grants.clone(),
+            Arc::clone(&self.publishers.mps),
+        )
     }
 
     fn hooks(&self) -> hooks::Runner {

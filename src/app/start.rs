@@ -13,6 +13,7 @@ use crate::ledger::core::Ledger;
 use crate::registration::Registration;
 use crate::serving::Serving;
 use crate::supervisor::{Policy, Supervision};
+use crate::tasks::mps;
 use actix::Arbiter;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -79,12 +80,16 @@ impl App {
         }
         // Before the first Register: the kubelet may start containers at once.
         let spec_files = wiring.spec_files().begin();
+        let mps = tokio::spawn(wiring.mps().run());
+        let offered = wiring.views.inventory.borrow().clone();
+        mps::first_look(&offered, wiring.views.mps.clone()).await;
         let config = wiring.registration();
         slots.registration.start(here, supervision, move |life| {
             Registration::new(config.clone(), life.number, life)
         });
 
         let mut tasks = wiring.background(watcher, nvml, spec_files);
+        tasks.push(mps);
         let (upgrade, upgrades) = mpsc::channel(1);
         // One request at a time, and one in the queue.
         let (ask, asked) = mpsc::channel(1);

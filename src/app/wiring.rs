@@ -6,8 +6,8 @@ use super::{Actors, Settings, specs};
 use crate::admin::Views;
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
-    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, NvidiaNode,
-    Plan, ResourceName, Unread,
+    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, MpsStates,
+    NvidiaNode, Plan, ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::HookExecutor;
@@ -68,6 +68,7 @@ pub(super) struct Publishers {
     pub(super) gpus: watch::Sender<Option<Arc<NvidiaNode>>>,
     pub(super) registrations: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
+    pub(super) mps: Arc<watch::Sender<Arc<MpsStates>>>,
     pub(super) not_served: watch::Sender<Option<String>>,
     /// Why the labels of the node are not followed.
     pub(super) not_followed: watch::Sender<Option<String>>,
@@ -93,6 +94,7 @@ impl Publishers {
             gpus: watch::Sender::default(),
             registrations: Arc::default(),
             kubelet: Arc::default(),
+            mps: Arc::default(),
             not_served: watch::Sender::default(),
             not_followed: watch::Sender::default(),
         }
@@ -134,6 +136,7 @@ impl Wiring {
             plan: publishers.plan.subscribe(),
             recovery: damage,
             shortages: executor.shortages().clone(),
+            mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
             ready: publishers.ready.subscribe(),

@@ -178,6 +178,7 @@ mod tests {
             labels_not_followed: None,
             hooks: Vec::new(),
             not_run: Vec::new(),
+            mps: BTreeMap::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),
             signals_off: BTreeMap::new(),

@@ -4,7 +4,8 @@ use super::error::{hidden, hidden_in};
 use super::fragments::Resource;
 use super::text;
 use crate::domain::{
-    Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType,
+    Contract, ContractKind, DeviceClass, MPS_CLIENTS_MAX, MpsControl, NvidiaOptions, PciAddress,
+    Select, SriovOptions, VdpaType,
 };
 
 /// The contract that the resource names, else the usual one of its class, vendors and drivers. It
@@ -38,7 +39,8 @@ pub(super) fn contract(
     }
     Ok(match kind {
         ContractKind::Nvidia => {
-            Contract::Nvidia(nvidia(resource.nvidia.clone().unwrap_or_default())?)
+            let options = resource.nvidia.clone().unwrap_or_default();
+            Contract::Nvidia(nvidia(options, select, resource.replicas.unwrap_or(1))?)
         }
         ContractKind::IntelGpu => {
             Contract::IntelGpu(resource.intel_gpu.clone().unwrap_or_default())
@@ -55,7 +57,48 @@ pub(super) fn contract(
     })
 }
 
-fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
+/// MPS shares whole GPUs, and a server of MPS has a limit of clients.
+fn mps(options: &NvidiaOptions, select: &Select, replicas: u32) -> Result<(), String> {
+    let is_off = options.mps_root.is_none();
+    let keys = [
+        ("mps_control", options.mps_control != MpsControl::Run),
+        ("mps_memory_mib", options.mps_memory_mib.is_some()),
+        ("mps_thread_percentage", options.mps_thread_percentage.is_some()),
+    ];
+    if let Some((key, _)) = keys.iter().find(|(_, is_set)| is_off && *is_set) {
+        return Err(format!("`nvidia.{key}` has an effect only with `nvidia.mps_root`; set both"));
+    }
+    let is_external = options.mps_control == MpsControl::External;
+    if let Some((key, _)) = keys[1..].iter().find(|(_, is_set)| is_external && *is_set) {
+        return Err(format!(
+            "`nvidia.{key}` is for a control daemon that Holdfast runs, but `nvidia.mps_control` \
+             is \"external\"; set only one of them"
+        ));
+    }
+    if let Some(percentage) = options.mps_thread_percentage.filter(|of| !(1..=100).contains(of)) {
+        return Err(format!(
+            "`nvidia.mps_thread_percentage` is {}, but must be between 1 and 100",
+            hidden(percentage)
+        ));
+    }
+    if is_off {
+        return Ok(());
+    }
+    if select.part == Some(true) || !select.mig_profile.is_empty() {
+        return Err("MPS shares whole GPUs, and this resource selects MIG instances; remove \
+                    `nvidia.mps_root`"
+            .into());
+    }
+    if replicas > MPS_CLIENTS_MAX && !is_external {
+        return Err(format!(
+            "`replicas` is {}, but a GPU has at most {MPS_CLIENTS_MAX} clients of MPS",
+            hidden(replicas)
+        ));
+    }
+    Ok(())
+}
+
+fn nvidia(options: NvidiaOptions, select: &Select, replicas: u32) -> Result<NvidiaOptions, String> {
     if options.device_list_strategy.is_empty() {
         return Err(
             "`nvidia.device_list_strategy` is empty, so no container would get its devices; the \
@@ -72,6 +115,7 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
     if let Some(root) = &options.mps_root {
         text::path(root, "nvidia.mps_root")?;
     }
+    mps(&options, select, replicas)?;
     let vendor = &options.cdi_vendor;
     let is_name = vendor.starts_with(|c: char| c.is_ascii_alphabetic())
         && vendor.ends_with(|c: char| c.is_ascii_alphanumeric())
@@ -129,7 +173,8 @@ mod tests {
     use super::super::{Node, load};
     use crate::domain::{
         ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
-        IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
+        IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
+        XilinxOptions,
     };
     use std::collections::BTreeMap;
 
@@ -183,7 +228,7 @@ mod tests {
     fn every_option_is_read() {
         let nvidia = r#"
             contract = "nvidia"
-            nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = true, mofed = true, imex_channels = [0, 5], mps_root = "/run/mps" }"#;
+            nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = true, mofed = true, imex_channels = [0, 5], mps_root = "/run/mps", mps_memory_mib = 2048, mps_thread_percentage = 30 }"#;
         let expected = NvidiaOptions {
             device_list_strategy: vec![
                 DeviceListStrategy::VolumeMounts,
@@ -200,6 +245,9 @@ mod tests {
             mofed: true,
             imex_channels: vec![0, 5],
             mps_root: Some("/run/mps".into()),
+            mps_control: MpsControl::Run,
+            mps_memory_mib: Some(2048),
+            mps_thread_percentage: Some(30),
         };
         assert_eq!(contract("gpu", nvidia), Ok(Contract::Nvidia(expected)));
         let by_path = Contract::IntelGpu(IntelGpuOptions { by_path: ByPath::All });
@@ -273,6 +321,36 @@ mod tests {
                 "gpu",
                 "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }",
                 "must be an absolute path",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { mps_control = \"external\" }",
+                "has an effect only with `nvidia.mps_root`",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { mps_root = \"/m\", mps_control = \"external\", mps_memory_mib = 1 }",
+                "set only one of them",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { mps_root = \"/m\", mps_control = \"none\" }",
+                "unknown value `none`",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { mps_root = \"/m\", mps_thread_percentage = 101 }",
+                "must be between 1 and 100",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nselect = { part = true }\nnvidia = { mps_root = \"/m\" }",
+                "this resource selects MIG instances",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nreplicas = 49\nnvidia = { mps_root = \"/m\" }",
+                "a GPU has at most 48 clients of MPS",
             ),
             (
                 "gpu",

@@ -84,6 +84,14 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
     if attribute(device, "part") != Some("mig") {
         return None;
     }
+    // NVIDIA's plugin refuses the resource (internal/plugin/mps.go).
+    if options.mps_root.is_some() {
+        return Some(
+            "MPS shares whole GPUs and no MIG instances; remove `mps_root` from this resource, or \
+             select the GPUs with `part = false`"
+                .into(),
+        );
+    }
     let Some(uuid) = attribute(device, "uuid") else {
         return Some(
             "the name of this MIG instance, which NVIDIA's toolkit needs, comes from NVML only, which has not \
@@ -289,6 +297,11 @@ mod tests {
         assert_eq!(golden(&edits), include_str!("golden/nvidia-mig-cdi.json").trim_end());
         let [gpu, _] = gpus();
         assert_eq!(why(&gpu, cdi), "");
+        let by_mps =
+            NvidiaOptions { mps_root: Some("/run/mps".into()), ..NvidiaOptions::default() };
+        let why = |device: &Device| super::super::unanswerable(&nvidia(by_mps.clone()), device);
+        assert!(why(&named).unwrap().contains("MPS shares whole GPUs"));
+        assert_eq!(why(&gpu), None);
         assert_eq!(
             super::super::unanswerable(&spec("nvidia.com/gpu", ContractKind::Generic), &unnamed),
             None

@@ -103,6 +103,10 @@ codes! {
         "no container starts with the device until the hook after its release has succeeded";
     HOOK_NOT_RUN = "hook-not-run" Warning
         "devices and pods keep waiting for the hook, and a check reports no health until it runs";
+    MPS_DOWN = "mps-down" Error
+        "the shares of the resource are unhealthy: no new pod gets one";
+    MPS_PROGRAMS_MISSING = "mps-programs-missing" Error
+        "without them no control daemon of MPS runs: no pod gets a share";
     SIGNALS_OFF = "signals-off" Note "device failures that only this signal shows are not detected";
 
     // The configuration and the devices.

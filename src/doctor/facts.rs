@@ -40,6 +40,8 @@ pub struct Facts {
     pub ledger: Option<Ledger>,
     /// CDI, if a resource uses it.
     pub cdi: Option<Cdi>,
+    /// Whether the programs for MPS are installed where this process finds them.
+    pub mps_programs: Option<bool>,
     /// The host.
     pub host: Option<HostFacts>,
 }
@@ -63,6 +65,7 @@ impl Facts {
             state: None,
             ledger: None,
             cdi: None,
+            mps_programs: None,
             host: None,
         }
     }
@@ -117,6 +120,8 @@ pub struct Requirements {
     pub writes_cdi: bool,
     /// The resources that reach containers by CDI names only.
     pub cdi: Vec<String>,
+    /// The resources whose control daemon of MPS Holdfast runs.
+    pub mps: Vec<String>,
 }
 
 /// The object at a path.

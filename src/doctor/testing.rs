@@ -30,6 +30,7 @@ pub(super) fn healthy() -> Facts {
         has_resources: true,
         writes_cdi: true,
         cdi: vec!["nvidia.com/gpu".into()],
+        mps: vec!["nvidia.com/gpu".into()],
     };
     let containerd = ContainerdFile {
         path: "/etc/containerd/config.toml".into(),
@@ -84,6 +85,7 @@ pub(super) fn healthy() -> Facts {
             containerd: vec![containerd],
             crio_dirs: None,
         }),
+        mps_programs: Some(true),
         host: Some(HostFacts {
             inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,

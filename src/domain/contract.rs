@@ -176,6 +176,17 @@ pub enum DeviceIdStrategy {
     Index,
 }
 
+/// Who runs the control daemon of a resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MpsControl {
+    /// Holdfast. A control daemon that already answers is taken over.
+    #[default]
+    Run,
+    /// Another program, such as NVIDIA's own DaemonSet. Holdfast neither starts nor asks it.
+    External,
+}
+
 /// The table `nvidia` of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -199,9 +210,14 @@ pub struct NvidiaOptions {
     pub mofed: bool,
     /// IMEX channels for every container.
     pub imex_channels: Vec<u32>,
-    /// The directory of the pipes of NVIDIA's MPS control daemon for this resource; `None` disables
-    /// MPS.
+    /// The directory of the control daemons of MPS, with their pipes and logs; `None` disables MPS.
     pub mps_root: Option<String>,
+    /// Who runs the control daemon of this resource.
+    pub mps_control: MpsControl,
+    /// The memory of a GPU for one share by MPS, in MiB; 0 means no limit. `None`: an equal part.
+    pub mps_memory_mib: Option<u64>,
+    /// The percentage of a GPU's threads for one share by MPS. `None`: an equal part.
+    pub mps_thread_percentage: Option<u8>,
 }
 
 impl Default for NvidiaOptions {
@@ -217,6 +233,9 @@ impl Default for NvidiaOptions {
             mofed: false,
             imex_channels: Vec::new(),
             mps_root: None,
+            mps_control: MpsControl::Run,
+            mps_memory_mib: None,
+            mps_thread_percentage: None,
         }
     }
 }

@@ -72,6 +72,8 @@ pub enum Reason {
     HookPending,
     /// The hook after its release has failed.
     HookFailed,
+    /// The MPS control daemon of its resource does not answer. The shares have it, not the device.
+    MpsDown,
 }
 
 /// How long a reason must last to count, and how long it must be absent to be cleared.
@@ -137,6 +139,13 @@ impl Reason {
         matches!(self, Reason::HookPending | Reason::HookFailed)
     }
 
+    /// Whether the list has it from outside of the device's own case: from a hook, or from the MPS
+    /// control daemon. No evidence about the device ends it.
+    #[must_use]
+    pub fn is_of_the_list(self) -> bool {
+        self.is_of_hook() || self == Reason::MpsDown
+    }
+
     /// The word in JSON, metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -171,6 +180,7 @@ impl Reason {
             Reason::Cordoned => "cordoned",
             Reason::HookPending => "hook_pending",
             Reason::HookFailed => "hook_failed",
+            Reason::MpsDown => "mps_down",
         }
     }
 
@@ -189,7 +199,8 @@ impl Reason {
             | Reason::Cordoned
             | Reason::Flapping
             | Reason::HookPending
-            | Reason::HookFailed => HealthTimings::PRESENCE,
+            | Reason::HookFailed
+            | Reason::MpsDown => HealthTimings::PRESENCE,
             // A dead controller recovers only by a reset.
             Reason::OffTheBus
             | Reason::AerFatalAbove
@@ -283,6 +294,7 @@ mod tests {
             let (kind, heals) = match reason {
                 Reason::Cordoned | Reason::Flapping => ("operator", "uncordon".to_owned()),
                 _ if reason.is_of_hook() => ("hook", "its hook".to_owned()),
+                Reason::MpsDown => ("MPS", "its answer".to_owned()),
                 _ if is_sticky => ("sticky", seconds(recover_after)),
                 _ if reason.timings().is_presence() => ("presence", seconds(recover_after)),
                 _ if fail_after.is_zero() => ("hard", seconds(recover_after)),

@@ -20,6 +20,7 @@ mod health;
 mod hook;
 mod inventory;
 pub mod limits;
+mod mps;
 mod nvidia_driver;
 mod nvidia_node;
 mod nvlink;
@@ -47,7 +48,8 @@ pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
-    IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
+    IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
+    XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceNode};
 pub use device_id::DeviceId;
@@ -62,6 +64,7 @@ pub use hook::{
     Phase, StartBlocked, note_hook, times, without_output,
 };
 pub use inventory::{Inventory, Offered, Offering};
+pub use mps::{MPS_CLIENTS_MAX, MpsSetup, MpsState, MpsStates, mps_run_here};
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
 pub use nvlink::NvLinks;

@@ -36,7 +36,7 @@ const OTHER_RELEASES: [&str; 5] = [
 ];
 /// An older library of the driver, with a number of its own.
 const OLDER: &str = "libnvidia-nvvm70.so.";
-const PROGRAM_FOLDERS: [&str; 6] =
+pub(super) const PROGRAM_FOLDERS: [&str; 6] =
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 const PROGRAMS: [&str; 8] = [
     "nvidia-smi",

@@ -7,8 +7,8 @@ use super::prober::Prober;
 use super::report;
 use super::since::new_since;
 use crate::domain::{
-    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, KubeletGeneration, OperatorRequest,
-    Plan, Verdict,
+    AtKubeletStart, DeviceId, DueHooks, Grant, HealthPolicy, KubeletGeneration, MpsStates,
+    OperatorRequest, Plan, Verdict,
 };
 use crate::host;
 use crate::messages::{
@@ -113,6 +113,7 @@ impl HealthActor {
         // Read after the grants: the ledger publishes a hook before the release that makes the hook
         // due.
         let due = self.config.due.borrow().clone();
+        self.judge.set_mps(self.config.mps.borrow().clone());
         let Some(inventory) = self.judge.judge(&held, &due.free, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
@@ -179,6 +180,7 @@ impl Actor for HealthActor {
         // A change of the grants can change the list: an id that is no longer held may leave it.
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
         context.add_stream(WatchStream::from_changes(self.config.due.clone()));
+        context.add_stream(WatchStream::from_changes(self.config.mps.clone()));
         context.add_stream(WatchStream::new(self.config.kubelet.clone()));
         let me = context.address();
         // A full mailbox already has one of these messages.
@@ -209,6 +211,15 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
 
 impl StreamHandler<Arc<DueHooks>> for HealthActor {
     fn handle(&mut self, _: Arc<DueHooks>, context: &mut Self::Context) {
+        self.publish(context);
+    }
+
+    /// As for the grants.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl StreamHandler<Arc<MpsStates>> for HealthActor {
+    fn handle(&mut self, _: Arc<MpsStates>, context: &mut Self::Context) {
         self.publish(context);
     }
 

@@ -2,7 +2,7 @@
 
 use super::prober::ProbeDevice;
 use crate::domain::{
-    DueHooks, Grant, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts,
+    DueHooks, Grant, Inventory, KubeletGeneration, Listed, MpsStates, Plan, Source, Verdicts,
 };
 use crate::messages::{Mailbox, RecordVerdicts, Rescan};
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ pub struct HealthConfig {
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The pending hooks of free devices.
     pub due: watch::Receiver<Arc<DueHooks>>,
+    /// The control daemons of MPS.
+    pub mps: watch::Receiver<Arc<MpsStates>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The channel of the inventory. The channel and its last value outlive the actor.

@@ -22,8 +22,8 @@ use self::cases::{Cases, is_instance, parents};
 use self::departures::{ALLOCATE_IN_FLIGHT_MAX, overlaps};
 use crate::domain::{
     AllocId, CheckResult, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, Inventory,
-    Listed, Moment, OperatorRequest, PciAddress, PciFunction, Reason, ResourceName, ResourceSpec,
-    Signals, Symptom, Verdict, Verdicts,
+    Listed, Moment, MpsStates, OperatorRequest, PciAddress, PciFunction, Reason, ResourceName,
+    ResourceSpec, Signals, Symptom, Verdict, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,6 +49,8 @@ pub(crate) struct Judge {
     cases: Cases,
     /// The devices of the evidence by their functions, without parts of functions.
     by_address: BTreeMap<PciAddress, DeviceId>,
+    /// The control daemons of MPS.
+    mps: Arc<MpsStates>,
     /// Until this time the lists hide failures from a kubelet that has just started.
     withheld_until: Duration,
     /// Ids in the list that are no longer offered, and since when.
@@ -83,6 +85,7 @@ impl Judge {
             unusable: BTreeMap::new(),
             cases: Cases::new(rules, remembered),
             by_address: BTreeMap::new(),
+            mps: Arc::default(),
             withheld_until: Duration::ZERO,
             leaving: BTreeMap::new(),
             emptied: BTreeMap::new(),
@@ -223,6 +226,11 @@ impl Judge {
     /// unhealthy device. Until this time its lists do not show soft failures of held devices.
     pub(crate) fn withhold_until(&mut self, until: Duration) {
         self.withheld_until = until;
+    }
+
+    /// Takes the states of the control daemons of MPS.
+    pub(crate) fn set_mps(&mut self, states: Arc<MpsStates>) {
+        self.mps = states;
     }
 
     /// The verdicts, for status output.

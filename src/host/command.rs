@@ -10,10 +10,10 @@ use super::process::is_shortage;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
-use std::io::{self, PipeReader, Read};
+use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -82,14 +82,36 @@ pub fn run(
     limit: Duration,
     cancelled: &PipeReader,
 ) -> Ran {
+    run_as(argv, env, Conduct::default(), limit, cancelled)
+}
+
+/// How a program runs that is not a hook.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Conduct<'a> {
+    /// What it reads from its standard input, which then ends. A pipe holds 64 KiB.
+    pub input: &'a str,
+    /// Whether it leaves a process that keeps running after its own successful end. That process
+    /// has no output here, and the group is killed only if the program does not succeed.
+    pub leaves_daemon: bool,
+}
+
+/// Runs a program as [`run`] does, with this conduct.
+#[must_use]
+pub fn run_as(
+    argv: &[String],
+    env: &BTreeMap<String, String>,
+    conduct: Conduct<'_>,
+    limit: Duration,
+    cancelled: &PipeReader,
+) -> Ran {
     let not_started =
         |error| Ran { ended: Err(CommandError::NotStarted(error)), output: String::new() };
-    let mut running = match Running::start(argv, env) {
+    let mut running = match Running::start(argv, env, conduct) {
         Ok(running) => running,
         Err(error) => return not_started(error),
     };
     let (end, mut output) = running.watch(limit, cancelled);
-    let status = running.end(&mut output);
+    let status = running.end(&mut output, conduct.leaves_daemon && matches!(end, End::Exited));
     let ended = match (end, status) {
         (End::TooLong, _) => Err(CommandError::TooLong(limit)),
         (End::Cancelled, _) => Err(CommandError::Cancelled),
@@ -117,18 +139,35 @@ struct Running {
 }
 
 impl Running {
-    fn start(argv: &[String], env: &BTreeMap<String, String>) -> io::Result<Self> {
+    fn start(
+        argv: &[String],
+        env: &BTreeMap<String, String>,
+        conduct: Conduct<'_>,
+    ) -> io::Result<Self> {
         let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let (output, writer) = io::pipe()?;
         let (ended, ending) = io::pipe()?;
+        let input = if conduct.input.is_empty() {
+            Stdio::null()
+        } else {
+            let (reader, mut writer) = io::pipe()?;
+            writer.write_all(conduct.input.as_bytes())?;
+            reader.into()
+        };
+        // A daemon that wrote into the pipe after its reader has ended would be killed.
+        let (stdout, stderr) = if conduct.leaves_daemon {
+            (Stdio::null(), Stdio::null())
+        } else {
+            (writer.try_clone()?.into(), writer.into())
+        };
         let child = Command::new(program)
             .args(arguments)
             .env_clear()
             .envs(env)
             .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone()?)
-            .stderr(writer)
+            .stdin(input)
+            .stdout(stdout)
+            .stderr(stderr)
             .process_group(0)
             .spawn()?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
@@ -143,7 +182,7 @@ impl Running {
         match thread::Builder::new().name("hook".into()).spawn(wait) {
             Ok(waiter) => running.waiter = Some(waiter),
             Err(error) => {
-                drop(running.end(&mut Tail::default()));
+                drop(running.end(&mut Tail::default(), false));
                 return Err(error);
             }
         }
@@ -182,10 +221,13 @@ impl Running {
         }
     }
 
-    /// Kills the rest of the group, reads the rest of the output, and reaps the program.
-    fn end(&mut self, tail: &mut Tail) -> io::Result<ExitStatus> {
-        // The group may already be empty.
-        let _ = killpg(self.group, Signal::SIGKILL);
+    /// Kills the rest of the group, reads the rest of the output, and reaps the program. What a
+    /// program left that succeeded is not killed with `keeps_group`.
+    fn end(&mut self, tail: &mut Tail, keeps_group: bool) -> io::Result<ExitStatus> {
+        if !keeps_group || !self.has_succeeded() {
+            // The group may already be empty.
+            let _ = killpg(self.group, Signal::SIGKILL);
+        }
         if let Some(waiter) = self.waiter.take() {
             drop(waiter.join());
         }
@@ -197,6 +239,12 @@ impl Running {
             }
         }
         self.child.wait()
+    }
+
+    /// Whether the program has ended with status 0. It is not reaped.
+    fn has_succeeded(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        matches!(waitid(Id::Pid(self.group), flags), Ok(WaitStatus::Exited(_, 0)))
     }
 }
 
@@ -326,6 +374,32 @@ mod tests {
         // The child keeps the pipe of the output open; the run must not wait for that.
         let child = run_for("sleep 1000 & echo $!", LONG).unwrap();
         is_gone(&child);
+    }
+
+    #[test]
+    fn a_daemon_that_a_program_leaves_keeps_running_only_if_the_program_succeeds() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pid");
+        let leave = |status: i32| {
+            let (cancelled, _keep) = never();
+            let conduct = Conduct { input: "a line\n", leaves_daemon: true };
+            let script = format!(
+                "read line; [ \"$line\" = 'a line' ] || exit 9; sleep 1000 & echo $! >{}; exit {status}",
+                file.display()
+            );
+            let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+            let ended = run_as(&sh(&script), &env, conduct, LONG, &cancelled).ended;
+            (ended.is_ok(), std::fs::read_to_string(&file).unwrap().trim().to_owned())
+        };
+        let (is_ok, failed) = leave(3);
+        assert!(!is_ok);
+        is_gone(&failed);
+
+        let (is_ok, left) = leave(0);
+        assert!(is_ok);
+        let stat = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap();
+        assert!(!stat.contains(") Z"), "{stat}");
+        nix::sys::signal::kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
     }
 
     #[test]

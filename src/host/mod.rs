@@ -12,6 +12,7 @@ mod glob;
 mod inotify_limits;
 mod installed;
 mod kmsg;
+mod mps;
 mod nodes;
 mod nvml;
 pub mod peer;
@@ -31,7 +32,7 @@ mod watch;
 mod writable;
 
 pub use clock::{boot_id, now, until_tick};
-pub use command::{CommandError, Ran, run as run_command};
+pub use command::{CommandError, Conduct, Ran, run as run_command, run_as};
 pub use dev::DevEntry;
 #[cfg(test)]
 pub(crate) use failure::injected as faults;
@@ -44,6 +45,7 @@ pub use folder::Folder;
 pub use inotify_limits::{InotifyLimits, InotifyRefusal, inotify_limits};
 pub use installed::Installed;
 pub use kmsg::{KernelLog, KernelRecord};
+pub use mps::{MpsPlace, enter_mps_place, make_mps_folders};
 pub use nodes::{NodeFolder, TooMany};
 pub use nvml::{EVENT_WAIT_MAX, NvmlAnswer, NvmlReport, query_nvml, watch_nvml_events};
 pub use process::{

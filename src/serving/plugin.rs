@@ -167,7 +167,7 @@ impl Plugin {
     async fn report_unusable(&self, refusal: &Refusal) {
         // Health knows a due hook already, and no scan would find its end.
         if let Refusal::Unhealthy { resource, id, reason } = refusal
-            && !reason.is_of_hook()
+            && !reason.is_of_the_list()
         {
             let news =
                 ReportUnusable { resource: resource.clone(), id: id.clone(), reason: *reason };

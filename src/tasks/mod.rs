@@ -6,6 +6,7 @@
 //! | `kernel_log` | reads driver errors (Xid) from the kernel log |
 //! | `xid_events` | takes these errors from NVML's events where that log cannot be read |
 //! | `nvml` | queries NVML, and never blocks discovery |
+//! | `mps` | runs the control daemons of NVIDIA's MPS |
 //! | `hooks` | runs the hooks after release |
 //! | `checks` | runs the check commands of resources |
 //! | `spec_files` | writes CDI files and device-info files |
@@ -25,6 +26,7 @@ pub(crate) mod config_links;
 pub(crate) mod hooks;
 pub(crate) mod kernel_log;
 pub(crate) mod label_file;
+pub(crate) mod mps;
 pub(crate) mod node_labels;
 pub(crate) mod nvml;
 mod rescans;

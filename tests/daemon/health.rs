@@ -531,6 +531,7 @@ impl StandaloneHealth {
             listed: Arc::default(),
             grants: grants_view,
             due: due_view,
+            mps: watch::channel(Arc::default()).1,
             kubelet: kubelet_view,
             inventory: Arc::new(inventory),
             judgement: Arc::new(judgement),

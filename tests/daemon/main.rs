@@ -26,6 +26,7 @@ mod limits;
 mod metrics;
 mod migrate;
 mod modes;
+mod mps;
 mod node_labels;
 mod nodes;
 mod nvml;

@@ -2,7 +2,8 @@
 
 use super::super::codes::{
     DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION,
-    HOOK_FAILED, HOOK_NOT_RUN, RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
+    HOOK_FAILED, HOOK_NOT_RUN, MPS_DOWN, MPS_PROGRAMS_MISSING, RESOURCE_NOT_REGISTERED,
+    SIGNALS_OFF, TWO_DAEMONS,
 };
 use super::super::{Answer, Facts, Finding, PathState};
 use super::{is_true, list, number, text};
@@ -154,6 +155,29 @@ pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
     };
     let not_run = list(facts.status()?, "not_run").iter();
     Some(failed.map(find).chain(not_run.map(find_not_run)).collect())
+}
+
+/// The daemon knows why; without one, the programs may be missing.
+pub(super) fn mps(facts: &Facts) -> Option<Vec<Finding>> {
+    if let Some(status) = facts.status() {
+        let todo = "give the daemon what it needs for MPS (docs/contracts.md), or set `mps_control \
+                    = \"external\"` if another program runs the control daemon";
+        let states = status.get("mps").and_then(Value::as_object).into_iter().flatten();
+        let down = states.filter(|(_, state)| text(state, "state") == "down");
+        let find = |(resource, state): (&String, &Value)| {
+            Finding::new(&MPS_DOWN, resource, text(state, "why"), todo)
+        };
+        return Some(down.map(find).collect());
+    }
+    let wants = &facts.config.as_ref()?.as_ref().ok()?.mps;
+    if wants.is_empty() || facts.mps_programs? {
+        return Some(Vec::new());
+    }
+    let found =
+        "nvidia-cuda-mps-control and nvidia-smi are not installed where the daemon finds them";
+    let todo = "install the driver's programs; in a container use the component mps, or set \
+                `mps_control = \"external\"` if another program runs the control daemon";
+    Some(vec![Finding::new(&MPS_PROGRAMS_MISSING, wants.join(", "), found, todo)])
 }
 
 pub(super) fn signals(facts: &Facts) -> Option<Vec<Finding>> {

@@ -40,6 +40,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "daemon-alone", run: daemon::alone },
     Check { name: "registrations", run: daemon::registrations },
     Check { name: "hooks", run: daemon::hooks },
+    Check { name: "mps", run: daemon::mps },
     Check { name: "signals", run: daemon::signals },
     Check { name: "resources", run: devices::selected },
     Check { name: "driver-nodes", run: devices::driver_nodes },

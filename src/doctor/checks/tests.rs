@@ -169,6 +169,14 @@ const BROKEN: &[(&[Code], Break)] = &[
         let not_run = json!({ "resource": "nvidia.com/gpu", "phase": "check", "since": NOW, "why": "Resource temporarily unavailable" });
         status(facts)["not_run"] = json!([not_run]);
     }),
+    (&[codes::MPS_DOWN], |facts| {
+        status(facts)["mps"] = json!({ "nvidia.com/gpu": { "state": "down", "why": "it has ended" },
+            "nvidia.com/other": { "state": "ready" } });
+    }),
+    (&[codes::DAEMON_ABSENT, codes::MPS_PROGRAMS_MISSING], |facts| {
+        has_no_daemon(facts);
+        facts.mps_programs = Some(false);
+    }),
     (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
     (&[codes::KERNEL_LOG_UNREADABLE], |facts| {
         status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" });

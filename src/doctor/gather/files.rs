@@ -5,7 +5,7 @@ use super::mounts::{Mount, mount_of, mounts};
 use super::{AddFacts, ReaderInput, Target};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::contract::nvidia_cdi;
-use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp};
+use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp, mps_run_here};
 use crate::host;
 use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,12 @@ pub(super) fn wants(
         has_resources: !config.resources.is_empty(),
         writes_cdi,
         cdi: cdi.collect(),
+        mps: config
+            .resources
+            .iter()
+            .filter(|spec| mps_run_here(spec).is_some())
+            .map(|spec| spec.name.to_string())
+            .collect(),
     })
 }
 

@@ -11,6 +11,13 @@ use std::sync::Arc;
 
 const NVIDIA: u16 = 0x10de;
 
+/// An unreadable folder is no evidence.
+pub(super) fn mps_programs(input: &ReaderInput) -> AddFacts {
+    let found = hardware::nvidia_programs(&HostRoot::new(&input.target.roots.host));
+    let found = found.ok().map(|programs| programs.is_some());
+    Box::new(move |facts: &mut Facts| facts.mps_programs = found)
+}
+
 pub(super) fn resources(input: &ReaderInput) -> AddFacts {
     let root = HostRoot::new(&input.target.roots.host);
     let Some(config) = &input.config else { return Box::new(|_| ()) };

@@ -71,6 +71,7 @@ const READERS: &[Reader] = &[
     Reader { what: "the daemon", run: daemon::daemon },
     Reader { what: "the processes of this host", run: daemon::processes },
     Reader { what: "the devices of this host", run: hardware::resources },
+    Reader { what: "the programs of NVIDIA's driver", run: hardware::mps_programs },
     Reader { what: "the state directory", run: files::state },
     Reader { what: "the ledger", run: files::ledger },
     Reader { what: "the container runtime's configuration", run: runtime::cdi },

@@ -6,8 +6,9 @@ use super::held::{Held, IdsInUse};
 use super::observations::{absent_health, placeholder_device};
 use super::{Judge, pool};
 use crate::domain::{
-    Device, DeviceId, Evidence, GrantedDevice, Health, Inventory, Offered, Offering, PendingHook,
-    PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing,
+    Device, DeviceId, Evidence, GrantedDevice, Health, Inventory, MpsState, Offered, Offering,
+    PendingHook, PendingHooks, Reason, ResourceName, ResourceSpec, Safeguard, Sharing,
+    mps_run_here,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,6 +64,11 @@ impl Judge {
             }
             if let Some(due) = due.get(&spec.name) {
                 mark_due(&mut devices, due);
+            }
+            if mps_run_here(spec).is_some() {
+                let state = self.mps.get(&spec.name).unwrap_or(&MpsState::Starting);
+                let is_settled = now >= self.withheld_until;
+                mark_without_mps(&mut devices, state, is_settled, held.of(&spec.name));
             }
             if is_removed && devices.is_empty() {
                 pass.only_offered = false;
@@ -245,6 +251,28 @@ fn withhold_soft_failures(
         let reason = offered.health.reason();
         if reason.is_some_and(|reason| !reason.timings().fail_after.is_zero()) {
             offered.health = Health::Healthy;
+        }
+    }
+}
+
+/// Makes healthy shares unhealthy whose control daemon of MPS does not answer. While that is not
+/// known, and for a kubelet that has just started, a held share keeps its health: its container may
+/// run.
+fn mark_without_mps(
+    devices: &mut BTreeMap<DeviceId, Offered>,
+    state: &MpsState,
+    is_settled: bool,
+    held: Option<&BTreeMap<DeviceId, GrantedDevice>>,
+) {
+    let counts_for_held = match state {
+        MpsState::Ready => return,
+        MpsState::Starting => false,
+        MpsState::Down { .. } => is_settled,
+    };
+    let is_held = |id: &DeviceId| held.is_some_and(|held| held.contains_key(id));
+    for (id, offered) in devices.iter_mut().filter(|(_, offered)| offered.health.is_healthy()) {
+        if counts_for_held || !is_held(id) {
+            offered.health = Health::Unhealthy(Reason::MpsDown);
         }
     }
 }

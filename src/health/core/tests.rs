@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::domain::{
-    Attributes, ContainerEdits, DeviceClass, DeviceNode, GpuInstance, GrantState, GrantedDevice,
-    Health, HookState, PendingHook, PendingHooks, Sharing, Timestamp, note_hook,
+    Attributes, ContainerEdits, Contract, DeviceClass, DeviceNode, GpuInstance, GrantState,
+    GrantedDevice, Health, HookState, MpsControl, MpsState, NvidiaOptions, PendingHook,
+    PendingHooks, Sharing, Timestamp, note_hook,
 };
 
 fn at(secs: u64) -> Duration {
@@ -494,6 +495,39 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
         list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0],
         "a::0=device_gone"
     );
+}
+
+#[test]
+fn shares_by_mps_are_healthy_only_while_their_control_daemon_answers() {
+    let options = NvidiaOptions { mps_root: Some("/run/mps".into()), ..NvidiaOptions::default() };
+    let resource = |control| {
+        let options = NvidiaOptions { mps_control: control, ..options.clone() };
+        let spec = ResourceSpec { contract: Contract::Nvidia(options), ..(*spec(2)).clone() };
+        let mut judge = new_judge(Arc::new(spec), Arc::default(), &Listed::new());
+        judge.discovered(evidence(0, &["a"], &["a"], &[]));
+        judge
+    };
+    let states = |state| Arc::new(MpsStates::from([(spec(1).name.clone(), state)]));
+    let held = || holding(&["a::0"]);
+    let none = PendingHooks::new();
+    let mut judge = resource(MpsControl::Run);
+    // Not known yet: the container that holds a share may run.
+    assert_eq!(list(judge.judge(&held(), &none, at(1))), ["a::0=ok", "a::1=mps_down"]);
+    judge.set_mps(states(MpsState::Ready));
+    assert_eq!(list(judge.judge(&held(), &none, at(2))), ["a::0=ok", "a::1=ok"]);
+    judge.set_mps(states(MpsState::Down { why: "it has ended".into() }));
+    assert_eq!(list(judge.judge(&held(), &none, at(3))), ["a::0=mps_down", "a::1=mps_down"]);
+    // A kubelet that has just started would reject the pod.
+    judge.withhold_until(at(60));
+    assert_eq!(list(judge.judge(&held(), &none, at(4))), ["a::0=ok", "a::1=mps_down"]);
+    assert_eq!(list(judge.judge(&held(), &none, at(60)))[0], "a::0=mps_down");
+    // It is no verdict on the device, and a failure of the device comes first.
+    assert!(judge.verdicts().is_empty());
+    judge.discovered(evidence(61, &[], &[], &[]));
+    assert_eq!(list(judge.judge(&held(), &none, at(62)))[0], "a::0=device_gone");
+
+    let mut external = resource(MpsControl::External);
+    assert_eq!(list(external.judge(&held(), &none, at(1))), ["a::0=ok", "a::1=ok"]);
 }
 
 /// A function of a card: the card's own, or the virtual one of `physical`.

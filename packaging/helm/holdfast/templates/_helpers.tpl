@@ -52,8 +52,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 runAsUser: 0
 runAsGroup: 0
 runAsNonRoot: false
-{{- if .Values.features.kernelLog }}
-# Only a privileged container may open /dev/kmsg.
+{{- if or .Values.features.kernelLog .Values.features.mps }}
+# Only a privileged container may open /dev/kmsg, set the compute mode of a GPU, and mount.
 privileged: true
 {{- else }}
 privileged: false

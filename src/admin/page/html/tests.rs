@@ -110,6 +110,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         labels_not_followed: None,
         hooks: Vec::new(),
         not_run: Vec::new(),
+        mps: crate::domain::MpsStates::new(),
         resources: vec![report],
         ailing: devices
             .iter()

@@ -96,8 +96,8 @@ pub(super) fn share(
     }
     if is_mps && !shares.is_empty() {
         draft.warn(format!(
-            "`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not manage \
-             it",
+            "`{}`: Holdfast runs the MPS control daemon; give it the rights for that (the drop-in \
+             mps.conf, or the component mps), and remove NVIDIA's DaemonSet of it",
             way.path
         ));
     }
