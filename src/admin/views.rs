@@ -51,6 +51,8 @@ pub struct Views {
     pub shortages: Shortages,
     /// Why `/metrics` is not served although it is configured.
     pub not_served: watch::Receiver<Option<String>>,
+    /// Why containers lack a part of NVIDIA's driver.
+    pub nvidia_driver: watch::Receiver<Option<String>>,
     /// Whether all conditions of READY hold (I11).
     pub ready: watch::Receiver<bool>,
 }

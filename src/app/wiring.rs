@@ -116,6 +116,8 @@ impl Wiring {
             actors.discovery.mailbox(),
             actors.ledger.mailbox(),
         );
+        let spec_files =
+            SpecFiles::new(&config.cdi_directory, &config.device_info_directory, &host_root);
         let views = Views {
             inventory: publishers.inventory.subscribe(),
             grants: publishers.grants.subscribe(),
@@ -132,6 +134,7 @@ impl Wiring {
             recovery: damage,
             shortages: executor.shortages().clone(),
             not_served: publishers.not_served.subscribe(),
+            nvidia_driver: spec_files.gpus.problem(),
             ready: publishers.ready.subscribe(),
         };
         let limits = ConnectionLimits::of(host::open_files());
@@ -142,11 +145,7 @@ impl Wiring {
             listed: Arc::new(ledger.listed().clone()),
             store: Arc::new(Mutex::new(store)),
             sockets: Arc::new(Sockets::new(&settings.device_plugins(), limits)),
-            spec_files: SpecFiles::new(
-                &config.cdi_directory,
-                &config.device_info_directory,
-                &host_root,
-            ),
+            spec_files,
             pod_resources: PodResources::new(settings.pod_resources()),
             gate: Arc::default(),
             registering: Arc::default(),

@@ -4,7 +4,7 @@ use super::error::hidden;
 use super::fragments::{self, Fragment, HistorySize};
 use super::resource::spec;
 use super::{Config, ConfigError, Node, health, text};
-use crate::domain::{NvmlLibrary, Policy, ResourceName, Retention};
+use crate::domain::{NvidiaRoots, NvmlLibrary, Policy, ResourceName, Retention};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,6 +79,10 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
+        nvidia_roots: NvidiaRoots {
+            driver: nvidia_root(fragment.nvidia.driver_root.as_deref(), "driver_root")?,
+            dev: nvidia_root(fragment.nvidia.dev_root.as_deref(), "dev_root")?,
+        },
         mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
         health: health::health(&fragment.health, &fragment.nvidia)?,
         device_info_directory: directory(
@@ -173,6 +177,22 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
         Some(_) => Err(ConfigError::new(format!(
             "`labels.features_d` must be an absolute path, such as {FEATURES_DIRECTORY}, or \
              `off`"
+        ))),
+    }
+}
+
+/// A root of NVIDIA's driver; `None` for `auto`.
+fn nvidia_root(text: Option<&str>, key: &str) -> Result<Option<String>, ConfigError> {
+    match text {
+        None | Some("auto") => Ok(None),
+        Some(path) if path.starts_with('/') => {
+            check_path(Path::new(path), &format!("nvidia.{key}"))?;
+            Ok(Some(path.trim_end_matches('/').to_owned()))
+        }
+        Some(other) => Err(ConfigError::new(format!(
+            "`nvidia.{key}` is `{}`, but must be `auto`, or an absolute path such as `/` or \
+             /run/nvidia/driver",
+            hidden(other)
         ))),
     }
 }

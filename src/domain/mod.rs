@@ -20,7 +20,9 @@ mod hook;
 mod inventory;
 pub mod limits;
 mod nvidia_driver;
+mod nvidia_feature;
 mod nvidia_node;
+mod nvidia_roots;
 mod nvlink;
 mod nvml;
 mod object;
@@ -61,7 +63,9 @@ pub use hook::{
 };
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
+pub use nvidia_feature::{NvidiaFeature, NvidiaFeatures, Switch};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
+pub use nvidia_roots::NvidiaRoots;
 pub use nvlink::NvLinks;
 pub use nvml::{
     GpuDescription, MigAttributes, MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery,

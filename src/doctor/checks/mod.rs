@@ -6,6 +6,7 @@ mod devices;
 mod host;
 mod kubelet;
 mod ledger;
+mod nvidia;
 mod runtime;
 
 use super::{Facts, Finding, Level, Report};
@@ -40,7 +41,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "hooks", run: daemon::hooks },
     Check { name: "signals", run: daemon::signals },
     Check { name: "resources", run: devices::selected },
-    Check { name: "driver-nodes", run: devices::driver_nodes },
+    Check { name: "nvidia-driver", run: nvidia::driver },
     Check { name: "devices", run: devices::healthy },
     Check { name: "iommu", run: devices::iommu },
     Check { name: "cdi", run: runtime::cdi },
