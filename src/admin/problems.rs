@@ -20,7 +20,7 @@ pub struct Problem {
 
 impl Status {
     /// The problems, the worst first: the kubelet, the ledger, the configuration, telemetry,
-    /// resources, hooks, devices.
+    /// NVIDIA's driver, resources, hooks, devices.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -52,6 +52,13 @@ impl Status {
                 ),
                 "Holdfast retries automatically; if this persists, check `cluster.credentials` and \
                  the rights of Holdfast in the cluster (docs/install.md)",
+            );
+        }
+        if let Some(why) = &self.nvidia_driver {
+            add(
+                why.clone(),
+                "install what is missing on the host, or set `[nvidia] driver_root`; Holdfast \
+                 reads the driver again every 30 s, and `holdfast doctor` shows which root it uses",
             );
         }
         for why in &self.unread {

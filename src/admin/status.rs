@@ -67,6 +67,10 @@ pub struct Status {
     pub ailing: Vec<DeviceReport>,
     /// Health signals that are unavailable, each with the reason.
     pub signals_off: BTreeMap<Source, String>,
+    /// Why containers with a CDI name of a GPU lack a part of NVIDIA's driver, or the whole. `null`
+    /// if they lack none.
+    #[serde(default)]
+    pub nvidia_driver: Option<String>,
     /// The reads that failed in the last scan, one sentence each.
     pub unread: BTreeSet<String>,
 }
@@ -167,6 +171,7 @@ impl Status {
             resources: inventory.resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),
+            nvidia_driver: views.nvidia_driver.borrow().clone(),
             unread: views.unread.borrow().reasons().into_iter().map(str::to_owned).collect(),
         }
     }

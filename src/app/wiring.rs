@@ -121,6 +121,8 @@ impl Wiring {
             actors.discovery.mailbox(),
             actors.ledger.mailbox(),
         );
+        let spec_files =
+            SpecFiles::new(&config.cdi_directory, &config.device_info_directory, &host_root);
         let views = Views {
             inventory: publishers.inventory.subscribe(),
             grants: publishers.grants.subscribe(),
@@ -139,6 +141,7 @@ impl Wiring {
             mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
+            nvidia_driver: spec_files.gpus.problem(),
             ready: publishers.ready.subscribe(),
         };
         let limits = ConnectionLimits::of(host::open_files());
@@ -149,11 +152,7 @@ impl Wiring {
             listed: Arc::new(ledger.listed().clone()),
             store: Arc::new(Mutex::new(store)),
             sockets: Arc::new(Sockets::new(&settings.device_plugins(), limits)),
-            spec_files: SpecFiles::new(
-                &config.cdi_directory,
-                &config.device_info_directory,
-                &host_root,
-            ),
+            spec_files,
             pod_resources: PodResources::new(settings.pod_resources()),
             gate: Arc::default(),
             registering: Arc::default(),

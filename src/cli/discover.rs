@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// When the configuration is invalid.
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
-    let root = HostRoot::new(&global.host_root);
+    let root = HostRoot::new(&global.host_root).with_nvidia(&config.nvidia_roots);
     let Found { discovery: found, recovered, grants, unread } = find(global, &config, &root);
     for why in &unread {
         crate::console::eprintln(format_args!("holdfast: {why}"));

@@ -182,6 +182,7 @@ mod tests {
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),
             signals_off: BTreeMap::new(),
+            nvidia_driver: None,
             unread: Default::default(),
         }
     }

@@ -173,8 +173,8 @@ mod tests {
     use super::super::{Node, load};
     use crate::domain::{
         ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
-        IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
-        XilinxOptions,
+        IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, Switch,
+        VdpaType, XilinxOptions,
     };
     use std::collections::BTreeMap;
 
@@ -228,7 +228,7 @@ mod tests {
     fn every_option_is_read() {
         let nvidia = r#"
             contract = "nvidia"
-            nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = true, mofed = true, imex_channels = [0, 5], mps_root = "/run/mps", mps_memory_mib = 2048, mps_thread_percentage = 30 }"#;
+            nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = "auto", mofed = false, imex_channels = [0, 5], mps_root = "/run/mps", mps_memory_mib = 2048, mps_thread_percentage = 30 }"#;
         let expected = NvidiaOptions {
             device_list_strategy: vec![
                 DeviceListStrategy::VolumeMounts,
@@ -240,9 +240,9 @@ mod tests {
             pass_device_specs: true,
             cdi_vendor: "k8s.device-plugin.nvidia.com".into(),
             cdi_annotation_prefix: "example.com/".into(),
-            gdrcopy: true,
-            gds: true,
-            mofed: true,
+            gdrcopy: Switch::On,
+            gds: Switch::Auto,
+            mofed: Switch::Off,
             imex_channels: vec![0, 5],
             mps_root: Some("/run/mps".into()),
             mps_control: MpsControl::Run,
@@ -317,6 +317,12 @@ mod tests {
                 "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }",
                 "so no container would get its devices",
             ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { gdrcopy = \"on\" }",
+                "unknown value `on`; the known values are `auto`",
+            ),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { gds = 1 }", "true, false or \"auto\""),
             (
                 "gpu",
                 "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }",

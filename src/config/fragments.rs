@@ -109,6 +109,10 @@ pub(super) struct Nvidia {
     pub(super) nvml: Option<String>,
     pub(super) mig_strategy: Option<MigStrategy>,
     pub(super) events: Option<bool>,
+    /// `auto`, or an absolute path.
+    pub(super) driver_root: Option<String>,
+    /// The same.
+    pub(super) dev_root: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

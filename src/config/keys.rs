@@ -37,6 +37,8 @@ pub(super) const KEYS: &[Key] = &[
     ("nvidia", "nvml", "\"auto\""),
     ("nvidia", "mig_strategy", "\"none\""),
     ("nvidia", "events", "true"),
+    ("nvidia", "driver_root", "\"auto\""),
+    ("nvidia", "dev_root", "\"auto\""),
     ("labels", "features_d", "\"off\""),
     ("cluster", "node_labels", "\"/etc/holdfast-node/labels\""),
     ("cluster", "credentials", "\"auto\""),
@@ -83,9 +85,9 @@ pub(super) const KEYS: &[Key] = &[
     ("resource.nvidia", "pass_device_specs", "false"),
     ("resource.nvidia", "cdi_vendor", "\"nvidia.com\""),
     ("resource.nvidia", "cdi_annotation_prefix", "\"cdi.k8s.io/\""),
-    ("resource.nvidia", "gdrcopy", "false"),
-    ("resource.nvidia", "gds", "false"),
-    ("resource.nvidia", "mofed", "false"),
+    ("resource.nvidia", "gdrcopy", "\"auto\""),
+    ("resource.nvidia", "gds", "\"auto\""),
+    ("resource.nvidia", "mofed", "\"auto\""),
     ("resource.nvidia", "imex_channels", "[]"),
     ("resource.nvidia", "mps_root", ""),
     ("resource.nvidia", "mps_control", "\"run\""),
@@ -233,7 +235,7 @@ mod tests {
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

@@ -530,6 +530,7 @@ mod tests {
         };
         for (text, expected) in [
             ("[nvidia]\nnvml = \"on\"".to_owned(), "`nvidia.nvml` is `on`, but must be `auto`, `off`, or the absolute path"),
+            ("[nvidia]\ndriver_root = \"run/nvidia\"".to_owned(), "`nvidia.driver_root` is `run/nvidia`, but must be `auto`, or an absolute path"),
             ("[ledgr]\n".to_owned(), "line 1, column 2: unknown key `ledgr`; did you mean `ledger`?"),
             (resource("replica = 3"), "line 4, column 1: unknown key `replica`; did you mean `replicas`?"),
             (resource("paths = [{ hots = \"/dev/fuse\" }]"), "unknown key `hots`; did you mean `host`?"),

@@ -215,6 +215,11 @@ mod tests {
                 2,
             ),
             ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must not contain `.` or `..`", 2),
+            (
+                "[nvidia]\ndev_root = \"/a/./b\"",
+                "of `nvidia.dev_root` must not contain `.` or `..`",
+                2,
+            ),
         ]);
     }
 

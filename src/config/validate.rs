@@ -6,7 +6,9 @@ use super::labels::ComparedLabels;
 use super::resource::spec;
 use super::tree::{Table, Value};
 use super::{Config, ConfigError, Node, health, text};
-use crate::domain::{ApiCredentials, NodeLabels, NvmlLibrary, Policy, ResourceName, Retention};
+use crate::domain::{
+    ApiCredentials, NodeLabels, NvidiaRoots, NvmlLibrary, Policy, ResourceName, Retention,
+};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,6 +83,10 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
+        nvidia_roots: NvidiaRoots {
+            driver: nvidia_root(fragment.nvidia.driver_root.as_deref(), "driver_root")?,
+            dev: nvidia_root(fragment.nvidia.dev_root.as_deref(), "dev_root")?,
+        },
         mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
         health: health::health(&fragment.health, &fragment.nvidia)?,
         device_info_directory: directory(
@@ -219,6 +225,22 @@ fn credentials(text: &str) -> Result<ApiCredentials, ConfigError> {
             .map(|()| ApiCredentials::Kubeconfig(path.into())),
         other => Err(ConfigError::new(format!(
             "`cluster.credentials` is `{}`, but must be `auto`, or the absolute path of a kubeconfig",
+            hidden(other)
+        ))),
+    }
+}
+
+/// A root of NVIDIA's driver; `None` for `auto`.
+fn nvidia_root(text: Option<&str>, key: &str) -> Result<Option<String>, ConfigError> {
+    match text {
+        None | Some("auto") => Ok(None),
+        Some(path) if path.starts_with('/') => {
+            check_path(Path::new(path), &format!("nvidia.{key}"))?;
+            Ok(Some(path.trim_end_matches('/').to_owned()))
+        }
+        Some(other) => Err(ConfigError::new(format!(
+            "`nvidia.{key}` is `{}`, but must be `auto`, or an absolute path such as `/` or \
+             /run/nvidia/driver",
             hidden(other)
         ))),
     }

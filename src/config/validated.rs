@@ -3,8 +3,8 @@
 use super::labels::ComparedLabels;
 use super::node::Node;
 use crate::domain::{
-    ApiCredentials, Durability, HealthPolicy, MigStrategy, NodeLabels, NvmlLibrary, Policy,
-    ResourceSpec, Retention,
+    ApiCredentials, Durability, HealthPolicy, MigStrategy, NodeLabels, NvidiaRoots, NvmlLibrary,
+    Policy, ResourceSpec, Retention,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,8 @@ pub struct Config {
     pub features_directory: Option<PathBuf>,
     /// The NVML library for facts that NVIDIA's driver files leave open.
     pub nvml: NvmlLibrary,
+    /// Where NVIDIA's driver is on the host.
+    pub nvidia_roots: NvidiaRoots,
     /// How GPUs are offered without configured resources where MIG splits some of them.
     pub mig_strategy: MigStrategy,
     /// The policy of device health.

@@ -6,7 +6,7 @@
 //! has one. A file has the lowest CDI version that supports its content, because a runtime refuses
 //! what it does not know.
 
-use super::{Request, address, by_contract, intel_fpga};
+use super::{NvidiaExtras, Request, address, by_contract, intel_fpga};
 use crate::domain::{
     AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, FpgaMode,
     ResourceSpec,
@@ -50,7 +50,8 @@ pub fn files<'a>(
         return Vec::new();
     }
     // No answer is made, so no id is needed.
-    let request = Request { spec, devices: &[], alloc_id: &AllocId::new(""), node_exists };
+    let (alloc_id, nvidia) = (&AllocId::new(""), &NvidiaExtras::default());
+    let request = Request { spec, devices: &[], alloc_id, node_exists, nvidia };
     let definitions = devices.into_iter().flat_map(|device| definitions(&request, device));
     definitions.filter_map(|definition| definition.file()).collect()
 }

@@ -33,7 +33,8 @@ mod testing;
 mod xilinx;
 
 use crate::domain::{
-    AllocId, ContainerEdits, Contract, Device, DeviceClass, EditMount, ResourceSpec, VdpaType,
+    AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceNode, EditMount, NvidiaFeatures,
+    ResourceSpec, VdpaType,
 };
 
 /// The input of a contract.
@@ -48,6 +49,17 @@ pub struct Request<'a> {
     pub alloc_id: &'a AllocId,
     /// Whether a node exists on the host.
     pub node_exists: &'a dyn Fn(&str) -> bool,
+    /// What the node has of NVIDIA's driver beyond its GPUs.
+    pub nvidia: &'a NvidiaExtras,
+}
+
+/// What a node has of NVIDIA's driver beyond its GPUs.
+#[derive(Debug, Clone, Default)]
+pub struct NvidiaExtras {
+    /// The features that a container gets where the configuration leaves it to the node.
+    pub features: NvidiaFeatures,
+    /// The nodes of the configured IMEX channels, in their order.
+    pub channels: Vec<DeviceNode>,
 }
 
 /// The edits for one container.

@@ -5,7 +5,8 @@
 
 use super::{Request, attribute, nodes};
 use crate::domain::{
-    ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions,
+    ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditDevice, EditMount,
+    NvidiaFeature, NvidiaOptions, Switch,
 };
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -21,11 +22,15 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
         request.devices.iter().map(|device| name(device, options.device_id_strategy)).collect();
     let channels: Vec<String> = options.imex_channels.iter().map(u32::to_string).collect();
     let tells_by = |strategy| options.device_list_strategy.contains(&strategy);
-    let extras = [("GDRCOPY", options.gdrcopy), ("GDS", options.gds), ("MOFED", options.mofed)];
-    let extras = || extras.iter().filter(|(_, is_on)| *is_on).map(|(extra, _)| *extra);
+    let is_on = |feature: &NvidiaFeature| match options.switch(*feature) {
+        Switch::Off => false,
+        Switch::On => true,
+        Switch::Auto => request.nvidia.features.contains(feature),
+    };
+    let features = || NvidiaFeature::ALL.into_iter().filter(is_on);
 
     let mut edits = ContainerEdits::default();
-    let cdi = cdi_names(&options.cdi_vendor, &ids, &channels, extras());
+    let cdi = cdi_names(&options.cdi_vendor, &ids, &channels, features());
     if tells_by(DeviceListStrategy::CdiAnnotations) {
         let key =
             format!("{}nvidia-device-plugin_{}", options.cdi_annotation_prefix, request.alloc_id);
@@ -42,7 +47,7 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
         edits.mounts.push(EditMount { host, container: "/dev/shm".into(), read_only: false });
         edits.envs.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe);
     }
-    edits.envs.extend(extras().map(|extra| (format!("NVIDIA_{extra}"), "enabled".to_owned())));
+    edits.envs.extend(features().map(|on| (on.variable().to_owned(), "enabled".to_owned())));
     if options.device_list_strategy.iter().all(|strategy| strategy.is_cdi()) {
         return edits;
     }
@@ -69,8 +74,10 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
             .partition(|node| SHARED_NODES.contains(&node.container.as_str()));
         shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
         edits.devices = shared.into_iter().chain(own).collect();
-        edits.devices.extend(channels.iter().map(|channel| {
-            nodes::at(format!("/dev/nvidia-caps-imex-channels/channel{channel}"), "rw")
+        edits.devices.extend(request.nvidia.channels.iter().map(|node| EditDevice {
+            host: node.host.clone(),
+            container: node.container.clone(),
+            permissions: "rw".into(),
         }));
     }
     edits
@@ -99,8 +106,7 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
                 .into(),
         );
     };
-    let by_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
-    (by_cdi && uuid.contains('/')).then(|| {
+    (options.has_cdi_names() && uuid.contains('/')).then(|| {
         format!("`{uuid}` is not allowed in a CDI name; use `device_list_strategy = [\"envvar\"]`")
     })
 }
@@ -115,23 +121,26 @@ pub(super) fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     order.iter().find_map(|name| attribute(device, name)).unwrap_or(device.id.as_str())
 }
 
-fn cdi_names<'a>(
+fn cdi_names(
     vendor: &str,
     ids: &[&str],
     channels: &[String],
-    extras: impl Iterator<Item = &'a str>,
+    features: impl Iterator<Item = NvidiaFeature>,
 ) -> Vec<String> {
     let gpus = ids.iter().map(|id| format!("{vendor}/gpu={id}"));
     let channels = channels.iter().map(|channel| format!("{vendor}/imex-channel={channel}"));
-    let extras = extras.map(|extra| format!("{vendor}/{}=all", extra.to_ascii_lowercase()));
-    gpus.chain(channels).chain(extras).collect()
+    let features = features.map(|feature| format!("{vendor}/{}=all", feature.as_str()));
+    gpus.chain(channels).chain(features).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{ALLOC_ID, device, edits_of, golden, paths, spec, with_extras};
+    use super::super::NvidiaExtras;
+    use super::super::testing::{
+        ALLOC_ID, device, edits_of, edits_with, golden, paths, spec, with_extras,
+    };
     use super::*;
-    use crate::domain::{Contract, ContractKind, ResourceSpec};
+    use crate::domain::{Contract, ContractKind, DeviceNode, ResourceSpec};
 
     fn gpus() -> [Device; 2] {
         let gpu = |uuid: &str, minor: &str, index: &str| {
@@ -166,7 +175,11 @@ mod tests {
             imex_channels: vec![0],
             ..NvidiaOptions::default()
         };
-        let edits = edits_of(&nvidia(options), &[&second, &first]);
+        let extras = NvidiaExtras {
+            channels: vec![DeviceNode::at("/dev/nvidia-caps-imex-channels/channel0")],
+            ..NvidiaExtras::default()
+        };
+        let edits = edits_with(&nvidia(options), &[&second, &first], &extras);
         assert_eq!(golden(&edits), include_str!("golden/nvidia-volume-mounts.json").trim_end());
     }
 
@@ -180,8 +193,8 @@ mod tests {
             ],
             device_id_strategy: DeviceIdStrategy::Index,
             pass_device_specs: true,
-            gdrcopy: true,
-            mofed: true,
+            gdrcopy: Switch::On,
+            mofed: Switch::On,
             imex_channels: vec![0, 3],
             ..NvidiaOptions::default()
         };
@@ -195,13 +208,43 @@ mod tests {
         let [first, _] = gpus();
         let options = NvidiaOptions {
             mps_root: Some("/run/nvidia/mps".into()),
-            gds: true,
+            gds: Switch::On,
             ..NvidiaOptions::default()
         };
         assert_eq!(
             golden(&edits_of(&nvidia(options), &[&first])),
             include_str!("golden/nvidia-mps.json").trim_end()
         );
+    }
+
+    #[test]
+    fn a_feature_is_there_by_the_configuration_or_by_the_node() {
+        use NvidiaFeature::{GdrCopy, Gds, Mofed};
+        let [gpu, _] = gpus();
+        let given = |gdrcopy, gds, mofed, has: &[NvidiaFeature]| {
+            let by = vec![DeviceListStrategy::EnvVar, DeviceListStrategy::CdiCri];
+            let options = NvidiaOptions {
+                device_list_strategy: by,
+                gdrcopy,
+                gds,
+                mofed,
+                ..NvidiaOptions::default()
+            };
+            let features = has.iter().copied().collect();
+            let extras = NvidiaExtras { features, ..NvidiaExtras::default() };
+            let edits = edits_with(&nvidia(options), &[&gpu], &extras);
+            let is_on = |feature: &NvidiaFeature| edits.envs.contains_key(feature.variable());
+            let on: Vec<NvidiaFeature> = NvidiaFeature::ALL.into_iter().filter(is_on).collect();
+            let names = on.iter().map(|on| format!("nvidia.com/{}=all", on.as_str()));
+            assert_eq!(edits.cdi_devices[1..], names.collect::<Vec<_>>());
+            on
+        };
+        let usual = Switch::default();
+        assert_eq!(given(usual, usual, usual, &[]), []);
+        assert_eq!(given(usual, usual, usual, &[GdrCopy, Mofed]), [GdrCopy, Mofed]);
+        let all = [GdrCopy, Gds, Mofed];
+        assert_eq!(given(Switch::Off, usual, Switch::Off, &all), [Gds]);
+        assert_eq!(given(Switch::On, Switch::Off, usual, &[]), [GdrCopy]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! A CDI file for NVIDIA GPUs and MIG instances: their nodes, and what a container needs of the
 //! driver. It has the content of the file that `nvidia-ctk cdi generate` writes.
 //!
+//! Features of the driver (GDRCopy and others) and IMEX channels have files of their own kinds.
+//!
 //! One file has all devices of a kind: a runtime applies the common edits of a file once, and each
 //! hook takes time.
 //!
@@ -21,12 +23,15 @@ use self::common::{common_edits, create_symlinks};
 use self::format::{Edits, Node};
 use super::{attribute, nvidia, unanswerable};
 use crate::domain::{
-    CdiHookProgram, Contract, Device, DeviceIdStrategy, NvidiaDriver, NvidiaOptions, ResourceSpec,
+    CdiHookProgram, Contract, Device, DeviceIdStrategy, DeviceNode, DriverFile, NvidiaDriver,
+    NvidiaFeature, NvidiaOptions, ResourceSpec, Switch,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The name of all devices of a file together.
 pub const ALL: &str = "all";
+/// The class in the names of GPUs and MIG instances.
+const GPU_CLASS: &str = "gpu";
 
 /// A GPU or a MIG instance, as a file defines it.
 #[derive(Debug, Clone)]
@@ -39,6 +44,18 @@ pub struct Gpu {
     links: Vec<String>,
 }
 
+/// What a container gets of NVIDIA's driver by another name than that of a GPU: a feature, or an
+/// IMEX channel.
+#[derive(Debug, Clone)]
+pub struct Extra {
+    /// The name: `all`, or the number of a channel.
+    pub name: String,
+    /// Its nodes.
+    pub nodes: Vec<DeviceNode>,
+    /// Its folders and files.
+    pub files: Vec<DriverFile>,
+}
+
 /// What a file is made from.
 #[expect(missing_debug_implementations, reason = "a function shows nothing")]
 pub struct Input<'a> {
@@ -48,6 +65,8 @@ pub struct Input<'a> {
     pub driver: Option<&'a NvidiaDriver>,
     /// The healthy devices.
     pub gpus: &'a [Gpu],
+    /// What is there beyond GPUs. A kind has GPUs or extras.
+    pub extras: &'a [Extra],
     /// Whether a file of another program defines this qualified name.
     pub is_taken: &'a dyn Fn(&str) -> bool,
     /// Whether a name of the file before stays although its device is not among the healthy ones.
@@ -60,7 +79,24 @@ pub struct Input<'a> {
 /// NVIDIA GPUs.
 #[must_use]
 pub fn kind(spec: &ResourceSpec) -> Option<String> {
-    Some(format!("{}/gpu", options(spec)?.cdi_vendor))
+    Some(format!("{}/{GPU_CLASS}", options(spec)?.cdi_vendor))
+}
+
+/// The kind of the name of a feature, and whether answers have it; `None` if no answer of the
+/// resource has that name.
+#[must_use]
+pub fn feature_kind(spec: &ResourceSpec, feature: NvidiaFeature) -> Option<(String, Switch)> {
+    let options = options(spec)?;
+    let switch = options.switch(feature);
+    let kind = || format!("{}/{}", options.cdi_vendor, feature.as_str());
+    (switch != Switch::Off).then(|| (kind(), switch))
+}
+
+/// The kind of the names of IMEX channels, and the channels in the answers of the resource.
+#[must_use]
+pub fn channels(spec: &ResourceSpec) -> Option<(String, &[u32])> {
+    let options = options(spec).filter(|options| !options.imex_channels.is_empty())?;
+    Some((format!("{}/imex-channel", options.cdi_vendor), &options.imex_channels))
 }
 
 /// The name of the file of a kind.
@@ -74,6 +110,14 @@ pub fn file_name(kind: &str) -> String {
 pub fn name(spec: &ResourceSpec, device: &Device) -> Option<String> {
     let name = nvidia::name(device, options(spec)?.device_id_strategy);
     (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
+}
+
+/// Whether the name of a device may have been that of another one before: the number of a MIG
+/// instance.
+#[must_use]
+pub fn may_move(spec: &ResourceSpec, device: &Device) -> bool {
+    options(spec).is_some_and(|options| options.device_id_strategy == DeviceIdStrategy::Index)
+        && attribute(device, "part") == Some("mig")
 }
 
 /// The definition of a device; `None` if it cannot be named.
@@ -90,11 +134,7 @@ pub fn gpu(
         names.extend(attribute(device, "index").map(str::to_owned));
     }
     names.retain(|name| is_valid(name));
-    let nodes = device.nodes.iter().filter(|node| node_exists(&node.host)).map(|node| Node {
-        path: node.container.clone(),
-        host_path: (node.host != node.container).then(|| node.host.clone()),
-        permissions: "rw".into(),
-    });
+    let nodes = device.nodes.iter().filter(|node| node_exists(&node.host)).map(Node::of);
     let (shared, mut own): (Vec<_>, Vec<_>) =
         nodes.partition(|node| nvidia::SHARED_NODES.contains(&node.path.as_str()));
     let mut links = Vec::new();
@@ -105,7 +145,7 @@ pub fn gpu(
                 if !node_exists(&path) {
                     continue;
                 }
-                own.push(Node { path, host_path: None, permissions: "rw".into() });
+                own.push(Node::of(&DeviceNode::at(path)));
                 let link = format!("/dev/dri/by-path/pci-{}-{kind}", function.address);
                 if node_exists(&link) {
                     links.push(format!("../{name}::{link}"));
@@ -146,7 +186,23 @@ pub fn document(input: &Input<'_>) -> Option<Document> {
         }
     }
     let has_device = devices.keys().any(|name| name != ALL);
-    has_device.then(|| Document::of(input.kind, devices, common))
+    for extra in input.extras.iter().filter(|extra| !is_taken(&extra.name)) {
+        devices.insert(extra.name.clone(), extra.edits());
+    }
+    // The name of all GPUs does not stay alone.
+    let is_extra = input.kind.rsplit_once('/').is_none_or(|(_, class)| class != GPU_CLASS);
+    let is_needed = if is_extra { !devices.is_empty() } else { has_device };
+    is_needed.then(|| Document::of(input.kind, devices, common))
+}
+
+impl Extra {
+    fn edits(&self) -> Edits {
+        Edits {
+            device_nodes: self.nodes.iter().map(Node::of).collect(),
+            mounts: self.files.iter().map(common::read_only).collect(),
+            ..Edits::default()
+        }
+    }
 }
 
 impl Gpu {
@@ -162,8 +218,7 @@ impl Gpu {
 /// The options of a resource whose answers have CDI names.
 fn options(spec: &ResourceSpec) -> Option<&NvidiaOptions> {
     let Contract::Nvidia(options) = &spec.contract else { return None };
-    let is_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
-    is_cdi.then_some(options)
+    options.has_cdi_names().then_some(options)
 }
 
 /// Whether a container may draw with it: a whole GPU, or an instance of a profile for graphics.

@@ -1,6 +1,6 @@
 //! Small values for the tests of the contracts.
 
-use super::{Request, edits};
+use super::{NvidiaExtras, Request, edits};
 use crate::domain::{
     AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceId, DeviceNode, MountSpec,
     PciFunction, ResourceSpec,
@@ -65,7 +65,19 @@ pub(super) fn edits_where(
     devices: &[&Device],
     node_exists: impl Fn(&str) -> bool,
 ) -> ContainerEdits {
-    edits(&Request { spec, devices, alloc_id: &AllocId::new(ALLOC_ID), node_exists: &node_exists })
+    let nvidia = &NvidiaExtras::default();
+    let alloc_id = &AllocId::new(ALLOC_ID);
+    edits(&Request { spec, devices, alloc_id, node_exists: &node_exists, nvidia })
+}
+
+/// The edits of a container on a node that has these parts of NVIDIA's driver.
+pub(super) fn edits_with(
+    spec: &ResourceSpec,
+    devices: &[&Device],
+    nvidia: &NvidiaExtras,
+) -> ContainerEdits {
+    let alloc_id = &AllocId::new(ALLOC_ID);
+    edits(&Request { spec, devices, alloc_id, node_exists: &|_| true, nvidia })
 }
 
 /// The golden form of an answer: this text is the ABI.

@@ -4,8 +4,7 @@
 use super::evidence::{evidence, held_devices, held_nodes, keep_known};
 use super::plan::planned;
 use crate::domain::{
-    Device, DeviceId, Evidence, Grant, Inventory, NvidiaNode, NvmlQuery, NvmlSnapshot, Plan,
-    ResourceName, Unread,
+    Device, DeviceId, Evidence, Grant, Inventory, NvidiaNode, NvmlQuery, NvmlSnapshot, Plan, Unread,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, ReadFailure};
@@ -210,11 +209,10 @@ impl Handler<Rescan> for DiscoveryActor {
         }
         self.scanned_at = Some(host::now().boot);
         let DiscoveryConfig { host_root, plan, grants, nvml, question, .. } = &self.config;
-        let held: BTreeSet<ResourceName> =
-            grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
+        let held = || grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
         let nvml = nvml.borrow().clone();
         let profiles = (&*nvml, nvml.lacks_profile(&question.borrow()));
-        let (plan, warnings) = planned(host_root, plan, profiles, &held);
+        let (plan, warnings) = planned(host_root, plan, profiles, held);
         let (evidence, named) = self.scan(&plan, warnings);
         if let Some(wait) = self.note_unread(&evidence.unread) {
             context.run_later(wait, |_, context| request_scan(&context.address()));

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The plan, with a resource for each existing node, or MIG profile, of the resources with patterns
-/// in their names. Where `/dev` cannot be read, no resource comes or goes. Also returns warnings,
-/// or the read failure.
+/// in their names. Where `/dev` cannot be read, no resource comes or goes. `held` collects the
+/// resources of all grants: it is called only for a plan with patterns. Also returns warnings, or
+/// the read failure.
 pub(super) fn planned(
     root: &HostRoot,
     current: &watch::Sender<Arc<Plan>>,
     (nvml, lacks_profile): (&NvmlSnapshot, bool),
-    held: &BTreeSet<ResourceName>,
+    held: impl FnOnce() -> BTreeSet<ResourceName>,
 ) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
     let plan = current.borrow().clone();
     if plan.patterns.is_empty() {
@@ -25,6 +26,7 @@ pub(super) fn planned(
             Ok(each) => each,
             Err(failure) => return (plan, Err(failure)),
         };
+    let held = held();
     // A resource that only the ledger knows stays until its last id has left the list. That of a
     // MIG profile stays while it is held, and while NVML has not returned all profiles.
     let stays = |spec: &ResourceSpec| {
@@ -73,9 +75,9 @@ mod tests {
         };
         let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
         let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
-        let (nvml, held) = (NvmlSnapshot::empty(), BTreeSet::new());
+        let nvml = NvmlSnapshot::empty();
         let rescan = || {
-            let (planned, warnings) = planned(&root, &plan, (&nvml, false), &held);
+            let (planned, warnings) = planned(&root, &plan, (&nvml, false), BTreeSet::new);
             assert_eq!(planned, *plan.borrow());
             (
                 planned.number,
@@ -105,6 +107,14 @@ mod tests {
     }
 
     #[test]
+    fn grants_are_read_only_for_a_plan_with_patterns() {
+        let plan = watch::Sender::new(Arc::new(Plan { number: 1, ..Plan::default() }));
+        let (root, nvml) = (HostRoot::new("/nonexistent"), NvmlSnapshot::empty());
+        let held = || panic!("no resource depends on the grants");
+        assert_eq!(planned(&root, &plan, (&nvml, false), held).0.number, 1);
+    }
+
+    #[test]
     fn the_resource_of_a_profile_stays_while_it_is_held_or_profiles_are_unknown() {
         let name = ResourceName::for_each_profile("a.b/mig-{mig_profile}").unwrap();
         let pattern = ResourceSpec::new(name, DeviceClass::Gpu);
@@ -114,15 +124,15 @@ mod tests {
         let snapshot = |profiles: &[&str]| {
             let instance = |(gi, profile): (u32, &&str)| {
                 let (uuid, profile) = (format!("MIG-{gi}"), Some((*profile).to_owned()));
-                ((gi, 0), MigInstance { uuid, profile })
+                ((gi, 0), MigInstance { uuid, profile, index: None })
             };
             let instances = (1..).zip(profiles).map(instance).collect();
             let gpu = NvmlGpu { instances, ..NvmlGpu::default() };
             NvmlSnapshot { gpus: [("0000:01:00.0".parse().unwrap(), gpu)].into() }
         };
         let rescan = |profiles: &[&str], lacks_profile: bool, held: &[&str]| {
-            let held = held.iter().map(|name| name.parse().unwrap()).collect();
-            let (planned, _) = planned(&root, &plan, (&snapshot(profiles), lacks_profile), &held);
+            let held = || held.iter().map(|name| name.parse().unwrap()).collect();
+            let (planned, _) = planned(&root, &plan, (&snapshot(profiles), lacks_profile), held);
             let names = planned.specs.iter().map(|spec| spec.name.to_string());
             names.collect::<Vec<_>>().join(" ")
         };

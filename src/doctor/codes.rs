@@ -118,8 +118,16 @@ codes! {
     DRIVER_NOT_BOUND = "driver-not-bound" Warning
         "a device without its driver has no device nodes, and is not offered";
     DRIVER_NODES_ELSEWHERE = "driver-nodes-elsewhere" Note
-        "NVIDIA's toolkit finds these nodes; with `pass_device_specs` a container gets the nodes \
-         of /dev, and a GPU without one is unhealthy (node_missing)";
+        "a container gets these nodes at their usual paths";
+    DRIVER_ROOT = "driver-root" Note
+        "a container gets these libraries at their paths below this root";
+    DRIVER_ROOT_MISSING = "driver-root-missing" Warning
+        "nothing of the driver is searched elsewhere: its GPUs are unhealthy (node_missing), or containers lack its libraries";
+    DRIVER_LIBRARIES_MISSING = "driver-libraries-missing" Warning
+        "the CDI names of GPUs are not defined, and the runtime refuses containers that have one";
+    DRIVER_HOOK_MISSING = "driver-hook-missing" Warning
+        "libraries of the driver are mounted at their names only, and an image of another \
+         distribution may not find them";
     DEVICE_UNHEALTHY = "device-unhealthy" Warning "no new container gets it";
     DEVICE_SUSPECT = "device-suspect" Note "if the symptom persists, the device becomes unhealthy";
     DEVICE_CORDONED = "device-cordoned" Note "an operator cordoned it: no new container gets it";

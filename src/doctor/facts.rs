@@ -42,6 +42,8 @@ pub struct Facts {
     pub cdi: Option<Cdi>,
     /// Whether the programs for MPS are installed where this process finds them.
     pub mps_programs: Option<bool>,
+    /// NVIDIA's driver.
+    pub nvidia: Option<NvidiaFacts>,
     /// The host.
     pub host: Option<HostFacts>,
 }
@@ -66,6 +68,7 @@ impl Facts {
             ledger: None,
             cdi: None,
             mps_programs: None,
+            nvidia: None,
             host: None,
         }
     }
@@ -321,6 +324,27 @@ pub struct Cdi {
     pub crio_dirs: Option<BTreeSet<PathBuf>>,
 }
 
+/// NVIDIA's driver. A root has no slash at its end, and that of the host is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NvidiaFacts {
+    /// The configured roots that do not exist: their key in `[nvidia]`, and the path.
+    pub missing_roots: Vec<(&'static str, String)>,
+    /// Whether `driver_root` is configured.
+    pub is_configured: bool,
+    /// Whether `dev_root` is configured.
+    pub is_dev_configured: bool,
+    /// The root whose `dev` has the driver's nodes; `None` if there are none.
+    pub nodes_root: Option<String>,
+    /// The root of the libraries in use, and their release; `None` if there are none.
+    pub libraries: Option<(String, String)>,
+    /// Why no libraries were found.
+    pub no_libraries: Option<String>,
+    /// Whether NVIDIA's program for hooks of containers is installed.
+    pub has_hook: bool,
+    /// Whether Holdfast defines CDI names of GPUs, which need the libraries and the program.
+    pub needs_files: bool,
+}
+
 /// The host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostFacts {
@@ -331,8 +355,6 @@ pub struct HostFacts {
     pub kernel_log: Option<String>,
     /// Number of IOMMU groups; `None` if sysfs does not show them.
     pub iommu_groups: Option<usize>,
-    /// The directory where a driver container created NVIDIA's device nodes, if `/dev` has none.
-    pub driver_nodes: Option<&'static str>,
     /// Whether VFIO works without an IOMMU (unsafe mode).
     pub is_unsafe: bool,
     /// Whether SELinux is enforcing.

@@ -25,7 +25,7 @@ pub use checks::{CHECKS, Check, examine, resource_of_socket};
 pub use codes::{ALL as CODES, Code, Level};
 pub use facts::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
-    PathState, Process, Requirements, Resource, State, WriteAccess,
+    NvidiaFacts, PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 pub use finding::{Finding, Report};
 pub use gather::{Target, gather, listening_plugins};

@@ -2,7 +2,7 @@
 
 use super::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
-    PathState, Process, Requirements, Resource, State, WriteAccess,
+    NvidiaFacts, PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
@@ -86,11 +86,17 @@ pub(super) fn healthy() -> Facts {
             crio_dirs: None,
         }),
         mps_programs: Some(true),
+        nvidia: Some(NvidiaFacts {
+            nodes_root: Some(String::new()),
+            libraries: Some((String::new(), "580.95.05".into())),
+            has_hook: true,
+            needs_files: true,
+            ..NvidiaFacts::default()
+        }),
         host: Some(HostFacts {
             inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,
             iommu_groups: Some(40),
-            driver_nodes: None,
             is_unsafe: false,
             is_enforcing: true,
         }),

@@ -5,6 +5,7 @@
 //! copy them.
 
 use super::device::DeviceClass;
+use super::nvidia_feature::{NvidiaFeature, Switch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -203,11 +204,11 @@ pub struct NvidiaOptions {
     /// The prefix of the key of the CDI annotation.
     pub cdi_annotation_prefix: String,
     /// `NVIDIA_GDRCOPY=enabled`.
-    pub gdrcopy: bool,
+    pub gdrcopy: Switch,
     /// `NVIDIA_GDS=enabled`.
-    pub gds: bool,
+    pub gds: Switch,
     /// `NVIDIA_MOFED=enabled`.
-    pub mofed: bool,
+    pub mofed: Switch,
     /// IMEX channels for every container.
     pub imex_channels: Vec<u32>,
     /// The directory of the control daemons of MPS, with their pipes and logs; `None` disables MPS.
@@ -228,14 +229,32 @@ impl Default for NvidiaOptions {
             pass_device_specs: false,
             cdi_vendor: "nvidia.com".into(),
             cdi_annotation_prefix: "cdi.k8s.io/".into(),
-            gdrcopy: false,
-            gds: false,
-            mofed: false,
+            gdrcopy: Switch::Auto,
+            gds: Switch::Auto,
+            mofed: Switch::Auto,
             imex_channels: Vec::new(),
             mps_root: None,
             mps_control: MpsControl::Run,
             mps_memory_mib: None,
             mps_thread_percentage: None,
+        }
+    }
+}
+
+impl NvidiaOptions {
+    /// Whether an answer has CDI names.
+    #[must_use]
+    pub fn has_cdi_names(&self) -> bool {
+        self.device_list_strategy.iter().any(|strategy| strategy.is_cdi())
+    }
+
+    /// Whether containers get a feature.
+    #[must_use]
+    pub fn switch(&self, feature: NvidiaFeature) -> Switch {
+        match feature {
+            NvidiaFeature::GdrCopy => self.gdrcopy,
+            NvidiaFeature::Gds => self.gds,
+            NvidiaFeature::Mofed => self.mofed,
         }
     }
 }

@@ -22,7 +22,9 @@ mod inventory;
 pub mod limits;
 mod mps;
 mod nvidia_driver;
+mod nvidia_feature;
 mod nvidia_node;
+mod nvidia_roots;
 mod nvlink;
 mod nvml;
 mod object;
@@ -66,7 +68,9 @@ pub use hook::{
 pub use inventory::{Inventory, Offered, Offering};
 pub use mps::{MPS_CLIENTS_MAX, MpsSetup, MpsState, MpsStates, mps_run_here};
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
+pub use nvidia_feature::{NvidiaFeature, NvidiaFeatures, Switch};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};
+pub use nvidia_roots::NvidiaRoots;
 pub use nvlink::NvLinks;
 pub use nvml::{
     GpuDescription, MigAttributes, MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery,

@@ -4,7 +4,8 @@
 /// container, and paths below [`NvidiaDriver::root`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvidiaDriver {
-    /// The root of the driver on the host: empty for the host's own, or `/run/nvidia/driver`.
+    /// The root of the driver on the host: empty for the host's own, else such as
+    /// `/run/nvidia/driver`.
     pub root: String,
     /// The release, such as `580.95.05`.
     pub version: String,

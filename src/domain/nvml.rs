@@ -79,6 +79,9 @@ pub struct MigInstance {
     /// Its profile, such as `1g.10gb`, `1g.10gb+me` or `1c.3g.40gb`; `None` if NVML has not
     /// returned it.
     pub profile: Option<String>,
+    /// Its number among the instances of its GPU, as NVIDIA's tools count. It may change when an
+    /// instance is created or destroyed. `None` if NVML has not returned it.
+    pub index: Option<u32>,
 }
 
 /// What labels of the node describe of a GPU and the driver's files do not contain. `None`: NVML or
@@ -150,6 +153,19 @@ impl NvmlSnapshot {
     #[must_use]
     pub fn instance(&self, gpu: PciAddress, place: MigPlace) -> Option<&MigInstance> {
         self.gpus.get(&gpu)?.instances.get(&place)
+    }
+
+    /// The number of a MIG instance among those of its GPU, while the GPU has exactly the instances
+    /// that NVML has counted.
+    #[must_use]
+    pub fn index(
+        &self,
+        gpu: PciAddress,
+        place: MigPlace,
+        places: &BTreeSet<MigPlace>,
+    ) -> Option<u32> {
+        let instances = &self.gpus.get(&gpu)?.instances;
+        instances.keys().eq(places).then(|| instances.get(&place)?.index).flatten()
     }
 
     /// The profiles of all MIG instances.
@@ -261,6 +277,7 @@ mod tests {
             let instance = |(uuid, profile): (&str, &str)| MigInstance {
                 uuid: uuid.to_owned(),
                 profile: (!profile.is_empty()).then(|| profile.to_owned()),
+                index: None,
             };
             let instances = names.iter().map(|(place, it)| (*place, instance(*it))).collect();
             NvmlSnapshot { gpus: [(gpu, NvmlGpu { instances, ..NvmlGpu::default() })].into() }
@@ -284,6 +301,27 @@ mod tests {
             before.merged(NvmlSnapshot::default(), &NvmlQuery::new()),
             NvmlSnapshot::default()
         );
+    }
+
+    #[test]
+    fn an_instance_has_its_number_while_no_other_comes_or_goes() {
+        let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
+        let instance = |index| MigInstance { index, ..MigInstance::default() };
+        let instances = [((1, 0), instance(Some(1))), ((2, 0), instance(None))].into();
+        let known =
+            NvmlSnapshot { gpus: [(gpu, NvmlGpu { instances, ..NvmlGpu::default() })].into() };
+        let index =
+            |place, places: &[MigPlace]| known.index(gpu, place, &places.iter().copied().collect());
+        assert_eq!(index((1, 0), &[(1, 0), (2, 0)]), Some(1));
+        assert_eq!(index((2, 0), &[(1, 0), (2, 0)]), None, "NVML has not returned it");
+        assert_eq!(index((1, 0), &[(1, 0)]), None, "one was destroyed");
+        assert_eq!(index((1, 0), &[(1, 0), (2, 0), (3, 0)]), None, "one was created");
+        // A number is not kept beside an answer without one.
+        let query = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0)]))]);
+        let answer = instance(None);
+        let gpus = [(gpu, NvmlGpu { instances: [((1, 0), answer)].into(), ..NvmlGpu::default() })];
+        let after = known.merged(NvmlSnapshot { gpus: gpus.into() }, &query);
+        assert_eq!(after.instance(gpu, (1, 0)).unwrap().index, None);
     }
 
     #[test]

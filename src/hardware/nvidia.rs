@@ -22,8 +22,8 @@ use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
 use crate::domain::{
-    Device, DeviceClass, DeviceNode, MigInstance, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot,
-    PciAddress, PciFunction,
+    Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress,
+    PciFunction,
 };
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,12 +57,16 @@ pub(super) fn facts(
     facts
         .nodes
         .extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
-    facts.nodes.iter_mut().for_each(|node| find_below_driver_root(root, node));
+    facts.nodes.iter_mut().for_each(|node| place(root, node));
     facts.note("model", model);
     if let Some(minor) = &minor {
-        cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| {
-            nvml.instance(function.address, place)
-        });
+        let gpu = CutGpu {
+            address: function.address,
+            minor,
+            uuid: uuid.as_deref(),
+            index: gpus.index(function.address),
+        };
+        cut_into_instances(root, &mut facts, &gpu, nvml);
     }
     if facts.parts_are.is_none() && nvml.is_in_mig_mode(function.address) {
         facts.cut("mig", Vec::new());
@@ -81,17 +85,13 @@ pub(super) fn facts(
     facts
 }
 
-/// The root of a driver that runs in a container: its nodes are there and not in the host's `/dev`.
-/// NVIDIA's GPU operator mounts the container's root at this path.
-pub(super) const DRIVER_ROOT: &str = "/run/nvidia/driver";
-
-/// Uses the node of the driver's container if the host lacks it. The container of a pod gets it at
-/// the usual path.
-fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
-    let below = format!("{DRIVER_ROOT}{}", node.host);
-    if !root.node_exists(&node.host) && root.node_exists(&below) {
-        node.host = below;
-    }
+/// Finds a node of `/dev` on the host: a driver in a container makes its nodes below the root of
+/// that container. The container of a pod gets it at the usual path.
+pub(super) fn place(root: &HostRoot, node: &mut DeviceNode) {
+    let below = |of: &str| format!("{of}{}", node.host);
+    let roots = root.nvidia().of_nodes();
+    let found = roots.into_iter().map(below).find(|path| root.node_exists(path));
+    node.host = found.unwrap_or_else(|| below(root.nvidia().of_missing_nodes()));
 }
 
 /// Warnings for the operator about GPUs in MIG mode without a usable instance, one sentence each.
@@ -241,22 +241,24 @@ fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
         .collect()
 }
 
-/// Cuts a GPU with GPU instances into its compute instances: only these can be used. The last
-/// argument returns NVML's UUID of an instance.
-fn cut_into_instances<'a>(
-    root: &HostRoot,
-    facts: &mut Facts,
-    minor: &str,
-    uuid: Option<&str>,
-    instance_at: impl Fn(MigPlace) -> Option<&'a MigInstance>,
-) {
+/// A GPU that may be cut into instances.
+struct CutGpu<'a> {
+    address: PciAddress,
+    minor: &'a str,
+    uuid: Option<&'a str>,
+    index: Option<usize>,
+}
+
+/// Cuts a GPU with GPU instances into its compute instances: only these can be used.
+fn cut_into_instances(root: &HostRoot, facts: &mut Facts, gpu: &CutGpu<'_>, nvml: &NvmlSnapshot) {
+    let CutGpu { address, minor, uuid, index } = *gpu;
     let dir = mig_folder(minor);
     let instances = numbered(root, &dir, "gi");
     if instances.is_empty() {
         return;
     }
     let minors = root.read("proc/driver/nvidia-caps/mig-minors").unwrap_or_default();
-    let by_place = names_by_place(root);
+    let (by_place, places) = (names_by_place(root), places(root, minor));
     let mut parts = Vec::new();
     for gi in instances {
         let capability = |path: &str| {
@@ -283,12 +285,16 @@ fn cut_into_instances<'a>(
             let caps = [&gi_cap, &ci_cap]
                 .map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}")));
             instance.nodes.extend(caps.map(|mut node| {
-                find_below_driver_root(root, &mut node);
+                place(root, &mut node);
                 node
             }));
             let of_its_place =
                 || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
-            let known = gi.parse().ok().zip(ci.parse().ok()).and_then(&instance_at);
+            let place: Option<MigPlace> = gi.parse().ok().zip(ci.parse().ok());
+            let known = place.and_then(|place| nvml.instance(address, place));
+            let number = place.and_then(|place| nvml.index(address, place, &places));
+            // As NVIDIA's tools and plugin count: the GPU, and its instance.
+            instance.note("index", index.zip(number).map(|(gpu, own)| format!("{gpu}:{own}")));
             instance.note("uuid", known.map(|it| it.uuid.clone()).or_else(of_its_place));
             instance.note("mig_profile", known.and_then(|it| it.profile.as_deref()));
             instance.note("model", facts.attributes.get("model"));
@@ -338,6 +344,7 @@ mod tests {
     use super::super::disks::Disks;
     use super::super::testing::{device, function, write};
     use super::*;
+    use crate::domain::{MigInstance, NvidiaRoots};
     use std::fs;
 
     fn gpu() -> PciFunction {
@@ -482,6 +489,32 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_those_of_the_configured_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let information = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", information);
+        for node in
+            ["dev/nvidia2", "dev/nvidiactl", "run/nvidia/driver/dev/nvidiactl", "x/dev/nvidia2"]
+        {
+            write(dir.path(), node, "");
+        }
+        let hosts = |driver: Option<&str>, dev: Option<&str>| {
+            let [driver, dev] = [driver, dev].map(|root| root.map(str::to_owned));
+            let root = HostRoot::new(dir.path()).with_nvidia(&NvidiaRoots { driver, dev });
+            let nodes = facts(&root, &gpu(), &NvmlSnapshot::default()).nodes;
+            let required: Vec<DeviceNode> =
+                nodes.into_iter().filter(|node| node.required).collect();
+            assert!(required.iter().all(|node| node.container.starts_with("/dev/nvidia")));
+            required.into_iter().map(|node| node.host).collect::<Vec<_>>()
+        };
+        assert_eq!(hosts(None, None), ["/dev/nvidia2", "/dev/nvidiactl"]);
+        assert_eq!(hosts(Some("/x"), None), ["/x/dev/nvidia2", "/dev/nvidiactl"]);
+        assert_eq!(hosts(Some("/x"), Some("")), ["/dev/nvidia2", "/dev/nvidiactl"]);
+        // A node that is missing there is missing.
+        assert_eq!(hosts(None, Some("/x")), ["/x/dev/nvidia2", "/x/dev/nvidiactl"]);
+    }
+
+    #[test]
     fn only_old_drivers_name_an_instance_by_its_place() {
         let dir = tempfile::tempdir().unwrap();
         write(
@@ -553,13 +586,27 @@ mod tests {
         assert_eq!(wanted, [(cut, of_cut), (unused, NvmlGpuQuery::names([]))].into());
 
         let mut nvml = NvmlSnapshot::default();
-        nvml.gpus
-            .entry(cut)
-            .or_default()
-            .instances
-            .insert((13, 0), MigInstance { uuid: "MIG-a".into(), profile: Some("1g.10gb".into()) });
+        let instance = |uuid: &str, index| MigInstance {
+            uuid: uuid.into(),
+            profile: Some("1g.10gb".into()),
+            index: Some(index),
+        };
+        let known = &mut nvml.gpus.entry(cut).or_default().instances;
+        known.insert((13, 0), instance("MIG-a", 2));
         nvml.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
+        let cut_address = cut;
         let cut = facts(&root, &gpu(), &nvml);
+        let numbers = |cut: &Facts| -> Vec<Option<String>> {
+            let number = |part: &Part| part.facts.attributes.get("index").map(str::to_owned);
+            cut.parts.iter().map(number).collect()
+        };
+        assert_eq!(numbers(&cut), [None, None, None], "NVML has not counted all of them");
+        let mut all = nvml.clone();
+        let known = &mut all.gpus.entry(cut_address).or_default().instances;
+        known.insert((1, 0), instance("MIG-b", 0));
+        known.insert((1, 1), instance("MIG-c", 1));
+        let places = ["0:0", "0:1", "0:2"].map(|number| Some(number.to_owned()));
+        assert_eq!(numbers(&facts(&root, &gpu(), &all)), places);
         let uuids: Vec<_> =
             cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
         assert_eq!(uuids, [None, None, Some("MIG-a")]);

@@ -102,7 +102,8 @@ pub fn nvidia_driver(
 ) -> Result<Option<NvidiaDriver>, ReadFailure> {
     let root = &root.recording();
     let loaded = nvidia::driver_version(root);
-    let mut found: Vec<Libraries> = ["", nvidia::DRIVER_ROOT]
+    let roots = root.nvidia().of_driver();
+    let mut found: Vec<Libraries> = roots
         .into_iter()
         .filter_map(|below| Libraries::find(root, below, loaded.as_deref()))
         .collect();
@@ -114,6 +115,23 @@ pub fn nvidia_driver(
     match root.take_failures().into_iter().next() {
         Some(failure) => Err(failure),
         None => Ok(driver),
+    }
+}
+
+/// Why no driver was found, in words.
+#[must_use]
+pub fn no_nvidia_driver(root: &HostRoot) -> String {
+    match root.nvidia().driver.as_deref().filter(|driver| !driver.is_empty()) {
+        Some(driver) if !root.is_dir(driver) => {
+            format!("`nvidia.driver_root` {driver} does not exist on the host")
+        }
+        Some(driver) => format!(
+            "the usual folders below `nvidia.driver_root` {driver} have no libcuda.so or \
+             libnvidia-ml.so of NVIDIA's driver"
+        ),
+        None => "NVIDIA's driver is not installed in the usual folders of the host; set \
+             `nvidia.driver_root` to its root"
+            .into(),
     }
 }
 
@@ -132,14 +150,14 @@ impl Folder {
 /// The folders of a root with libraries of the driver.
 struct Libraries {
     /// The root of the driver on the host; empty for the host itself.
-    below: &'static str,
+    below: String,
     root: HostRoot,
     release: String,
     folders: Vec<Folder>,
 }
 
 impl Libraries {
-    fn find(host: &HostRoot, below: &'static str, loaded: Option<&str>) -> Option<Self> {
+    fn find(host: &HostRoot, below: &str, loaded: Option<&str>) -> Option<Self> {
         let root = host.rooted_at(below);
         let usual = LIBRARY_FOLDERS.iter().filter_map(|folder| root.real_folder(folder));
         let mut folders = read_once(&root, usual);
@@ -147,7 +165,7 @@ impl Libraries {
             folders = read_once(&root, cached_folders(&root).into_iter());
             release(&folders, loaded)
         })?;
-        Some(Libraries { below, root, release, folders })
+        Some(Libraries { below: below.to_owned(), root, release, folders })
     }
 
     fn driver(self, host: &HostRoot) -> NvidiaDriver {
@@ -161,7 +179,7 @@ impl Libraries {
             }
         }
         NvidiaDriver {
-            root: self.below.to_owned(),
+            root: self.below.clone(),
             libraries,
             files,
             sockets: self.sockets(),

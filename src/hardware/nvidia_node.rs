@@ -107,7 +107,8 @@ mod tests {
             instances: [((9, 0), size)].into(),
             ..GpuDescription::default()
         };
-        let instance = MigInstance { uuid: "MIG-1".into(), profile: Some("1g.10gb".into()) };
+        let instance =
+            MigInstance { uuid: "MIG-1".into(), profile: Some("1g.10gb".into()), index: Some(0) };
         let cut = NvmlGpu {
             uuid: Some("GPU-1".into()),
             instances: [((9, 0), instance)].into(),

@@ -34,18 +34,9 @@ use std::path::PathBuf;
 /// The library's name for the loader.
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// The directories of the library, below the root of the host. The order is: a driver in a
-/// container, distributions, a read-only system.
-const FOLDERS: [&str; 8] = [
-    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-    "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
-    "run/nvidia/driver/usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-    "home/kubernetes/bin/nvidia/lib64",
-];
+/// The directories of the library, below a root of the driver.
+const FOLDERS: [&str; 5] =
+    ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64"];
 
 /// The result of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -91,13 +82,24 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
         NvmlLibrary::Off => Vec::new(),
         NvmlLibrary::At(path) => vec![path.clone()],
         NvmlLibrary::Auto => {
-            // The loader's library comes first: it fits this process.
-            let own = root.is_live().then(|| PathBuf::from(NAME));
-            let below = FOLDERS
-                .iter()
-                .map(|folder| format!("{folder}/{NAME}"))
-                .filter(|path| root.exists(path));
-            own.into_iter().chain(below.map(|path| root.path(&path))).collect()
+            let roots = root.nvidia().of_driver();
+            // The loader's library comes first: it fits this process. It is that of the host.
+            let own = (root.is_live() && roots.contains(&"")).then(|| PathBuf::from(NAME));
+            let mut found: Vec<PathBuf> = own.into_iter().collect();
+            // A driver in a container is not beside a working one of the host.
+            for below in roots.into_iter().rev() {
+                let inside = root.rooted_at(below);
+                let paths = FOLDERS.iter().filter_map(|folder| {
+                    // Links are followed inside the driver's root.
+                    Some(inside.path(&inside.installed(&format!("{folder}/{NAME}"))?.path))
+                });
+                for path in paths {
+                    if !found.contains(&path) {
+                        found.push(path);
+                    }
+                }
+            }
+            found
         }
     }
 }
@@ -153,6 +155,13 @@ fn query_library(
         };
         let mut gpu = NvmlGpu::default();
         let mut sizes = Ok(BTreeMap::new());
+        let numbers = if instances.is_empty() { Ok(BTreeMap::new()) } else { numbers(&device) };
+        let numbers = numbers.unwrap_or_else(|error| {
+            answer.incomplete.get_or_insert_with(|| {
+                format!("the numbers of the MIG instances of {address}: {error}")
+            });
+            BTreeMap::new()
+        });
         for (gi, ci) in instances {
             let whole = uuid.as_deref().unwrap_or_default();
             match nvml
@@ -167,7 +176,8 @@ fn query_library(
                         Ok(sizes)
                     });
                     let profile = name.as_deref().and_then(profile_in).map(str::to_owned);
-                    gpu.instances.insert((*gi, *ci), MigInstance { uuid, profile });
+                    let index = numbers.get(&uuid).copied();
+                    gpu.instances.insert((*gi, *ci), MigInstance { uuid, profile, index });
                 }
                 Err(error) => drop(answer.failed.get_or_insert_with(|| {
                     format!("the MIG instance {gi}/{ci} of {address}: {error}")
@@ -210,6 +220,29 @@ fn query_library(
         }
     }
     Ok(answer)
+}
+
+/// The MIG instances of a GPU by their UUIDs, with the numbers by which NVML counts them. Numbers
+/// without an instance are skipped: NVIDIA's plugin has the same numbers
+/// (`nvmlDeviceGetMigDeviceHandleByIndex`, go-nvlib's `VisitMigDevices`).
+#[cfg(feature = "nvml")]
+fn numbers(
+    device: &nvml_wrapper::Device<'_>,
+) -> Result<BTreeMap<String, u32>, nvml_wrapper::error::NvmlError> {
+    use nvml_wrapper::error::NvmlError::NotFound;
+
+    let count = known(device.mig_device_count())?.unwrap_or_default();
+    let mut numbers = BTreeMap::new();
+    for number in 0..count.min(INSTANCES_MAX) {
+        match device.mig_device_by_index(number) {
+            Err(NotFound) => {}
+            instance => {
+                let Some(instance) = known(instance)? else { continue };
+                numbers.insert(instance.uuid()?, number);
+            }
+        }
+    }
+    Ok(numbers)
 }
 
 /// What labels describe of a GPU.
@@ -263,6 +296,11 @@ fn profile_in(name: &str) -> Option<&str> {
     is_profile.then_some(profile)
 }
 
+/// More MIG instances than any GPU has: seven slices, each with one compute instance for each
+/// multiprocessor slice.
+#[cfg(feature = "nvml")]
+const INSTANCES_MAX: u32 = 64;
+
 /// More links than any GPU has: Blackwell's have 18.
 #[cfg(feature = "nvml")]
 const LINKS_MAX: u32 = 36;
@@ -314,5 +352,38 @@ fn known<T>(
         Ok(value) => Ok(Some(value)),
         Err(NotSupported | InvalidArg | FailedToLoadSymbol(_) | UnexpectedVariant(_)) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::NvidiaRoots;
+    use std::fs;
+
+    #[test]
+    fn the_library_is_searched_in_the_roots_of_the_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gke, container) = ("home/kubernetes/bin/nvidia", "run/nvidia/driver");
+        let folders = ["usr/lib64", &format!("{gke}/lib64"), &format!("{container}/usr/lib64")];
+        for folder in folders {
+            fs::create_dir_all(dir.path().join(folder)).unwrap();
+            fs::write(dir.path().join(folder).join(NAME), "").unwrap();
+        }
+        // A link of a container leads to its own root.
+        std::os::unix::fs::symlink("/usr/lib64", dir.path().join(container).join("lib64")).unwrap();
+        let found = |driver: Option<&str>| -> Vec<String> {
+            let roots = NvidiaRoots { driver: driver.map(str::to_owned), dev: None };
+            let root = HostRoot::new(dir.path()).with_nvidia(&roots);
+            let found = candidates(&root, &NvmlLibrary::Auto).into_iter();
+            let path = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().display().to_string();
+            found.map(path).collect()
+        };
+        let [host, of_gke, of_container] = folders.map(|folder| format!("{folder}/{NAME}"));
+        assert_eq!(found(None), [&*of_gke, &of_container, &host]);
+        assert_eq!(found(Some("")), [&*host]);
+        assert_eq!(found(Some(&format!("/{container}"))), [&*of_container]);
+        assert_eq!(found(Some(&format!("/{gke}"))), [&*of_gke]);
+        assert_eq!(found(Some("/nothing")), Vec::<String>::new());
     }
 }

@@ -13,11 +13,13 @@ pub use self::nodes::{HostNode, Listings};
 use super::failure::{Failures, ReadFailure, call, is_absence, is_dir};
 use super::folder::Folder;
 use super::text::{read_bounded, text_of};
+use crate::domain::NvidiaRoots;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The longest list that is read whole: a list of ten thousand mounts has a fifth of it.
 const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -27,6 +29,7 @@ pub struct HostRoot {
     pub(super) root: PathBuf,
     pub(super) live: bool,
     pub(super) failures: Failures,
+    pub(super) nvidia: Arc<NvidiaRoots>,
 }
 
 impl HostRoot {
@@ -40,7 +43,19 @@ impl HostRoot {
             // A captured tree is always readable.
             Err(error) => !is_absence(&error),
         };
-        HostRoot { root, live, failures: Failures::default() }
+        HostRoot { root, live, failures: Failures::default(), nvidia: Arc::default() }
+    }
+
+    /// The same root, with these roots of NVIDIA's driver below it.
+    #[must_use]
+    pub fn with_nvidia(self, roots: &NvidiaRoots) -> Self {
+        HostRoot { nvidia: Arc::new(roots.clone()), ..self }
+    }
+
+    /// The roots of NVIDIA's driver.
+    #[must_use]
+    pub fn nvidia(&self) -> &NvidiaRoots {
+        &self.nvidia
     }
 
     /// The same root with its own record of failed reads.

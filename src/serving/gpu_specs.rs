@@ -5,15 +5,19 @@
 //! Allocate writes them too if a name of its answer is missing. Nothing is known of an unhealthy
 //! device, so it keeps its definition, and so does a held one.
 
+use super::nvidia_features::by_node;
 use crate::config::import::cdi_names;
 use crate::contract::{cdi::FILE_PREFIX, nvidia_cdi};
-use crate::domain::{Device, Inventory, NvidiaDriver, ResourceSpec};
-use crate::hardware::{KnownHook, nvidia_driver};
+use crate::domain::{
+    Device, DeviceNode, DriverFile, Inventory, NvidiaDriver, NvidiaFeature, ResourceSpec, Switch,
+};
+use crate::hardware::{self, KnownHook, nvidia_driver};
 use crate::host::{HostRoot, SpecFolder, Stamp, read_bounded};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
 
 /// The other directory of runtimes. Its files count less than those of ours, but they are an
 /// operator's.
@@ -29,6 +33,7 @@ pub struct GpuSpecs {
     directories: [PathBuf; 2],
     root: HostRoot,
     state: Mutex<State>,
+    problem: watch::Sender<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +44,8 @@ struct State {
     /// The names of other programs' files.
     others: BTreeMap<PathBuf, (Stamp, BTreeSet<String>)>,
     hook: KnownHook,
-    /// The last warning, so that it is logged once.
-    warned: Option<String>,
+    /// Whether a file of another program, or their folder, could not be read.
+    is_unread: bool,
 }
 
 impl State {
@@ -58,6 +63,7 @@ impl GpuSpecs {
             directories: [directory.to_owned(), etc],
             root,
             state: Mutex::default(),
+            problem: watch::Sender::default(),
         }
     }
 
@@ -65,6 +71,12 @@ impl GpuSpecs {
     #[must_use]
     pub fn directories(&self) -> [PathBuf; 2] {
         self.directories.clone()
+    }
+
+    /// Why containers lack a part of NVIDIA's driver; `None` while they lack none.
+    #[must_use]
+    pub fn problem(&self) -> watch::Receiver<Option<String>> {
+        self.problem.subscribe()
     }
 
     /// Whether a resource of the inventory needs these files.
@@ -81,12 +93,14 @@ impl GpuSpecs {
         state.written.keys().map(|kind| nvidia_cdi::file_name(kind)).collect()
     }
 
-    /// Writes the files for the inventory. Definitions of `held` names stay.
-    pub fn update(&self, inventory: &Inventory, held: &BTreeSet<String>) {
+    /// Writes the files for the inventory. Definitions of `held` names stay. Returns whether every
+    /// file of other programs was read.
+    pub fn update(&self, inventory: &Inventory, held: &BTreeSet<String>) -> bool {
         let mut state = self.state();
         if let Err(error) = self.write(&mut state, inventory, &|name| held.contains(name)) {
             tracing::error!(%error, "cannot write a file that containers need");
         }
+        !state.is_unread
     }
 
     /// Ensures that the names of these devices in an answer are defined. What cannot be defined is
@@ -98,12 +112,15 @@ impl GpuSpecs {
         inventory: &Inventory,
     ) -> io::Result<()> {
         let Some(kind) = nvidia_cdi::kind(spec) else { return Ok(()) };
-        let names: Vec<String> =
-            devices.filter_map(|device| nvidia_cdi::name(spec, device)).collect();
+        let mut may_move = false;
+        let names: Vec<String> = devices
+            .inspect(|device| may_move |= nvidia_cdi::may_move(spec, device))
+            .filter_map(|device| nvidia_cdi::name(spec, device))
+            .collect();
         let mut state = self.state();
         self.load(&mut state);
         let is_taken = |name: &String| state.is_taken(&format!("{kind}={name}"));
-        if let Some((document, text)) = state.written.get(&kind)
+        if let Some((document, text)) = state.written.get(&kind).filter(|_| !may_move)
             && names.iter().all(|name| document.defines(name) || is_taken(name))
         {
             return self.own.ensure(&nvidia_cdi::file_name(&kind), text);
@@ -112,6 +129,25 @@ impl GpuSpecs {
             return Ok(());
         }
         self.write(&mut state, inventory, &|_| true)
+    }
+
+    /// Whether a runtime finds the definition of a name beyond GPUs. It is written if it is missing.
+    pub(super) fn defines(&self, kind: &str, name: &str, inventory: &Inventory) -> bool {
+        let mut state = self.state();
+        self.load(&mut state);
+        let own = |state: &State| {
+            let written = state.written.get(kind).filter(|(document, _)| document.defines(name));
+            let file = nvidia_cdi::file_name(kind);
+            written.map(|(_, text)| self.own.ensure(&file, text).is_ok())
+        };
+        let qualified = format!("{kind}={name}");
+        if state.is_taken(&qualified) {
+            return true;
+        }
+        own(&state).unwrap_or_else(|| {
+            let is_written = self.write(&mut state, inventory, &|_| true).is_ok();
+            is_written && (state.is_taken(&qualified) || own(&state) == Some(true))
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -147,21 +183,27 @@ impl GpuSpecs {
         let driver = if wanted.values().any(|wanted| !wanted.gpus.is_empty()) {
             self.driver(state, &wanted)
         } else {
+            self.report(None);
             None
         };
-        let kinds: BTreeSet<String> = wanted.keys().chain(state.written.keys()).cloned().collect();
-        let none = Wanted::default();
+        let extras = self.extras(inventory);
+        let kinds: BTreeSet<String> =
+            wanted.keys().chain(extras.keys()).chain(state.written.keys()).cloned().collect();
+        let (none, no_extras) = (Wanted::default(), Extras::default());
         let mut result = Ok(());
         for kind in kinds {
             let wanted = wanted.get(&kind).unwrap_or(&none);
+            let extras = extras.get(&kind).unwrap_or(&no_extras);
             let is_kept = |name: &str| {
                 let is_all = name == nvidia_cdi::ALL && !wanted.listed.is_empty();
-                is_all || wanted.listed.contains(name) || is_held(&format!("{kind}={name}"))
+                let is_known = is_all || wanted.listed.contains(name) || extras.is_unread;
+                is_known || is_held(&format!("{kind}={name}"))
             };
             let document = nvidia_cdi::document(&nvidia_cdi::Input {
                 kind: &kind,
                 driver: driver.as_ref(),
                 gpus: &wanted.gpus,
+                extras: &extras.present,
                 is_taken: &|name| state.is_taken(name),
                 is_kept: &is_kept,
                 before: state.written.get(&kind).map(|(document, _)| document),
@@ -206,6 +248,42 @@ impl GpuSpecs {
         wanted
     }
 
+    /// What the node has beyond GPUs, by kind.
+    fn extras(&self, inventory: &Inventory) -> BTreeMap<String, Extras> {
+        let root = self.root.recording();
+        let mut extras: BTreeMap<String, Extras> = BTreeMap::new();
+        let mut features = None;
+        let specs = inventory.resources.values().map(|offering| &offering.spec);
+        for spec in specs.filter(|spec| nvidia_cdi::kind(spec).is_some()) {
+            for feature in NvidiaFeature::ALL {
+                let Some((kind, switch)) = nvidia_cdi::feature_kind(spec, feature) else {
+                    continue;
+                };
+                let of_node = features.get_or_insert_with(|| by_node(&root, inventory));
+                let is_on = switch == Switch::On || of_node.contains(&feature);
+                let of_kind = extras.entry(kind).or_default();
+                let nodes =
+                    if is_on { hardware::nvidia_feature_nodes(&root, feature) } else { Vec::new() };
+                let files = match feature {
+                    NvidiaFeature::Gds if !nodes.is_empty() => hardware::gds_files(&root),
+                    _ => Vec::new(),
+                };
+                of_kind.add(nvidia_cdi::ALL, nodes, files);
+            }
+            let Some((kind, channels)) = nvidia_cdi::channels(spec) else { continue };
+            let of_kind = extras.entry(kind).or_default();
+            for channel in channels {
+                let node = hardware::imex_channel(&root, *channel);
+                let nodes = if root.node_exists(&node.host) { vec![node] } else { Vec::new() };
+                of_kind.add(&channel.to_string(), nodes, Vec::new());
+            }
+        }
+        // What cannot be read is not absent.
+        let is_unread = !root.take_failures().is_empty();
+        extras.values_mut().for_each(|of_kind| of_kind.is_unread = is_unread);
+        extras
+    }
+
     /// The installed driver, with a warning if a container would lack something.
     fn driver(&self, state: &mut State, wanted: &BTreeMap<String, Wanted>) -> Option<NvidiaDriver> {
         let found = nvidia_driver(&self.root, &mut state.hook);
@@ -216,33 +294,50 @@ impl GpuSpecs {
         let warning = match (&found, undefined) {
             (_, None) => None,
             (Err(failure), Some(name)) => Some(format!("{name} is not defined: {failure}")),
-            (Ok(None), Some(name)) => Some(format!(
-                "no CDI file defines {name}, and NVIDIA's driver is not installed in the usual folders of the host"
-            )),
+            (Ok(None), Some(name)) => {
+                let why = hardware::no_nvidia_driver(&self.root);
+                Some(format!("no CDI file defines {name}, and {why}"))
+            }
             (Ok(Some(driver)), Some(_)) => driver.hook.is_none().then(|| {
                 "nvidia-cdi-hook is not installed: libraries of NVIDIA's driver are mounted at their names only, \
                  and an image of another distribution may not find them"
                     .to_owned()
             }),
         };
-        if let Some(warning) = warning.as_ref().filter(|_| state.warned != warning) {
-            tracing::warn!("{warning}");
-        }
-        state.warned = warning;
+        self.report(warning);
         found.ok().flatten()
+    }
+
+    /// Publishes a problem, and logs each once.
+    fn report(&self, problem: Option<String>) {
+        self.problem.send_if_modified(|known| {
+            let is_news = *known != problem;
+            if let Some(problem) = problem.as_ref().filter(|_| is_news) {
+                tracing::warn!("{problem}");
+            }
+            *known = problem;
+            is_news
+        });
     }
 
     /// Reads the files of other programs. What cannot be read defines the names that it defined
     /// before (I12), and is read again at the next pass.
     fn read_others(&self, state: &mut State) {
-        let (Ok(own), Ok(etc)) = (self.own.others(), self.etc.others()) else { return };
+        let (Ok(own), Ok(etc)) = (self.own.others(), self.etc.others()) else {
+            state.is_unread = true;
+            return;
+        };
+        state.is_unread = false;
         let mut before = std::mem::take(&mut state.others);
         for other in own.into_iter().chain(etc) {
             let known = match before.remove(&other.path) {
                 Some(known) if known.0 == other.stamp => Some(known),
                 former => match read_bounded(&other.path, BYTES_MAX) {
                     Ok(text) => Some((other.stamp, cdi_names(&String::from_utf8_lossy(&text)))),
-                    Err(_) => former,
+                    Err(_) => {
+                        state.is_unread = true;
+                        former
+                    }
                 },
             };
             state.others.extend(known.map(|known| (other.path, known)));
@@ -260,12 +355,29 @@ struct Wanted {
     listed: BTreeSet<String>,
 }
 
+/// What is there beyond GPUs of a kind.
+#[derive(Default)]
+struct Extras {
+    present: Vec<nvidia_cdi::Extra>,
+    /// Whether something could not be read: then the definitions before stay.
+    is_unread: bool,
+}
+
+impl Extras {
+    /// Adds a name with nodes, once.
+    fn add(&mut self, name: &str, nodes: Vec<DeviceNode>, files: Vec<DriverFile>) {
+        if !nodes.is_empty() && !self.present.iter().any(|extra| extra.name == name) {
+            self.present.push(nvidia_cdi::Extra { name: name.to_owned(), nodes, files });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::{
         Contract, ContractKind, DeviceClass, DeviceId, DeviceIdStrategy, DeviceListStrategy,
-        DeviceNode, Health, NvidiaOptions, Offered, Offering, PciFunction, Reason,
+        Health, NvidiaOptions, NvidiaRoots, Offered, Offering, PciFunction, Reason,
     };
     use proptest::prelude::*;
     use serde_json::Value;
@@ -298,6 +410,7 @@ mod tests {
     struct Setup {
         dir: tempfile::TempDir,
         options: NvidiaOptions,
+        roots: NvidiaRoots,
     }
 
     impl Setup {
@@ -308,7 +421,7 @@ mod tests {
                 device_list_strategy: vec![DeviceListStrategy::CdiCri],
                 ..NvidiaOptions::default()
             };
-            let setup = Setup { dir, options };
+            let setup = Setup { dir, options, roots: NvidiaRoots::default() };
             for file in files {
                 setup.write(&format!("{root}/{file}"), "");
             }
@@ -342,7 +455,8 @@ mod tests {
         fn specs(&self) -> GpuSpecs {
             let cdi = self.dir.path().join("cdi");
             let own = Arc::new(SpecFolder::new(&cdi, FILE_PREFIX));
-            GpuSpecs::new(own, &cdi, HostRoot::new(self.dir.path().join("host")))
+            let root = HostRoot::new(self.dir.path().join("host")).with_nvidia(&self.roots);
+            GpuSpecs::new(own, &cdi, root)
         }
 
         /// A GPU, and a MIG instance of another one.
@@ -411,23 +525,23 @@ mod tests {
         let setup = Setup::new("", &DRIVER);
         let (specs, inventory) = (setup.specs(), setup.inventory(Health::Healthy));
         let defines_gpu = || {
-            specs.update(&inventory, &held(&[]));
-            setup.names().contains(&"GPU-1".to_owned())
+            let was_read = specs.update(&inventory, &held(&[]));
+            (setup.names().contains(&"GPU-1".to_owned()), was_read)
         };
         setup.other("host/etc/cdi", "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n");
-        assert!(!defines_gpu(), "another file does");
+        assert_eq!(defines_gpu(), (false, true), "another file does");
         let (folder, file) = (
             setup.dir.path().join("host/etc/cdi"),
             setup.dir.path().join("host/etc/cdi/nvidia.yaml"),
         );
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
-        assert!(!defines_gpu(), "the file cannot be read");
+        assert_eq!(defines_gpu(), (false, false), "the file cannot be read");
         fs::remove_dir_all(&folder).unwrap();
         fs::write(&folder, "").unwrap();
-        assert!(!defines_gpu(), "the folder cannot be read");
+        assert_eq!(defines_gpu(), (false, false), "the folder cannot be read");
         fs::remove_file(&folder).unwrap();
-        assert!(defines_gpu(), "no file defines it any longer");
+        assert_eq!(defines_gpu(), (true, true), "no file defines it any longer");
     }
 
     #[test]
@@ -454,6 +568,93 @@ mod tests {
         setup.write("proc/driver/nvidia/version", version);
         setup.specs().update(&setup.inventory(Health::Healthy), &held(&[]));
         golden("nvidia-cdi-spec-container.json", &setup.text().unwrap());
+    }
+
+    #[test]
+    fn a_configured_root_is_the_only_one() {
+        const GKE: &str = "home/kubernetes/bin/nvidia";
+        let files = ["lib64/libcuda.so.535.1.2", "lib64/libnvidia-ml.so.535.1.2", "bin/nvidia-smi"];
+        let mut setup = Setup::new(GKE, &files);
+        // The host has a driver too.
+        setup.write(&format!("{LIB}/libcuda.so.580.95.05"), "");
+        let mounts = |setup: &Setup| -> Option<Vec<(String, String)>> {
+            let specs = setup.specs();
+            specs.update(&setup.inventory(Health::Healthy), &held(&[]));
+            let edits = setup.document()?["containerEdits"].clone();
+            let path = |mount: &Value, key: &str| mount[key].as_str().unwrap().to_owned();
+            let mounts = edits["mounts"].as_array().cloned().unwrap_or_default();
+            let both = |mount: &Value| (path(mount, "hostPath"), path(mount, "containerPath"));
+            Some(mounts.iter().map(both).collect())
+        };
+        setup.roots.driver = Some(format!("/{GKE}"));
+        let found = mounts(&setup).unwrap();
+        for path in ["/lib64/libcuda.so.535.1.2", "/bin/nvidia-smi"] {
+            let both = (format!("/{GKE}{path}"), path.to_owned());
+            assert!(found.contains(&both), "{path}: {found:?}");
+        }
+        assert!(found.iter().all(|(host, _)| host.starts_with(&format!("/{GKE}/"))), "{found:?}");
+        setup.roots.driver = Some(String::new());
+        assert!(mounts(&setup).unwrap().iter().all(|(host, _)| host.starts_with("/usr/lib/")));
+        // Without a driver below the root, nothing is taken from elsewhere.
+        setup.roots.driver = Some("/opt/nvidia".into());
+        let problem = || {
+            let specs = setup.specs();
+            specs.update(&setup.inventory(Health::Healthy), &held(&[]));
+            specs.problem().borrow().clone().unwrap_or_default()
+        };
+        let absent = problem();
+        assert!(absent.contains("`nvidia.driver_root` /opt/nvidia does not exist"), "{absent}");
+        setup.write("opt/nvidia/README", "");
+        assert!(problem().contains("below `nvidia.driver_root` /opt/nvidia have no libcuda.so"));
+    }
+
+    #[test]
+    fn the_number_of_an_instance_is_defined_anew_for_each_answer() {
+        let mut setup = Setup::new("", &DRIVER);
+        setup.options.device_id_strategy = DeviceIdStrategy::Index;
+        setup.write("dev/nvidia-caps/nvidia-cap21", "");
+        // The instance with these capabilities has the number 0:1.
+        let inventory = |cap: &str| {
+            let mut inventory = setup.inventory(Health::Healthy);
+            let offering = Arc::make_mut(inventory.resources.values_mut().next().unwrap());
+            let id = DeviceId::new("GPU-2-gi1-ci0");
+            let mut device = (*offering.devices[&id].device).clone();
+            device.attributes.insert("index", "0:1".to_owned());
+            device.nodes = vec![DeviceNode::at(cap)];
+            offering.devices.get_mut(&id).unwrap().device = Arc::new(device);
+            inventory
+        };
+        let specs = setup.specs();
+        let ensure = |cap: &str| {
+            let inventory = inventory(cap);
+            let offering = inventory.resources.values().next().unwrap();
+            let device = &*offering.devices[&DeviceId::new("GPU-2-gi1-ci0")].device;
+            specs.ensure(&offering.spec, [device].into_iter(), &inventory).unwrap();
+            let document = setup.document().unwrap();
+            let devices = document["devices"].as_array().unwrap().iter();
+            let found = devices.into_iter().find(|device| device["name"] == "0:1").unwrap();
+            found["containerEdits"]["deviceNodes"][0]["path"].as_str().unwrap().to_owned()
+        };
+        for cap in ["/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap21"] {
+            assert_eq!(ensure(cap), cap);
+        }
+    }
+
+    #[test]
+    fn a_missing_part_of_the_driver_is_a_problem_until_it_is_there() {
+        let setup = Setup::new("", &DRIVER);
+        let (specs, inventory) = (setup.specs(), setup.inventory(Health::Healthy));
+        let problem = || {
+            specs.update(&inventory, &held(&[]));
+            specs.problem().borrow().clone()
+        };
+        assert!(problem().unwrap().contains("nvidia-cdi-hook is not installed"));
+        setup.write(HOOK, "");
+        assert_eq!(problem(), None);
+        fs::remove_dir_all(setup.dir.path().join("host/usr/lib")).unwrap();
+        assert!(problem().unwrap().contains("no CDI file defines nvidia.com/gpu="));
+        setup.other("cdi", "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}, {name: MIG-1}]\n");
+        assert_eq!(problem(), None, "another program defines all names");
     }
 
     #[test]

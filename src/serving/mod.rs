@@ -24,6 +24,8 @@ mod connections;
 pub(crate) mod core;
 mod files;
 mod gpu_specs;
+mod nvidia_extras;
+mod nvidia_features;
 pub mod placement;
 mod plugin;
 mod prepare;

@@ -4,6 +4,7 @@
 
 use super::core;
 use super::files::SpecFiles;
+use super::nvidia_extras;
 use crate::contract;
 use crate::domain::{
     AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
@@ -119,11 +120,13 @@ impl Preparer {
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
+        let nvidia = nvidia_extras::extras(&offering.spec, &inventory, &root, &self.files.gpus);
         let request = contract::Request {
             spec: &offering.spec,
             devices: &devices,
             alloc_id: &alloc_id,
             node_exists: &node_exists,
+            nvidia: &nvidia,
         };
         let mut edits = contract::edits(&request);
         // A node whose existence could not be checked would be missing from the answer.

@@ -358,7 +358,11 @@ mod tests {
         let gpus = [(
             gpu(),
             NvmlGpu {
-                instances: [((1, 0), MigInstance { uuid: name.to_owned(), profile: None })].into(),
+                instances: [(
+                    (1, 0),
+                    MigInstance { uuid: name.to_owned(), ..MigInstance::default() },
+                )]
+                .into(),
                 ..NvmlGpu::default()
             },
         )]

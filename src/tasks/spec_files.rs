@@ -18,6 +18,9 @@ use tokio::sync::watch;
 
 /// How often the driver and the folders are read again: its daemons create their sockets late.
 const AGAIN: Duration = Duration::from_secs(30);
+/// When a file of another program is read again that could not be read. The pause is doubled with
+/// each further try: until then this file may define the names of ours.
+const UNREAD_AGAIN: Duration = Duration::from_secs(1);
 
 /// Writes the files of both folders.
 #[derive(Debug)]
@@ -50,7 +53,7 @@ impl Writer {
 
     /// Keeps the files until the daemon ends.
     pub(crate) async fn run(mut self) {
-        let mut watch = None;
+        let (mut watch, mut pause) = (None, UNREAD_AGAIN);
         loop {
             if !self.is_needed() {
                 // Another configuration may need them.
@@ -65,24 +68,33 @@ impl Writer {
                 watch = DirWatch::new(self.files.gpus.directories()).ok();
             }
             let held = self.update();
-            self.update_gpus().await;
+            let again = if self.update_gpus().await {
+                pause = UNREAD_AGAIN;
+                host::until_tick(AGAIN)
+            } else {
+                let wait = pause;
+                pause = (pause * 2).min(AGAIN);
+                wait
+            };
             let is_given_back =
                 |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
             tokio::select! {
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.grants.wait_for(is_given_back) => if changed.is_err() { return },
                 () = another_file(&mut watch), if has_gpus => {}
-                () = tokio::time::sleep(host::until_tick(AGAIN)), if has_gpus => {}
+                () = tokio::time::sleep(again), if has_gpus => {}
             }
         }
     }
 
-    /// Reads the driver on a thread of its own: its folders have thousands of names.
-    async fn update_gpus(&self) {
+    /// Reads the driver on a thread of its own: its folders have thousands of names. Returns whether
+    /// every file of other programs was read.
+    async fn update_gpus(&self) -> bool {
         let inventory = Arc::clone(&self.inventory.borrow());
         let held = held_names(&self.grants.borrow());
         let gpus = Arc::clone(&self.files.gpus);
-        drop(tokio::task::spawn_blocking(move || gpus.update(&inventory, &held)).await);
+        let update = tokio::task::spawn_blocking(move || gpus.update(&inventory, &held));
+        update.await.unwrap_or(true)
     }
 
     /// Writes missing files and removes unused ones. Returns the files of held devices.

@@ -19,7 +19,8 @@ use std::sync::mpsc;
 use tonic::transport::Channel;
 
 /// The library. `SCRIPT` has a line for each of its facts: `<key of the query> <its UUID>`; for
-/// each MIG instance with a profile `name <its UUID> <profile>`; for
+/// each MIG instance with a profile `name <its UUID> <profile>`, and with a number
+/// `index <UUID of its GPU>/<number> <its UUID>`; for
 /// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
 /// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
 /// While `<SCRIPT>.hang` exists, every call hangs. Each start of the library adds a byte to
@@ -102,6 +103,21 @@ int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     if (!says("mig", device, rest)) return 3;
     *current = rest[0] == '1';
     *pending = rest[0] != '1';
+    return 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    char rest[128];
+    if (says("lost", device, rest)) return 15;
+    *count = 7;
+    return 0;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned number, void **instance) {
+    char what[192], rest[128];
+    snprintf(what, sizeof what, "%s/%u", (char *)device, number);
+    if (!says("index", what, rest)) return 6;
+    char *slot = names[__atomic_fetch_add(&known, 1, __ATOMIC_SEQ_CST) % 64];
+    strcpy(slot, rest);
+    *instance = slot;
     return 0;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; };
@@ -468,6 +484,37 @@ fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
         let mut api = dial(&kubelet, &node, &gpu).await;
         allocate(&mut api, &[&format!("{}-gi1-ci0", hardware.gpu_uuid(CUT))]).await.unwrap();
         assert_eq!(node.grants()[0].edits.cdi_devices, [format!("nvidia.com/gpu={FIRST}")]);
+    });
+}
+
+#[test]
+fn a_mig_instance_is_named_by_its_number_with_the_library_of_the_configured_root() {
+    run(async {
+        let resource = "[nvidia]\ndriver_root = \"/opt/nvidia\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\n\
+            select = { part = true }\nnvidia = { device_id_strategy = \"index\", device_list_strategy = [\"envvar\", \"cdi-cri\"] }\n";
+        let (node, hardware, script) = node(resource);
+        cut(&node, 2);
+        let uuid = hardware.gpu_uuid(CUT);
+        let (first, second) =
+            (format!("index {uuid}/3 {FIRST}\n"), format!("index {uuid}/0 {SECOND}\n"));
+        let two = instances(&hardware, &[(1, FIRST, "1g.10gb"), (2, SECOND, "1g.10gb")]);
+        fs::write(&script, format!("{two}{first}{second}")).unwrap();
+        let library = node.path("host/opt/nvidia/lib64/libnvidia-ml.so.1");
+        if !compile("numbers", LIBRARY, &library, &script, &[]) {
+            return;
+        }
+        let kubelet = node.start_kubelet().await;
+        let gpu = name("nvidia.com/gpu");
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu, 2).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        for gi in [1, 2] {
+            allocate(&mut api, &[&format!("{uuid}-gi{gi}-ci0")]).await.unwrap();
+        }
+        let grants = node.grants();
+        let told = |of: usize| (visible(&grants[of].edits), &*grants[of].edits.cdi_devices[0]);
+        assert_eq!(told(0), ("2:3", "nvidia.com/gpu=2:3"));
+        assert_eq!(told(1), ("2:0", "nvidia.com/gpu=2:0"));
     });
 }
 

@@ -68,7 +68,7 @@ impl Options {
 /// [`NEEDS_DRAIN`] or [`CANNOT_TELL`] after the report, or when the configuration is invalid.
 pub fn run(global: &Global, Verb::Check(options): &Verb) -> Result<(), Failed> {
     let config = global.load_config()?;
-    let root = HostRoot::new(&global.host_root);
+    let root = HostRoot::new(&global.host_root).with_nvidia(&config.nvidia_roots);
     let kubelet = Kubelet::read(global, &config);
     let Found { discovery, unread, .. } = find(global, &config, &root);
     let mut unread: BTreeSet<String> = unread.into_iter().collect();

@@ -71,28 +71,44 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     ] {
         draft.no_equivalent(settings.get(key), why);
     }
-    for (key, usual, why) in [
-        (
-            "flags.nvidiaDriverRoot",
-            "/",
-            "the library is found automatically, or set by `[nvidia] nvml`",
-        ),
-        ("flags.nvidiaDevRoot", "/", "the driver's nodes are searched below /dev only"),
-        (
-            "flags.deviceDiscoveryStrategy",
-            "auto",
-            "GPUs are found in the driver's files; Tegra's integrated GPU is not among them",
-        ),
-    ] {
+    for (key, usual, why) in [(
+        "flags.deviceDiscoveryStrategy",
+        "auto",
+        "GPUs are found in the driver's files; Tegra's integrated GPU is not among them",
+    )] {
         if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
             draft.no_equivalent(settings.get(key), why);
         }
     }
+    roots(&settings, draft);
     super::xids::read(source, draft);
     if let Some(root) = &root {
         draft.unknown(root, KEYS);
     }
     Ok(())
+}
+
+/// The roots of the driver, as `[nvidia]`. The plugin's default is the host, where a driver is found
+/// without a setting.
+fn roots(settings: &Settings<'_>, draft: &mut Draft) {
+    let mut table = Table::default();
+    for (theirs, ours) in
+        [("flags.nvidiaDriverRoot", "driver_root"), ("flags.nvidiaDevRoot", "dev_root")]
+    {
+        let Some(field) = settings.get(theirs).filter(Field::has_effect) else { continue };
+        let read = |field: &Field<'_>| match field.text()? {
+            root if root.starts_with('/') => Ok(root.to_owned()),
+            _ => Err(field.wrong("an absolute path")),
+        };
+        let root = draft.setting(Some(field.clone()), read);
+        // The nodes of the host beside another root of the driver are a choice.
+        if let Some(root) = root.filter(|root| root != "/" || table.get("driver_root").is_some()) {
+            set_from(&mut table, ours, text(&root), &field);
+        }
+    }
+    if table.get("driver_root").or(table.get("dev_root")).is_some() {
+        draft.tables.set("nvidia", Is::Table(table));
+    }
 }
 
 /// The table `nvidia` of the resource.

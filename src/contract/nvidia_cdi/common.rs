@@ -40,6 +40,11 @@ pub(super) fn common_edits(driver: &NvidiaDriver, gpus: &[Gpu]) -> Edits {
     Edits { env, device_nodes: shared, hooks, mounts }
 }
 
+/// A folder or file of the host that a container reads.
+pub(super) fn read_only(file: &DriverFile) -> Mount {
+    mount(file.host.clone(), &file.container, &READ_ONLY)
+}
+
 fn mount(host_path: String, container: &str, options: &[&str]) -> Mount {
     let options = options.iter().map(|option| (*option).to_owned()).collect();
     Mount { host_path, container_path: container.to_owned(), options }

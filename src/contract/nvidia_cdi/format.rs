@@ -1,5 +1,6 @@
 //! The format of a CDI file, as far as NVIDIA's devices need it.
 
+use crate::domain::DeviceNode;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -58,6 +59,18 @@ pub(super) struct Mount {
     pub(super) host_path: String,
     pub(super) container_path: String,
     pub(super) options: Vec<String>,
+}
+
+impl Node {
+    /// Without `m`: a container uses the node that it gets, and makes none. NVIDIA's plugin passes
+    /// nodes in this way too (`apiDeviceSpecs`).
+    pub(super) fn of(node: &DeviceNode) -> Self {
+        Node {
+            path: node.container.clone(),
+            host_path: (node.host != node.container).then(|| node.host.clone()),
+            permissions: "rw".into(),
+        }
+    }
 }
 
 impl Document {

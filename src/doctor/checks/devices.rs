@@ -2,8 +2,8 @@
 //! of guests.
 
 use super::super::codes::{
-    DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NODES_ELSEWHERE, DRIVER_NOT_BOUND,
-    IOMMU_OFF, IOMMU_UNSAFE, RESOURCE_SELECTS_NOTHING,
+    DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE,
+    RESOURCE_SELECTS_NOTHING,
 };
 use super::super::{Facts, Finding, Resource};
 use super::{list, number, text};
@@ -74,20 +74,6 @@ fn selects_nothing(resource: &Resource) -> Finding {
         criterion => format!("change `{criterion}` in the resource's `select`"),
     };
     Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json")
-}
-
-pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
-    let directory = facts.host.as_ref()?.driver_nodes;
-    let find = |directory: &str| {
-        let found =
-            "a driver container created the nodes of NVIDIA's driver here, but /dev has none";
-        let todo = "for `pass_device_specs`, create the same nodes in /dev after every start of \
-                    the driver container";
-        Finding::new(&DRIVER_NODES_ELSEWHERE, directory, found, todo)
-            .by(format!("cp -a {directory}/nvidia* /dev/"))
-    };
-    let is_nvidia = facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia);
-    Some(directory.filter(|_| is_nvidia).map(find).into_iter().collect())
 }
 
 pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {

@@ -6,6 +6,7 @@ mod devices;
 mod host;
 mod kubelet;
 mod ledger;
+mod nvidia;
 mod runtime;
 
 pub use self::kubelet::resource_of_socket;
@@ -43,7 +44,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "mps", run: daemon::mps },
     Check { name: "signals", run: daemon::signals },
     Check { name: "resources", run: devices::selected },
-    Check { name: "driver-nodes", run: devices::driver_nodes },
+    Check { name: "nvidia-driver", run: nvidia::driver },
     Check { name: "devices", run: devices::healthy },
     Check { name: "iommu", run: devices::iommu },
     Check { name: "cdi", run: runtime::cdi },

@@ -234,9 +234,21 @@ const BROKEN: &[(&[Code], Break)] = &[
         status(facts)["ailing"] = json!([cordoned]);
     }),
     (&[codes::DRIVER_NODES_ELSEWHERE], |facts| {
-        facts.resources.as_mut().unwrap()[0].is_nvidia = true;
-        facts.host.as_mut().unwrap().driver_nodes = Some("/run/nvidia/driver/dev");
+        facts.nvidia.as_mut().unwrap().nodes_root = Some("/run/nvidia/driver".into());
     }),
+    (&[codes::DRIVER_ROOT], |facts| {
+        facts.nvidia.as_mut().unwrap().libraries =
+            Some(("/run/nvidia/driver".into(), "580.95.05".into()));
+    }),
+    (&[codes::DRIVER_ROOT_MISSING], |facts| {
+        facts.nvidia.as_mut().unwrap().missing_roots = vec![("driver_root", "/x".into())];
+    }),
+    (&[codes::DRIVER_LIBRARIES_MISSING], |facts| {
+        let driver = facts.nvidia.as_mut().unwrap();
+        (driver.libraries, driver.has_hook) = (None, false);
+        driver.no_libraries = Some("they are not installed".into());
+    }),
+    (&[codes::DRIVER_HOOK_MISSING], |facts| facts.nvidia.as_mut().unwrap().has_hook = false),
     (&[codes::IOMMU_OFF], |facts| {
         facts.resources.as_mut().unwrap()[0].is_for_guests = true;
         facts.host.as_mut().unwrap().iommu_groups = Some(0);

@@ -19,8 +19,8 @@ pub(super) fn mps_programs(input: &ReaderInput) -> AddFacts {
 }
 
 pub(super) fn resources(input: &ReaderInput) -> AddFacts {
-    let root = HostRoot::new(&input.target.roots.host);
     let Some(config) = &input.config else { return Box::new(|_| ()) };
+    let root = HostRoot::new(&input.target.roots.host).with_nvidia(&config.nvidia_roots);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     let names =

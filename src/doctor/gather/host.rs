@@ -16,27 +16,15 @@ pub(super) fn host(input: &ReaderInput) -> AddFacts {
         root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
     let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
     let is_enforcing = root.read("sys/fs/selinux/enforce").as_deref() == Some("1");
-    let driver_nodes = driver_nodes(&root);
     // A path that exists in every container.
     let inotify = host::inotify_limits(INSTANCES_WANTED, Path::new("/"));
     Box::new(move |facts: &mut Facts| {
         let host = facts.host.get_or_insert_default();
         host.inotify = Some(inotify);
         host.iommu_groups = iommu_groups;
-        host.driver_nodes = driver_nodes;
         host.is_unsafe = unsafe_mode.is_some_and(|mode| mode == "Y" || mode == "1");
         host.is_enforcing = is_enforcing;
     })
-}
-
-/// The directory where NVIDIA's driver container creates its device nodes (the GPU operator's
-/// `driver.hostRoot`), if `/dev` has none.
-fn driver_nodes(root: &HostRoot) -> Option<&'static str> {
-    const DIRECTORY: &str = "run/nvidia/driver/dev";
-    let has = |directory: &str| {
-        root.entries(directory).iter().any(|name| name == "nvidiactl" || name == "nvidia0")
-    };
-    (has(DIRECTORY) && !has("dev")).then_some("/run/nvidia/driver/dev")
 }
 
 pub(super) fn kernel_log(input: &ReaderInput) -> AddFacts {

@@ -8,6 +8,7 @@ mod hardware;
 mod host;
 mod kubelet;
 mod mounts;
+mod nvidia;
 mod runtime;
 
 use super::Facts;
@@ -74,6 +75,7 @@ const READERS: &[Reader] = &[
     Reader { what: "the programs of NVIDIA's driver", run: hardware::mps_programs },
     Reader { what: "the state directory", run: files::state },
     Reader { what: "the ledger", run: files::ledger },
+    Reader { what: "NVIDIA's driver", run: nvidia::driver },
     Reader { what: "the container runtime's configuration", run: runtime::cdi },
     Reader { what: "the host's settings", run: host::host },
     Reader { what: "/dev/kmsg", run: host::kernel_log },

@@ -118,6 +118,7 @@ fn status(devices: &[DeviceReport]) -> Status {
             .cloned()
             .collect(),
         signals_off: BTreeMap::new(),
+        nvidia_driver: None,
         unread: Default::default(),
     }
 }
