@@ -1,8 +1,7 @@
 //! The programs of NVIDIA's driver that Holdfast runs, with the root in which they find their
 //! libraries: this process's own (a package of the host, or NVIDIA's runtime in a container), the
-//! driver's container, or the host below `--host-root`.
+//! driver's container, or the host below `--host-root` (`[nvidia] driver_root`).
 
-use super::nvidia::DRIVER_ROOT;
 use super::nvidia_driver::PROGRAM_FOLDERS;
 use crate::host::{HostRoot, ReadFailure};
 use std::path::PathBuf;
@@ -28,8 +27,9 @@ pub fn nvidia_programs(host: &HostRoot) -> Result<Option<NvidiaPrograms>, ReadFa
     // A simulated host has no libraries: there the programs run in this process's root.
     let enters = host.is_live();
     let found = own.iter().find_map(|own| programs(own, false)).or_else(|| {
-        let others = [host.rooted_at(DRIVER_ROOT), host.clone()];
-        others.iter().find_map(|root| programs(root, enters))
+        // A driver in a container is not beside a working one of the host.
+        let mut others = host.nvidia().of_driver().into_iter().rev();
+        others.find_map(|below| programs(&host.rooted_at(below), enters))
     });
     let failures = own.iter().flat_map(HostRoot::take_failures).chain(host.take_failures()).next();
     match (found, failures) {

@@ -19,12 +19,12 @@ use super::found::{Found, find};
 use crate::config::Config;
 use crate::console::exit::{CANNOT_TELL, Failed, NEEDS_DRAIN};
 use crate::console::{Global, block_on, show};
-use crate::contract::{self, Request};
+use crate::contract::{self, NvidiaExtras, Request};
 use crate::doctor::{listening_plugins, resource_of_socket};
 use crate::domain::{
-    AllocId, CgroupState, CheckpointGrant, DeviceId, PodName, PodRef, ResourceName,
+    AllocId, CgroupState, CheckpointGrant, Contract, DeviceId, PodName, PodRef, ResourceName,
 };
-use crate::hardware::Discovery;
+use crate::hardware::{self, Discovery};
 use crate::host::HostRoot;
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::{CheckpointError, WholeCheckpoint, read_whole_checkpoint};
@@ -228,11 +228,23 @@ fn answers(root: &HostRoot, discovery: &Discovery, plan: &Plan) -> BTreeMap<Reso
     let alloc_id = AllocId::new("");
     let answers = discovery.specs.iter().filter_map(|spec| {
         let offer = plan.get(&spec.name)?.values().next()?;
+        let channels = match &spec.contract {
+            Contract::Nvidia(options) => options.imex_channels.as_slice(),
+            _ => &[],
+        };
+        let nvidia = NvidiaExtras {
+            features: hardware::nvidia_features(root),
+            channels: channels
+                .iter()
+                .map(|channel| hardware::imex_channel(root, *channel))
+                .collect(),
+        };
         let request = Request {
             spec,
             devices: &[&offer.device],
             alloc_id: &alloc_id,
             node_exists: &|path| root.node_exists(path),
+            nvidia: &nvidia,
         };
         Some((spec.name.clone(), Answer::of(&contract::edits(&request))))
     });
