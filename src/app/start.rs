@@ -26,7 +26,8 @@ impl App {
     /// When the kubelet's directory is not usable, or the ledger cannot be opened.
     pub async fn start(settings: Settings) -> Result<App, StartError> {
         error::check_kubelet_dir(&settings.roots.kubelet)?;
-        let host_root = HostRoot::new(&settings.roots.host);
+        let host_root =
+            HostRoot::new(&settings.roots.host).with_driver_root(&settings.config.driver_root);
         let Opened { store, recovered, damage } = recovery::open(&settings, &host_root)?;
         let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
         let names: Vec<ResourceName> = specs.specs.iter().map(|spec| spec.name.clone()).collect();

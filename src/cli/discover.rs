@@ -28,7 +28,7 @@ const NVML_DEADLINE: Duration = Duration::from_secs(10);
 /// When the configuration is invalid.
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
-    let root = HostRoot::new(&global.host_root);
+    let root = HostRoot::new(&global.host_root).with_driver_root(&config.driver_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     // Use the ledger's device ids if it can be read, so that devices have the ids that the kubelet

@@ -42,7 +42,7 @@ pub struct Options {
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let known = Known::ask(global)?;
     let config = global.load_config()?;
-    let root = HostRoot::new(&global.host_root);
+    let root = HostRoot::new(&global.host_root).with_driver_root(&config.driver_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     let discovery =

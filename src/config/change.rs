@@ -88,6 +88,7 @@ impl Change {
             ("cdi.directory", before.cdi_directory != after.cdi_directory),
             ("device_info.directory", before.device_info_directory != after.device_info_directory),
             ("nvidia.nvml", before.nvml != after.nvml),
+            ("nvidia.driver_root", before.driver_root != after.driver_root),
             ("nvidia.mig_strategy", before.mig_strategy != after.mig_strategy),
             ("labels.features_d", before.features_directory != after.features_directory),
         ]);
@@ -115,6 +116,7 @@ impl Config {
             cdi_directory: self.cdi_directory.clone(),
             device_info_directory: self.device_info_directory.clone(),
             nvml: self.nvml.clone(),
+            driver_root: self.driver_root.clone(),
             mig_strategy: self.mig_strategy,
             features_directory: self.features_directory.clone(),
             ..other.clone()
@@ -212,7 +214,7 @@ mod tests {
     fn every_changed_key_is_listed_once_with_when_it_takes_effect() {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"mixed\"\n\
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\ndriver_root = \"/a\"\nevents = false\nmig_strategy = \"mixed\"\n\
             [labels]\nfeatures_d = \"/a\"\n";
         let (before, after) = (config(""), config(other));
         let change = Change::between(&before, &after);
@@ -231,7 +233,7 @@ mod tests {
             keys("kubelet", &["pod_resources_socket"]),
             keys("cdi", &["directory"]),
             keys("device_info", &["directory"]),
-            keys("nvidia", &["nvml", "mig_strategy"]),
+            keys("nvidia", &["nvml", "driver_root", "mig_strategy"]),
             keys("labels", &["features_d"]),
         ];
         assert_eq!(change.needs_restart, restart.concat());

@@ -106,6 +106,8 @@ pub(super) struct Health {
 pub(super) struct Nvidia {
     /// `auto`, `off`, or the path of the library.
     pub(super) nvml: Option<String>,
+    /// The root of a driver in a container.
+    pub(super) driver_root: Option<String>,
     pub(super) mig_strategy: Option<MigStrategy>,
     pub(super) events: Option<bool>,
 }

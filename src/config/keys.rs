@@ -34,6 +34,7 @@ pub(super) const KEYS: &[Key] = &[
     ("health", "ignore", "[]"),
     ("health", "at_kubelet_start", "\"withhold\""),
     ("nvidia", "nvml", "\"auto\""),
+    ("nvidia", "driver_root", "\"/run/nvidia/driver\""),
     ("nvidia", "mig_strategy", "\"none\""),
     ("nvidia", "events", "true"),
     ("labels", "features_d", "\"off\""),
@@ -227,7 +228,7 @@ mod tests {
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n";
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\ndriver_root = \"/a\"\nevents = false\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

@@ -5,6 +5,7 @@ use super::fragments::{self, Fragment, HistorySize};
 use super::resource::spec;
 use super::{Config, ConfigError, Node, health, text};
 use crate::domain::{NvmlLibrary, Policy, ResourceName, Retention};
+use crate::host::DRIVER_ROOT;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,6 +80,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
+        driver_root: driver_root(fragment.nvidia.driver_root.as_deref())?,
         mig_strategy: fragment.nvidia.mig_strategy.unwrap_or_default(),
         health: health::health(&fragment.health, &fragment.nvidia)?,
         device_info_directory: directory(
@@ -175,6 +177,11 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
              `off`"
         ))),
     }
+}
+
+fn driver_root(path: Option<&str>) -> Result<String, ConfigError> {
+    let path = path.unwrap_or(DRIVER_ROOT);
+    check_path(Path::new(path), "nvidia.driver_root").map(|()| path.to_owned())
 }
 
 fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {

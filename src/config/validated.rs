@@ -48,6 +48,8 @@ pub struct Config {
     pub features_directory: Option<PathBuf>,
     /// The NVML library for facts that NVIDIA's driver files leave open.
     pub nvml: NvmlLibrary,
+    /// The root of NVIDIA's driver, if it runs in a container: an absolute path on the host.
+    pub driver_root: String,
     /// How GPUs are offered without configured resources where MIG splits some of them.
     pub mig_strategy: MigStrategy,
     /// The policy of device health.

@@ -327,7 +327,7 @@ pub struct HostFacts {
     /// Number of IOMMU groups; `None` if sysfs does not show them.
     pub iommu_groups: Option<usize>,
     /// The directory where a driver container created NVIDIA's device nodes, if `/dev` has none.
-    pub driver_nodes: Option<&'static str>,
+    pub driver_nodes: Option<String>,
     /// Whether VFIO works without an IOMMU (unsafe mode).
     pub is_unsafe: bool,
     /// Whether SELinux is enforcing.

@@ -5,7 +5,7 @@
 //! The driver is the host's own, or it runs in a container whose root is mounted on the host. Then
 //! links are followed inside that root.
 
-use super::{ld_cache, nvidia};
+use super::{ld_cache, nvidia, tegra};
 use crate::domain::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 use crate::host::{HostRoot, ReadFailure, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,7 +92,8 @@ const LATER_HOOKS: [&str; 3] =
 pub struct KnownHook(Option<(Stamp, CdiHookProgram)>);
 
 /// The driver of the host; `None` if none is installed. With libraries in several roots, the one
-/// counts whose release is loaded into the kernel.
+/// counts whose release is loaded into the kernel. On a Tegra system it is what the platform's
+/// lists name.
 ///
 /// # Errors
 /// If a file could not be read: then it is unknown what is installed.
@@ -101,8 +102,15 @@ pub fn nvidia_driver(
     known: &mut KnownHook,
 ) -> Result<Option<NvidiaDriver>, ReadFailure> {
     let root = &root.recording();
+    if tegra::is_system(root) {
+        let driver = of_tegra(root, known);
+        return match root.take_failures().into_iter().next() {
+            Some(failure) => Err(failure),
+            None => Ok(driver),
+        };
+    }
     let loaded = nvidia::driver_version(root);
-    let mut found: Vec<Libraries> = ["", nvidia::DRIVER_ROOT]
+    let mut found: Vec<Libraries> = ["", root.driver_root()]
         .into_iter()
         .filter_map(|below| Libraries::find(root, below, loaded.as_deref()))
         .collect();
@@ -115,6 +123,19 @@ pub fn nvidia_driver(
         Some(failure) => Err(failure),
         None => Ok(driver),
     }
+}
+
+/// The files of the driver of a Tegra system, by the lists of the platform's packages; `None`
+/// without these. Their libraries have several releases. Of the toolkit's hooks they need only
+/// those of its first releases (`pkg/nvcdi/lib-csv.go`, `driverDiscoverer`).
+fn of_tegra(root: &HostRoot, known: &mut KnownHook) -> Option<NvidiaDriver> {
+    let files = tegra::Files::read(root);
+    (!files.is_empty()).then(|| NvidiaDriver {
+        libraries: files.libraries(root),
+        files: files.others(root),
+        hook: hook(root, known).map(|hook| CdiHookProgram { hooks: Vec::new(), ..hook }),
+        ..NvidiaDriver::default()
+    })
 }
 
 /// A folder with the names in it.
@@ -132,14 +153,14 @@ impl Folder {
 /// The folders of a root with libraries of the driver.
 struct Libraries {
     /// The root of the driver on the host; empty for the host itself.
-    below: &'static str,
+    below: String,
     root: HostRoot,
     release: String,
     folders: Vec<Folder>,
 }
 
 impl Libraries {
-    fn find(host: &HostRoot, below: &'static str, loaded: Option<&str>) -> Option<Self> {
+    fn find(host: &HostRoot, below: &str, loaded: Option<&str>) -> Option<Self> {
         let root = host.rooted_at(below);
         let usual = LIBRARY_FOLDERS.iter().filter_map(|folder| root.real_folder(folder));
         let mut folders = read_once(&root, usual);
@@ -147,7 +168,7 @@ impl Libraries {
             folders = read_once(&root, cached_folders(&root).into_iter());
             release(&folders, loaded)
         })?;
-        Some(Libraries { below, root, release, folders })
+        Some(Libraries { below: below.to_owned(), root, release, folders })
     }
 
     fn driver(self, host: &HostRoot) -> NvidiaDriver {
@@ -161,7 +182,7 @@ impl Libraries {
             }
         }
         NvidiaDriver {
-            root: self.below.to_owned(),
+            root: self.below.clone(),
             libraries,
             files,
             sockets: self.sockets(),

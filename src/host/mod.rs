@@ -52,7 +52,7 @@ pub use process::{
 };
 pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_regular, read_whole};
 pub use reset::{ResetError, reset_function};
-pub use root::{HostNode, HostRoot, Listings};
+pub use root::{DRIVER_ROOT, HostNode, HostRoot, Listings};
 pub use runtime::{insufficient_limit, runtime, runtime_of};
 pub use scheduling::{TimerSlack, lower_thread_priority, lower_thread_priority_by};
 pub use signals::{ExitOnSignal, ignore_sigxfsz};

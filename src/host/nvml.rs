@@ -34,12 +34,13 @@ use std::path::PathBuf;
 /// The library's name for the loader.
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// The directories of the library, below the root of the host. The order is: a driver in a
-/// container, distributions, a read-only system.
-const FOLDERS: [&str; 8] = [
-    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
-    "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
-    "run/nvidia/driver/usr/lib64",
+/// The directories of the library, below the root of a driver in a container. It comes first.
+const IN_CONTAINER: [&str; 3] =
+    ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"];
+
+/// The directories of the library, below the root of the host: of distributions, and of a read-only
+/// system.
+const FOLDERS: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -93,9 +94,11 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
         NvmlLibrary::Auto => {
             // The loader's library comes first: it fits this process.
             let own = root.is_live().then(|| PathBuf::from(NAME));
-            let below = FOLDERS
+            let driver = root.driver_root();
+            let below = IN_CONTAINER
                 .iter()
-                .map(|folder| format!("{folder}/{NAME}"))
+                .map(|folder| format!("{driver}/{folder}/{NAME}"))
+                .chain(FOLDERS.iter().map(|folder| format!("{folder}/{NAME}")))
                 .filter(|path| root.exists(path));
             own.into_iter().chain(below.map(|path| root.path(&path))).collect()
         }

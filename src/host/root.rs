@@ -18,14 +18,18 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The longest list that is read whole: a list of ten thousand mounts has a fifth of it.
 const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
+/// The root of NVIDIA's driver in a container, as NVIDIA's GPU operator mounts it.
+pub const DRIVER_ROOT: &str = "/run/nvidia/driver";
 /// The parent directory of the host's `sys`, `proc` and `dev` (`--host-root`).
 #[derive(Debug, Clone)]
 pub struct HostRoot {
     pub(super) root: PathBuf,
     pub(super) live: bool,
+    pub(super) driver_root: Arc<str>,
     pub(super) failures: Failures,
 }
 
@@ -40,7 +44,19 @@ impl HostRoot {
             // A captured tree is always readable.
             Err(error) => !is_absence(&error),
         };
-        HostRoot { root, live, failures: Failures::default() }
+        HostRoot { root, live, driver_root: DRIVER_ROOT.into(), failures: Failures::default() }
+    }
+
+    /// The same root with another root of NVIDIA's driver, an absolute path on the host.
+    #[must_use]
+    pub fn with_driver_root(self, path: &str) -> Self {
+        HostRoot { driver_root: path.trim_end_matches('/').into(), ..self }
+    }
+
+    /// The root of NVIDIA's driver, if it runs in a container: an absolute path on the host.
+    #[must_use]
+    pub fn driver_root(&self) -> &str {
+        &self.driver_root
     }
 
     /// The same root with its own record of failed reads.

@@ -75,18 +75,24 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         (
             "flags.nvidiaDriverRoot",
             "/",
-            "the library is found automatically, or set by `[nvidia] nvml`",
+            "a driver below /run/nvidia/driver is found; `[nvidia] driver_root` sets another root",
         ),
-        ("flags.nvidiaDevRoot", "/", "the driver's nodes are searched below /dev only"),
         (
-            "flags.deviceDiscoveryStrategy",
-            "auto",
-            "GPUs are found in the driver's files; Tegra's integrated GPU is not among them",
+            "flags.nvidiaDevRoot",
+            "/",
+            "the driver's nodes are found in /dev, and below /run/nvidia/driver",
         ),
     ] {
         if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
             draft.no_equivalent(settings.get(key), why);
         }
+    }
+    let strategy = settings.get("flags.deviceDiscoveryStrategy");
+    if strategy.as_ref().is_some_and(|setting| !matches!(setting.text(), Ok("auto" | "tegra"))) {
+        draft.no_equivalent(
+            strategy,
+            "GPUs are found in the driver's files, and the GPU of a Tegra system by its nodes",
+        );
     }
     super::xids::read(source, draft);
     super::xids::read(source, draft);

@@ -77,14 +77,13 @@ fn selects_nothing(resource: &Resource) -> Finding {
 }
 
 pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
-    let directory = facts.host.as_ref()?.driver_nodes;
+    let directory = facts.host.as_ref()?.driver_nodes.as_deref();
     let find = |directory: &str| {
-        let found =
-            "a driver container created the nodes of NVIDIA's driver here, but /dev has none";
-        let todo = "for `pass_device_specs`, create the same nodes in /dev after every start of \
-                    the driver container";
+        let found = "a driver container created the nodes of NVIDIA's driver here, and /dev has none; \
+             Holdfast uses these";
+        let todo = "if Holdfast runs in a container, give it the host's root: \
+                    `components/driver-root`, or `features.driverRoot` of the chart";
         Finding::new(&DRIVER_NODES_ELSEWHERE, directory, found, todo)
-            .by(format!("cp -a {directory}/nvidia* /dev/"))
     };
     let is_nvidia = facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia);
     Some(directory.filter(|_| is_nvidia).map(find).into_iter().collect())

@@ -227,7 +227,7 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::DRIVER_NODES_ELSEWHERE], |facts| {
         facts.resources.as_mut().unwrap()[0].is_nvidia = true;
-        facts.host.as_mut().unwrap().driver_nodes = Some("/run/nvidia/driver/dev");
+        facts.host.as_mut().unwrap().driver_nodes = Some("/run/nvidia/driver/dev".into());
     }),
     (&[codes::IOMMU_OFF], |facts| {
         facts.resources.as_mut().unwrap()[0].is_for_guests = true;

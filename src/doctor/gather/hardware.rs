@@ -12,8 +12,8 @@ use std::sync::Arc;
 const NVIDIA: u16 = 0x10de;
 
 pub(super) fn resources(input: &ReaderInput) -> AddFacts {
-    let root = HostRoot::new(&input.target.roots.host);
     let Some(config) = &input.config else { return Box::new(|_| ()) };
+    let root = HostRoot::new(&input.target.roots.host).with_driver_root(&config.driver_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, config.mig_strategy, &scan);
     let names =

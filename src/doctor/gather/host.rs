@@ -11,7 +11,10 @@ pub(in super::super) const INSTANCES_WANTED: usize = 3;
 
 pub(super) fn host(input: &ReaderInput) -> AddFacts {
     let roots = &input.target.roots;
-    let root = HostRoot::new(&roots.host);
+    let mut root = HostRoot::new(&roots.host);
+    if let Some(config) = &input.config {
+        root = root.with_driver_root(&config.driver_root);
+    }
     let iommu_groups =
         root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
     let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
@@ -31,12 +34,12 @@ pub(super) fn host(input: &ReaderInput) -> AddFacts {
 
 /// The directory where NVIDIA's driver container creates its device nodes (the GPU operator's
 /// `driver.hostRoot`), if `/dev` has none.
-fn driver_nodes(root: &HostRoot) -> Option<&'static str> {
-    const DIRECTORY: &str = "run/nvidia/driver/dev";
+fn driver_nodes(root: &HostRoot) -> Option<String> {
+    let directory = format!("{}/dev", root.driver_root());
     let has = |directory: &str| {
         root.entries(directory).iter().any(|name| name == "nvidiactl" || name == "nvidia0")
     };
-    (has(DIRECTORY) && !has("dev")).then_some("/run/nvidia/driver/dev")
+    (has(&directory) && !has("dev")).then_some(directory)
 }
 
 pub(super) fn kernel_log(input: &ReaderInput) -> AddFacts {
