@@ -274,7 +274,7 @@ mod tests {
     fn the_gpu_of_each_generation_is_found() {
         let found = |device: Option<(&str, &str)>, nodes: &[&str]| {
             let dir = tempfile::tempdir().unwrap();
-            for (device, bound) in device {
+            if let Some((device, bound)) = device {
                 driver(dir.path(), device, bound);
             }
             for node in nodes {

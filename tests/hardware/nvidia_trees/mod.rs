@@ -15,9 +15,9 @@
 //! | resources by MIG strategy | `internal/rm/rm.go`, `AddDefaultResourcesToConfig` |
 //! | the GPU of a Tegra system: `tegra`, number 0, no nodes | `internal/rm/tegra_devices.go` |
 //!
-//! Three differences are intended. The id of a MIG instance in the list is its place, not its UUID.
-//! A node that several instances share is in an answer once. Holdfast adds an annotation of its own
-//! in a later step.
+//! Three differences are intended. The id of a MIG instance in the list is its place, not its UUID,
+//! and its name by index is its UUID, not `0:1`. A node that several instances share is in an answer
+//! once. The daemon adds an annotation of its own to the answer.
 
 mod tree;
 
