@@ -10,6 +10,7 @@
 //! | attribute | of | read by |
 //! | --- | --- | --- |
 //! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: UUID and numbers | `nvidia` |
+//! | `integrated` | the GPU of a Tegra system: `tegra` | `nvidia` |
 //! | `fme_node` | an Intel FPGA: its management node, `/dev/dfl-fme.0` | `intel-fpga` |
 //! | `vdpa` | a function with a vDPA device: its name, `vdpa0` | `sriov` |
 //! | `mdev_uuid` | a mediated device: its UUID | `kubevirt` |

@@ -69,7 +69,11 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
         edits.mounts.extend(channels.iter().map(|channel| name(format!("imex/{channel}"))));
     }
     if options.pass_device_specs {
-        let (mut shared, own): (Vec<_>, Vec<_>) = nodes::with(request.devices, "rw")
+        // The plugin knows no node of a Tegra system's GPU (`internal/rm/tegra_devices.go`,
+        // `GetPaths`): the toolkit adds them.
+        let is_whole = |device: &&&Device| attribute(device, "integrated").is_none();
+        let devices: Vec<&Device> = request.devices.iter().filter(is_whole).copied().collect();
+        let (mut shared, own): (Vec<_>, Vec<_>) = nodes::with(&devices, "rw")
             .into_iter()
             .partition(|node| SHARED_NODES.contains(&node.container.as_str()));
         shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
@@ -111,12 +115,13 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
     })
 }
 
-/// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
+/// The GPU's name for the NVIDIA runtime. The GPU of a Tegra system is `tegra` in place of a UUID
+/// (NVIDIA's device plugin, `internal/rm/tegra_devices.go`, `GetUUID`). The driver shows no UUID before a GPU's first use, and a
 /// GPU that is never offered would never be used. Until then the number is the name.
 pub(super) fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     let order = match strategy {
-        DeviceIdStrategy::Uuid => ["uuid", "index", "minor"],
-        DeviceIdStrategy::Index => ["index", "uuid", "minor"],
+        DeviceIdStrategy::Uuid => ["integrated", "uuid", "index", "minor"],
+        DeviceIdStrategy::Index => ["index", "integrated", "uuid", "minor"],
     };
     order.iter().find_map(|name| attribute(device, name)).unwrap_or(device.id.as_str())
 }

@@ -129,7 +129,9 @@ pub fn gpu(
 ) -> Option<Gpu> {
     let strategy = options(spec)?.device_id_strategy;
     let mut names = BTreeSet::from([name(spec, device)?]);
-    names.extend(attribute(device, "uuid").map(str::to_owned));
+    names.extend(
+        ["integrated", "uuid"].iter().filter_map(|name| Some(attribute(device, name)?.to_owned())),
+    );
     if strategy == DeviceIdStrategy::Index {
         names.extend(attribute(device, "index").map(str::to_owned));
     }

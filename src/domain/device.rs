@@ -89,18 +89,22 @@ impl DeviceNode {
     }
 }
 
+/// The [`Device::key`] of the GPU of a system on a chip, which is no PCI function. There is at most
+/// one.
+pub const INTEGRATED_KEY: &str = "soc:gpu";
+
 /// One device as discovery found it: its identity, its place and its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// The stable id.
     pub id: DeviceId,
     /// Names the hardware in its place, so that a scan finds the remembered id again:
-    /// `pci:0000:18:00.0/10de:2330`, `pci:0000:18:00.0/10de:2330/gi1-ci0` for a part of it, or
-    /// `dev:/dev/fuse`.
+    /// `pci:0000:18:00.0/10de:2330`, `pci:0000:18:00.0/10de:2330/gi1-ci0` for a part of it,
+    /// `dev:/dev/fuse`, or [`INTEGRATED_KEY`].
     pub key: String,
     /// Its class.
     pub class: DeviceClass,
-    /// The PCI function; `None` for a plain `/dev` node.
+    /// The PCI function; `None` for a plain `/dev` node, and for the GPU of a system on a chip.
     pub pci: Option<Box<PciFunction>>,
     /// The nearest NUMA nodes. Empty: unknown, and the kubelet's list has no topology for the
     /// device.
@@ -115,6 +119,7 @@ pub struct Device {
     /// | `uuid` | MIG instance | of NVML, or of drivers before 470: `MIG-<GPU>/<gi>/<ci>` |
     /// | `minor` | NVIDIA GPU | number of `/dev/nvidiaN` |
     /// | `index` | NVIDIA GPU | position among the driver's GPUs by address |
+    /// | `integrated` | GPU of a Tegra system | `tegra`, its name for the NVIDIA runtime |
     /// | `gi`, `ci` | MIG instance | ids of the GPU instance and the compute instance |
     /// | `mig_profile` | MIG instance | of NVML: `1g.10gb`, `1c.3g.40gb` |
     /// | `gi_cap`, `ci_cap` | MIG instance | numbers of their `/dev/nvidia-caps/nvidia-capN` |

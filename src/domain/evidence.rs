@@ -1,6 +1,6 @@
 //! The result of one scan of the host: the input of every verdict.
 
-use super::device::Device;
+use super::device::{Device, INTEGRATED_KEY};
 use super::device_id::DeviceId;
 use super::pci::PciAddress;
 use super::resource_name::ResourceName;
@@ -17,6 +17,8 @@ pub struct Unread {
     pub of_function: BTreeMap<PciAddress, String>,
     /// Resources of the class `char` with nodes that may exist but were not found, and why.
     pub resources: BTreeMap<ResourceName, String>,
+    /// Why the GPU of a system on a chip may exist although it was not found.
+    pub integrated: Option<String>,
 }
 
 impl Unread {
@@ -30,12 +32,16 @@ impl Unread {
     /// the resource; `None` if it does not exist.
     #[must_use]
     pub fn why(&self, resource: &ResourceName, key: &str) -> Option<&str> {
+        if key == INTEGRATED_KEY {
+            return self.integrated.as_deref();
+        }
         let Some(function) = key.strip_prefix("pci:") else {
             // An unknown device may be in any of these gaps.
             let any = self
                 .functions
                 .as_ref()
                 .or_else(|| self.of_function.values().next())
+                .or(self.integrated.as_ref())
                 .filter(|_| key.is_empty());
             return self.resources.get(resource).or(any).map(String::as_str);
         };
@@ -47,6 +53,9 @@ impl Unread {
     /// it.
     #[must_use]
     pub fn may_hide(&self, key: &str) -> bool {
+        if key == INTEGRATED_KEY {
+            return self.integrated.is_some();
+        }
         let Some(function) = key.strip_prefix("pci:") else {
             return !self.resources.is_empty() || key.is_empty() && !self.is_empty();
         };
@@ -55,9 +64,13 @@ impl Unread {
             || address.is_some_and(|address| self.of_function.contains_key(&address))
     }
 
-    /// Why the record of a PCI device may be older than the scan; `None` if it is not.
+    /// Why the record of a device may be older than the scan; `None` if it is not. Nodes of `/dev`
+    /// have no such record.
     #[must_use]
     pub fn why_of(&self, device: &Device) -> Option<&str> {
+        if device.key == INTEGRATED_KEY {
+            return self.integrated.as_deref();
+        }
         let function = device.pci.as_ref()?;
         self.functions
             .as_ref()
@@ -72,6 +85,7 @@ impl Unread {
             .iter()
             .chain(self.of_function.values())
             .chain(self.resources.values())
+            .chain(&self.integrated)
             .map(String::as_str)
             .collect()
     }

@@ -53,7 +53,7 @@ pub use contract::{
     IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
     XilinxOptions,
 };
-pub use device::{Device, DeviceClass, DeviceNode};
+pub use device::{Device, DeviceClass, DeviceNode, INTEGRATED_KEY};
 pub use device_id::DeviceId;
 pub use durability::{Durability, LedgerHealth, Unreadable, UnreadableReason};
 pub use edits::{ApiCapabilities, ContainerEdits, EditDevice, EditMount};

@@ -7,9 +7,9 @@ pub struct NvidiaDriver {
     /// The root of the driver on the host: empty for the host's own, else such as
     /// `/run/nvidia/driver`.
     pub root: String,
-    /// The release, such as `580.95.05`.
+    /// The release, such as `580.95.05`; empty for a Tegra system, whose libraries have several.
     pub version: String,
-    /// The libraries.
+    /// The libraries, and other files that links lead to.
     pub libraries: Vec<DriverLibrary>,
     /// Programs, firmware and files of settings, which are read only.
     pub files: Vec<DriverFile>,

@@ -54,7 +54,8 @@ pub fn specs(scan: &Scan, mig: MigStrategy) -> Vec<ResourceSpec> {
         };
         let (integrated, cards): (Vec<_>, Vec<_>) =
             scan.functions.values().filter(mine).partition(|function| is_integrated(function));
-        let named = name.parse().ok().filter(|_| !cards.is_empty());
+        let has_own = scan.is_tegra && vendor == nvidia::VENDOR;
+        let named = name.parse().ok().filter(|_| has_own || !cards.is_empty());
         if let Some(spec) = named.and_then(|name| whole(&name, mig)) {
             let integrated: Vec<PciAddress> =
                 integrated.iter().map(|function| function.address).collect();

@@ -7,9 +7,10 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::routes::DefaultRoutes;
-use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
+use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, tegra, vfio};
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, NvmlSnapshot, PciAddress, PciFunction,
+    Device, DeviceClass, DeviceId, DeviceNode, INTEGRATED_KEY, NvmlSnapshot, PciAddress,
+    PciFunction,
 };
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::RefCell;
@@ -42,6 +43,7 @@ pub(super) struct Describer<'a> {
     scan: &'a Scan,
     nvml: &'a NvmlSnapshot,
     nvidia: Shared<nvidia::Gpus>,
+    integrated: Shared<Option<Facts>>,
     nvlink_hives: BTreeMap<PciAddress, String>,
     rdma: Shared<RdmaNodes>,
     numa: Shared<NumaNodes>,
@@ -62,11 +64,17 @@ impl<'a> Describer<'a> {
         nvml: &'a NvmlSnapshot,
         disks: &'a Disks<'a>,
     ) -> Self {
+        let mut nvidia = Shared::read(root, nvidia::Gpus::read);
+        let may_have = scan.is_tegra && !nvidia.value.has_integrated();
+        let integrated =
+            Shared::read(root, |root| may_have.then(|| tegra::platform_gpu(root)).flatten());
+        nvidia.value.has_platform = integrated.value.is_some();
         Describer {
             root,
             scan,
             nvml,
-            nvidia: Shared::read(root, nvidia::Gpus::read),
+            nvidia,
+            integrated,
             nvlink_hives: nvml.hives(),
             rdma: Shared::read(root, RdmaNodes::read),
             numa: Shared::read(root, NumaNodes::read),
@@ -149,9 +157,26 @@ impl<'a> Describer<'a> {
         devices
     }
 
+    /// The GPU of a Tegra system that is no PCI function.
+    pub(super) fn integrated(&self) -> Option<Device> {
+        self.nvidia.get(self.root);
+        let facts = self.integrated.get(self.root).as_ref()?;
+        Some(Device {
+            id: DeviceId::new(tegra::ID),
+            key: INTEGRATED_KEY.to_owned(),
+            class: DeviceClass::Gpu,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: facts.nodes.iter().filter_map(|node| self.node(node.clone())).collect(),
+            attributes: facts.attributes.clone(),
+        })
+    }
+
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
         let mut facts = match class {
             DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => {
+                // The numbers of the GPUs depend on it.
+                self.integrated.get(self.root);
                 nvidia::facts(self.root, function, self.nvidia.get(self.root), self.nvml)
             }
             DeviceClass::Gpu => {

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! `describe` uses `classify`, then one file for each subject: `nvidia`, `drm`, `kfd`, `rdma`,
-//! `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`. `nvidia_node`
-//! describes a node for its labels.
+//! `tegra`, `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`.
+//! `nvidia_node` describes a node for its labels.
 //!
 //! All results are functions of five inputs: the host's files, the configuration, the remembered
 //! ids, NVML's answers, and the scan before. NVML's answers come as a value; no code here calls
@@ -50,6 +50,7 @@ mod rdma;
 mod routes;
 mod select;
 mod signals;
+mod tegra;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vfio;
@@ -74,8 +75,8 @@ pub use xid::xid;
 
 use crate::contract;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Health, NvmlQuery, NvmlSnapshot, PciAddress, ResourceName,
-    ResourceSpec, Unread,
+    Device, DeviceClass, DeviceId, Health, INTEGRATED_KEY, NvmlQuery, NvmlSnapshot, PciAddress,
+    ResourceName, ResourceSpec, Unread,
 };
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,7 +88,8 @@ pub struct Discovery {
     /// The PCI functions as sysfs shows them.
     pub scan: Scan,
     /// A device for every PCI function, also of the class `other`, in the order of their addresses;
-    /// each is followed by its parts. Then the nodes of the `char` resources.
+    /// each is followed by its parts. Then the GPU of a system on a chip, and the nodes of the
+    /// `char` resources.
     pub devices: Vec<Arc<Device>>,
     /// The resources, with those for each node among them: see [`expand_patterns`].
     pub specs: Vec<Arc<ResourceSpec>>,
@@ -179,6 +181,7 @@ pub fn discover_with(
     let describer = describe::Describer::new(root, &scan, known.nvml, &disks);
     let mut unread = scan.unread.clone();
     let mut devices = functions(root, &scan, &describer, known.former, &mut unread);
+    devices.extend(integrated(root, &describer, known.former, &mut unread));
     let former: Vec<(ResourceName, Arc<Device>)> =
         known.former.map(former_nodes).unwrap_or_default();
     let search = chardev::Search {
@@ -272,6 +275,23 @@ fn functions(
         devices.extend(former.filter(is_its).map(|device| (**device).clone()));
     }
     devices
+}
+
+/// The GPU of a system on a chip that is no PCI function. After a failed read it is that of the
+/// former scan.
+fn integrated(
+    root: &HostRoot,
+    describer: &describe::Describer<'_>,
+    former: Option<&Discovery>,
+    unread: &mut Unread,
+) -> Option<Device> {
+    if unread.integrated.is_none() {
+        let described = describer.integrated();
+        let Some(failure) = root.take_failures().into_iter().next() else { return described };
+        unread.integrated = Some(failure.to_string());
+    }
+    let mut former = former.into_iter().flat_map(|former| &former.devices);
+    former.find(|device| device.key == INTEGRATED_KEY).map(|device| (**device).clone())
 }
 
 /// What containers would miss of the selected devices.

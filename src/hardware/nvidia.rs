@@ -21,6 +21,7 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
+use super::tegra;
 use crate::domain::{
     Device, DeviceClass, DeviceNode, MigPlace, NvmlGpuQuery, NvmlQuery, NvmlSnapshot, PciAddress,
     PciFunction,
@@ -47,7 +48,7 @@ pub(super) fn facts(
         return facts;
     }
     let Information { model, minor, uuid, is_excluded } =
-        gpus.0.get(&function.address).cloned().unwrap_or_default();
+        gpus.by_address.get(&function.address).cloned().unwrap_or_default();
     facts.note("excluded", is_excluded.then_some(true));
     let uuid = uuid.or_else(|| nvml.uuid(function.address).map(str::to_owned));
     facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
@@ -81,6 +82,9 @@ pub(super) fn facts(
         facts.note("vgpu_type", kind.filter(|kind| kind != "0"));
     } else {
         facts.identity = uuid;
+    }
+    if facts.attributes.get("model").is_some_and(tegra::is_model) {
+        tegra::mark(root, &mut facts, &gpus.nodes_beside(function.address));
     }
     facts
 }
@@ -119,13 +123,13 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
 /// - the description of every GPU, and the size of its MIG instances, if labels need them.
 pub(super) fn query(root: &HostRoot, offered: &Selection, described: bool) -> NvmlQuery {
     let gpus = Gpus::read(root);
-    if gpus.0.is_empty() {
+    if gpus.by_address.is_empty() {
         return NvmlQuery::new();
     }
     let by_place = names_by_place(root);
     // NVML does not know excluded GPUs.
     let known: BTreeMap<PciAddress, Information> =
-        gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
+        gpus.by_address.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
     let of_gpu = |(gpu, information): (&PciAddress, &Information)| {
         let minor = information.minor.as_ref();
         let instances =
@@ -183,7 +187,11 @@ fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
 
 /// The driver's GPUs, read once for a whole scan.
 #[derive(Debug, Default)]
-pub(super) struct Gpus(BTreeMap<PciAddress, Information>);
+pub(super) struct Gpus {
+    by_address: BTreeMap<PciAddress, Information>,
+    /// Whether the platform has a GPU that is no PCI function. It is the first one.
+    pub(super) has_platform: bool,
+}
 
 impl Gpus {
     pub(super) fn read(root: &HostRoot) -> Self {
@@ -191,16 +199,31 @@ impl Gpus {
             .entries("proc/driver/nvidia/gpus")
             .into_iter()
             .filter_map(|name| name.parse().ok());
-        Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).collect())
+        let by_address = addresses.map(|gpu| (gpu, Information::read(root, gpu))).collect();
+        Gpus { by_address, has_platform: false }
+    }
+
+    /// Whether one of them is the GPU of a Tegra system.
+    pub(super) fn has_integrated(&self) -> bool {
+        self.by_address.values().any(|gpu| gpu.model.as_deref().is_some_and(tegra::is_model))
+    }
+
+    /// The nodes of the other GPUs.
+    fn nodes_beside(&self, gpu: PciAddress) -> BTreeSet<String> {
+        let others = self.by_address.iter().filter(|(address, _)| **address != gpu);
+        let minors = others.filter_map(|(_, information)| information.minor.as_ref());
+        minors.map(|minor| format!("/dev/nvidia{minor}")).collect()
     }
 
     /// The number of a GPU as NVIDIA's tools count: in the order of addresses, without excluded
     /// GPUs.
     fn index(&self, gpu: PciAddress) -> Option<usize> {
-        self.0
+        let place = self
+            .by_address
             .iter()
             .filter(|(_, information)| !information.is_excluded)
-            .position(|(address, _)| *address == gpu)
+            .position(|(address, _)| *address == gpu)?;
+        Some(place + usize::from(self.has_platform))
     }
 }
 

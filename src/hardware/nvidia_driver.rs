@@ -5,7 +5,7 @@
 //! The driver is the host's own, or it runs in a container whose root is mounted on the host. Then
 //! links are followed inside that root.
 
-use super::{ld_cache, nvidia};
+use super::{ld_cache, nvidia, tegra};
 use crate::domain::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 use crate::host::{HostRoot, ReadFailure, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,7 +92,8 @@ const LATER_HOOKS: [&str; 3] =
 pub struct KnownHook(Option<(Stamp, CdiHookProgram)>);
 
 /// The driver of the host; `None` if none is installed. With libraries in several roots, the one
-/// counts whose release is loaded into the kernel.
+/// counts whose release is loaded into the kernel. On a Tegra system it is what the platform's
+/// lists name.
 ///
 /// # Errors
 /// If a file could not be read: then it is unknown what is installed.
@@ -101,6 +102,13 @@ pub fn nvidia_driver(
     known: &mut KnownHook,
 ) -> Result<Option<NvidiaDriver>, ReadFailure> {
     let root = &root.recording();
+    if tegra::is_system(root) {
+        let driver = of_tegra(root, known);
+        return match root.take_failures().into_iter().next() {
+            Some(failure) => Err(failure),
+            None => Ok(driver),
+        };
+    }
     let loaded = nvidia::driver_version(root);
     let roots = root.nvidia().of_driver();
     let mut found: Vec<Libraries> = roots
@@ -133,6 +141,19 @@ pub fn no_nvidia_driver(root: &HostRoot) -> String {
              `nvidia.driver_root` to its root"
             .into(),
     }
+}
+
+/// The files of the driver of a Tegra system, by the lists of the platform's packages; `None`
+/// without these. Their libraries have several releases. Of the toolkit's hooks they need only
+/// those of its first releases (`pkg/nvcdi/lib-csv.go`, `driverDiscoverer`).
+fn of_tegra(root: &HostRoot, known: &mut KnownHook) -> Option<NvidiaDriver> {
+    let files = tegra::Files::read(root);
+    (!files.is_empty()).then(|| NvidiaDriver {
+        libraries: files.libraries(root),
+        files: files.others(root),
+        hook: hook(root, known).map(|hook| CdiHookProgram { hooks: Vec::new(), ..hook }),
+        ..NvidiaDriver::default()
+    })
 }
 
 /// A folder with the names in it.

@@ -5,6 +5,7 @@
 //! and on a live machine a device can be removed between two calls. One bad function never fails
 //! the scan.
 
+use super::tegra;
 use crate::domain::{Device, PciAddress, PciFunction, Unread};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,8 @@ const DEVICES: &str = "sys/bus/pci/devices";
 pub struct Scan {
     /// Every function, by address.
     pub functions: BTreeMap<PciAddress, PciFunction>,
+    /// Whether it is a Tegra system, whose own GPU may be no PCI function.
+    pub is_tegra: bool,
     /// What could not be read. These functions are taken from the former scan.
     pub unread: Unread,
 }
@@ -25,7 +28,7 @@ impl Scan {
     /// A scan without read failures.
     #[must_use]
     pub fn of(functions: BTreeMap<PciAddress, PciFunction>) -> Self {
-        Scan { functions, unread: Unread::default() }
+        Scan { functions, ..Scan::default() }
     }
 
     /// Whether `address` has a virtual function.
@@ -58,6 +61,16 @@ pub fn scan(root: &HostRoot) -> Scan {
 #[must_use]
 pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let root = &root.recording();
+    let mut is_tegra = tegra::is_system(root);
+    let integrated = root.take_failures().first().map(ToString::to_string);
+    if integrated.is_some() {
+        is_tegra = former.iter().any(|device| device.attribute(tegra::ATTRIBUTE).is_some());
+    }
+    let scan = functions_after(root, former);
+    Scan { is_tegra, unread: Unread { integrated, ..scan.unread }, functions: scan.functions }
+}
+
+fn functions_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let children = ClassChildren::read(root);
     let Some(bus) = root.folder(DEVICES) else { return failed(root, former) };
     let names: Vec<(&str, PciAddress)> =
@@ -109,6 +122,7 @@ fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
                 .collect();
             Scan {
                 functions,
+                is_tegra: false,
                 unread: Unread { functions: Some(failure.to_string()), ..Unread::default() },
             }
         }

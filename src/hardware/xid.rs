@@ -125,6 +125,23 @@ mod tests {
                 "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
                 EventKind::RecoveryAction(None),
             ),
+            (
+                "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)",
+                EventKind::RecoveryAction(Some("Drain P2P".into())),
+            ),
+            (
+                "GPU recovery action changed from 0x3 (Drain P2P) to 0x4 (Drain and Reset)",
+                EventKind::RecoveryAction(Some("Drain and Reset".into())),
+            ),
+            (
+                "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)",
+                EventKind::RecoveryAction(None),
+            ),
+            // The name depends on the release, so the number decides.
+            (
+                "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)",
+                EventKind::RecoveryAction(Some("OS Reboot".into())),
+            ),
             ("GPU recovery action changed", EventKind::Xid(154)),
             ("GPU recovery action changed from 0x0 (None) to 0x (None)", EventKind::Xid(154)),
         ] {

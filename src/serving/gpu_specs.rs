@@ -740,6 +740,67 @@ mod tests {
         assert!(setup.text().unwrap().contains("/opt/nvidia/libcuda.so.580.95.05"));
     }
 
+    #[test]
+    fn a_tegra_system_has_what_its_lists_name() {
+        let mut setup = Setup::new("", &[]);
+        setup.options.device_id_strategy = DeviceIdStrategy::Index;
+        setup.write(HOOK, "#!/bin/sh\n");
+        setup.write(&format!("{HOOK}.real"), "enable-cuda-compat disable-device-node-modification");
+        setup.write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n");
+        for node in ["nvgpu/igpu0/ctrl", "nvgpu/igpu0/channel", "nvmap"] {
+            setup.write(&format!("dev/{node}"), "");
+        }
+        let lib = "usr/lib/aarch64-linux-gnu/nvidia";
+        for file in ["libcuda.so.1.1", "libnvidia-ml.so.1", "nvidia_icd.json"] {
+            setup.write(&format!("{lib}/{file}"), "");
+        }
+        setup.write("usr/sbin/nvidia-smi", "");
+        setup.write("usr/share/fonts/a.ttf", "");
+        let host = setup.dir.path().join("host");
+        let link = |target: &str, path: &str| symlink(target, host.join(path)).unwrap();
+        link("libcuda.so.1.1", &format!("{lib}/libcuda.so.1"));
+        link("nvidia/libcuda.so", "usr/lib/aarch64-linux-gnu/libcuda.so");
+        link("libcuda.so.1.1", &format!("{lib}/libcuda.so"));
+        fs::create_dir_all(host.join("etc/vulkan/icd.d")).unwrap();
+        let icd = "../../../usr/lib/aarch64-linux-gnu/nvidia/nvidia_icd.json";
+        link(icd, "etc/vulkan/icd.d/nvidia_icd.json");
+        let lists = "etc/nvidia-container-runtime/host-files-for-container.d";
+        // `/dev/fb0` and one library do not exist, and two lines are no lines of a list.
+        setup.write(
+            &format!("{lists}/devices.csv"),
+            "dev, /dev/nvgpu/igpu0/*\ndev, /dev/nvmap\ndev, /dev/fb0\ndev, nvmap\nnothing\n",
+        );
+        setup.write(
+            &format!("{lists}/drivers.csv"),
+            &format!(
+                "lib, /{lib}/libcuda.so.1.1\nlib, /{lib}/libnvidia-ml.so.1\n\
+                 lib, /{lib}/libnvos.so\nlib, //usr/sbin/nvidia-smi\ndir, /usr/share/fonts\n\
+                 sym, /usr/lib/aarch64-linux-gnu/libcuda.so\n\
+                 sym, /etc/vulkan/icd.d/nvidia_icd.json\n"
+            ),
+        );
+        setup.write(&format!("{lists}/others.csv"), "lib, /usr/share/fonts/a.ttf\n");
+        let root = HostRoot::new(&host);
+        let mut spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu);
+        spec.contract = Contract::Nvidia(setup.options.clone());
+        let found = hardware::discover(&root, &[], &BTreeMap::new());
+        let device = found.devices.last().unwrap();
+        let offered = Offered { device: Arc::clone(device), health: Health::Healthy };
+        let devices = [(device.id.clone(), offered)].into();
+        let offering = Offering { devices, spec: Arc::new(spec) };
+        let inventory =
+            Inventory { resources: [(offering.spec.name.clone(), Arc::new(offering))].into() };
+        setup.specs().update(&inventory, &held(&[]));
+        assert_eq!(setup.names(), ["0", "all", "tegra"]);
+        golden("nvidia-cdi-spec-tegra.json", &setup.text().unwrap());
+
+        // Without lists nothing is known of the files, and an incomplete file would be wrong.
+        fs::remove_dir_all(host.join(lists)).unwrap();
+        fs::remove_dir_all(setup.dir.path().join("cdi")).unwrap();
+        setup.specs().update(&inventory, &held(&[]));
+        assert_eq!(setup.text(), None);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 

@@ -151,3 +151,41 @@ fn each_new_node_is_a_resource_and_a_held_one_outlives_its_node() {
         listed(&kubelet, &sound, (1, 0)).await;
     });
 }
+
+/// A Jetson's GPU, which is no PCI function, in time slices: as with NVIDIA's plugin, the shares
+/// are `tegra::<n>`, and each container gets the name `tegra` (`internal/rm/tegra_manager.go`).
+#[test]
+fn a_jetsons_gpu_is_shared_and_is_healthy_while_its_nodes_exist() {
+    run(async {
+        let node = Node::with(&[]);
+        let release = node.path("host/etc/nv_tegra_release");
+        fs::create_dir_all(release.parent().unwrap()).unwrap();
+        fs::write(release, "# R36 (release), REVISION: 4.0\n").unwrap();
+        make(&node, "nvgpu/igpu0/ctrl");
+        make(&node, "nvmap");
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
+             select = { vendor = [\"10de\"], driver = [\"nvidia\"] }\nreplicas = 3\n\
+             nvidia = { pass_device_specs = true }\n",
+        );
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        let gpu = name("nvidia.com/gpu");
+        listed(&kubelet, &gpu, (3, 0)).await;
+        let pod = PodSpec::new("default", "pod").app("main", &gpu, 1);
+        let outcome = soon("an admission", kubelet.add_pod(pod)).await;
+        let edits = kubelet.view(|view| {
+            let pod = view.pod(&outcome.uid).unwrap();
+            pod.containers["main"].edits.clone()
+        });
+        assert_eq!(edits.envs["NVIDIA_VISIBLE_DEVICES"], "tegra");
+        assert!(edits.devices.is_empty(), "the toolkit adds the nodes");
+        let held = node.grants()[0].devices[0].id.clone();
+        assert_eq!(held.shared().unwrap().as_str(), "tegra");
+        let nvmap = node.path("host/dev/nvmap");
+        fs::remove_file(&nvmap).unwrap();
+        listed(&kubelet, &gpu, (0, 3)).await;
+        fs::write(&nvmap, "").unwrap();
+        listed(&kubelet, &gpu, (3, 0)).await;
+    });
+}

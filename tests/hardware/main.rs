@@ -6,4 +6,5 @@ mod captures;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor_real;
+mod nvidia_trees;
 mod real_kernel;

@@ -71,14 +71,12 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     ] {
         draft.no_equivalent(settings.get(key), why);
     }
-    for (key, usual, why) in [(
-        "flags.deviceDiscoveryStrategy",
-        "auto",
-        "GPUs are found in the driver's files; Tegra's integrated GPU is not among them",
-    )] {
-        if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
-            draft.no_equivalent(settings.get(key), why);
-        }
+    let strategy = settings.get("flags.deviceDiscoveryStrategy");
+    if strategy.as_ref().is_some_and(|setting| !matches!(setting.text(), Ok("auto" | "tegra"))) {
+        draft.no_equivalent(
+            strategy,
+            "GPUs are found in the driver's files, and the GPU of a Tegra system by its nodes",
+        );
     }
     roots(&settings, draft);
     super::xids::read(source, draft);

@@ -78,7 +78,9 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
         return Err(most.wrong(&format!("a number from 1 to {SHARES_MAX}")));
     }
     let why = match (pattern, regex_lite::Regex::new(pattern)) {
-        (TEGRA, _) => "it means Tegra's integrated GPU, which is not offered here".to_owned(),
+        (TEGRA, _) => {
+            "it means the GPU of a Tegra system; a resource of the class `gpu` offers it".to_owned()
+        }
         ("", _) => "every node would be a resource".to_owned(),
         (_, Err(error)) => format!("it is not a valid regular expression here: {error}"),
         (_, Ok(_)) => String::new(),

@@ -32,11 +32,11 @@ pub(super) fn common_edits(driver: &NvidiaDriver, gpus: &[Gpu]) -> Edits {
                 .extend(links.iter().map(|link| mount(link.host.clone(), &link.path, &READ_ONLY)));
         }
     }
-    let env = vec![
-        format!("NVIDIA_CTK_LIBCUDA_DIR={}", main_folders(driver).join(":")),
-        // NVIDIA's runtime has nothing to add.
-        "NVIDIA_VISIBLE_DEVICES=void".to_owned(),
-    ];
+    let folders = main_folders(driver);
+    let libcuda =
+        (!folders.is_empty()).then(|| format!("NVIDIA_CTK_LIBCUDA_DIR={}", folders.join(":")));
+    // NVIDIA's runtime has nothing to add.
+    let env = libcuda.into_iter().chain(["NVIDIA_VISIBLE_DEVICES=void".to_owned()]).collect();
     Edits { env, device_nodes: shared, hooks, mounts }
 }
 
@@ -105,11 +105,9 @@ fn common_hooks(driver: &NvidiaDriver, program: &CdiHookProgram, links: &[Link])
     let arguments: Vec<String> =
         links.iter().map(|link| format!("{}::{}", link.target, link.path)).collect();
     let has = |name: &str| program.hooks.contains(&name);
-    let folders: BTreeSet<&str> = driver
-        .libraries
-        .iter()
-        .filter_map(|library| Some(library.path.rsplit_once('/')?.0))
-        .collect();
+    let loaded = driver.libraries.iter().filter(|library| library.path.contains(".so"));
+    let folders: BTreeSet<&str> =
+        loaded.filter_map(|library| Some(library.path.rsplit_once('/')?.0)).collect();
     let folders = folders.iter().flat_map(|folder| ["--folder".to_owned(), (*folder).to_owned()]);
     let mut hooks: Vec<Hook> = create_symlinks(program, &arguments).into_iter().collect();
     if has("enable-cuda-compat") {

@@ -1,9 +1,10 @@
 //! The criteria of a resource: whether `class`, `select` and `exclude` match a device.
 
 use crate::domain::{
-    Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
+    Device, DeviceClass, INTEGRATED_KEY, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec,
+    Select,
 };
-use crate::hardware::profiles;
+use crate::hardware::{nvidia, profiles};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -25,6 +26,29 @@ pub(super) fn selects_mdev(select: &Select, device: &Device) -> bool {
     let is_named =
         !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
     device.attribute("part") != Some("mdev") || is_named
+}
+
+/// The vendor of a device. The GPU of a Tegra system counts as a GPU of NVIDIA's driver, so that one
+/// resource selects the GPUs of all nodes.
+pub(super) fn vendor(device: &Device) -> Option<u16> {
+    let of_function = device.pci.as_ref().and_then(|function| function.vendor);
+    of_function.or_else(|| is_integrated(device).then_some(nvidia::VENDOR))
+}
+
+/// The driver of a device; that of the GPU of a Tegra system is NVIDIA's.
+pub(super) fn driver(device: &Device) -> Option<&str> {
+    let of_function = device.pci.as_ref().and_then(|function| function.driver.as_deref());
+    of_function.or_else(|| is_integrated(device).then_some(nvidia::DRIVER))
+}
+
+/// Whether a device is a virtual function; `None` for a node of `/dev`.
+pub(super) fn is_vf(device: &Device) -> Option<bool> {
+    let of_function = device.pci.as_ref().map(|function| function.is_vf());
+    of_function.or_else(|| is_integrated(device).then_some(false))
+}
+
+fn is_integrated(device: &Device) -> bool {
+    device.key == INTEGRATED_KEY
 }
 
 /// The devices by address: a device may be selected by attributes of another one.
@@ -68,12 +92,14 @@ impl<'a> Host<'a> {
             list.is_empty() || values.any(|value| list.iter().any(|wanted| is(wanted, value)))
         };
         let function = device.pci.as_ref();
-        holds(&select.vendor, function.and_then(|function| function.vendor.as_ref()))
+        let driver = driver(device);
+        holds(&select.vendor, vendor(device).as_ref())
             && holds(&select.device, function.and_then(|function| function.device.as_ref()))
-            && holds(&select.driver, function.and_then(|function| function.driver.as_ref()))
+            && (select.driver.is_empty()
+                || select.driver.iter().any(|wanted| Some(wanted.as_str()) == driver))
             && holds(&select.address, function.map(|function| &function.address))
             && holds(&select.id, Some(&device.id))
-            && select.vf.is_none_or(|vf| function.is_some_and(|function| function.is_vf() == vf))
+            && select.vf.is_none_or(|vf| is_vf(device) == Some(vf))
             && select.part.is_none_or(|part| device.attribute("part").is_some() == part)
             && (select.pf.is_empty()
                 || function.is_some_and(|function| self.is_vf_of(select, function)))

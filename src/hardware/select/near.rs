@@ -1,7 +1,7 @@
 //! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
 //! no device.
 
-use super::criteria::{Host, is_usable, selects_mdev};
+use super::criteria::{Host, driver, is_usable, is_vf, selects_mdev, vendor};
 use super::exclusion::exclusion;
 use crate::domain::{
     Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select,
@@ -113,13 +113,13 @@ const CRITERIA: &[Criterion] = &[
         key: "driver",
         clear: |select| select.driver.clear(),
         wanted: |select| list(&select.driver),
-        found: |_, device| device.pci.as_ref()?.driver.clone(),
+        found: |_, device| driver(device).map(str::to_owned),
     },
     Criterion {
         key: "vendor",
         clear: |select| select.vendor.clear(),
         wanted: |select| hex(&select.vendor),
-        found: |_, device| device.pci.as_ref()?.vendor.map(|vendor| format!("{vendor:04x}")),
+        found: |_, device| vendor(device).map(|vendor| format!("{vendor:04x}")),
     },
     Criterion {
         key: "device",
@@ -137,7 +137,7 @@ const CRITERIA: &[Criterion] = &[
         key: "vf",
         clear: |select| select.vf = None,
         wanted: |select| select.vf.map(|vf| vf.to_string()).unwrap_or_default(),
-        found: |_, device| Some(device.pci.as_ref()?.is_vf().to_string()),
+        found: |_, device| is_vf(device).map(|vf| vf.to_string()),
     },
     Criterion {
         key: "pf",

@@ -191,7 +191,12 @@ impl Case for Verdict {
             EventKind::RecoveryAction(Some(needs)) => (Reason::Xid, format!("Xid 154: {needs}")),
         };
         let (reason, detail) = fault;
-        self.faults.entry(reason).or_insert_with(|| detail.clone());
+        if matches!(kind, EventKind::RecoveryAction(_)) {
+            // It tells an operator more than the error that led to it.
+            self.faults.insert(reason, detail.clone());
+        } else {
+            self.faults.entry(reason).or_insert_with(|| detail.clone());
+        }
         fail(self, reason, detail, at);
     }
 

@@ -194,6 +194,29 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
 }
 
 #[test]
+fn the_driver_asks_for_one_action_after_the_other() {
+    let mut history = History::new();
+    let asks = |action: &str| EventKind::RecoveryAction(Some(action.to_owned()));
+    let mut time = 10;
+    for (event, detail) in [
+        (EventKind::Xid(79), "Xid 79"),
+        (asks("Drain P2P"), "Xid 154: Drain P2P"),
+        (asks("Drain and Reset"), "Xid 154: Drain and Reset"),
+        (asks("GPU Reset Required"), "Xid 154: GPU Reset Required"),
+        (asks("Node Reboot Required"), "Xid 154: Node Reboot Required"),
+        (EventKind::Xid(79), "Xid 154: Node Reboot Required"),
+    ] {
+        assert_eq!(history.apply_event(time, &event), bad(Reason::Xid), "{event:?}");
+        assert_eq!(history.0.faults[&Reason::Xid], detail, "{event:?}");
+        assert_eq!(history.observe(time + 3000, &[]), bad(Reason::Xid), "{event:?}");
+        time += 5000;
+    }
+    assert_eq!(history.0.incidents.len(), 1, "it is one failure");
+    history.apply_event(time, &EventKind::RecoveryAction(None));
+    assert_eq!(history.healthy_again_at(time + 1), time + 1 + 30);
+}
+
+#[test]
 fn application_errors_and_unbinds_are_no_failures() {
     let mut history = History::new();
     for kind in [
