@@ -59,7 +59,7 @@ impl Drop for Setup {
     /// The process that the script left.
     fn drop(&mut self) {
         if let Some(pid) = self.pid() {
-            drop(kill(pid, Signal::SIGKILL));
+            let _ = kill(pid, Signal::SIGKILL);
         }
     }
 }
