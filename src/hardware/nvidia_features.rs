@@ -1,5 +1,6 @@
 //! The parts of NVIDIA's driver that not every node has, and their nodes, as NVIDIA's container
-//! toolkit finds them (`internal/discover/gdrcopy.go`, `gds.go`, `mofed.go`, `pkg/nvcdi/lib-imex.go`).
+//! toolkit finds them (`internal/discover/gdrcopy.go`, `gds.go` and `mofed.go`,
+//! `pkg/nvcdi/lib-imex.go`).
 
 use super::facts::required;
 use super::nvidia;

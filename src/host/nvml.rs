@@ -86,7 +86,7 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
             // The loader's library comes first: it fits this process. It is that of the host.
             let own = (root.is_live() && roots.contains(&"")).then(|| PathBuf::from(NAME));
             let mut found: Vec<PathBuf> = own.into_iter().collect();
-            // A driver in a container is not beside a working one of the host.
+            // Where a driver runs in a container, that of the host is an unused one.
             for below in roots.into_iter().rev() {
                 let inside = root.rooted_at(below);
                 let paths = FOLDERS.iter().filter_map(|folder| {

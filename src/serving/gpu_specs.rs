@@ -131,7 +131,7 @@ impl GpuSpecs {
         self.write(&mut state, inventory, &|_| true)
     }
 
-    /// Whether a runtime finds the definition of a name beyond GPUs. It is written if it is missing.
+    /// Whether a runtime finds the definition of a name beyond GPUs. A missing one is written.
     pub(super) fn defines(&self, kind: &str, name: &str, inventory: &Inventory) -> bool {
         let mut state = self.state();
         self.load(&mut state);
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_an_instance_is_defined_anew_for_each_answer() {
+    fn the_number_of_an_instance_is_defined_again_for_each_answer() {
         let mut setup = Setup::new("", &DRIVER);
         setup.options.device_id_strategy = DeviceIdStrategy::Index;
         setup.write("dev/nvidia-caps/nvidia-cap21", "");

@@ -87,8 +87,8 @@ impl Writer {
         }
     }
 
-    /// Reads the driver on a thread of its own: its folders have thousands of names. Returns whether
-    /// every file of other programs was read.
+    /// Reads the driver on a thread of its own: its folders have thousands of names. Returns
+    /// whether every file of other programs was read.
     async fn update_gpus(&self) -> bool {
         let inventory = Arc::clone(&self.inventory.borrow());
         let held = held_names(&self.grants.borrow());

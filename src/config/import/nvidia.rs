@@ -86,8 +86,8 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     Ok(())
 }
 
-/// The roots of the driver, as `[nvidia]`. The plugin's default is the host, where a driver is found
-/// without a setting.
+/// The roots of the driver, as `[nvidia]`. The plugin's default is the host, where a driver is
+/// found without a setting.
 fn roots(settings: &Settings<'_>, draft: &mut Draft) {
     let mut table = Table::default();
     for (theirs, ours) in
@@ -99,7 +99,7 @@ fn roots(settings: &Settings<'_>, draft: &mut Draft) {
             _ => Err(field.wrong("an absolute path")),
         };
         let root = draft.setting(Some(field.clone()), read);
-        // The nodes of the host beside another root of the driver are a choice.
+        // With another root of the driver, the nodes of the host are a choice.
         if let Some(root) = root.filter(|root| root != "/" || table.get("driver_root").is_some()) {
             set_from(&mut table, ours, text(&root), &field);
         }
