@@ -325,6 +325,32 @@ mod tests {
             ("gpu", "contract = \"nvidia\"\nnvidia = { gds = 1 }", "true, false or \"auto\""),
             (
                 "gpu",
+                "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }",
+                "must be a name such as nvidia.com",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }",
+                "must be a domain and a slash",
+            ),
+            (
+                "gpu",
+                "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }",
+                "unknown key `bypath`; did you mean `by_path`?",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\ncdi = [\"cri\"]",
+                "device_list_strategy = [\"cdi-cri\"]",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn every_mistake_in_the_options_of_mps_is_one_sentence() {
+        assert_refused(&[
+            (
+                "gpu",
                 "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }",
                 "must be an absolute path",
             ),
@@ -357,26 +383,6 @@ mod tests {
                 "gpu",
                 "contract = \"nvidia\"\nreplicas = 49\nnvidia = { mps_root = \"/m\" }",
                 "a GPU has at most 48 clients of MPS",
-            ),
-            (
-                "gpu",
-                "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }",
-                "must be a name such as nvidia.com",
-            ),
-            (
-                "gpu",
-                "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }",
-                "must be a domain and a slash",
-            ),
-            (
-                "gpu",
-                "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }",
-                "unknown key `bypath`; did you mean `by_path`?",
-            ),
-            (
-                "gpu",
-                "contract = \"nvidia\"\ncdi = [\"cri\"]",
-                "device_list_strategy = [\"cdi-cri\"]",
             ),
         ]);
     }

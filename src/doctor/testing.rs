@@ -86,13 +86,7 @@ pub(super) fn healthy() -> Facts {
             crio_dirs: None,
         }),
         mps_programs: Some(true),
-        nvidia: Some(NvidiaFacts {
-            nodes_root: Some(String::new()),
-            libraries: Some((String::new(), "580.95.05".into())),
-            has_hook: true,
-            needs_files: true,
-            ..NvidiaFacts::default()
-        }),
+        nvidia: Some(installed_driver()),
         host: Some(HostFacts {
             inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,
@@ -101,6 +95,16 @@ pub(super) fn healthy() -> Facts {
             is_enforcing: true,
         }),
         ..Facts::unknown(roots, now)
+    }
+}
+
+fn installed_driver() -> NvidiaFacts {
+    NvidiaFacts {
+        nodes_root: Some(String::new()),
+        libraries: Some((String::new(), "580.95.05".into())),
+        has_hook: true,
+        needs_files: true,
+        ..NvidiaFacts::default()
     }
 }
 

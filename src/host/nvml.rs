@@ -155,11 +155,9 @@ fn query_library(
         };
         let mut gpu = NvmlGpu::default();
         let mut sizes = Ok(BTreeMap::new());
-        let numbers = if instances.is_empty() { Ok(BTreeMap::new()) } else { numbers(&device) };
-        let numbers = numbers.unwrap_or_else(|error| {
-            answer.incomplete.get_or_insert_with(|| {
-                format!("the numbers of the MIG instances of {address}: {error}")
-            });
+        let numbers = numbers(&device, instances.is_empty()).unwrap_or_else(|error| {
+            let why = || format!("the numbers of the MIG instances of {address}: {error}");
+            answer.incomplete.get_or_insert_with(why);
             BTreeMap::new()
         });
         for (gi, ci) in instances {
@@ -224,13 +222,18 @@ fn query_library(
 
 /// The MIG instances of a GPU by their UUIDs, with the numbers by which NVML counts them. Numbers
 /// without an instance are skipped: NVIDIA's plugin has the same numbers
-/// (`nvmlDeviceGetMigDeviceHandleByIndex`, go-nvlib's `VisitMigDevices`).
+/// (`nvmlDeviceGetMigDeviceHandleByIndex`, go-nvlib's `VisitMigDevices`). NVML is not called for a
+/// whole GPU.
 #[cfg(feature = "nvml")]
 fn numbers(
     device: &nvml_wrapper::Device<'_>,
+    is_whole: bool,
 ) -> Result<BTreeMap<String, u32>, nvml_wrapper::error::NvmlError> {
     use nvml_wrapper::error::NvmlError::NotFound;
 
+    if is_whole {
+        return Ok(BTreeMap::new());
+    }
     let count = known(device.mig_device_count())?.unwrap_or_default();
     let mut numbers = BTreeMap::new();
     for number in 0..count.min(INSTANCES_MAX) {
