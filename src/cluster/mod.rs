@@ -31,7 +31,8 @@ mod pauses;
 mod tls;
 mod watch;
 
-#[cfg(all(test, feature = "lab"))]
+#[cfg(test)]
+#[cfg(feature = "lab")]
 mod tests;
 
 pub use credentials::Credentials;

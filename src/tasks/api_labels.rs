@@ -104,6 +104,7 @@ impl ApiLabels {
     }
 }
 
-#[cfg(all(test, feature = "lab"))]
+#[cfg(test)]
+#[cfg(feature = "lab")]
 #[path = "api_labels_tests.rs"]
 mod tests;
