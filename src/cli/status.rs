@@ -217,6 +217,14 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     }
 
     #[test]
+    fn a_missing_part_of_nvidias_driver_is_a_problem() {
+        let why = "nvidia-cdi-hook is not installed".to_owned();
+        let shown = text(&Status { nvidia_driver: Some(why), ..status() }, Screen::default());
+        assert!(shown.contains("one problem"), "{shown}");
+        assert!(shown.contains("✗ nvidia-cdi-hook is not installed\n"), "{shown}");
+    }
+
+    #[test]
     fn a_kubelet_with_only_a_socket_left_is_absent() {
         let status = Status {
             socket_left_behind: true,

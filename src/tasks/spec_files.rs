@@ -199,9 +199,9 @@ fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass,
-        DeviceId, DeviceNode, GrantState, GrantedDevice, Health, Offered, PciFunction, Reason,
-        ResourceSpec, Timestamp,
+        AllocId, Attributes, CdiAnswer, ContainerEdits, Contract, ContractKind, Device,
+        DeviceClass, DeviceId, DeviceListStrategy, DeviceNode, GrantState, GrantedDevice, Health,
+        NvidiaOptions, Offered, PciFunction, Reason, ResourceSpec, Timestamp,
     };
     use std::collections::BTreeMap;
     use std::time::Duration;
@@ -359,6 +359,56 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the file is removed");
+        writing.abort();
+    }
+
+    #[tokio::test]
+    async fn a_file_of_another_program_that_cannot_be_read_is_read_again_soon() {
+        let setup = Setup::new(&[], false);
+        let path = |rel: &str| setup.dir.path().join(rel);
+        for folder in ["host/usr/lib64", "host/dev", "cdi", "elsewhere"] {
+            std::fs::create_dir_all(path(folder)).unwrap();
+        }
+        for file in ["usr/lib64/libcuda.so.580.95.05", "dev/nvidia0"] {
+            std::fs::write(path("host").join(file), "").unwrap();
+        }
+        // No event comes for a file behind a link.
+        std::os::unix::fs::symlink(path("elsewhere"), path("cdi/nvidia.yaml")).unwrap();
+        let options = NvidiaOptions {
+            device_list_strategy: vec![DeviceListStrategy::CdiCri],
+            ..NvidiaOptions::default()
+        };
+        let name = "nvidia.com/gpu".parse().unwrap();
+        let spec = ResourceSpec {
+            contract: Contract::Nvidia(options),
+            ..ResourceSpec::new(name, DeviceClass::Gpu)
+        };
+        let id = DeviceId::new("GPU-1");
+        let device = Device {
+            id: id.clone(),
+            key: "pci:0000:18:00.0".into(),
+            class: DeviceClass::Gpu,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: vec![DeviceNode::at("/dev/nvidia0")],
+            attributes: [("uuid", "GPU-1")].into_iter().collect(),
+        };
+        let offered = Offered { device: Arc::new(device), health: Health::Healthy };
+        let offering = Offering { devices: [(id, offered)].into(), spec: Arc::new(spec) };
+        let resources = [(offering.spec.name.clone(), Arc::new(offering))].into();
+        setup.inventory.send_replace(Arc::new(Inventory { resources }));
+        let writing = tokio::spawn(setup.writer().begin().run());
+        let file = path("cdi/holdfast-nvidia.com+gpu.json");
+        assert!(file.exists(), "nothing is known of the other file");
+        std::fs::remove_dir(path("elsewhere")).unwrap();
+        std::fs::write(path("elsewhere"), "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n")
+            .unwrap();
+        let removed = async {
+            while file.exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), removed).await.expect("it is read again");
         writing.abort();
     }
 
