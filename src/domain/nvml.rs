@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(index((2, 0), &[(1, 0), (2, 0)]), None, "NVML has not returned it");
         assert_eq!(index((1, 0), &[(1, 0)]), None, "one was destroyed");
         assert_eq!(index((1, 0), &[(1, 0), (2, 0), (3, 0)]), None, "one was created");
-        // An answer without a number has none, whatever was known before.
+        // After an answer without a number none is known.
         let query = NvmlQuery::from([(gpu, NvmlGpuQuery::names([(1, 0)]))]);
         let answer = instance(None);
         let gpus = [(gpu, NvmlGpu { instances: [((1, 0), answer)].into(), ..NvmlGpu::default() })];
