@@ -84,13 +84,7 @@ pub(super) fn healthy() -> Facts {
             containerd: vec![containerd],
             crio_dirs: None,
         }),
-        nvidia: Some(NvidiaFacts {
-            nodes_root: Some(String::new()),
-            libraries: Some((String::new(), "580.95.05".into())),
-            has_hook: true,
-            needs_files: true,
-            ..NvidiaFacts::default()
-        }),
+        nvidia: Some(nvidia()),
         host: Some(HostFacts {
             inotify: Some(InotifyLimits { instances: 3, refused: None }),
             kernel_log: None,
@@ -99,6 +93,17 @@ pub(super) fn healthy() -> Facts {
             is_enforcing: true,
         }),
         ..Facts::unknown(roots, now)
+    }
+}
+
+/// The driver of the host itself.
+fn nvidia() -> NvidiaFacts {
+    NvidiaFacts {
+        nodes_root: Some(String::new()),
+        libraries: Some((String::new(), "580.95.05".into())),
+        has_hook: true,
+        needs_files: true,
+        ..NvidiaFacts::default()
     }
 }
 

@@ -157,9 +157,8 @@ fn query_library(
         let mut sizes = Ok(BTreeMap::new());
         let numbers = if instances.is_empty() { Ok(BTreeMap::new()) } else { numbers(&device) };
         let numbers = numbers.unwrap_or_else(|error| {
-            answer.incomplete.get_or_insert_with(|| {
-                format!("the numbers of the MIG instances of {address}: {error}")
-            });
+            let why = format!("the numbers of the MIG instances of {address}: {error}");
+            answer.incomplete.get_or_insert(why);
             BTreeMap::new()
         });
         for (gi, ci) in instances {
