@@ -397,18 +397,22 @@ mod tests {
         let offering = Offering { devices: [(id, offered)].into(), spec: Arc::new(spec) };
         let resources = [(offering.spec.name.clone(), Arc::new(offering))].into();
         setup.inventory.send_replace(Arc::new(Inventory { resources }));
-        let writing = tokio::spawn(setup.writer().begin().run());
-        let file = path("cdi/holdfast-nvidia.com+gpu.json");
-        assert!(file.exists(), "nothing is known of the other file");
-        std::fs::remove_dir(path("elsewhere")).unwrap();
-        std::fs::write(path("elsewhere"), "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n")
-            .unwrap();
-        let removed = async {
-            while file.exists() {
-                tokio::task::yield_now().await;
-            }
+        let (writer, file) = (setup.writer().begin(), path("cdi/holdfast-nvidia.com+gpu.json"));
+        std::fs::remove_file(&file).expect("nothing is known of the other file");
+        let writing = tokio::spawn(writer.run());
+        let is_there = async |wanted: bool| {
+            let waiting = async {
+                while file.exists() != wanted {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), waiting).await
         };
-        tokio::time::timeout(Duration::from_secs(20), removed).await.expect("it is read again");
+        is_there(true).await.expect("the next pass could not read the other file either");
+        std::fs::remove_dir(path("elsewhere")).unwrap();
+        let other = "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n";
+        std::fs::write(path("elsewhere"), other).unwrap();
+        is_there(false).await.expect("it is read again");
         writing.abort();
     }
 
