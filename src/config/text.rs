@@ -214,6 +214,11 @@ mod tests {
                 "of `kubelet.pod_resources_socket` contains a control character",
                 2,
             ),
+            (
+                "[nvidia]\ndriver_root = \"/a/../b\"",
+                "of `nvidia.driver_root` must not contain `.` or `..`",
+                2,
+            ),
             ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must not contain `.` or `..`", 2),
         ]);
     }

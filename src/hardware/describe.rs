@@ -159,8 +159,11 @@ impl<'a> Describer<'a> {
 
     /// The GPU of a Tegra system that is no PCI function.
     pub(super) fn integrated(&self) -> Option<Device> {
+        let failed = self.root.failure_count();
         self.nvidia.get(self.root);
-        let facts = self.integrated.get(self.root).as_ref()?;
+        // After a failed read the facts may be wrong, and their nodes would count as missing.
+        let facts = self.integrated.get(self.root).as_ref();
+        let facts = facts.filter(|_| self.root.failure_count() == failed)?;
         Some(Device {
             id: DeviceId::new(tegra::ID),
             key: INTEGRATED_KEY.to_owned(),

@@ -189,3 +189,34 @@ fn a_jetsons_gpu_is_shared_and_is_healthy_while_its_nodes_exist() {
         listed(&kubelet, &gpu, (3, 0)).await;
     });
 }
+
+/// A driver in a container, at a root that the configuration names.
+#[test]
+fn the_nodes_of_a_driver_are_found_below_its_configured_root() {
+    run(async {
+        let node = Node::with(&[]);
+        let write = |path: &str, text: &str| {
+            let path = node.path("host").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let uevent = "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n";
+        write("sys/bus/pci/devices/0000:3b:00.0/uevent", uevent);
+        let information = "Model: \t H100\nGPU UUID: \t GPU-1\nDevice Minor: \t 0\n";
+        write("proc/driver/nvidia/gpus/0000:3b:00.0/information", information);
+        write("opt/driver/dev/nvidia0", "");
+        write("opt/driver/dev/nvidiactl", "");
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[nvidia]\ndriver_root = \"/opt/driver\"\nnvml = \"off\"\n\
+             [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
+             select = { vendor = [\"10de\"], driver = [\"nvidia\"] }\n\
+             nvidia = { pass_device_specs = true }\n",
+        );
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        let gpu = name("nvidia.com/gpu");
+        listed(&kubelet, &gpu, (1, 0)).await;
+        let nodes = nodes_of_a_pod(&kubelet, "pod", &gpu).await;
+        assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia0"]);
+    });
+}
