@@ -27,7 +27,7 @@ pub fn nvidia_programs(host: &HostRoot) -> Result<Option<NvidiaPrograms>, ReadFa
     // A simulated host has no libraries: there the programs run in this process's root.
     let enters = host.is_live();
     let found = own.iter().find_map(|own| programs(own, false)).or_else(|| {
-        // A driver in a container is not beside a working one of the host.
+        // A driver in a container excludes a working one of the host.
         let mut others = host.nvidia().of_driver().into_iter().rev();
         others.find_map(|below| programs(&host.rooted_at(below), enters))
     });

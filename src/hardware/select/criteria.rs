@@ -28,7 +28,7 @@ pub(super) fn selects_mdev(select: &Select, device: &Device) -> bool {
     device.attribute("part") != Some("mdev") || is_named
 }
 
-/// The vendor of a device. The GPU of a Tegra system counts as a GPU of NVIDIA's driver, so that one
+/// The vendor of a device. The GPU of a Tegra system counts as one of NVIDIA's driver, so that a
 /// resource selects the GPUs of all nodes.
 pub(super) fn vendor(device: &Device) -> Option<u16> {
     let of_function = device.pci.as_ref().and_then(|function| function.vendor);

@@ -192,7 +192,7 @@ impl Case for Verdict {
         };
         let (reason, detail) = fault;
         if matches!(kind, EventKind::RecoveryAction(_)) {
-            // It tells an operator more than the error that led to it.
+            // An operator needs it more than the error that led to it.
             self.faults.insert(reason, detail.clone());
         } else {
             self.faults.entry(reason).or_insert_with(|| detail.clone());

@@ -1,22 +1,29 @@
 //! Hosts with NVIDIA's driver, made in temporary folders: which resources and ids are listed, and
 //! the whole answer of an Allocate by each strategy, compared with golden files.
 //!
-//! The facts about the answers of NVIDIA's device plugin are from its release 0.20:
+//! The facts about the answers of NVIDIA's device plugin are from its release 0.20. In
+//! `internal/plugin/server.go`:
 //!
 //! | fact | function |
 //! | --- | --- |
-//! | names in the variable, joined by commas | `internal/plugin/server.go`, `updateResponseForDeviceListEnvVar` |
-//! | the variable with a folder, and a mount of `/dev/null` for each name | `updateResponseForDeviceMounts` |
-//! | nodes: host path below the root of nodes, `rw`, driver-wide ones first | `apiDeviceSpecs`; `internal/rm/nvml_manager.go`, `GetDevicePaths` |
+//! | names in the variable, with commas | `updateResponseForDeviceListEnvVar` |
+//! | a folder in the variable, a mount for each name | `updateResponseForDeviceMounts` |
+//! | nodes: host path below the root of nodes, `rw` | `apiDeviceSpecs` |
 //! | no nodes if all strategies use CDI | `getAllocateResponse` |
-//! | `<vendor>/gpu=<name>` | `updateResponseForCDI`; `internal/cdi/cdi.go`, `QualifiedName` |
-//! | the annotation `cdi.k8s.io/nvidia-device-plugin_<id>` | `getCDIDeviceAnnotations` |
-//! | nodes of a MIG instance: GPU, GPU instance, compute instance | `internal/rm/nvml_devices.go`, `nvmlMigDevice.GetPaths` |
-//! | resources by MIG strategy | `internal/rm/rm.go`, `AddDefaultResourcesToConfig` |
-//! | the GPU of a Tegra system: `tegra`, number 0, no nodes | `internal/rm/tegra_devices.go` |
+//! | `<vendor>/gpu=<name>` | `updateResponseForCDI` |
+//! | the key of the annotation | `getCDIDeviceAnnotations` |
+//!
+//! In `internal/rm`:
+//!
+//! | fact | function |
+//! | --- | --- |
+//! | nodes of the driver as a whole come first | `nvmlResourceManager.GetDevicePaths` |
+//! | nodes of a MIG instance | `nvmlMigDevice.GetPaths` |
+//! | resources by MIG strategy | `AddDefaultResourcesToConfig` |
+//! | the GPU of a Tegra system: `tegra`, number 0, no nodes | `tegraDevice` |
 //!
 //! Three differences are intended. The id of a MIG instance in the list is its place, not its UUID,
-//! and its name by index is its UUID, not `0:1`. A node that several instances share is in an answer
+//! and without the numbers of NVML its name by index is its UUID. A node of several instances is here
 //! once. The daemon adds an annotation of its own to the answer.
 
 mod tree;
@@ -265,7 +272,7 @@ fn orin() -> Tree {
     tree
 }
 
-/// The plugin lists one device, whatever the system has (`buildTegraDeviceMap`).
+/// The plugin lists one device on every Tegra system (`buildTegraDeviceMap`).
 #[test]
 fn a_jetson() {
     let document = document(&orin(), MigStrategy::None, &NvmlSnapshot::empty());
