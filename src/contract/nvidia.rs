@@ -118,8 +118,8 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
 /// The GPU's name for the NVIDIA runtime. The GPU of a Tegra system is `tegra` in place of a UUID
 /// (NVIDIA's device plugin, `internal/rm/tegra_devices.go`, `GetUUID`).
 ///
-/// The driver shows no UUID before a GPU's first use, and a GPU that is never offered would never be
-/// used. Until then the number is the name.
+/// The driver shows no UUID before a GPU's first use, and a GPU that is never offered would never
+/// be used. Until then the number is the name.
 pub(super) fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     let order = match strategy {
         DeviceIdStrategy::Uuid => ["integrated", "uuid", "index", "minor"],

@@ -23,8 +23,8 @@
 //! | the GPU of a Tegra system: `tegra`, number 0, no nodes | `tegraDevice` |
 //!
 //! Three differences are intended. The id of a MIG instance in the list is its place, not its UUID,
-//! and without the numbers of NVML its name by index is its UUID. A node of several instances is here
-//! once. The daemon adds an annotation of its own to the answer.
+//! and without the numbers of NVML its name by index is its UUID. A node of several instances is
+//! here once. The daemon adds an annotation of its own to the answer.
 
 mod tree;
 
