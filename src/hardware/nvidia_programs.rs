@@ -56,6 +56,7 @@ fn programs(root: &HostRoot, enters: bool) -> Option<NvidiaPrograms> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::NvidiaRoots;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
@@ -88,6 +89,14 @@ mod tests {
         assert_eq!(find(), Some(expected(&host)));
         install(&driver, "nvidia-smi", 0o755);
         assert_eq!(find(), Some(expected(&driver)));
+
+        // A configured root is the only one.
+        let below = |driver: &str| {
+            let roots = NvidiaRoots { driver: Some(driver.to_owned()), dev: None };
+            nvidia_programs(&HostRoot::new(dir.path()).with_nvidia(&roots)).unwrap()
+        };
+        assert_eq!(below(""), Some(expected(&host)));
+        assert_eq!(below("/opt/driver"), None);
     }
 
     #[test]

@@ -13,8 +13,9 @@ const NVIDIA: u16 = 0x10de;
 
 /// An unreadable folder is no evidence.
 pub(super) fn mps_programs(input: &ReaderInput) -> AddFacts {
-    let found = hardware::nvidia_programs(&HostRoot::new(&input.target.roots.host));
-    let found = found.ok().map(|programs| programs.is_some());
+    let Some(config) = &input.config else { return Box::new(|_| ()) };
+    let root = HostRoot::new(&input.target.roots.host).with_nvidia(&config.nvidia_roots);
+    let found = hardware::nvidia_programs(&root).ok().map(|programs| programs.is_some());
     Box::new(move |facts: &mut Facts| facts.mps_programs = found)
 }
 
