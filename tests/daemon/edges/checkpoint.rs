@@ -5,15 +5,21 @@ use crate::common::{
     Node, allocate, dial, http_get, offered, resource, run, soon, telemetry, until,
 };
 use crate::edges::stage::gpu;
+use holdfast::lab::sim::kubelet::{Hook, HookTable, Kubelet, KubeletConfig, Verdict};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use tokio::task::spawn_blocking;
 
-/// The codes of doctor's findings.
-fn found_by_doctor(node: &Node) -> Vec<String> {
-    let output = node.output(&["doctor", "-o", "json"]);
+/// More lists than the daemon sends during the test.
+const LISTS: usize = 100;
+
+/// The codes of doctor's findings. Doctor asks the kubelet, which runs on this thread.
+async fn found_by_doctor(node: &Node) -> Vec<String> {
+    let mut command = node.command(&["doctor", "-o", "json"]);
+    let output = spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let findings: Value = serde_json::from_slice(&output.stdout).unwrap();
     findings["findings"]
         .as_array()
@@ -34,9 +40,17 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
     run(async {
         let node = Node::with(&[("gpu", kinds.len())]);
         node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        let kubelet = node.start_kubelet().await;
+        let hooks = HookTable::default();
+        let kubelet =
+            Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() })
+                .await
+                .unwrap();
         let daemon = node.start_daemon();
         offered(&kubelet, &gpu(), kinds.len()).await;
+        // The kubelet replaces the file after each list, unless the write fails.
+        for _ in 0..LISTS {
+            hooks.gate(Hook::BeforeCheckpoint).open(Verdict::Fail);
+        }
         let address = telemetry(&daemon).await;
         let checkpoint = node.path("kubelet/device-plugins/kubelet_internal_checkpoint");
         let readable = |value: u32| format!("\nholdfast_kubelet_checkpoint_readable {value}\n");
@@ -57,7 +71,7 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
                 |page| page.contains(&readable(0)),
             )
             .await;
-            let codes = found_by_doctor(&node);
+            let codes = found_by_doctor(&node).await;
             assert!(
                 codes.iter().any(|code| code == "kubelet-checkpoint-unreadable"),
                 "{why}: {codes:?}"
@@ -74,7 +88,7 @@ fn a_checkpoint_that_cannot_be_read_is_reported_and_refuses_no_allocate() {
         until("a status without it", unread, Value::is_null).await;
         until("the metric", || http_get(address, "/metrics").1, |page| page.contains(&readable(1)))
             .await;
-        let codes = found_by_doctor(&node);
+        let codes = found_by_doctor(&node).await;
         assert!(codes.iter().all(|code| code != "kubelet-checkpoint-unreadable"), "{codes:?}");
     });
 }
