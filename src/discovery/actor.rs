@@ -1,5 +1,5 @@
-//! The shell of discovery: scans on an event or on the poll, has new ids recorded, and forwards the
-//! evidence.
+//! The shell of discovery: scans on a request of the host watch, has new ids recorded, and forwards
+//! the evidence.
 
 use super::evidence::{evidence, held_devices, held_nodes, keep_known};
 use super::plan::planned;
@@ -16,9 +16,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-
-/// The slow poll: events may be lost, the poll is not.
-const POLL: Duration = Duration::from_secs(30);
 
 /// Backoff after a scan with read failures: the first wait. Each further one doubles it.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -181,16 +178,7 @@ impl Actor for DiscoveryActor {
 
     fn started(&mut self, context: &mut Self::Context) {
         request_scan(&context.address());
-        schedule_poll(context);
     }
-}
-
-/// Schedules the poll at a common tick, so that all pollers wake the machine once.
-fn schedule_poll(context: &mut Context<DiscoveryActor>) {
-    context.run_later(host::until_tick(POLL), |_, context| {
-        request_scan(&context.address());
-        schedule_poll(context);
-    });
 }
 
 /// Requests a scan. With a full mailbox a scan is pending anyway.

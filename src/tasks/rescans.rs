@@ -16,10 +16,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// list.
 const PAUSE_FACTOR: u32 = 9;
 
-/// The scans that events request.
+/// The scans that events and the poll request.
 pub(super) struct Rescans {
     rescan: Mailbox<Rescan>,
-    /// The interval of the poll, which scans too. No pause, and no wait for a scan, is longer.
+    /// The interval of the poll. No pause, and no wait for a scan, is longer.
     longest: Duration,
     due: Option<Instant>,
     earliest: Instant,
@@ -35,6 +35,11 @@ impl Rescans {
     pub(super) fn request(&mut self) {
         let due = self.earliest.max(Instant::now() + DEBOUNCE);
         self.due.get_or_insert(due);
+    }
+
+    /// Requests a scan that follows no event: it begins at once, or after the pause.
+    pub(super) fn request_at_once(&mut self) {
+        self.due.get_or_insert(self.earliest);
     }
 
     /// Waits until a scan begins, or until the running scan has ended. It may be dropped without

@@ -1,6 +1,6 @@
 //! The host watch: turns events on disk and in the kernel into messages to the actors.
 //!
-//! Every message only triggers a scan or a read. A slow poll reads without an event.
+//! Every message only triggers a scan or a read. A slow poll does both without an event.
 
 use super::config_links::{self, DATA_LINK};
 use super::label_file::LabelFile;
@@ -21,10 +21,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// The interval of the poll. inotify may drop events; the poll reads the same state.
+/// The interval of the poll, which also scans the hardware. Events may be lost; the poll is not.
 const POLL: Duration = Duration::from_secs(30);
 /// The interval where inotify does not watch every directory: then only the poll notices a new
-/// kubelet.
+/// kubelet. The hardware is still scanned each [`POLL`].
 const POLL_ALONE: Duration = Duration::from_secs(1);
 /// The delay of a reconcile. The kubelet writes its checkpoint once for each container of a pod.
 const RECONCILE_AFTER: Duration = Duration::from_millis(50);
@@ -132,6 +132,7 @@ impl Watcher {
             .ok()
             .flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
+        let mut scan_at = poll_at;
         let mut rescans = Rescans::new(self.rescan.clone(), POLL);
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (config_links::targets(&self.config_dirs), None);
@@ -197,6 +198,10 @@ impl Watcher {
                 Event::Poll => {
                     self.watch_again(&mut watch);
                     self.notify_sockets();
+                    if scan_at <= Instant::now() {
+                        scan_at = Instant::now() + host::until_tick(POLL);
+                        rescans.request_at_once();
+                    }
                 }
             }
             let every =
