@@ -19,7 +19,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Programs that must be on the `PATH`, and their Debian packages.
 const TOOLS: [(&str, &str); 4] =
-    [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils"), ("strip", "binutils")];
+    [("python3", "python3"), ("dpkg-deb", "dpkg"), ("readelf", "binutils"), ("strip", "binutils")];
 
 /// What is missing for the image and the network of pods, and how to install it.
 pub(crate) fn missing() -> Option<String> {
@@ -43,7 +43,7 @@ pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     // The image needs these files; no test reads them.
     fs::write(stage.join("NOTICES.gz"), "").unwrap();
     let mut build = Command::new("packaging/image/build");
-    build.arg(&stage).arg(&archive).args([VERSION, architecture()]);
+    build.arg(&archive).arg(VERSION).arg(format!("{}={}", architecture(), stage.display()));
     let built = build
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .env("SOURCE_DATE_EPOCH", "0")
