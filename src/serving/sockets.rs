@@ -111,9 +111,9 @@ impl Sockets {
         let name = self.file_name(resource, registration);
         let path = self.directory.join(&name);
         if path.as_os_str().len() > SOCKET_PATH_MAX {
+            // Without the name, which each try changes: a repeated problem is logged once.
             let problem = format!(
-                "the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir",
-                path.display()
+                "a socket there would have a path of more than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
@@ -341,6 +341,16 @@ mod tests {
         sockets.sweep();
         assert!(!dead.exists() && dir.path().join(&living.endpoint).exists());
         drop(living.listener);
+    }
+
+    #[tokio::test]
+    async fn a_folder_with_a_long_path_is_the_same_problem_at_every_try() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = Sockets::new(&dir.path().join("x".repeat(SOCKET_PATH_MAX)), LIMITS);
+        let name: ResourceName = "example.com/device".parse().unwrap();
+        let problem = |try_number| sockets.bind(&name, try_number).err().unwrap().to_string();
+        assert!(problem(1).contains("--kubelet-dir"), "{}", problem(1));
+        assert_eq!(problem(1), problem(2));
     }
 
     #[test]
