@@ -405,16 +405,19 @@ const EXCEPTIONS: &[&str] =
 const COMMENT_COLUMNS: usize = 100;
 const DOCUMENT_COLUMNS: usize = 120;
 
+/// Extensions of texts for people.
+const TEXTS: &[&str] =
+    &["rs", "md", "toml", "yaml", "yml", "json", "service", "conf", "proto", "tpl", "txt", "py"];
+
 /// Every text of the repository for people, with its name. Scripts have no extension.
 fn texts() -> Vec<Source> {
     fn walk(path: &Path, files: &mut Vec<PathBuf>) {
         if path.is_dir() {
             fs::read_dir(path).unwrap().for_each(|entry| walk(&entry.unwrap().path(), files));
-        } else if path.extension().is_none_or(|extension| {
-            ["rs", "md", "toml", "yaml", "json", "service", "conf", "proto", "tpl", "txt", "py"]
-                .iter()
-                .any(|text| extension == *text)
-        }) {
+        } else if path
+            .extension()
+            .is_none_or(|extension| TEXTS.iter().any(|text| extension == *text))
+        {
             files.push(path.to_path_buf());
         }
     }
@@ -429,9 +432,12 @@ fn texts() -> Vec<Source> {
         "examples",
         "benches",
         ".ci",
+        ".github",
         "tests",
         "build.rs",
+        "deny.toml",
         "README.md",
+        "SECURITY.md",
         "ARCHITECTURE.md",
         "CHANGELOG.md",
         "CONTRIBUTING.md",

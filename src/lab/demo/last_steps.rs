@@ -93,7 +93,7 @@ impl Demo {
         if self.env.breaks(Step::Release) {
             self.release_without_proof(&uid).await?;
         }
-        let age = self.kubelet_age()?;
+        let age = self.kubelet_age()?.as_secs_f64();
         let cgroup =
             self.env.settings.roots.host.join("sys/fs/cgroup/kubepods").join(format!("pod{uid}"));
         let ended =
@@ -104,8 +104,7 @@ impl Demo {
         )?;
         self.screen.fact("processes ended", ended)?;
         let young = format_args!(
-            "not yet: it started {:.1} s ago, and before 60 s it may not list every pod",
-            age.as_secs_f64()
+            "not yet: it started {age:.1} s ago, and before 60 s it may not list every pod"
         );
         self.screen.fact("kubelet settled", young)?;
         self.screen.fact(
