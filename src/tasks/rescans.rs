@@ -20,15 +20,17 @@ const PAUSE_FACTOR: u32 = 9;
 pub(super) struct Rescans {
     rescan: Mailbox<Rescan>,
     /// The interval of the poll. No pause, and no wait for a scan, is longer.
-    longest: Duration,
+    poll: Duration,
+    poll_at: Instant,
     due: Option<Instant>,
     earliest: Instant,
     running: Option<Pin<Box<dyn Future<Output = Duration> + Send>>>,
 }
 
 impl Rescans {
-    pub(super) fn new(rescan: Mailbox<Rescan>, longest: Duration) -> Self {
-        Rescans { rescan, longest, due: None, earliest: Instant::now(), running: None }
+    pub(super) fn new(rescan: Mailbox<Rescan>, poll: Duration) -> Self {
+        let (earliest, poll_at) = (Instant::now(), Instant::now() + host::until_tick(poll));
+        Rescans { rescan, poll, poll_at, due: None, earliest, running: None }
     }
 
     /// Requests a scan: it begins after the debounce or after the pause, the later of the two.
@@ -37,9 +39,13 @@ impl Rescans {
         self.due.get_or_insert(due);
     }
 
-    /// Requests a scan that follows no event: it begins at once, or after the pause.
-    pub(super) fn request_at_once(&mut self) {
-        self.due.get_or_insert(self.earliest);
+    /// Requests the scan of the poll, if its time has come. It follows no event, so it needs no
+    /// debounce.
+    pub(super) fn poll(&mut self) {
+        if self.poll_at <= Instant::now() {
+            self.poll_at = Instant::now() + host::until_tick(self.poll);
+            self.due.get_or_insert(self.earliest);
+        }
     }
 
     /// Waits until a scan begins, or until the running scan has ended. It may be dropped without
@@ -48,7 +54,7 @@ impl Rescans {
         if let Some(running) = &mut self.running {
             let took = running.await;
             self.running = None;
-            self.earliest = Instant::now() + pause_after(took, self.longest);
+            self.earliest = Instant::now() + pause_after(took, self.poll);
             self.due = self.due.map(|due| due.max(self.earliest));
             return;
         }
@@ -57,7 +63,7 @@ impl Rescans {
             None => std::future::pending().await,
         }
         self.due = None;
-        let (rescan, longest) = (self.rescan.clone(), self.longest);
+        let (rescan, longest) = (self.rescan.clone(), self.poll);
         self.running = Some(Box::pin(async move {
             let began = Instant::now();
             if let Err(error) = rescan.call(Rescan { asked_at: host::now().boot }, longest).await {

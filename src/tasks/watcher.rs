@@ -132,7 +132,6 @@ impl Watcher {
             .ok()
             .flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
-        let mut scan_at = poll_at;
         let mut rescans = Rescans::new(self.rescan.clone(), POLL);
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (config_links::targets(&self.config_dirs), None);
@@ -198,10 +197,7 @@ impl Watcher {
                 Event::Poll => {
                     self.watch_again(&mut watch);
                     self.notify_sockets();
-                    if scan_at <= Instant::now() {
-                        scan_at = Instant::now() + host::until_tick(POLL);
-                        rescans.request_at_once();
-                    }
+                    rescans.poll();
                 }
             }
             let every =
