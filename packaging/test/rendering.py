@@ -12,7 +12,8 @@ GROUPS = {
     "v1": {"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "Service": "services", "Secret": "secrets"},
     "apps/v1": {"DaemonSet": "daemonsets"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
-    "rbac.authorization.k8s.io/v1": {"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings"},
+    "rbac.authorization.k8s.io/v1": {"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "RoleBinding": "rolebindings"},
+    "security.openshift.io/v1": {"SecurityContextConstraints": "securitycontextconstraints"},
     "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors"},
 }
 
@@ -30,7 +31,7 @@ def discovery(path):
     for group, kinds in GROUPS.items():
         known[f"/apis/{group}" if "/" in group else f"/api/{group}"] = {
             "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [
-                {"name": plural, "singularName": "", "namespaced": not kind.startswith("Cluster"), "kind": kind, "verbs": ["create", "get", "list", "patch"]}
+                {"name": plural, "singularName": "", "namespaced": not kind.startswith("Cluster") and kind != "SecurityContextConstraints", "kind": kind, "verbs": ["create", "get", "list", "patch"]}
                 for kind, plural in kinds.items()]}
     return known.get(path)
 

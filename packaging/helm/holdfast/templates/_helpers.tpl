@@ -62,8 +62,9 @@ capabilities: { drop: [ALL] }
 {{- end }}
 readOnlyRootFilesystem: true
 seccompProfile: { type: RuntimeDefault }
-{{- with .Values.seLinuxOptions }}
-seLinuxOptions: {{- toYaml . | nindent 2 }}
+{{- /* On OpenShift the constraints set them. */}}
+{{- if and .Values.seLinuxOptions (not .Values.features.openshift) }}
+seLinuxOptions: {{- toYaml .Values.seLinuxOptions | nindent 2 }}
 {{- end }}
 {{- end -}}
 
