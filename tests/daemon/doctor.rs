@@ -325,7 +325,16 @@ fn a_daemon_that_should_run_or_does_not_answer_is_found() {
     fs::create_dir_all(unit.parent().unwrap()).unwrap();
     symlink("/usr/lib/systemd/system/holdfast.service", &unit).unwrap();
     finds(&quiet.node, &["pod-resources-unreachable", "daemon-not-running"]);
+    let mask = quiet.node.path("host/etc/systemd/system/holdfast.service");
+    symlink("/dev/null", &mask).unwrap();
+    quiet.finds(&[]);
+    fs::remove_file(&mask).unwrap();
     fs::remove_file(&unit).unwrap();
+    // The drop-in of the system extension.
+    let upholds = "usr/lib/systemd/system/multi-user.target.d/10-holdfast.conf";
+    quiet.host(upholds, "[Unit]\nUpholds=holdfast.service\n");
+    finds(&quiet.node, &["pod-resources-unreachable", "daemon-not-running"]);
+    fs::remove_file(quiet.node.path("host").join(upholds)).unwrap();
     fs::create_dir_all(quiet.node.state()).unwrap();
     let lock = fs::File::create(quiet.node.state().join("lock")).unwrap();
     lock.try_lock().unwrap();

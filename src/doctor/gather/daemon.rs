@@ -13,6 +13,16 @@ use tokio::time::timeout;
 
 /// The link that systemd creates for a unit that starts at boot.
 const ENABLED: &str = "etc/systemd/system/multi-user.target.wants/holdfast.service";
+/// The drop-in of the system extension (`packaging/sysext/build`), which starts the unit at boot.
+const UPHELD: &str = "usr/lib/systemd/system/multi-user.target.d/10-holdfast.conf";
+/// A link to `/dev/null` while the unit is masked.
+const MASK: &str = "etc/systemd/system/holdfast.service";
+
+/// Whether systemd starts the unit at boot.
+fn is_enabled(host_root: &HostRoot) -> bool {
+    let is_masked = host_root.link_target(MASK).is_some_and(|target| target.ends_with("dev/null"));
+    !is_masked && (host_root.link_target(ENABLED).is_some() || host_root.read(UPHELD).is_some())
+}
 
 pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
     let roots = &input.target.roots;
@@ -48,7 +58,7 @@ pub(super) fn daemon(input: &ReaderInput) -> AddFacts {
     let daemon = Daemon {
         answer,
         pid,
-        is_enabled: host_root.link_target(ENABLED).is_some(),
+        is_enabled: is_enabled(&host_root),
         lock_holder: host::lock_holder(&locks, &roots.state.join("lock")),
     };
     Box::new(|facts: &mut Facts| facts.daemon = Some(daemon))
