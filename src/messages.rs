@@ -113,9 +113,10 @@ impl<M: Message> Message for WithReply<M> {
     type Result = ();
 }
 
-/// → discovery: scan the host again. Answered when the result was sent to health.
+/// → discovery: scan the host again. Answered when the result was sent to health, with the
+/// processor time of the scan: zero if an earlier scan has answered the request.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "()")]
+#[rtype(result = "Duration")]
 pub struct Rescan {
     /// When the request was made (`CLOCK_BOOTTIME`). A scan that began later has answered it
     /// already.

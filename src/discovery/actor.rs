@@ -10,7 +10,7 @@ use crate::hardware;
 use crate::host::{self, HostRoot, ReadFailure};
 use crate::messages::{Crash, Discovered, Found, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
+use actix::{Actor, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -188,13 +188,16 @@ fn request_scan(address: &actix::Addr<DiscoveryActor>) {
 
 impl Handler<Rescan> for DiscoveryActor {
     /// One scan at a time: an older result must not overtake a newer one.
-    type Result = AtomicResponse<Self, ()>;
+    type Result = AtomicResponse<Self, Duration>;
 
     fn handle(&mut self, Rescan { asked_at }: Rescan, context: &mut Self::Context) -> Self::Result {
         // Events come in bursts. A scan that began after this event has seen its change.
         if self.scanned_at.is_some_and(|scanned_at| scanned_at > asked_at) {
-            return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
+            return AtomicResponse::new(Box::pin(
+                std::future::ready(Duration::ZERO).into_actor(self),
+            ));
         }
+        let began = host::thread_time();
         self.scanned_at = Some(host::now().boot);
         let DiscoveryConfig { host_root, plan, grants, nvml, question, .. } = &self.config;
         let held = || grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
@@ -202,15 +205,17 @@ impl Handler<Rescan> for DiscoveryActor {
         let profiles = (&*nvml, nvml.lacks_profile(&question.borrow()));
         let (plan, warnings) = planned(host_root, plan, profiles, held);
         let (evidence, named) = self.scan(&plan, warnings);
+        let used = host::thread_time().saturating_sub(began);
         if let Some(wait) = self.note_unread(&evidence.unread) {
             context.run_later(wait, |_, context| request_scan(&context.address()));
             if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty()
             {
-                return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
+                return AtomicResponse::new(Box::pin(std::future::ready(used).into_actor(self)));
             }
         }
         let config = self.config.clone();
-        AtomicResponse::new(Box::pin(publish(evidence, plan, named, config).into_actor(self)))
+        let publish = publish(evidence, plan, named, config);
+        AtomicResponse::new(Box::pin(publish.into_actor(self).map(move |(), _, _| used)))
     }
 }
 

@@ -12,6 +12,13 @@ pub fn now() -> Moment {
     Moment { boot, wall: Timestamp::from_system(SystemTime::now()) }
 }
 
+/// The processor time of this thread. It does not contain the time of waiting, neither for a driver
+/// nor for a processor.
+#[must_use]
+pub fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 /// The time until the next multiple of `period` on the boot clock. All pollers run at these times,
 /// so that the machine wakes up only once for all.
 #[must_use]

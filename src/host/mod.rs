@@ -31,7 +31,7 @@ mod uevent;
 mod watch;
 mod writable;
 
-pub use clock::{boot_id, now, until_tick};
+pub use clock::{boot_id, now, thread_time, until_tick};
 pub use command::{CommandError, Conduct, Ran, run as run_command, run_as};
 pub use dev::DevEntry;
 #[cfg(test)]

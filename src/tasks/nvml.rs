@@ -332,8 +332,8 @@ mod tests {
     struct IgnoringDiscovery;
 
     impl Deliver<Rescan> for IgnoringDiscovery {
-        fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
-            Box::pin(std::future::ready(Ok(())))
+        fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<Duration, CallError>> {
+            Box::pin(std::future::ready(Ok(Duration::ZERO)))
         }
 
         fn send(&self, _: Rescan) {}

@@ -11,10 +11,18 @@ const DEBOUNCE: Duration = Duration::from_millis(10);
 /// The shortest pause between two scans. Hardware events come in bursts and in any order: a virtual
 /// function comes before the link to its physical function. The later scan sees the final state.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The pause after a scan, as a multiple of the scan's duration. So scans use at most a tenth of
-/// one processor, however many events come. A `/dev` with a hundred thousand entries takes 80 ms to
-/// list.
+/// The pause after a scan, as a multiple of its processor time. So scans use at most a tenth of one
+/// processor, however many events come. A `/dev` with a hundred thousand entries takes 80 ms to
+/// list. On a busy machine a scan takes longer without more processor time, and a device failure
+/// must not wait for that nine times.
 const PAUSE_FACTOR: u32 = 9;
+
+/// What a scan took.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    processor: Duration,
+    elapsed: Duration,
+}
 
 /// The scans that events and the poll request.
 pub(super) struct Rescans {
@@ -24,7 +32,7 @@ pub(super) struct Rescans {
     poll_at: Instant,
     due: Option<Instant>,
     earliest: Instant,
-    running: Option<Pin<Box<dyn Future<Output = Duration> + Send>>>,
+    running: Option<Pin<Box<dyn Future<Output = Cost> + Send>>>,
 }
 
 impl Rescans {
@@ -52,9 +60,9 @@ impl Rescans {
     /// loss.
     pub(super) async fn step(&mut self) {
         if let Some(running) = &mut self.running {
-            let took = running.await;
+            let cost = running.await;
             self.running = None;
-            self.earliest = Instant::now() + pause_after(took, self.poll);
+            self.earliest = Instant::now() + pause_after(cost, self.poll);
             self.due = self.due.map(|due| due.max(self.earliest));
             return;
         }
@@ -66,16 +74,19 @@ impl Rescans {
         let (rescan, longest) = (self.rescan.clone(), self.poll);
         self.running = Some(Box::pin(async move {
             let began = Instant::now();
-            if let Err(error) = rescan.call(Rescan { asked_at: host::now().boot }, longest).await {
+            let scan = rescan.call(Rescan { asked_at: host::now().boot }, longest).await;
+            let processor = scan.unwrap_or_else(|error| {
                 tracing::warn!(%error, "hardware scan failed; the next event or poll requests another one");
-            }
-            began.elapsed()
+                Duration::ZERO
+            });
+            Cost { processor, elapsed: began.elapsed() }
         }));
     }
 }
 
-fn pause_after(took: Duration, longest: Duration) -> Duration {
-    took.saturating_mul(PAUSE_FACTOR).clamp(PAUSE_MIN, longest)
+/// The pause is also as long as the scan: a driver that answers slowly is asked half of the time.
+fn pause_after(cost: Cost, longest: Duration) -> Duration {
+    cost.processor.saturating_mul(PAUSE_FACTOR).max(cost.elapsed).clamp(PAUSE_MIN, longest)
 }
 
 #[cfg(test)]
@@ -84,11 +95,20 @@ mod tests {
 
     #[test]
     fn scanning_costs_at_most_a_tenth_of_a_processor() {
-        for (took, pause) in [(0, 50), (1, 50), (80, 720), (2_000, 18_000), (60_000, 30_000)] {
-            assert_eq!(
-                pause_after(Duration::from_millis(took), Duration::from_secs(30)),
-                Duration::from_millis(pause)
-            );
+        let ms = Duration::from_millis;
+        for (processor, elapsed, pause) in [
+            (0, 0, 50),
+            (1, 1, 50),
+            (80, 80, 720),
+            (2_000, 2_000, 18_000),
+            (60_000, 60_000, 30_000),
+            // A busy machine, a slow driver, a driver that hangs.
+            (20, 400, 400),
+            (1, 3_000, 3_000),
+            (0, 60_000, 30_000),
+        ] {
+            let cost = Cost { processor: ms(processor), elapsed: ms(elapsed) };
+            assert_eq!(pause_after(cost, Duration::from_secs(30)), ms(pause), "{cost:?}");
         }
     }
 }

@@ -450,7 +450,7 @@ fn a_kernel_error_of_a_gpu_counts_until_a_reset_or_a_reboot() {
 struct NoReceiver;
 
 impl Deliver<Rescan> for NoReceiver {
-    fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+    fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<Duration, CallError>> {
         Box::pin(std::future::pending())
     }
 
