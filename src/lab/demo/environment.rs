@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// The timeout of steps that take milliseconds.
-const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout of steps that take milliseconds, or seconds in an emulated machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout if a step is broken: most likely it never succeeds. A device that has
 /// returned is healthy after up to 2 s, since only the second rescan after its return may find it
 /// healthy.
