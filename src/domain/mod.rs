@@ -7,6 +7,7 @@
 
 mod attributes;
 mod checkpoint;
+mod claim;
 mod cluster;
 mod contract;
 mod device;
@@ -47,6 +48,9 @@ mod verdict;
 
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
+pub use claim::{
+    Allocated, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, DraName, PreparedDevice,
+};
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,

@@ -1,0 +1,167 @@
+//! Claims of Dynamic Resource Allocation (DRA). The scheduler allocates devices to a claim by their
+//! names, and the kubelet asks the driver to prepare it for a pod.
+
+use super::device_id::DeviceId;
+use super::edits::ContainerEdits;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A `ResourceClaim` as the kubelet names it (`Claim` of the kubelet's DRA API). Its UID
+/// distinguishes it from an earlier claim of the same name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClaimRef {
+    /// The claim's UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for ClaimRef {
+    /// `namespace/name`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The name of a device in the DRA API. The driver's name is the same for all devices of this
+/// daemon. A name never changes while a claim may hold the device.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DraName {
+    /// `spec.pool.name` of its `ResourceSlice`.
+    pub pool: String,
+    /// The name in the pool, a DNS label.
+    pub device: String,
+}
+
+impl fmt::Display for DraName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.pool, self.device)
+    }
+}
+
+/// One device that the scheduler allocated to a claim (`DeviceRequestAllocationResult` of
+/// resource.k8s.io/v1).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Allocated {
+    /// The request in the claim: `gpu`, or `gpu/large` for one of its alternatives.
+    pub request: String,
+    /// The device.
+    #[serde(flatten)]
+    pub name: DraName,
+    /// The share of a device with consumable capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// Access for an administrator: the device may have another holder.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub admin: bool,
+}
+
+impl Allocated {
+    /// The request without the alternative, as the kubelet expects it in an answer.
+    #[must_use]
+    pub fn request_name(&self) -> &str {
+        self.request.split('/').next().unwrap_or_default()
+    }
+}
+
+/// One device of a prepared claim, with all that its containers get.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimedDevice {
+    /// What the scheduler allocated.
+    #[serde(flatten)]
+    pub allocated: Allocated,
+    /// The id of the device.
+    pub id: DeviceId,
+    /// The qualified CDI names in the answer. They are recorded, so that each answer has the same
+    /// bytes: the kubelet may append a second answer to the first.
+    pub cdi_devices: Vec<String>,
+    /// The content of the CDI device of this claim. The file is written again from it after a
+    /// reboot.
+    pub edits: ContainerEdits,
+}
+
+/// What a grant records of its claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimHold {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// Identifies the allocation: a claim may be allocated again under the same UID.
+    pub allocation: String,
+    /// The devices of one resource, sorted by request and name.
+    pub devices: Vec<ClaimedDevice>,
+}
+
+/// One device in the answer to the kubelet (`Device` of the kubelet's DRA API).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreparedDevice {
+    /// The request in the claim, without the alternative.
+    pub request: String,
+    /// The device.
+    pub name: DraName,
+    /// The qualified CDI names that the runtime resolves.
+    pub cdi_devices: Vec<String>,
+    /// The share of a device with consumable capacity.
+    pub share_id: Option<String>,
+}
+
+impl From<&ClaimedDevice> for PreparedDevice {
+    fn from(device: &ClaimedDevice) -> Self {
+        PreparedDevice {
+            request: device.allocated.request_name().to_owned(),
+            name: device.allocated.name.clone(),
+            cdi_devices: device.cdi_devices.clone(),
+            share_id: device.allocated.share_id.clone(),
+        }
+    }
+}
+
+/// The health of a device as the kubelet shows it in the status of a pod (`DeviceHealth` of the
+/// kubelet's DRA health API).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimHealth {
+    /// The device.
+    pub name: DraName,
+    /// `None` if the device was never examined.
+    pub is_healthy: Option<bool>,
+    /// The reason and the detail, at most 1024 bytes.
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allocated(request: &str) -> Allocated {
+        let name = DraName { pool: "n1/gpu".into(), device: "gpu-5a7c".into() };
+        Allocated { request: request.into(), name, share_id: None, admin: false }
+    }
+
+    #[test]
+    fn an_answer_names_the_request_without_its_alternative() {
+        for (request, expected) in [("gpu", "gpu"), ("gpu/large", "gpu"), ("", "")] {
+            assert_eq!(allocated(request).request_name(), expected);
+        }
+    }
+
+    #[test]
+    fn a_claimed_device_is_recorded_in_the_words_of_the_api() {
+        let device = ClaimedDevice {
+            allocated: allocated("gpu/large"),
+            id: DeviceId::new("GPU-5A7C"),
+            cdi_devices: vec!["k8s.holdfast.dev/claim=u-gpu-5a7c".into()],
+            edits: ContainerEdits::default(),
+        };
+        let text = serde_json::to_string(&device).unwrap();
+        assert!(
+            text.starts_with(
+                r#"{"request":"gpu/large","pool":"n1/gpu","device":"gpu-5a7c","id":"GPU-5A7C","#
+            ),
+            "{text}"
+        );
+        assert_eq!(serde_json::from_str::<ClaimedDevice>(&text).unwrap(), device);
+        let answer = PreparedDevice::from(&device);
+        assert_eq!((answer.request.as_str(), &answer.name), ("gpu", &device.allocated.name));
+    }
+}
