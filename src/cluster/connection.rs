@@ -1,36 +1,84 @@
 //! One connection to the API server: HTTP/1.1, one request at a time.
 
 use super::credentials::{Access, Credentials};
-use super::error::ClusterError;
+use super::error::{ClusterError, Details};
 use super::metadata::Status;
 use super::tls;
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderValue, RETRY_AFTER, USER_AGENT};
-use hyper::{Request, Response, Uri};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, RETRY_AFTER, USER_AGENT,
+};
+use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
-/// The limit of an answer that is not a watch. A list of the metadata of one node has kilobytes.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// The limit of one object. It has at most 1.5 MiB in etcd.
+pub(super) const OBJECT_BYTES_MAX: usize = 4 << 20;
+/// The limit of a list. The slices of one driver on one node have up to half a megabyte.
+pub(super) const LIST_BYTES_MAX: usize = 16 << 20;
 /// The limit of the text of an error.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 /// The longest part of an answer in a message, in characters.
 const MESSAGE_CHARS_MAX: usize = 300;
 
+/// Whole objects, as JSON.
+pub(super) const JSON: &str = "application/json";
+
+/// A request.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    pub(super) method: Method,
+    /// The path and the query.
+    pub(super) path: String,
+    /// The form of the answer.
+    pub(super) accept: &'static str,
+    /// JSON.
+    pub(super) body: Option<Bytes>,
+    /// Whether sending it twice does the same as once.
+    pub(super) may_repeat: bool,
+}
+
+impl Question {
+    /// Asks for an object, a list or a watch.
+    pub(super) fn get(path: String, accept: &'static str) -> Self {
+        Question { method: Method::GET, path, accept, body: None, may_repeat: true }
+    }
+}
+
+/// Why a request failed.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) error: ClusterError,
+    /// Whether the API server may have received it.
+    pub(super) was_sent: bool,
+}
+
+impl From<Failed> for ClusterError {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
+impl From<ClusterError> for Failed {
+    /// A failure after the request was sent.
+    fn from(error: ClusterError) -> Self {
+        Failed { error, was_sent: true }
+    }
+}
+
 /// An open connection. It ends with this value.
 #[derive(Debug)]
 pub(super) struct Connection {
-    requests: http1::SendRequest<Empty<Bytes>>,
+    requests: http1::SendRequest<Full<Bytes>>,
     task: JoinHandle<()>,
     /// The address, for messages and for the header `Host`.
     server: String,
@@ -39,6 +87,7 @@ pub(super) struct Connection {
     prefix: String,
     token: Option<HeaderValue>,
     within: Duration,
+    opened: Instant,
 }
 
 impl Drop for Connection {
@@ -104,7 +153,7 @@ impl Connection {
             let mut header = HeaderValue::try_from(format!("Bearer {token}"))
                 .map_err(|_| ClusterError::Credentials("the token is not a text".into()))?;
             header.set_sensitive(true);
-            Ok(header)
+            Ok::<_, ClusterError>(header)
         });
         Ok(Connection {
             requests,
@@ -114,6 +163,7 @@ impl Connection {
             token: token.transpose()?,
             server: access.server,
             within,
+            opened: Instant::now(),
         })
     }
 
@@ -122,75 +172,94 @@ impl Connection {
         &self.server
     }
 
-    /// Sends a GET request. Returns the answer once its head has arrived.
+    /// Whether it takes another request, as far as is known, and is not older than this.
+    pub(super) fn is_usable(&self, age: Duration) -> bool {
+        !self.requests.is_closed() && self.opened.elapsed() < age
+    }
+
+    /// Sends a request. Returns the answer once its head has arrived.
     ///
     /// # Errors
     /// When the connection fails, no answer comes in time, or the answer is an error.
-    pub(super) async fn get(
+    pub(super) async fn send(
         &mut self,
-        path: &str,
-        accept: &'static str,
-    ) -> Result<Response<Incoming>, ClusterError> {
-        let mut request = Request::get(format!("{}{path}", self.prefix))
+        question: &Question,
+    ) -> Result<Response<Incoming>, Failed> {
+        let mut request = Request::builder()
+            .method(&question.method)
+            .uri(format!("{}{}", self.prefix, question.path))
             .header(HOST, &self.authority)
-            .header(ACCEPT, accept)
+            .header(ACCEPT, question.accept)
             .header(USER_AGENT, concat!("holdfast/", env!("CARGO_PKG_VERSION")));
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, token);
         }
-        let request = request
-            .body(Empty::new())
-            .map_err(|error| ClusterError::Credentials(format!("a wrong address: {error}")))?;
-        let sending = async {
-            self.requests.ready().await?;
-            self.requests.send_request(request).await
+        if question.body.is_some() {
+            request = request.header(CONTENT_TYPE, JSON);
+        }
+        let unsent = |error| Failed { error, was_sent: false };
+        let body = Full::new(question.body.clone().unwrap_or_default());
+        let request = request.body(body).map_err(|error| {
+            unsent(ClusterError::Credentials(format!("a wrong address: {error}")))
+        })?;
+        match timeout(self.within, self.requests.ready()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(unsent(self.broken(&error))),
+            Err(_) => return Err(unsent(self.silent(self.within))),
+        }
+        let answer = match timeout(self.within, self.requests.send_request(request)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                let was_sent = !error.is_canceled();
+                return Err(Failed { error: self.broken(&error), was_sent });
+            }
+            Err(_) => return Err(self.silent(self.within).into()),
         };
-        let answer = match timeout(self.within, sending).await {
-            Ok(answer) => answer.map_err(|error| self.broken(&error))?,
-            Err(_) => return Err(self.silent(self.within)),
-        };
-        if answer.status().is_success() { Ok(answer) } else { Err(self.refusal(answer).await) }
+        if answer.status().is_success() {
+            Ok(answer)
+        } else {
+            Err(self.refusal(answer, &question.path).await.into())
+        }
     }
 
-    /// The whole answer to a GET request.
+    /// The whole answer to a request.
     ///
     /// # Errors
-    /// As [`Connection::get`], and when the answer has another form.
-    pub(super) async fn get_json<T: DeserializeOwned>(
+    /// As [`Connection::send`], and when the answer is longer than `bytes_max`.
+    pub(super) async fn call(
         &mut self,
-        path: &str,
-        accept: &'static str,
-    ) -> Result<T, ClusterError> {
-        let body = self.get(path, accept).await?.into_body();
-        let whole = match timeout(self.within, Limited::new(body, ANSWER_BYTES_MAX).collect()).await
-        {
-            Ok(Ok(whole)) => whole.to_bytes(),
-            Ok(Err(error)) => {
-                return Err(ClusterError::Broken {
-                    server: self.server.clone(),
-                    why: error.to_string(),
-                });
+        question: &Question,
+        bytes_max: usize,
+    ) -> Result<Bytes, Failed> {
+        let body = self.send(question).await?.into_body();
+        match timeout(self.within, Limited::new(body, bytes_max).collect()).await {
+            Ok(Ok(whole)) => Ok(whole.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                let why = format!("it has more than {bytes_max} bytes");
+                Err(ClusterError::Unreadable(why).into())
             }
-            Err(_) => return Err(self.silent(self.within)),
-        };
-        serde_json::from_slice(&whole).map_err(|error| ClusterError::Unreadable(error.to_string()))
+            Ok(Err(error)) => {
+                let server = self.server.clone();
+                Err(ClusterError::Broken { server, why: error.to_string() }.into())
+            }
+            Err(_) => Err(self.silent(self.within).into()),
+        }
     }
 
-    async fn refusal(&self, answer: Response<Incoming>) -> ClusterError {
+    async fn refusal(&self, answer: Response<Incoming>, path: &str) -> ClusterError {
         let (code, header) = (answer.status().as_u16(), answer.headers().get(RETRY_AFTER).cloned());
         let body = Limited::new(answer.into_body(), ERROR_BYTES_MAX).collect();
         let text = match timeout(self.within, body).await {
             Ok(Ok(body)) => body.to_bytes(),
             _ => Bytes::new(),
         };
-        let status: Status = serde_json::from_slice(&text).unwrap_or_default();
+        let mut status: Status = serde_json::from_slice(&text).unwrap_or_default();
+        status.code = code;
+        if status.message.is_empty() {
+            status.message = String::from_utf8_lossy(&text).into_owned();
+        }
         let seconds = header.and_then(|header| header.to_str().ok()?.parse().ok());
-        let retry_after = seconds.map(Duration::from_secs).or(status.retry_after());
-        let message = match status.message.is_empty() {
-            true => String::from_utf8_lossy(&text).into_owned(),
-            false => status.message,
-        };
-        refused(code, &message, retry_after)
+        refused(status, seconds.map(Duration::from_secs), path)
     }
 
     pub(super) fn silent(&self, after: Duration) -> ClusterError {
@@ -202,13 +271,23 @@ impl Connection {
     }
 }
 
-/// An answer with this code. 410 means that the requested version is no longer available.
-pub(super) fn refused(code: u16, message: &str, retry_after: Option<Duration>) -> ClusterError {
-    if code == 410 {
+/// The answer to a request that failed, or to a watch of this path that cannot continue. 410 means
+/// that the requested version is no longer available.
+pub(super) fn refused(status: Status, header: Option<Duration>, path: &str) -> ClusterError {
+    if status.code == 410 {
         return ClusterError::Expired;
     }
-    let message = message.chars().take(MESSAGE_CHARS_MAX).collect();
-    ClusterError::Refused { code, message, retry_after }
+    ClusterError::Refused {
+        code: status.code,
+        retry_after: header.or(status.retry_after()),
+        message: status.message.chars().take(MESSAGE_CHARS_MAX).collect(),
+        details: Box::new(Details {
+            path: path.split('?').next().unwrap_or_default().to_owned(),
+            reason: status.reason,
+            object: status.details.name,
+            causes: status.details.causes,
+        }),
+    }
 }
 
 /// An error with its causes. hyper's own text has none of them.
@@ -230,7 +309,7 @@ fn is_loopback(host: &str) -> bool {
 /// Begins HTTP on a stream.
 async fn exchange<S>(
     stream: S,
-) -> Result<(http1::SendRequest<Empty<Bytes>>, JoinHandle<()>), hyper::Error>
+) -> Result<(http1::SendRequest<Full<Bytes>>, JoinHandle<()>), hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {

@@ -1,8 +1,12 @@
 //! Why the API server could not be used.
 
+use serde::Deserialize;
 use std::time::Duration;
 
 /// Why the API server could not be used. Each message names the remedy, if there is one.
+///
+/// A request that failed with `Credentials`, `Connect` or `Refused` has changed nothing. After
+/// `Silent`, `Broken` and `Unreadable`, the API server may have done it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
     /// There are no usable credentials.
@@ -33,7 +37,7 @@ pub enum ClusterError {
         why: String,
     },
     /// The API server refused the request (`Status` of apimachinery's `meta/v1`).
-    #[error("the API server answered {code}: {message}{}", remedy(*.code))]
+    #[error("the API server answered {code}: {message}{}", remedy(*.code, &.details.path))]
     Refused {
         /// The status code of HTTP.
         code: u16,
@@ -41,6 +45,8 @@ pub enum ClusterError {
         message: String,
         /// How long it wants to be left alone: the header `Retry-After`.
         retry_after: Option<Duration>,
+        /// What programs read.
+        details: Box<Details>,
     },
     /// The version at which the watch should begin, or continue, is no longer available (410).
     #[error("the API server no longer has the changes since the last answer")]
@@ -50,21 +56,83 @@ pub enum ClusterError {
     Unreadable(String),
 }
 
+/// The parts of a refusal that programs read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Details {
+    /// The path of the request, without its query.
+    pub path: String,
+    /// The reason in one word: `AlreadyExists`, `Conflict`, `Invalid`, `Forbidden`, … Empty if a
+    /// proxy has answered.
+    pub reason: String,
+    /// The name of the object, if the refusal is about one object.
+    pub object: String,
+    /// The causes of an answer 422.
+    pub causes: Vec<Cause>,
+}
+
+/// One cause of a refusal (`StatusCause` of apimachinery's `meta/v1`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Cause {
+    /// `FieldValueInvalid`, `FieldValueTooMany`, …
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// The path of the field: `spec.devices[3].attributes[model].string`.
+    pub field: String,
+}
+
 impl ClusterError {
     /// How long the API server wants to be left alone.
     #[must_use]
-    pub(super) fn retry_after(&self) -> Option<Duration> {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
             ClusterError::Refused { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
+
+    /// The status code of HTTP, if the API server has refused the request.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            ClusterError::Refused { code, .. } => Some(*code),
+            ClusterError::Expired => Some(410),
+            _ => None,
+        }
+    }
+
+    /// The reason, the object and the causes, if the API server has refused the request.
+    #[must_use]
+    pub fn details(&self) -> Option<&Details> {
+        match self {
+            ClusterError::Refused { details, .. } => Some(details),
+            _ => None,
+        }
+    }
+
+    /// Whether the API server reports that the object does not exist. An answer 404 of a proxy, or
+    /// of an API server that does not serve this version of the API, is none of these: it has no
+    /// object's name.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        let is_of_object =
+            |details: &Details| details.reason == "NotFound" && !details.object.is_empty();
+        self.code() == Some(404) && self.details().is_some_and(is_of_object)
+    }
 }
 
-fn remedy(code: u16) -> &'static str {
+fn remedy(code: u16, path: &str) -> &'static str {
     match code {
         401 => "; the token or the certificate is not valid there",
+        403 if path.contains("/resourceslices") => {
+            "; grant get, list, watch, create, update and delete of resourceslices"
+        }
+        403 if path.contains("/resourceclaims") => "; grant get of resourceclaims",
         403 => "; grant get, list and watch of nodes (docs/install.md)",
+        404 if path.starts_with("/apis/resource.k8s.io/v1/") => {
+            "; resource.k8s.io/v1 needs Kubernetes 1.34"
+        }
         _ => "",
     }
 }

@@ -1,5 +1,7 @@
-//! The parts of API objects that are read: their metadata (apimachinery's `meta/v1`).
+//! The parts that all API objects have: metadata, lists, the events of a watch, and the answer to a
+//! request that failed (apimachinery's `meta/v1`). Unknown fields are ignored.
 
+use super::error::Cause;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,8 +12,16 @@ use std::time::Duration;
 pub struct ObjectMeta {
     /// Its name.
     pub name: String,
+    /// Its namespace; empty for an object of the whole cluster.
+    pub namespace: String,
     /// Distinguishes it from an earlier object of the same name.
     pub uid: String,
+    /// The version of its content. It is compared for equality only.
+    pub resource_version: String,
+    /// Rises with each change of `spec`; 0 for kinds that do not count.
+    pub generation: i64,
+    /// Since when it waits for its finalizers, as RFC 3339.
+    pub deletion_timestamp: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
@@ -24,18 +34,36 @@ pub(super) struct Object {
 }
 
 /// A list of objects.
-#[derive(Debug, Deserialize)]
-pub(super) struct List {
-    pub(super) metadata: ListMeta,
-    #[serde(default)]
-    pub(super) items: Vec<Object>,
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "Received<T>", bound(deserialize = "T: Deserialize<'de>"))]
+pub struct List<T> {
+    /// The version of the list: a watch from here on misses nothing.
+    pub resource_version: String,
+    /// The objects.
+    pub items: Vec<T>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "T: Deserialize<'de>"))]
+struct Received<T> {
+    metadata: ListMeta,
+    items: Option<Vec<T>>,
+}
+
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct ListMeta {
-    /// The version of the list: a watch from here on misses nothing.
-    pub(super) resource_version: String,
+struct ListMeta {
+    resource_version: String,
+}
+
+impl<T> From<Received<T>> for List<T> {
+    fn from(Received { metadata, items }: Received<T>) -> Self {
+        List {
+            resource_version: metadata.resource_version,
+            // Go writes an empty list as `null` too.
+            items: items.unwrap_or_default(),
+        }
+    }
 }
 
 /// One line of a watch.
@@ -50,13 +78,16 @@ pub(super) struct Event {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Status {
     pub(super) message: String,
+    pub(super) reason: String,
     pub(super) code: u16,
-    details: Details,
+    pub(super) details: StatusDetails,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Details {
+pub(super) struct StatusDetails {
+    pub(super) name: String,
+    pub(super) causes: Vec<Cause>,
     retry_after_seconds: u64,
 }
 

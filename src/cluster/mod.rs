@@ -8,18 +8,19 @@
 //!   Connection ─ TLS 1.3, HTTP/1.1, one request at a time
 //!        │
 //!        ▼
-//!   ObjectWatch ─ list ─▶ watch ─▶ … ends after minutes, or silent, or 410 ─┐
-//!                  ▲                                                        │
-//!                  └──────────── Pauses: how long until the next list ◀─────┘
+//!   Watch ─ list ─▶ watch ─▶ … ends after minutes, or silent, or 410 ─┐
+//!            ▲                                                        │
+//!            └──────────── Pauses: how long until the next list ◀─────┘
 //! ```
 //!
-//! Only the metadata of objects is requested (`PartialObjectMetadata`, apimachinery's `meta/v1`).
 //! Each watch begins with a list, so a watch that missed something is corrected after minutes.
-//! Nothing is connected, and no thread is started, until an [`ObjectWatch`] is polled.
+//! [`ObjectWatch`] is a watch of the metadata of one object (`PartialObjectMetadata`, apimachinery's
+//! `meta/v1`). Nothing is connected, and no thread is started, until a watch is polled.
 //!
 //! HTTP/2 is not needed for one request at a time. Plugins of a kubeconfig that run programs
 //! (`exec`) are refused: the daemon starts no program of another user's choice.
 
+mod collection;
 mod connection;
 mod credentials;
 mod error;
@@ -27,6 +28,7 @@ mod kubeconfig;
 mod lines;
 mod login;
 mod metadata;
+mod object_watch;
 mod pauses;
 mod tls;
 mod watch;
@@ -35,7 +37,9 @@ mod watch;
 #[cfg(feature = "lab")]
 mod tests;
 
+pub use collection::{Collection, NODES, RESOURCE_SLICES};
 pub use credentials::Credentials;
-pub use error::ClusterError;
-pub use metadata::ObjectMeta;
-pub use watch::{ObjectWatch, Report};
+pub use error::{Cause, ClusterError, Details};
+pub use metadata::{List, ObjectMeta};
+pub use object_watch::{ObjectWatch, Report};
+pub use watch::{Watch, WatchEvent};

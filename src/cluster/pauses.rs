@@ -62,7 +62,8 @@ mod tests {
 
     fn refused(code: u16, retry_after: Option<u64>) -> ClusterError {
         let retry_after = retry_after.map(Duration::from_secs);
-        ClusterError::Refused { code, message: String::new(), retry_after }
+        let details = Box::default();
+        ClusterError::Refused { code, message: String::new(), retry_after, details }
     }
 
     #[test]

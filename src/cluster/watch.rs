@@ -1,27 +1,37 @@
-//! The watch of one object by its name.
+//! The watch of a collection, or of the part of it that a selector chooses.
 //!
-//! Each round lists the object, then watches its changes from that version on. A round ends when
+//! Each round lists the objects, then watches their changes from that version on. A round ends when
 //! the API server ends the watch at its time limit, when it no longer has the changes (410), when
 //! nothing arrives, or with an error. After a pause the next round begins.
 
-use super::connection::{Connection, refused};
+use super::collection::{Collection, escaped};
+use super::connection::{Connection, JSON, LIST_BYTES_MAX, Question, refused};
 use super::credentials::Credentials;
 use super::error::ClusterError;
 use super::lines::Lines;
-use super::metadata::{Event, List, Object, ObjectMeta, Status};
+use super::metadata::{Event, List, Status};
 use super::pauses::Pauses;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// The forms of the answers: only the metadata, or the whole object from a server that does not
-/// know this form.
-const LIST: &str =
-    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-const OBJECT: &str =
-    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// The forms of the answers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Forms {
+    list: &'static str,
+    object: &'static str,
+}
+
+/// Whole objects.
+const WHOLE: Forms = Forms { list: JSON, object: JSON };
+/// Only the metadata, or the whole object from a server that does not know this form.
+pub(super) const METADATA: Forms = Forms {
+    list: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+    object: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+};
 
 /// The times of a watch.
 #[derive(Debug, Clone, Copy)]
@@ -45,14 +55,18 @@ impl Default for Times {
     }
 }
 
-/// What the watch reports.
+/// What a watch reports (`WatchEvent` of apimachinery's `meta/v1`, and what precedes it).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
-    /// The object exists. It is reported at each list and each change, also if its metadata is the
-    /// same as before.
-    Present(ObjectMeta),
-    /// The object does not exist.
-    Absent,
+pub enum WatchEvent<T> {
+    /// All objects, and the version of the list. What was reported before and is not in it was
+    /// deleted. A list comes first, and again after each failure, and after some minutes.
+    Listed(Vec<T>, String),
+    /// An object was created, or is now selected.
+    Added(T),
+    /// An object was changed.
+    Modified(T),
+    /// An object was deleted, or is no longer selected: its last content.
+    Deleted(T),
     /// The API server could not be used. The watch tries again after the pause.
     Failed {
         /// Why.
@@ -62,19 +76,18 @@ pub enum Report {
     },
 }
 
-/// The watch of one object.
+/// The watch of a collection. It has a connection of its own.
 #[derive(Debug)]
-pub struct ObjectWatch {
+pub struct Watch<T> {
     credentials: Credentials,
-    /// The path of the objects, such as `/api/v1/nodes`.
-    path: &'static str,
-    name: String,
+    collection: Collection,
+    forms: Forms,
     times: Times,
     pauses: Pauses,
     random: RandomState,
     round: Option<Round>,
     /// The report that follows the last one at once.
-    following: Option<Report>,
+    following: Option<WatchEvent<T>>,
     /// When the next round begins.
     next: Instant,
     rounds: u64,
@@ -90,25 +103,30 @@ struct Round {
 }
 
 /// One event of a watch, as far as it matters.
-enum Step {
-    Report(Report),
+enum Step<T> {
+    Report(WatchEvent<T>),
     Nothing,
     /// The API server has ended the watch at its time limit.
     End,
 }
 
-impl ObjectWatch {
-    /// Watches the node of this name. Nothing happens before [`ObjectWatch::next`].
+impl<T: DeserializeOwned> Watch<T> {
+    /// Watches whole objects. Nothing happens before [`Watch::next`].
     #[must_use]
-    pub fn node(credentials: Credentials, name: &str) -> Self {
-        Self::with_times(credentials, name, Times::default())
+    pub fn new(credentials: Credentials, collection: Collection) -> Self {
+        Self::with(credentials, collection, WHOLE, Times::default())
     }
 
-    pub(super) fn with_times(credentials: Credentials, name: &str, times: Times) -> Self {
-        ObjectWatch {
+    pub(super) fn with(
+        credentials: Credentials,
+        collection: Collection,
+        forms: Forms,
+        times: Times,
+    ) -> Self {
+        Watch {
             credentials,
-            path: "/api/v1/nodes",
-            name: name.to_owned(),
+            collection,
+            forms,
             times,
             pauses: Pauses::default(),
             random: RandomState::new(),
@@ -119,9 +137,16 @@ impl ObjectWatch {
         }
     }
 
+    /// Ends the open watch: the next report is a list. A pause after a failure is kept.
+    pub fn list_again(&mut self) {
+        if self.round.take().is_some() {
+            self.next = Instant::now();
+        }
+    }
+
     /// The next report. Returns within the pause after a failure, otherwise when there is something
     /// to report. The future may be dropped; the next one continues.
-    pub async fn next(&mut self) -> Report {
+    pub async fn next(&mut self) -> WatchEvent<T> {
         if let Some(report) = self.following.take() {
             return report;
         }
@@ -134,7 +159,7 @@ impl ObjectWatch {
                     Err(error) => return self.failed(error, began.elapsed()),
                 }
             };
-            match round.step(self.times.silence).await {
+            match round.step(self.times.silence, self.collection.path()).await {
                 Ok(Step::Report(report)) => return report,
                 Ok(Step::Nothing) => {}
                 Ok(Step::End) => {
@@ -153,27 +178,27 @@ impl ObjectWatch {
         }
     }
 
-    /// Lists the object, and opens the watch.
-    async fn begin(&mut self, began: Instant) -> Result<Report, ClusterError> {
+    /// Lists the objects, and opens the watch.
+    async fn begin(&mut self, began: Instant) -> Result<WatchEvent<T>, ClusterError> {
         let mut connection = Connection::open(&self.credentials, self.times.answer).await?;
-        let selector = format!("?fieldSelector=metadata.name%3D{}", escaped(&self.name));
-        let List { metadata, items } =
-            connection.get_json(&format!("{}{selector}", self.path), LIST).await?;
-        let found = items.into_iter().find(|item| item.metadata.name == self.name);
-        let (version, limit) = (escaped(&metadata.resource_version), self.limit().as_secs());
-        let watch = format!(
-            "{}{selector}&watch=true&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={limit}",
-            self.path
+        let list = Question::get(self.collection.query(""), self.forms.list);
+        let answer = connection.call(&list, LIST_BYTES_MAX).await?;
+        let List { resource_version, items } = serde_json::from_slice(&answer)
+            .map_err(|error| ClusterError::Unreadable(error.to_string()))?;
+        let (version, limit) = (escaped(&resource_version), self.limit().as_secs());
+        let parameters = format!(
+            "watch=true&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={limit}"
         );
-        match connection.get(&watch, OBJECT).await {
+        let watch = Question::get(self.collection.query(&parameters), self.forms.object);
+        match connection.send(&watch).await {
             Ok(answer) => {
                 let body = answer.into_body();
                 self.round = Some(Round { connection, body, lines: Lines::default(), began });
             }
             // The list is an answer all the same: it is reported before the error.
-            Err(error) => self.following = Some(self.failed(error, began.elapsed())),
+            Err(failed) => self.following = Some(self.failed(failed.error, began.elapsed())),
         }
-        Ok(found.map_or(Report::Absent, |Object { metadata }| Report::Present(metadata)))
+        Ok(WatchEvent::Listed(items, resource_version))
     }
 
     /// The time limit of a watch. It differs, so that the nodes of a cluster do not return at the
@@ -189,9 +214,9 @@ impl ObjectWatch {
         self.random.hash_one(self.rounds)
     }
 
-    fn failed(&mut self, error: ClusterError, lasted: Duration) -> Report {
+    fn failed(&mut self, error: ClusterError, lasted: Duration) -> WatchEvent<T> {
         let pause = self.pause(Some(&error), lasted);
-        Report::Failed { error, pause }
+        WatchEvent::Failed { error, pause }
     }
 
     /// Ends the round, and schedules the next one.
@@ -205,9 +230,13 @@ impl ObjectWatch {
 }
 
 impl Round {
-    async fn step(&mut self, silence: Duration) -> Result<Step, ClusterError> {
+    async fn step<T: DeserializeOwned>(
+        &mut self,
+        silence: Duration,
+        path: &str,
+    ) -> Result<Step<T>, ClusterError> {
         if let Some(line) = self.lines.next() {
-            return event(&line);
+            return event(&line, path);
         }
         match timeout(silence, self.body.frame()).await {
             Err(_) => Err(self.connection.silent(silence)),
@@ -225,29 +254,19 @@ impl Round {
     }
 }
 
-/// One line of a watch (`WatchEvent` of apimachinery's `meta/v1`). A bookmark has only a version.
-fn event(line: &[u8]) -> Result<Step, ClusterError> {
+/// One line of a watch. A bookmark has only a version.
+fn event<T: DeserializeOwned>(line: &[u8], path: &str) -> Result<Step<T>, ClusterError> {
     let unreadable = |error: serde_json::Error| ClusterError::Unreadable(error.to_string());
     let Event { r#type, object } = serde_json::from_slice(line).map_err(unreadable)?;
-    Ok(match r#type.as_str() {
-        "ADDED" | "MODIFIED" => {
-            let Object { metadata } = serde_json::from_value(object).map_err(unreadable)?;
-            Step::Report(Report::Present(metadata))
-        }
-        "DELETED" => Step::Report(Report::Absent),
+    let as_report: fn(T) -> WatchEvent<T> = match r#type.as_str() {
+        "ADDED" => WatchEvent::Added,
+        "MODIFIED" => WatchEvent::Modified,
+        "DELETED" => WatchEvent::Deleted,
         "ERROR" => {
             let status: Status = serde_json::from_value(object).unwrap_or_default();
-            return Err(refused(status.code, &status.message, status.retry_after()));
+            return Err(refused(status, None, path));
         }
-        _ => Step::Nothing,
-    })
-}
-
-/// A value in a query (RFC 3986, section 2.3).
-fn escaped(value: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let one = |byte: u8| {
-        if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+        _ => return Ok(Step::Nothing),
     };
-    value.bytes().map(one).collect()
+    Ok(Step::Report(as_report(serde_json::from_value(object).map_err(unreadable)?)))
 }
