@@ -181,10 +181,7 @@ impl Connection {
     ///
     /// # Errors
     /// When the connection fails, no answer comes in time, or the answer is an error.
-    pub(super) async fn send(
-        &mut self,
-        question: &Question,
-    ) -> Result<Response<Incoming>, Failed> {
+    pub(super) async fn send(&mut self, question: &Question) -> Result<Response<Incoming>, Failed> {
         let mut request = Request::builder()
             .method(&question.method)
             .uri(format!("{}{}", self.prefix, question.path))

@@ -26,7 +26,7 @@ pub(super) struct Forms {
 }
 
 /// Whole objects.
-const WHOLE: Forms = Forms { list: JSON, object: JSON };
+pub(super) const WHOLE: Forms = Forms { list: JSON, object: JSON };
 /// Only the metadata, or the whole object from a server that does not know this form.
 pub(super) const METADATA: Forms = Forms {
     list: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",

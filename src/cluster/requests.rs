@@ -1,0 +1,68 @@
+//! The requests for objects whose parts this program reads.
+
+use super::client::Client;
+use super::collection::{Collection, NODES, escaped};
+use super::error::ClusterError;
+use super::metadata::ObjectMeta;
+use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo};
+use serde_json::json;
+
+/// The collection of `SelfSubjectReview` objects, which are not stored.
+const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+impl Client {
+    /// The claim of this name. `None` if the API server reports that it does not exist. To a
+    /// kubelet's credentials it answers 403 in that case: the node authorizer only knows that no
+    /// pod of the node uses such a claim.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn claim(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<ResourceClaim>, ClusterError> {
+        let (of, named) = (escaped(namespace), escaped(name));
+        let path = format!("/apis/resource.k8s.io/v1/namespaces/{of}/resourceclaims/{named}");
+        let claim: Option<ResourceClaim> = self.find(&path).await?;
+        if let Some(claim) = &claim {
+            check(&claim.metadata, namespace, name)?;
+        }
+        Ok(claim)
+    }
+
+    /// The node of this name. `None` if the API server reports that it does not exist.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn node(&self, name: &str) -> Result<Option<Node>, ClusterError> {
+        let node: Option<Node> = self.find(&Collection::at(NODES).object(name)).await?;
+        if let Some(node) = &node {
+            check(&node.metadata, "", name)?;
+        }
+        Ok(node)
+    }
+
+    /// Who the API server takes this program for.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn who_am_i(&self) -> Result<UserInfo, ClusterError> {
+        let question = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+        });
+        let review: SelfSubjectReview = self.review(SELF_SUBJECT_REVIEWS, &question).await?;
+        Ok(review.status.user_info)
+    }
+}
+
+/// An answer is about the object that was asked for: an empty name would be answered with a list.
+fn check(found: &ObjectMeta, namespace: &str, name: &str) -> Result<(), ClusterError> {
+    if found.name == name && found.namespace == namespace && !found.uid.is_empty() {
+        return Ok(());
+    }
+    Err(ClusterError::Unreadable(format!(
+        "it has `{}/{}` instead of `{namespace}/{name}`",
+        found.namespace, found.name
+    )))
+}
