@@ -1,19 +1,24 @@
-//! The watch against a simulated API server, with and without TLS.
+//! The client and its watches against a simulated API server, with and without TLS.
 
+use super::client::Limits;
 use super::watch::Times;
-use super::{ClusterError, Credentials, ObjectWatch, Report};
+use super::{Client, ClusterError, Credentials, ObjectWatch, Report};
 use crate::domain::ApiCredentials;
 use crate::lab::sim::api_server::{ApiServer, Served};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use serde_json::{Value, json};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+
+mod client;
+mod collections;
 
 /// A test that takes longer than this hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -24,10 +29,35 @@ async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 
 /// A watch of `gpu-7` with the credentials of a kubeconfig.
 fn watch(kubeconfig: &Path, silence: Duration) -> ObjectWatch {
+    let times = Times { answer: HANG, silence, watch: HANG };
+    ObjectWatch::with_times(credentials(kubeconfig), "gpu-7", times)
+}
+
+fn credentials(kubeconfig: &Path) -> Credentials {
     let configured = ApiCredentials::Kubeconfig(kubeconfig.to_owned());
     let nowhere = Path::new("/nonexistent");
-    let times = Times { answer: HANG, silence, watch: HANG };
-    ObjectWatch::with_times(Credentials::new(&configured, nowhere, nowhere), "gpu-7", times)
+    Credentials::new(&configured, nowhere, nowhere)
+}
+
+/// A client that never closes a connection because of its age or idleness.
+fn client(kubeconfig: &Path) -> Client {
+    client_within(kubeconfig, HANG)
+}
+
+fn client_within(kubeconfig: &Path, answer: Duration) -> Client {
+    Client::with_limits(credentials(kubeconfig), Limits { answer, idle: HANG, age: HANG })
+}
+
+/// A slice of `gpu-7` with one device that has this model.
+fn slice(name: &str, model: &str) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": name },
+        "spec": {
+            "driver": "holdfast.dev", "nodeName": "gpu-7",
+            "pool": { "name": "gpu-7/gpu", "generation": 1, "resourceSliceCount": 1 },
+            "devices": [{ "name": "gpu-0", "attributes": { "model": { "string": model } } }],
+        },
+    })
 }
 
 /// The next report, which must be these labels: `a=1 b=2`.

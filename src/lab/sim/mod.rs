@@ -3,7 +3,7 @@
 //! `kubelet` speaks real gRPC over real sockets. `memory` runs the same kubelet on a node in
 //! memory, on an `executor` whose clock and random numbers come only from a seed: ten thousand runs
 //! of a node, each repeatable. `health` runs the judge of health over a host's files, without
-//! waiting. `api_server` is a Kubernetes API server with one node.
+//! waiting. `api_server` is a Kubernetes API server with nodes, slices of devices, and claims.
 
 pub mod api_server;
 pub mod executor;

@@ -1,0 +1,151 @@
+//! Who may do what: the node authorizer and the admission plugin `NodeRestriction` of Kubernetes,
+//! and the rights of this program's service account; pure.
+
+use super::refusal::Refusal;
+use super::target::{Kind, Selector, Target};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// Who sends a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum User {
+    /// May do everything.
+    Admin,
+    /// The kubelet of this node: `system:node:<name>`.
+    Kubelet(String),
+    /// This program's service account. The token is bound to a pod on this node, if it has one.
+    Pod(Option<String>),
+}
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Delete,
+    DeleteAll,
+}
+
+impl Verb {
+    fn word(self) -> &'static str {
+        match self {
+            Verb::Get => "get",
+            Verb::List => "list",
+            Verb::Watch => "watch",
+            Verb::Create => "create",
+            Verb::Update => "update",
+            Verb::Delete => "delete",
+            Verb::DeleteAll => "deletecollection",
+        }
+    }
+}
+
+/// The claims of the pods that are bound to a node: node, namespace, name.
+pub(super) type Bound = BTreeSet<(String, String, String)>;
+
+impl User {
+    fn name(&self) -> String {
+        match self {
+            User::Admin => "admin".into(),
+            User::Kubelet(node) => format!("system:node:{node}"),
+            User::Pod(_) => "system:serviceaccount:holdfast:holdfast".into(),
+        }
+    }
+
+    /// `UserInfo` of authentication.k8s.io/v1.
+    pub(super) fn info(&self) -> Value {
+        let groups = match self {
+            User::Admin => ["system:masters", "system:authenticated"],
+            User::Kubelet(_) => ["system:nodes", "system:authenticated"],
+            User::Pod(_) => ["system:serviceaccounts", "system:authenticated"],
+        };
+        let mut info = json!({ "username": self.name(), "groups": groups });
+        if let User::Pod(Some(node)) = self {
+            info["extra"] = json!({ "authentication.kubernetes.io/node-name": [node] });
+        }
+        info
+    }
+
+    /// Whether the user may do this, before the object is known. `old` is the stored object.
+    pub(super) fn authorize(
+        &self,
+        verb: Verb,
+        target: &Target,
+        selector: &Selector,
+        old: Option<&Value>,
+        bound: &Bound,
+    ) -> Result<(), Refusal> {
+        let name = target.name.as_deref().unwrap_or_default();
+        let is_allowed = match self {
+            User::Admin => true,
+            User::Pod(_) => match target.kind {
+                Kind::ResourceSlice => true,
+                Kind::ResourceClaim => verb == Verb::Get,
+                Kind::Node => matches!(verb, Verb::Get | Verb::List | Verb::Watch),
+            },
+            User::Kubelet(node) => match (target.kind, verb) {
+                (Kind::Node, Verb::Get | Verb::Update) => name == node,
+                (Kind::Node, Verb::List | Verb::Watch) => {
+                    selector.required("metadata.name") == Some(node)
+                }
+                (Kind::ResourceSlice, Verb::Create) => true,
+                (Kind::ResourceSlice, Verb::List | Verb::Watch | Verb::DeleteAll) => {
+                    selector.required("spec.nodeName") == Some(node)
+                }
+                // The authorizer only knows the slices that exist: for others it answers 403.
+                (Kind::ResourceSlice, _) => {
+                    old.is_some_and(|old| old["spec"]["nodeName"].as_str() == Some(node))
+                }
+                (Kind::ResourceClaim, Verb::Get) => {
+                    let claim = (node.clone(), target.namespace.clone(), name.to_owned());
+                    old.is_some() && bound.contains(&claim)
+                }
+                _ => false,
+            },
+        };
+        if is_allowed && !(target.is_status && *self != User::Admin) {
+            return Ok(());
+        }
+        Err(self.forbidden(verb, target, "no relationship found between the user and this object"))
+    }
+
+    /// Whether the user may write this object: only slices of the own node.
+    pub(super) fn admit(
+        &self,
+        verb: Verb,
+        target: &Target,
+        old: Option<&Value>,
+        new: Option<&Value>,
+    ) -> Result<(), Refusal> {
+        let node = match self {
+            User::Kubelet(node) | User::Pod(Some(node)) => node,
+            User::Pod(None) if verb != Verb::DeleteAll => {
+                let why = "the token is not bound to a pod on a node";
+                return Err(self.forbidden(verb, target, why));
+            }
+            User::Admin | User::Pod(None) => return Ok(()),
+        };
+        let is_own = |object: &Value| object["spec"]["nodeName"].as_str() == Some(node);
+        let is_slice = target.kind == Kind::ResourceSlice;
+        if is_slice && !old.into_iter().chain(new).all(is_own) {
+            let why = "can only write slices with the node of the requesting user";
+            return Err(self.forbidden(verb, target, why));
+        }
+        Ok(())
+    }
+
+    fn forbidden(&self, verb: Verb, target: &Target, why: &str) -> Refusal {
+        let (plural, name) = (target.kind.plural(), target.name.as_deref().unwrap_or_default());
+        let message = format!(
+            "{plural} \"{name}\" is forbidden: User \"{}\" cannot {} resource \"{plural}\" in API \
+             group \"{}\": {why}",
+            self.name(),
+            verb.word(),
+            target.kind.group()
+        );
+        Refusal::new(403, message).of(plural, name)
+    }
+}
