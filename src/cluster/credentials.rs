@@ -70,6 +70,11 @@ impl Credentials {
                 server_name,
                 authority: authority.map(|bytes| bytes.read()).transpose()?,
                 identity: match identity {
+                    // The kubelet has both in one file and replaces it: they must be of one time.
+                    Some((certificate, key)) if certificate == key => {
+                        let both = certificate.read()?;
+                        Some((both.clone(), both))
+                    }
                     Some((certificate, key)) => Some((certificate.read()?, key.read()?)),
                     None => None,
                 },
@@ -146,6 +151,33 @@ mod tests {
         assert_eq!(access.authority.as_deref(), Some("CA".as_bytes()));
         fs::write(dir.path().join("account/token"), "two").unwrap();
         assert_eq!(credentials.read().unwrap().token.as_deref(), Some("two"));
+    }
+
+    #[test]
+    fn a_certificate_and_a_key_in_one_file_are_of_one_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = "{current-context: a, contexts: [{name: a, context: {cluster: a, user: a}}],
+            clusters: [{name: a, cluster: {server: 'https://x'}}],
+            users: [{name: a, user: {client-certificate: current, client-key: current}}]}";
+        fs::write(dir.path().join("kubelet.conf"), config).unwrap();
+        // As the kubelet does: a link to a file with a date in its name, which it replaces.
+        let rotate = |number: usize| {
+            fs::write(dir.path().join(format!("{}", number % 2)), number.to_string()).unwrap();
+            let link = dir.path().join("next");
+            std::os::unix::fs::symlink(format!("{}", number % 2), &link).unwrap();
+            fs::rename(link, dir.path().join("current")).unwrap();
+        };
+        rotate(0);
+        let credentials = below(dir.path(), None);
+        std::thread::scope(|scope| {
+            let rotating = scope.spawn(|| (1..2000).for_each(rotate));
+            let mut seen = 0;
+            while seen < 20 || !rotating.is_finished() {
+                let (certificate, key) = credentials.read().unwrap().identity.unwrap();
+                assert_eq!(certificate, key);
+                seen += 1;
+            }
+        });
     }
 
     #[test]

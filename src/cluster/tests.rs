@@ -19,6 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 mod client;
 mod collections;
+mod rotation;
 
 /// A test that takes longer than this hangs.
 const HANG: Duration = Duration::from_secs(60);
