@@ -106,6 +106,32 @@ structures! {
     }
 }
 
+impl Spec {
+    /// All quantities. The API server reads them when it decodes a request.
+    pub(super) fn quantities(&mut self) -> impl Iterator<Item = &mut String> {
+        let sets = self.shared_counters.iter_mut().flat_map(|set| set.counters.values_mut());
+        let devices = self.devices.iter_mut().flat_map(|device| {
+            let sets = device.consumes_counters.iter_mut();
+            let counters = sets.flat_map(|set| set.counters.values_mut());
+            let capacities = device.capacity.values_mut().flat_map(Capacity::quantities);
+            counters.map(|counter| &mut counter.value).chain(capacities)
+        });
+        sets.map(|counter| &mut counter.value).chain(devices)
+    }
+}
+
+impl Capacity {
+    fn quantities(&mut self) -> impl Iterator<Item = &mut String> {
+        let policy = self.request_policy.iter_mut().flat_map(|policy| {
+            let range = policy.valid_range.iter_mut().flat_map(|range| {
+                range.min.iter_mut().chain(&mut range.max).chain(&mut range.step)
+            });
+            policy.r#default.iter_mut().chain(&mut policy.valid_values).chain(range)
+        });
+        std::iter::once(&mut self.value).chain(policy)
+    }
+}
+
 impl Attribute {
     /// The number of kinds of value that are set.
     pub(super) fn kinds(&self) -> usize {

@@ -80,7 +80,8 @@ impl Store {
         let old = self.objects.get(&key).cloned();
         object["kind"] = kind.name().into();
         object["apiVersion"] = kind.api_version().into();
-        self.stamp(&mut object, old.as_ref());
+        let is_changed = old.as_ref().is_some_and(|old| old["spec"] != object["spec"]);
+        self.stamp(&mut object, old.as_ref(), is_changed);
         self.change(key, Some(object.clone()));
         object
     }
@@ -131,7 +132,7 @@ impl Store {
             return Err(Refusal::exists(plural, &name));
         }
         object["metadata"]["uid"] = Value::Null;
-        self.stamp(&mut object, None);
+        self.stamp(&mut object, None, false);
         self.change(key, Some(object.clone()));
         Ok(object)
     }
@@ -178,18 +179,18 @@ impl Store {
         if kind.is_namespaced() {
             object["metadata"]["namespace"] = target.namespace.as_str().into();
         }
-        accept(kind, &name, &mut object, Some(&old), profile)?;
+        let is_changed = accept(kind, &name, &mut object, Some(&old), profile)?;
         for field in ["uid", "creationTimestamp", "deletionTimestamp", "generation"] {
             match old["metadata"].get(field) {
                 Some(value) => object["metadata"][field] = value.clone(),
                 None => drop(object["metadata"].as_object_mut().map(|map| map.remove(field))),
             }
         }
-        if object == old {
+        if object == old && !is_changed {
             return Ok(old);
         }
         if text(&old, "deletionTimestamp").is_empty() || has_finalizers(&object) {
-            self.stamp(&mut object, Some(&old));
+            self.stamp(&mut object, Some(&old), is_changed);
             self.change(key, Some(object.clone()));
         } else {
             self.change(key, None);
@@ -221,7 +222,7 @@ impl Store {
         if text(&old, "deletionTimestamp").is_empty() {
             let before = old.clone();
             old["metadata"]["deletionTimestamp"] = now().into();
-            self.stamp(&mut old, Some(&before));
+            self.stamp(&mut old, Some(&before), false);
             self.change(key, Some(old.clone()));
         }
         Ok(old)
@@ -238,7 +239,7 @@ impl Store {
     }
 
     /// Gives an object its version, and what the first version of it has decided.
-    fn stamp(&mut self, object: &mut Value, old: Option<&Value>) {
+    fn stamp(&mut self, object: &mut Value, old: Option<&Value>, is_changed: bool) {
         let version = (self.version + 1).to_string();
         let Some(old) = old else {
             self.created += 1;
@@ -252,7 +253,7 @@ impl Store {
             return;
         };
         let known = &old["metadata"];
-        let more = i64::from(old["spec"] != object["spec"]);
+        let more = i64::from(is_changed);
         object["metadata"]["uid"] = known["uid"].clone();
         object["metadata"]["creationTimestamp"] = known["creationTimestamp"].clone();
         object["metadata"]["generation"] =
@@ -302,35 +303,37 @@ impl Change {
     }
 }
 
-/// Applies the rules of the kind, and drops the fields behind gates.
+/// Applies the rules of the kind, and drops the fields behind gates. Returns whether the spec was
+/// another than that of `old` before fields were dropped: then the generation rises, also if the
+/// stored spec is the same as before.
 fn accept(
     kind: Kind,
     name: &str,
     object: &mut Value,
     old: Option<&Value>,
     profile: Profile,
-) -> Result<(), Refusal> {
+) -> Result<bool, Refusal> {
     if kind != Kind::ResourceSlice {
-        return Ok(());
+        return Ok(old.is_none_or(|old| old["spec"] != object["spec"]));
     }
     let read = |object: &Value| serde_json::from_value::<Spec>(object["spec"].clone());
     let mut spec = read(object)
         .map_err(|error| Refusal::new(400, format!("strict decoding error: spec: {error}")))?;
+    for quantity in spec.quantities() {
+        let (_, text) = names::quantity(quantity).ok_or_else(|| {
+            Refusal::new(400, format!("unable to parse the quantity's value \"{quantity}\""))
+        })?;
+        *quantity = text;
+    }
+    for taint in spec.devices.iter_mut().flat_map(|device| &mut device.taints) {
+        taint.time_added.get_or_insert_with(now);
+    }
     let old = old.and_then(|old| read(old).ok());
-    profile.drop_fields(&mut spec);
+    let is_changed = old.as_ref() != Some(&spec);
+    profile.drop_fields(&mut spec, old.as_ref());
     let causes = slices::problems(&spec, old.as_ref(), profile);
     if !causes.is_empty() {
         return Err(Refusal::invalid(kind.plural(), name, causes));
-    }
-    for device in &mut spec.devices {
-        for capacity in device.capacity.values_mut() {
-            if let Some((_, text)) = names::quantity(&capacity.value) {
-                capacity.value = text;
-            }
-        }
-        for taint in &mut device.taints {
-            taint.time_added.get_or_insert_with(now);
-        }
     }
     let mut spec = serde_json::to_value(spec).unwrap_or_default();
     // A generation of zero is written: Go does not leave it out.
@@ -338,7 +341,7 @@ fn accept(
         spec["pool"]["generation"] = 0.into();
     }
     object["spec"] = spec;
-    Ok(())
+    Ok(is_changed)
 }
 
 /// The body is an object of the kind and the namespace of the path.

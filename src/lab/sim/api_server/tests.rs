@@ -91,7 +91,6 @@ const RULES: &[(&str, &str, &str, &str)] = &[
         "Invalid",
         "devices[0].attributes[m].version",
     ),
-    ("devices/0/capacity/c/value", r#""80 GB""#, "Invalid", "devices[0].capacity[c].value"),
     (
         "devices/0/capacity/c",
         r#"{"value":"1","requestPolicy":{"default":"1"}}"#,
@@ -240,9 +239,13 @@ fn a_slice_has_half_as_many_devices_if_one_has_a_taint() {
 
 #[test]
 fn an_unknown_field_and_a_wrong_type_are_refused_as_malformed() {
-    for (path, value) in
-        [("devices/0/taint", json!([])), ("nodename", json!("n1")), ("devices/0/name", json!(1))]
-    {
+    for (path, value) in [
+        ("devices/0/taint", json!([])),
+        ("nodename", json!("n1")),
+        ("devices/0/name", json!(1)),
+        ("devices/0/capacity/c/value", json!("80 GB")),
+        ("sharedCounters/0/counters/c/value", json!("")),
+    ] {
         let found = causes(Profile::V1_36, |spec| set(spec, path, value));
         assert_eq!(found[0].0, "400", "{path}: {found:?}");
     }
@@ -279,6 +282,29 @@ fn fields_behind_a_gate_that_is_off_are_dropped_without_an_error() {
     let field = "spec.devices[0].attributes[l]".to_owned();
     assert_eq!(causes(Profile::V1_36, list), [("FieldValueRequired".to_owned(), field)]);
     assert_eq!(causes(Profile { lists: true, ..Profile::V1_36 }, list), []);
+}
+
+#[test]
+fn a_dropped_field_raises_the_generation_each_time_it_is_sent() {
+    let taints =
+        json!([{ "key": "a", "effect": "NoSchedule", "timeAdded": "2026-01-02T03:04:05Z" }]);
+    let (mut store, of_a) = (Store::new(), target(Some("a")));
+    let mut sent = slice("a");
+    sent["spec"]["devices"][0]["taints"] = taints.clone();
+    let mut last = store.create(&target(None), sent.clone(), Profile::V1_34).unwrap();
+    for generation in 2..4 {
+        sent["metadata"] = last["metadata"].clone();
+        let stored = store.replace(&of_a, sent.clone(), Profile::V1_34).unwrap();
+        assert_eq!(stored["spec"], last["spec"]);
+        assert_eq!(stored["metadata"]["generation"], generation);
+        last = stored;
+    }
+    // A slice that has taints keeps them when the gate is turned off.
+    sent["metadata"] = last["metadata"].clone();
+    let stored = store.replace(&of_a, sent.clone(), Profile::V1_36).unwrap();
+    assert_eq!(stored["spec"]["devices"][0]["taints"], taints);
+    let stored = store.replace(&of_a, stored, Profile::V1_34).unwrap();
+    assert_eq!(stored["spec"]["devices"][0]["taints"], taints);
 }
 
 #[test]
