@@ -157,7 +157,8 @@ impl Status {
 
     /// Resources without a stream, and those that another plugin has.
     fn resource_problems(&self, add: &mut impl FnMut(String, &'static str)) {
-        for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
+        for report in self.resources.iter().filter(|report| !report.only_claims) {
+            let ResourceReport { name, registered, problem, disagreement, .. } = report;
             match problem {
                 Some(problem) => {
                     add(

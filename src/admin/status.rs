@@ -93,6 +93,9 @@ pub struct ResourceReport {
     pub name: String,
     /// Whether the kubelet has opened our stream.
     pub registered: bool,
+    /// Whether its devices are given to claims only, so it is not registered.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_claims: bool,
     /// Ids in the list.
     pub devices: usize,
     /// Healthy ids among them.
@@ -111,12 +114,32 @@ pub struct ResourceReport {
     pub api_version: Option<String>,
 }
 
+impl ResourceReport {
+    /// `yes`, `no`, or `claims` for a resource that is not to be registered.
+    #[must_use]
+    pub fn registered(&self) -> &'static str {
+        match (self.only_claims, self.registered) {
+            (true, _) => "claims",
+            (false, true) => "yes",
+            (false, false) => "no",
+        }
+    }
+}
+
 impl Status {
+    /// The numbers of registered resources, and of those that should be.
+    #[must_use]
+    pub fn registered(&self) -> (usize, usize) {
+        let listed = self.resources.iter().filter(|resource| !resource.only_claims);
+        listed.fold((0, 0), |(yes, all), resource| (yes + usize::from(resource.registered), all + 1))
+    }
+
     /// Reads the views.
     pub(super) fn of(views: &Views, uptime: std::time::Duration) -> Self {
         let registrations = views.registrations.borrow().clone();
         let grants = views.grants.borrow().clone();
         let inventory = views.inventory.borrow().clone();
+        let lists = views.lists.borrow().clone();
         let held = |name: &str| {
             let live =
                 grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
@@ -131,6 +154,7 @@ impl Status {
                 ResourceReport {
                     name: name.to_string(),
                     registered: registration.registered,
+                    only_claims: !lists.resources.contains_key(name),
                     devices: offering.devices.len(),
                     healthy: offering
                         .devices
@@ -212,7 +236,7 @@ fn is_ailing(device: &DeviceReport) -> bool {
 /// refused name must not make the service manager end the daemon that serves all others.
 pub(crate) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
-    let inventory = views.inventory;
+    let inventory = views.lists;
     let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();
     let settled = registrations
         .wait_for(|all| {

@@ -21,8 +21,11 @@ const WRITTEN_WITHIN_MS: u64 = 60_000;
 /// The snapshots that others may read. Each one outlives the actor that published it.
 #[derive(Debug, Clone)]
 pub struct Views {
-    /// The devices and their health, as in the kubelet's lists.
+    /// The devices of every resource and their health.
     pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// The lists for the kubelet's device-plugin API: the inventory without the resources whose
+    /// devices are given to claims.
+    pub lists: watch::Receiver<Arc<Inventory>>,
     /// The grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The hooks that may run: those of free devices, and those of devices whose next holder waits

@@ -124,7 +124,7 @@ impl App {
     /// the kubelet send its unanswered calls again, and holds the connections open until the
     /// kubelet closes them.
     pub fn receive(&mut self, passed: PassedFds) {
-        let inventory = self.views.inventory.borrow().clone();
+        let inventory = self.views.lists.borrow().clone();
         let is_offered = |label: &Label| match label {
             Label::Socket(resource) | Label::Connection { resource, .. } => {
                 inventory.resources.contains_key(resource)

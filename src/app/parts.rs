@@ -60,6 +60,7 @@ impl Wiring {
             mps: views.mps.clone(),
             kubelet: views.kubelet.clone(),
             inventory: Arc::clone(&publishers.inventory),
+            lists: Arc::clone(&publishers.lists),
             judgement: Arc::clone(&publishers.judgement),
             probe_device: Arc::new(move |device| hardware::signals(&host_root, device)),
             rescan: self.actors.discovery.mailbox(),
@@ -96,14 +97,14 @@ impl Wiring {
     pub(super) fn serving(&self) -> Shared {
         let (views, actors) = (&self.views, &self.actors);
         let preparer = Preparer::new(
-            views.inventory.clone(),
+            views.lists.clone(),
             self.host_root.clone(),
             self.spec_files.clone(),
             self.boot_id.clone(),
             views.kubelet.clone(),
         );
         Shared {
-            inventory: views.inventory.clone(),
+            inventory: views.lists.clone(),
             grants: views.grants.clone(),
             performer: self.executor.clone(),
             preparer: Arc::new(preparer),
@@ -128,7 +129,7 @@ impl Wiring {
             device_plugins,
             checkpoint: self.views.checkpoint.clone(),
             pod_resources: self.pod_resources.clone(),
-            inventory: self.views.inventory.clone(),
+            inventory: self.views.lists.clone(),
             bind: self.actors.serving.mailbox(),
             retire: self.actors.serving.mailbox(),
             kubelet: self.views.kubelet.clone(),

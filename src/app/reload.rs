@@ -85,7 +85,7 @@ impl Reloader {
     async fn read(&self) -> Result<(Config, Specs), ConfigError> {
         let (previous, host_root) = (self.latest.clone(), self.host_root.clone());
         let (plan, is_usual) = (self.plan.borrow().clone(), self.running.resources.is_empty());
-        let mig_strategy = self.running.mig_strategy;
+        let (mig_strategy, dra) = (self.running.mig_strategy, self.running.dra);
         let read = tokio::task::spawn_blocking(move || {
             let config = previous.load_again()?;
             let configured = if config.resources.is_empty() {
@@ -100,7 +100,7 @@ impl Reloader {
                 }
                 usual
             } else {
-                config.resources.clone()
+                config.offered(dra)
             };
             let mut specs = super::specs::each(&configured, &host_root).map_err(|error| {
                 ConfigError::new(format!(

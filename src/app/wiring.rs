@@ -58,6 +58,7 @@ pub(super) struct Wiring {
 pub(super) struct Publishers {
     pub(super) plan: watch::Sender<Arc<Plan>>,
     pub(super) inventory: Arc<watch::Sender<Arc<Inventory>>>,
+    pub(super) lists: Arc<watch::Sender<Arc<Inventory>>>,
     pub(super) grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     pub(super) due: Arc<watch::Sender<Arc<DueHooks>>>,
     pub(super) names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
@@ -85,6 +86,7 @@ impl Publishers {
             ready: watch::Sender::new(plan.specs.is_empty()),
             plan: watch::Sender::new(Arc::new(plan)),
             inventory: Arc::default(),
+            lists: Arc::default(),
             grants: Arc::new(watch::Sender::new(Arc::new(ledger.grants().cloned().collect()))),
             due: Arc::new(watch::Sender::new(Arc::new(due))),
             names: Arc::new(watch::Sender::new(Arc::clone(ledger.names()))),
@@ -125,6 +127,7 @@ impl Wiring {
             SpecFiles::new(&config.cdi_directory, &config.device_info_directory, &host_root);
         let views = Views {
             inventory: publishers.inventory.subscribe(),
+            lists: publishers.lists.subscribe(),
             grants: publishers.grants.subscribe(),
             due: publishers.due.subscribe(),
             judgement: publishers.judgement.subscribe(),

@@ -44,8 +44,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 fn text(status: &Status, screen: Screen) -> Text {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_seconds));
     let ready = if status.ready { "ready" } else { "not ready yet" };
-    let registered = status.resources.iter().filter(|resource| resource.registered).count();
-    let kubelet = match (&status.kubelet, status.resources.len()) {
+    let (registered, listed) = status.registered();
+    let kubelet = match (&status.kubelet, listed) {
         (None, _) => "kubelet absent".to_owned(),
         (Some(_), _) if status.socket_left_behind => {
             "kubelet absent (socket left behind)".to_owned()
@@ -105,25 +105,18 @@ fn resources(reports: &[ResourceReport]) -> Table {
         "API",
         "LAST REGISTRATION",
     ]);
-    let tint = |cell: &str| if cell == "yes" { Tint::Green } else { Tint::Red };
+    let tint = |cell: &str| if cell == "no" { Tint::Red } else { Tint::Green };
     let mut table = table
         .shrinking(&["API", "RESOURCE"])
         .omitting(&["API", "LAST REGISTRATION"])
         .tinted("REGISTERED", tint);
-    for ResourceReport {
-        name,
-        registered,
-        devices,
-        healthy,
-        held,
-        last_registration_ms,
-        api_version,
-        ..
-    } in reports
-    {
+    for report in reports {
+        let ResourceReport {
+            name, devices, healthy, held, last_registration_ms, api_version, ..
+        } = report;
         table.row([
             name.clone(),
-            if *registered { "yes" } else { "no" }.into(),
+            report.registered().into(),
             devices.to_string(),
             healthy.to_string(),
             held.to_string(),
@@ -145,6 +138,7 @@ mod tests {
         ResourceReport {
             name: name.into(),
             registered,
+            only_claims: false,
             devices: 8,
             healthy: 8,
             held: 3,
@@ -346,6 +340,18 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         let due = PendingHook { state: HookState::Due, ..owed };
         let text = shown(&due, &[waits]);
         assert!(text.contains("pod ml/web starts with device dev:sensor1 when the hook after its release has ended"), "{text}");
+    }
+
+    #[test]
+    fn a_resource_for_claims_is_not_missing_at_the_kubelet() {
+        let claims = ResourceReport { only_claims: true, ..resource("amd.com/gpu", false) };
+        let status =
+            Status { resources: vec![claims, resource("nvidia.com/gpu", true)], ..status() };
+        let text = text(&status, Screen::default());
+        assert!(text.contains("1 of 1 resources registered"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("amd.com/gpu")).unwrap();
+        assert_eq!(row.split_whitespace().nth(1), Some("claims"), "{text}");
+        assert!(!text.contains("has not opened its stream"), "{text}");
     }
 
     #[test]

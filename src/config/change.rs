@@ -3,7 +3,7 @@
 //! A reload applies it, and `status` shows the keys that need a restart.
 
 use super::Config;
-use crate::domain::{ResourceName, ResourceSpec};
+use crate::domain::{Api, ResourceName, ResourceSpec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -94,6 +94,7 @@ impl Change {
             ("labels.features_d", before.features_directory != after.features_directory),
             ("cluster.node_labels", before.node_labels != after.node_labels),
             ("cluster.credentials", before.credentials != after.credentials),
+            ("dra.enabled", before.dra != after.dra),
         ]);
         Change { resources, reordered, live, needs_restart }
     }
@@ -124,8 +125,24 @@ impl Config {
             features_directory: self.features_directory.clone(),
             node_labels: self.node_labels.clone(),
             credentials: self.credentials.clone(),
+            dra: self.dra,
+            resources: other.offered(self.dra),
             ..other.clone()
         }
+    }
+
+    /// The resources of this configuration for a process that was started with or without
+    /// `dra.enabled`. A process without it offers every resource through the device plugin until
+    /// its next start.
+    #[must_use]
+    pub fn offered(&self, dra: bool) -> Vec<Arc<ResourceSpec>> {
+        let offered = |spec: &Arc<ResourceSpec>| match spec.api {
+            Api::Dra if !dra => {
+                Arc::new(ResourceSpec { api: Api::Plugin, ..ResourceSpec::clone(spec) })
+            }
+            _ => Arc::clone(spec),
+        };
+        self.resources.iter().map(offered).collect()
     }
 }
 
@@ -156,6 +173,7 @@ fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static st
 /// The keys of a resource that differ, by their names in the file.
 fn keys(was: &ResourceSpec, is: &ResourceSpec) -> Vec<&'static str> {
     differing([
+        ("api", was.api != is.api),
         ("class", was.class != is.class),
         ("contract", was.contract != is.contract),
         ("cdi", was.cdi != is.cdi),
@@ -221,7 +239,8 @@ mod tests {
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"mixed\"\n\
             [labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
-        let (before, after) = (config(""), config(other));
+        // Without the cargo feature `cluster` no file may switch it on.
+        let (before, after) = (config(""), Config { dra: true, ..config(other) });
         let change = Change::between(&before, &after);
         let keys = |section: &str, keys: &[&str]| {
             keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>()
@@ -241,6 +260,7 @@ mod tests {
             keys("nvidia", &["nvml", "driver_root", "dev_root", "mig_strategy"]),
             keys("labels", &["features_d"]),
             keys("cluster", &["node_labels", "credentials"]),
+            keys("dra", &["enabled"]),
         ];
         assert_eq!(change.needs_restart, restart.concat());
         // The running configuration has the new values of live keys and the old values of the
@@ -267,6 +287,25 @@ mod tests {
         assert_eq!(text, format!("~ a.b/c: {keys}\n~ a.b/x: env\n- a.b/y\n+ a.b/z"));
         let swapped = config(&[resource("y", ""), resource("x", ""), WHOLE.to_owned()].concat());
         assert_eq!(Change::between(&before, &swapped).to_string(), "~ the order of the resources");
+    }
+
+    #[test]
+    fn a_process_without_dra_keeps_the_device_plugin_until_its_next_start() {
+        let plugin = config(&resource("x", ""));
+        let specs = plugin.resources.iter();
+        let claimed = specs
+            .map(|spec| Arc::new(ResourceSpec { api: Api::Dra, ..ResourceSpec::clone(spec) }))
+            .collect();
+        let after = Config { dra: true, resources: claimed, ..plugin.clone() };
+        let change = Change::between(&plugin, &after);
+        assert_eq!(change.to_string(), "~ a.b/x: api\n~ dra.enabled (at the next start)");
+        let running = plugin.taking(&after);
+        assert_eq!(running.resources, plugin.resources);
+        assert_eq!(running.offered(true), plugin.resources, "as configured");
+        // A process with it applies the change at once, in both directions.
+        let started = Config { dra: true, ..plugin.clone() };
+        assert_eq!(started.taking(&after).resources, after.resources);
+        assert_eq!(after.taking(&plugin).resources, plugin.resources);
     }
 
     proptest! {

@@ -25,6 +25,7 @@ pub(super) struct Fragment {
     pub(super) nvidia: Nvidia,
     pub(super) labels: Labels,
     pub(super) cluster: Cluster,
+    pub(super) dra: Dra,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -133,6 +134,12 @@ pub(super) struct Cluster {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+pub(super) struct Dra {
+    pub(super) enabled: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(super) struct Folder {
     pub(super) directory: Option<PathBuf>,
 }
@@ -141,6 +148,8 @@ pub(super) struct Folder {
 #[serde(deny_unknown_fields)]
 pub(super) struct Resource {
     pub(super) name: String,
+    /// `plugin` or `dra`.
+    pub(super) api: Option<String>,
     pub(super) class: Class,
     pub(super) contract: Option<ContractKind>,
     // The options of a contract: a table with the name of the contract.

@@ -2,7 +2,7 @@
 //! with.
 
 /// The tables of a file, in the order of `config show`.
-pub(super) const TABLES: [&str; 10] = [
+pub(super) const TABLES: [&str; 11] = [
     "ledger",
     "telemetry",
     "kubelet",
@@ -12,6 +12,7 @@ pub(super) const TABLES: [&str; 10] = [
     "nvidia",
     "labels",
     "cluster",
+    "dra",
     "resource",
 ];
 
@@ -42,7 +43,9 @@ pub(super) const KEYS: &[Key] = &[
     ("labels", "features_d", "\"off\""),
     ("cluster", "node_labels", "\"/etc/holdfast-node/labels\""),
     ("cluster", "credentials", "\"auto\""),
+    ("dra", "enabled", "false"),
     ("resource", "name", ""),
+    ("resource", "api", "\"plugin\""),
     ("resource", "class", ""),
     ("resource", "contract", ""),
     ("resource", "replicas", "1"),
@@ -236,7 +239,9 @@ mod tests {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
-        let change = Change::between(&config(""), &config(other));
+        // Without the cargo feature `cluster` no file may switch it on.
+        let other = Config { dra: true, ..config(other) };
+        let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(
             (documented("at once"), documented("next start")),

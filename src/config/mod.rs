@@ -13,6 +13,7 @@
 //! | `validate` `resource` `paths` | turn them into a [`Config`] |
 //! | `validated` | the [`Config`] itself |
 //! | `contract` | validates the options of a contract |
+//! | `api` | validates which resources can be given to claims |
 //! | `sharing` | validates how many containers share a device |
 //! | `health` | validates the policy of device health |
 //! | `text` | validates text that reaches a container or a program unchanged |
@@ -20,6 +21,7 @@
 //! | `import` | converts another plugin's file to ours |
 //! | `change` | compares two configurations |
 
+mod api;
 mod change;
 mod condition;
 mod contract;

@@ -1,5 +1,6 @@
 //! Validates one resource: its name, its class and its selection of devices.
 
+use super::api::api;
 use super::contract::contract;
 use super::error::{hidden, hidden_in};
 use super::fragments::{self, Class, LinkType};
@@ -41,10 +42,12 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     }
     text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
+    let api = api(resource, &contract)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
     let hooks = hooks(resource, class, &select, sharing)?;
     Ok(ResourceSpec {
         name,
+        api,
         class,
         contract,
         select,

@@ -100,6 +100,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
             .as_deref()
             .map_or(Ok(Default::default()), node_labels)?,
         credentials: credentials(fragment.cluster.credentials.as_deref().unwrap_or("auto"))?,
+        dra: dra(&fragment.dra)?,
         resources,
         files,
         requested_file: None,
@@ -227,6 +228,16 @@ fn credentials(text: &str) -> Result<ApiCredentials, ConfigError> {
             "`cluster.credentials` is `{}`, but must be `auto`, or the absolute path of a kubeconfig",
             hidden(other)
         ))),
+    }
+}
+
+fn dra(fragment: &fragments::Dra) -> Result<bool, ConfigError> {
+    match fragment.enabled.unwrap_or_default() {
+        true if !cfg!(feature = "cluster") => Err(ConfigError::new(
+            "`dra.enabled` is `true`, but this build of Holdfast cannot connect to the API server \
+             (the cargo feature `cluster`)",
+        )),
+        enabled => Ok(enabled),
     }
 }
 

@@ -60,6 +60,8 @@ pub struct Config {
     pub node_labels: NodeLabels,
     /// The credentials for the API server, if it is used.
     pub credentials: ApiCredentials,
+    /// Whether resources may be given to claims (`[dra] enabled`).
+    pub dra: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

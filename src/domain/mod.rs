@@ -89,7 +89,7 @@ pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
-pub use resource::{CharPath, MountSpec, NodePattern, ResourceSpec, Select};
+pub use resource::{Api, CharPath, MountSpec, NodePattern, ResourceSpec, Select};
 pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;

@@ -139,11 +139,23 @@ pub struct MountSpec {
     pub read_only: bool,
 }
 
+/// The API of Kubernetes that gives the devices of a resource to new pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Api {
+    /// The kubelet's device-plugin API: a pod requests a number of devices.
+    #[default]
+    Plugin,
+    /// Dynamic Resource Allocation: a pod has a claim, and the scheduler allocates devices to it.
+    Dra,
+}
+
 /// One resource of the validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceSpec {
     /// Its name.
     pub name: ResourceName,
+    /// The API that gives its devices to new pods.
+    pub api: Api,
     /// The class of its devices.
     pub class: DeviceClass,
     /// The contract, which defines the content of an Allocate response.
@@ -177,6 +189,7 @@ impl ResourceSpec {
     pub fn new(name: ResourceName, class: DeviceClass) -> Self {
         ResourceSpec {
             name,
+            api: Api::Plugin,
             class,
             contract: Contract::Generic,
             cdi: Vec::new(),

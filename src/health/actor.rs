@@ -115,11 +115,17 @@ impl HealthActor {
         let due = self.config.due.borrow().clone();
         self.judge.set_mps(self.config.mps.borrow().clone());
         let Some(inventory) = self.judge.judge(&held, &due.free, now) else { return Vec::new() };
+        let lists = core::plugin_lists(&inventory, &held, &self.config.lists.borrow());
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
             report::changes(&before, &inventory, self.judge.verdicts());
             self.config.inventory.send_replace(inventory);
         }
+        self.config.lists.send_if_modified(|known| {
+            let is_news = *known != lists;
+            *known = lists;
+            is_news
+        });
         let changed = self.judge.take_changed(|device| core::holders(&grants, device));
         if !changed.is_empty() {
             let verdicts = Arc::new(self.judge.verdicts().clone());

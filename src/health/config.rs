@@ -41,6 +41,9 @@ pub struct HealthConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The channel of the inventory. The channel and its last value outlive the actor.
     pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
+    /// The channel of the lists for the kubelet's device-plugin API: the inventory without the
+    /// resources whose devices are given to claims.
+    pub lists: Arc<watch::Sender<Arc<Inventory>>>,
     /// The channel of the verdicts. The actor starts with its last value, which is from the ledger
     /// at first.
     pub judgement: Arc<watch::Sender<Judgement>>,

@@ -10,12 +10,14 @@ mod departures;
 mod held;
 mod lists;
 mod observations;
+mod plugin_lists;
 mod pool;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::held::{Held, held, holders};
+pub(crate) use self::plugin_lists::plugin_lists;
 pub(crate) use self::rules::{LEAVE_AFTER, Rules};
 
 use self::cases::{Cases, is_instance, parents};

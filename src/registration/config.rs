@@ -47,7 +47,7 @@ pub struct RegistrationConfig {
     pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
-    /// The lists that are sent to the kubelet. Each of its resources is registered.
+    /// The lists that are sent to the kubelet. Each of their resources is registered.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Binds sockets.
     pub bind: Mailbox<Bind>,

@@ -15,7 +15,7 @@ use tokio::sync::{RwLock, watch};
 /// The dependencies of every service behind a socket. They outlive the actor.
 #[derive(Debug, Clone)]
 pub struct Shared {
-    /// The offered devices.
+    /// The lists for the device-plugin API.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The live grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,

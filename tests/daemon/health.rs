@@ -534,6 +534,7 @@ impl StandaloneHealth {
             mps: watch::channel(Arc::default()).1,
             kubelet: kubelet_view,
             inventory: Arc::new(inventory),
+            lists: Arc::default(),
             judgement: Arc::new(judgement),
             probe_device: Arc::new(probe_device),
             rescan: Mailbox::new(NoReceiver),

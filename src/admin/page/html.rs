@@ -106,17 +106,16 @@ fn problem_list(problems: &[Problem]) -> String {
 }
 
 fn summary(facts: &Facts<'_>) -> String {
-    let Status { version, uptime_seconds, ready, ledger, resources, .. } = facts.status;
+    let Status { version, uptime_seconds, ready, ledger, .. } = facts.status;
     let uptime = humantime::format_duration(Duration::from_secs(*uptime_seconds)).to_string();
-    let registered = resources.iter().filter(|resource| resource.registered).count();
+    let (registered, listed) = facts.status.registered();
     let kubelet = kubelet_since(facts.status).map_or("absent".to_owned(), |since| {
         if facts.status.socket_left_behind {
             return "absent (socket left behind)".to_owned();
         }
         format!(
-            "present since {}, {registered} of {} resources registered",
-            since.to_seconds(),
-            resources.len()
+            "present since {}, {registered} of {listed} resources registered",
+            since.to_seconds()
         )
     });
     let written = match (ledger.journal, ledger.database) {
@@ -184,10 +183,10 @@ fn resources(reports: &[ResourceReport]) -> String {
         return "<p class=\"soft\">No resource is offered.</p>\n".into();
     }
     let row = |report: &ResourceReport| {
-        let registered = if report.registered {
-            "<span class=\"good\">✓ yes</span>"
-        } else {
-            "<span class=\"bad\">✗ no</span>"
+        let registered = match report.registered() {
+            "yes" => "<span class=\"good\">✓ yes</span>",
+            "no" => "<span class=\"bad\">✗ no</span>",
+            claims => claims,
         };
         let healthy = if report.healthy < report.devices { "bad" } else { "good" };
         vec![

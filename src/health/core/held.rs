@@ -1,7 +1,7 @@
 //! The holders of devices, as the judge needs them.
 
 use crate::domain::{AllocId, Device, DeviceId, Grant, GrantedDevice, Object, ResourceName, share};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The held ids, with the facts to keep them in a list, and the objects of their containers.
@@ -15,6 +15,12 @@ pub(crate) struct Held {
 impl Held {
     pub(super) fn of(&self, resource: &ResourceName) -> Option<&BTreeMap<DeviceId, GrantedDevice>> {
         self.ids.get(resource)
+    }
+
+    /// The ids that containers hold through the device plugin.
+    pub(super) fn of_plugin(&self, resource: &ResourceName) -> BTreeSet<&DeviceId> {
+        let grants = self.grants.iter().filter(|grant| grant.resource == *resource);
+        grants.flat_map(|grant| &grant.ids).collect()
     }
 }
 

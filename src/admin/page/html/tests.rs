@@ -77,6 +77,7 @@ fn status(devices: &[DeviceReport]) -> Status {
     let report = ResourceReport {
         name: "nvidia.com/gpu".into(),
         registered: true,
+        only_claims: false,
         devices: devices.len(),
         healthy,
         held: 1,

@@ -1,0 +1,184 @@
+//! The API that gives the devices of a resource to pods, and what a claim cannot carry.
+
+use super::error::unknown;
+use super::fragments::{Hook, Resource};
+use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer};
+
+/// The values of the key.
+const KNOWN: [&str; 2] = ["plugin", "dra"];
+
+pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, String> {
+    match resource.api.as_deref() {
+        None | Some("plugin") => return Ok(Api::Plugin),
+        Some("dra") => {}
+        Some("both") => {
+            return Err("`api` = \"both\" is not supported yet; use \"plugin\" or \"dra\"".into());
+        }
+        Some(other) => return Err(unknown("value", other, &KNOWN)),
+    }
+    if let Some(word) = [NODE, MIG_PROFILE].iter().find(|word| resource.name.contains(**word)) {
+        return Err(format!(
+            "`api` = \"dra\" needs an ordinary name without `{word}`, because claims select \
+             devices by their attributes; name the resource once"
+        ));
+    }
+    match contract {
+        Contract::RdmaShared => {
+            return Err("the `contract` \"rdma-shared\" gives all devices to every container, but \
+                        a claim names its devices; use \"generic\" for `api` = \"dra\""
+                .into());
+        }
+        Contract::Kubevirt => {
+            return Err("the `contract` \"kubevirt\" lists all devices of a container in one \
+                        variable, but a container may have several claims; use \"generic\" for \
+                        `api` = \"dra\""
+                .into());
+        }
+        Contract::Nvidia(options) if options.mps_root.is_some() => {
+            return Err("`mps_root` shares a GPU among the containers of one resource, but a \
+                        container may have claims of several; remove it for `api` = \"dra\""
+                .into());
+        }
+        Contract::IntelFpga(options) if options.mode == FpgaMode::Region => {
+            return Err("the `mode` \"region\" passes an annotation to Intel's hook, but CDI has \
+                        none; use \"af\" or \"regiondevel\" for `api` = \"dra\""
+                .into());
+        }
+        _ => {}
+    }
+    if resource.pool.is_some() {
+        return Err("`pool` gives all devices to every container, but a claim names its devices; \
+                    use `replicas` for `api` = \"dra\""
+            .into());
+    }
+    if resource.per_container.is_some_and(|limit| limit != PerContainer::Any) {
+        return Err("`per_container` limits the ids of one container, but the kubelet does not \
+                    name the containers of a claim; remove it for `api` = \"dra\""
+            .into());
+    }
+    if !matches!(resource.before_start, None | Some(Hook::None)) {
+        return Err("`before_start` cannot run, because the kubelet does not call before a \
+                    container with a claim starts; use `after_release` for `api` = \"dra\""
+            .into());
+    }
+    Ok(Api::Dra)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Examined, Node};
+    use super::*;
+    use std::path::Path;
+
+    fn examined(text: &str) -> Examined {
+        Examined::alone(text.as_bytes(), Path::new("f"), &Node::default())
+    }
+
+    fn resource(class: &str, rest: &str) -> String {
+        format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n")
+    }
+
+    /// The error of a resource, with its line.
+    #[cfg(feature = "cluster")]
+    fn mistake(text: &str) -> (usize, String) {
+        let problems = examined(&format!("[dra]\nenabled = true\n{text}")).problems;
+        let problem = problems.first().unwrap_or_else(|| panic!("no error in {text}"));
+        (problem.line().unwrap(), problem.problem().to_owned())
+    }
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn a_resource_is_for_the_device_plugin_or_for_claims() {
+        let config =
+            |text: &str| examined(&format!("[dra]\nenabled = true\n{text}")).config().unwrap();
+        for (keys, api) in [
+            ("", Api::Plugin),
+            ("api = \"plugin\"", Api::Plugin),
+            ("api = \"dra\"", Api::Dra),
+            ("api = \"dra\"\nreplicas = 4\nper_container = \"any\"", Api::Dra),
+            ("api = \"dra\"\ncdi = [\"cri\"]\nbefore_start = \"none\"", Api::Dra),
+            ("api = \"dra\"\nafter_release = \"reset\"", Api::Dra),
+        ] {
+            assert_eq!(config(&resource("nvme", keys)).resources[0].api, api, "{keys}");
+        }
+    }
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn what_a_claim_cannot_carry_is_one_sentence_at_its_place() {
+        for (class, keys, line, expected) in [
+            ("gpu", "api = \"both\"", 6, "\"both\" is not supported yet; use \"plugin\" or"),
+            ("gpu", "api = \"drb\"", 6, "unknown value `drb`; did you mean `dra`?"),
+            ("rdma", "api = \"dra\"\npool = 4", 7, "`pool` gives all devices"),
+            ("rdma", "pool = 4\ncontract = \"rdma-shared\"\napi = \"dra\"", 7, "\"rdma-shared\""),
+            ("gpu", "contract = \"kubevirt\"\napi = \"dra\"", 6, "lists all devices"),
+            (
+                "gpu",
+                "api = \"dra\"\ncontract = \"nvidia\"\nreplicas = 2\nnvidia = { mps_root = \"/a\" }",
+                9,
+                "`mps_root` shares a GPU",
+            ),
+            (
+                "fpga",
+                "api = \"dra\"\ncontract = \"intel-fpga\"\nintel-fpga = { mode = \"region\" }",
+                8,
+                "the `mode` \"region\"",
+            ),
+            ("gpu", "api = \"dra\"\nper_container = \"one\"", 7, "`per_container` limits"),
+            ("gpu", "before_start = \"reset\"\napi = \"dra\"", 6, "use `after_release`"),
+        ] {
+            let (at, problem) = mistake(&resource(class, keys));
+            assert!(problem.contains(expected), "{keys}: {problem}");
+            assert_eq!(at, line, "{keys}: {problem}");
+            assert!(!problem.contains("  "), "{problem}");
+        }
+        for name in ["a.b/{node}", "a.b/{mig_profile}"] {
+            let class = if name.contains("node") { "char" } else { "gpu" };
+            let paths = if class == "char" { "paths = [\"/dev/a\"]" } else { "" };
+            let text = format!(
+                "[[resource]]\nname = \"{name}\"\nclass = \"{class}\"\n{paths}\napi = \"dra\"\n"
+            );
+            let (line, problem) = mistake(&text);
+            assert!(problem.contains("an ordinary name"), "{problem}");
+            assert_eq!(line, 7, "{problem}");
+        }
+    }
+
+    #[test]
+    fn claims_need_the_table_dra_anywhere_for_this_node() {
+        let dra = resource("nvme", "api = \"dra\"");
+        let problem = |text: &str| {
+            let problems = examined(text).problems;
+            assert!(problems.len() <= 1, "{problems:?}");
+            problems.first().map(|problem| (problem.line(), problem.problem().to_owned()))
+        };
+        for text in [dra.clone(), format!("{dra}[dra]\nenabled = false\n")] {
+            let (line, sentence) = problem(&text).unwrap();
+            assert_eq!(line, Some(4));
+            assert!(sentence.contains("add `enabled = true` to the table [dra]"), "{sentence}");
+        }
+        let two = format!("{dra}{}", dra.replace("a.b/c", "a.b/d"));
+        assert_eq!(problem(&two).unwrap().0, Some(4), "one mistake, once");
+        assert_eq!(problem(&resource("nvme", "api = \"plugin\"")), None);
+        let on = problem(&format!("{dra}[dra]\nenabled = true\n"));
+        if cfg!(feature = "cluster") {
+            assert_eq!(on, None);
+        } else {
+            assert!(on.unwrap().1.contains("the cargo feature `cluster`"));
+        }
+    }
+
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn a_section_may_move_the_resources_of_some_nodes_to_claims() {
+        let text = format!(
+            "{}[[node]]\nmatch = {{ name = \"gpu-*\" }}\ndra.enabled = true\n[[node.resource]]\nname = \"a.b/c\"\nclass = \"nvme\"\napi = \"dra\"\n",
+            resource("nvme", "")
+        );
+        for (name, dra, api) in [("gpu-1", true, Api::Dra), ("cpu-1", false, Api::Plugin)] {
+            let node = Node::named(name, Path::new("/"));
+            let config = Examined::alone(text.as_bytes(), Path::new("f"), &node).config().unwrap();
+            assert_eq!((config.dra, config.resources[0].api), (dra, api), "{name}");
+        }
+    }
+}
