@@ -131,7 +131,8 @@ impl Status {
     #[must_use]
     pub fn registered(&self) -> (usize, usize) {
         let listed = self.resources.iter().filter(|resource| !resource.only_claims);
-        listed.fold((0, 0), |(yes, all), resource| (yes + usize::from(resource.registered), all + 1))
+        listed
+            .fold((0, 0), |(yes, all), resource| (yes + usize::from(resource.registered), all + 1))
     }
 
     /// Reads the views.

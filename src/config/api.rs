@@ -1,7 +1,9 @@
 //! The API that gives the devices of a resource to pods, and what a claim cannot carry.
 
+use super::ConfigError;
 use super::error::unknown;
 use super::fragments::{Hook, Resource};
+use super::tree::{Is, Table, Value};
 use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer};
 
 /// The values of the key.
@@ -24,9 +26,11 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
     }
     match contract {
         Contract::RdmaShared => {
-            return Err("the `contract` \"rdma-shared\" gives all devices to every container, but \
+            return Err(
+                "the `contract` \"rdma-shared\" gives all devices to every container, but \
                         a claim names its devices; use \"generic\" for `api` = \"dra\""
-                .into());
+                    .into(),
+            );
         }
         Contract::Kubevirt => {
             return Err("the `contract` \"kubevirt\" lists all devices of a container in one \
@@ -62,6 +66,21 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
             .into());
     }
     Ok(Api::Dra)
+}
+
+/// The error of the merged files if a resource is for claims without the table `[dra]`, which any
+/// file or section of this node may have.
+pub(super) fn claims_without_dra(merged: &Table) -> Option<ConfigError> {
+    let enabled = merged.get("dra").and_then(Value::as_table).and_then(|dra| dra.get("enabled"));
+    if enabled.is_some_and(|value| matches!(&value.is, Is::Plain(text) if text == "true")) {
+        return None;
+    }
+    let resources = merged.get("resource").and_then(Value::as_list).unwrap_or_default();
+    let mut apis = resources.iter().filter_map(|resource| resource.as_table()?.get("api"));
+    let claimed = apis.find(|api| api.as_text() == Some("dra"))?;
+    let problem = "`api` = \"dra\" gives devices to claims, which `dra.enabled` = true permits; add \
+                   `enabled = true` to the table [dra]";
+    Some(ConfigError::new(problem).at(claimed.place.as_ref()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::labels::ComparedLabels;
 use super::node::Node;
 use super::section::Section;
 use super::tree::{Entry, Is, Table, Value};
-use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
+use super::{Config, ConfigError, DEFAULT_PATH, api, typed, validate};
 use crate::domain::NODE;
 use crate::host::{read_bounded, read_whole};
 use std::collections::{BTreeMap, BTreeSet};
@@ -261,28 +261,15 @@ impl Examined {
                 merge_resources(there, resources);
             }
         }
-        self.check_dra();
+        if let Some(problem) = api::claims_without_dra(&self.merged) {
+            self.problem(|| problem);
+        }
         let place = |problem: &ConfigError| {
             let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
             (file, problem.line(), problem.column())
         };
         self.problems.sort_by_key(place);
         self
-    }
-
-    /// A resource for claims needs `[dra]`, which any file or section of this node may have.
-    fn check_dra(&mut self) {
-        let dra = self.merged.get("dra").and_then(Value::as_table);
-        let enabled = dra.and_then(|table| table.get("enabled"));
-        if enabled.is_some_and(|value| matches!(&value.is, Is::Plain(text) if text == "true")) {
-            return;
-        }
-        let apis = resources(&self.merged).iter().filter_map(|each| each.as_table()?.get("api"));
-        let claimed = apis.into_iter().find(|api| api.as_text() == Some("dra"));
-        let Some(place) = claimed.map(|api| api.place.clone()) else { return };
-        let problem = "`api` = \"dra\" gives devices to claims, which `dra.enabled` = true permits; \
-                       add `enabled = true` to the table [dra]";
-        self.problem(|| ConfigError::new(problem).at(place.as_ref()));
     }
 }
 

@@ -8,8 +8,8 @@
 
 use super::{NvidiaExtras, Request, address, by_contract, intel_fpga};
 use crate::domain::{
-    AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, FpgaMode,
-    ResourceSpec,
+    AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, EditMount,
+    FpgaMode, ResourceSpec,
 };
 use serde::Serialize;
 
@@ -120,7 +120,7 @@ fn definitions(request: &Request<'_>, device: &Device) -> Vec<Definition> {
     if !spec.cdi.is_empty() {
         let nodes = by_contract(&Request { devices: &[device], ..*request }).devices;
         let edits =
-            Edits { device_nodes: nodes.into_iter().map(Node::from).collect(), hooks: Vec::new() };
+            Edits { device_nodes: nodes.into_iter().map(Node::from).collect(), ..Edits::default() };
         definitions.push(Definition::of_nodes(spec, device, edits));
     }
     definitions.retain(|definition| !definition.edits.device_nodes.is_empty());
@@ -142,7 +142,7 @@ impl Definition {
     }
 
     fn of_hook(device: &Device) -> Self {
-        let edits = Edits { device_nodes: Vec::new(), hooks: vec![FPGA_HOOK] };
+        let edits = Edits { hooks: vec![FPGA_HOOK], ..Edits::default() };
         Definition {
             kind: intel_fpga::CDI_KIND.to_owned(),
             name: intel_fpga::region(device).to_owned(),
@@ -155,21 +155,27 @@ impl Definition {
     }
 
     fn file(&self) -> Option<SpecFile> {
-        let document = Spec {
-            cdi_version: self.version(),
-            kind: &self.kind,
-            devices: [SpecDevice { name: &self.name, container_edits: &self.edits }],
-        };
-        let text = serde_json::to_string_pretty(&document).ok()?;
-        Some(SpecFile { name: file_name(&self.qualified()), text: text + "\n" })
+        let text = text(&self.kind, &[(&self.name, &self.edits)])?;
+        Some(SpecFile { name: file_name(&self.qualified()), text })
     }
+}
 
-    /// The lowest CDI version that supports these edits.
-    fn version(&self) -> &'static str {
-        let is_number = self.name.starts_with(|c: char| c.is_ascii_digit());
-        let is_elsewhere = self.edits.device_nodes.iter().any(|node| node.host_path.is_some());
-        if is_number || is_elsewhere { "0.5.0" } else { "0.3.0" }
-    }
+/// The text of a file that defines these names of a kind. It has the lowest CDI version that
+/// supports their edits.
+pub(super) fn text(kind: &str, devices: &[(&str, &Edits)]) -> Option<String> {
+    let is_number = |name: &str| name.starts_with(|c: char| c.is_ascii_digit());
+    let is_elsewhere =
+        |edits: &Edits| edits.device_nodes.iter().any(|node| node.host_path.is_some());
+    let is_newer = |(name, edits): &(&str, &Edits)| is_number(name) || is_elsewhere(edits);
+    let document = Spec {
+        cdi_version: if devices.iter().any(is_newer) { "0.5.0" } else { "0.3.0" },
+        kind,
+        devices: devices
+            .iter()
+            .map(|(name, container_edits)| SpecDevice { name, container_edits })
+            .collect(),
+    };
+    Some(serde_json::to_string_pretty(&document).ok()? + "\n")
 }
 
 /// `vendor/class`.
@@ -211,7 +217,7 @@ fn has_hook(spec: &ResourceSpec) -> bool {
 struct Spec<'a> {
     cdi_version: &'static str,
     kind: &'a str,
-    devices: [SpecDevice<'a>; 1],
+    devices: Vec<SpecDevice<'a>>,
 }
 
 #[derive(Serialize)]
@@ -221,16 +227,33 @@ struct SpecDevice<'a> {
     container_edits: &'a Edits,
 }
 
-#[derive(Default, Serialize)]
+/// What a runtime changes in a container for a name.
+#[derive(Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Edits {
+pub(super) struct Edits {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     device_nodes: Vec<Node>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hooks: Vec<Hook>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mounts: Vec<Mount>,
 }
 
-#[derive(Serialize)]
+/// Everything but the annotations, which CDI does not have, and the names of other files.
+impl From<&ContainerEdits> for Edits {
+    fn from(edits: &ContainerEdits) -> Self {
+        Edits {
+            env: edits.envs.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            device_nodes: edits.devices.iter().cloned().map(Node::from).collect(),
+            hooks: Vec::new(),
+            mounts: edits.mounts.iter().cloned().map(Mount::from).collect(),
+        }
+    }
+}
+
+#[derive(PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Node {
     path: String,
@@ -247,11 +270,31 @@ impl From<EditDevice> for Node {
     }
 }
 
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Hook {
     hook_name: &'static str,
     path: &'static str,
+}
+
+#[derive(PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Mount {
+    host_path: String,
+    container_path: String,
+    options: [&'static str; 3],
+}
+
+/// With the options that containerd gives a mount of the kubelet.
+impl From<EditMount> for Mount {
+    fn from(mount: EditMount) -> Self {
+        let access = if mount.read_only { "ro" } else { "rw" };
+        Mount {
+            host_path: mount.host,
+            container_path: mount.container,
+            options: ["rbind", "rprivate", access],
+        }
+    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 
 mod amd;
 pub mod cdi;
+pub mod claim;
 pub mod device_info;
 mod generic;
 mod intel_fpga;
@@ -77,7 +78,12 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     let spec = request.spec;
     let mut edits = by_contract(request);
     cdi::use_names(request, &mut edits);
-    // The configuration overrides the contract.
+    add_configured(spec, &mut edits);
+    edits
+}
+
+/// Adds the environment and the mounts of the configuration, which override the contract.
+fn add_configured(spec: &ResourceSpec, edits: &mut ContainerEdits) {
     edits.envs.extend(spec.env.clone());
     for mount in &spec.mounts {
         edits.mounts.retain(|known| known.container != mount.container);
@@ -87,7 +93,6 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
             read_only: mount.read_only,
         });
     }
-    edits
 }
 
 /// Why the contract cannot answer for a device, which then must not be offered; `None` if it can.

@@ -22,12 +22,8 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
         request.devices.iter().map(|device| name(device, options.device_id_strategy)).collect();
     let channels: Vec<String> = options.imex_channels.iter().map(u32::to_string).collect();
     let tells_by = |strategy| options.device_list_strategy.contains(&strategy);
-    let is_on = |feature: &NvidiaFeature| match options.switch(*feature) {
-        Switch::Off => false,
-        Switch::On => true,
-        Switch::Auto => request.nvidia.features.contains(feature),
-    };
-    let features = || NvidiaFeature::ALL.into_iter().filter(is_on);
+    let features =
+        || NvidiaFeature::ALL.into_iter().filter(|feature| is_on(request, options, *feature));
 
     let mut edits = ContainerEdits::default();
     let cdi = cdi_names(&options.cdi_vendor, &ids, &channels, features());
@@ -69,22 +65,56 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
         edits.mounts.extend(channels.iter().map(|channel| name(format!("imex/{channel}"))));
     }
     if options.pass_device_specs {
-        // The plugin knows no node of a Tegra system's GPU (`internal/rm/tegra_devices.go`,
-        // `GetPaths`): the toolkit adds them.
-        let is_whole = |device: &&&Device| attribute(device, "integrated").is_none();
-        let devices: Vec<&Device> = request.devices.iter().filter(is_whole).copied().collect();
-        let (mut shared, own): (Vec<_>, Vec<_>) = nodes::with(&devices, "rw")
-            .into_iter()
-            .partition(|node| SHARED_NODES.contains(&node.container.as_str()));
-        shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
-        edits.devices = shared.into_iter().chain(own).collect();
-        edits.devices.extend(request.nvidia.channels.iter().map(|node| EditDevice {
-            host: node.host.clone(),
-            container: node.container.clone(),
-            permissions: "rw".into(),
-        }));
+        edits.devices = whole_nodes(request);
     }
     edits
+}
+
+/// What the containers of a claim get of one GPU: its CDI name, if a file defines one, else its
+/// nodes. NVIDIA's runtime adds no other GPU in any case. Variables with lists are missing, because
+/// a container may have several claims.
+pub(super) fn claimed(
+    request: &Request<'_>,
+    options: &NvidiaOptions,
+    name: Option<&str>,
+) -> ContainerEdits {
+    let mut edits = ContainerEdits::default();
+    edits.envs.insert(VISIBLE_DEVICES.into(), "void".into());
+    let Some(name) = name else {
+        edits.devices = whole_nodes(request);
+        return edits;
+    };
+    let channels: Vec<String> = options.imex_channels.iter().map(u32::to_string).collect();
+    let features =
+        NvidiaFeature::ALL.into_iter().filter(|feature| is_on(request, options, *feature));
+    edits.cdi_devices = cdi_names(&options.cdi_vendor, &[name], &channels, features);
+    edits
+}
+
+fn is_on(request: &Request<'_>, options: &NvidiaOptions, feature: NvidiaFeature) -> bool {
+    match options.switch(feature) {
+        Switch::Off => false,
+        Switch::On => true,
+        Switch::Auto => request.nvidia.features.contains(&feature),
+    }
+}
+
+/// The nodes of the GPUs and of the IMEX channels: those of the driver as a whole first.
+fn whole_nodes(request: &Request<'_>) -> Vec<EditDevice> {
+    // The plugin knows no node of a Tegra system's GPU (`internal/rm/tegra_devices.go`,
+    // `GetPaths`): the toolkit adds them.
+    let is_whole = |device: &&&Device| attribute(device, "integrated").is_none();
+    let devices: Vec<&Device> = request.devices.iter().filter(is_whole).copied().collect();
+    let (mut shared, own): (Vec<_>, Vec<_>) = nodes::with(&devices, "rw")
+        .into_iter()
+        .partition(|node| SHARED_NODES.contains(&node.container.as_str()));
+    shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
+    let channels = request.nvidia.channels.iter().map(|node| EditDevice {
+        host: node.host.clone(),
+        container: node.container.clone(),
+        permissions: "rw".into(),
+    });
+    shared.into_iter().chain(own).chain(channels).collect()
 }
 
 /// Why a device cannot be named to a container; `None` if it can. NVIDIA's toolkit accepts a MIG

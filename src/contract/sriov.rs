@@ -34,6 +34,23 @@ pub(super) fn edits(request: &Request<'_>, options: &SriovOptions) -> ContainerE
     edits
 }
 
+/// The same for the containers of a claim with one function. The names of the variables contain its
+/// address: a container may have several claims, and the last variable of a name would win.
+pub(super) fn claimed(request: &Request<'_>, options: &SriovOptions) -> ContainerEdits {
+    let mut edits = edits(request, options);
+    let variable = variable(request.spec.name.as_str());
+    let of = request.devices.first().map_or_else(String::new, |device| address(device));
+    let of = of.replace(|c: char| !c.is_ascii_alphanumeric(), "_").to_ascii_uppercase();
+    for (name, own) in [
+        (format!("{variable}_INFO"), format!("{variable}_{of}_INFO")),
+        (variable.clone(), format!("{variable}_{of}")),
+    ] {
+        let value = edits.envs.remove(&name);
+        edits.envs.extend(value.map(|value| (own, value)));
+    }
+    edits
+}
+
 /// `PCIDEVICE_INTEL_COM_MY-POOL`: a dash stays, although shells cannot read such a variable.
 fn variable(resource: &str) -> String {
     format!("PCIDEVICE_{}", resource.to_ascii_uppercase().replace(['/', '.'], "_"))

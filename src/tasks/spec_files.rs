@@ -7,7 +7,7 @@
 //! device that is offered by CDI names, and for every such device that is still held. A device-info
 //! file exists while its device is held. Both folders are empty after a boot.
 
-use crate::contract::{cdi, device_info, nvidia_cdi};
+use crate::contract::{cdi, claim, device_info, nvidia_cdi};
 use crate::domain::{Grant, Inventory, Offering};
 use crate::host::{self, Change, DirWatch, HostRoot, SpecFolder};
 use crate::serving::{GpuSpecs, SpecFiles};
@@ -117,7 +117,10 @@ impl Writer {
                 self.write_device_info(offering, &held);
             }
         }
-        for file in self.files.cdi.own().into_iter().filter(|file| !needed.contains(file)) {
+        // The files of claims have a keeper of their own, which knows the claims.
+        let is_unused =
+            |file: &String| !needed.contains(file) && claim::uid_of_file(file).is_none();
+        for file in self.files.cdi.own().into_iter().filter(is_unused) {
             remove(&self.files.cdi, &file);
         }
         held
@@ -317,6 +320,20 @@ mod tests {
         setup.grants.send_replace(holding(&["a"]));
         writer.update();
         assert_eq!(setup.files(), [file("a")]);
+    }
+
+    #[test]
+    fn the_files_of_claims_are_left_to_their_keeper() {
+        let setup = Setup::new(&[("a", true)], true);
+        let mut writer = setup.writer().begin();
+        let claim = "holdfast-claim-5d2f6c3e.json";
+        let folder = setup.dir.path().join("cdi");
+        // The second one looks like one, and is that of a kind of another vendor.
+        for name in [claim, "holdfast-claim-x.com+gpu.json"] {
+            std::fs::write(folder.join(name), "{}").unwrap();
+        }
+        writer.update();
+        assert_eq!(setup.files(), [claim.to_owned(), file("a")]);
     }
 
     #[test]

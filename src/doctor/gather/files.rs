@@ -5,7 +5,7 @@ use super::mounts::{Mount, mount_of, mounts};
 use super::{AddFacts, ReaderInput, Target};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::contract::nvidia_cdi;
-use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp, mps_run_here};
+use crate::domain::{Api, Contract, Grant, GrantState, ResourceSpec, Timestamp, mps_run_here};
 use crate::host;
 use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(super) fn wants(
     let writes_cdi = config
         .resources
         .iter()
-        .any(|spec| !spec.cdi.is_empty() || nvidia_cdi::kind(spec).is_some());
+        .any(|spec| uses_cdi(spec) || !spec.cdi.is_empty() || nvidia_cdi::kind(spec).is_some());
     let hash = format!("{:08x}", config.hash);
     let cdi =
         config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
@@ -47,6 +47,9 @@ pub(super) fn wants(
 
 /// Whether its containers get devices by CDI names only.
 fn uses_cdi(spec: &ResourceSpec) -> bool {
+    if spec.api == Api::Dra {
+        return true;
+    }
     match &spec.contract {
         Contract::Nvidia(options) => {
             options.device_list_strategy.iter().all(|strategy| strategy.is_cdi())

@@ -5,12 +5,12 @@ use crate::domain::{Api, Health, Inventory, Offering, Reason};
 use std::sync::Arc;
 
 /// The lists for the kubelet. A resource whose devices are given to claims is among them only while
-/// a container holds one of its devices through the device plugin. The kubelet starts this container
-/// again with the same ids, so they stay in the list as they are (I3). All others are unhealthy
-/// there, so no container gets them by number.
+/// a container holds one of its devices through the device plugin. The kubelet starts this
+/// container again with the same ids, so they stay in the list as they are (I3). All others are
+/// unhealthy there, so no container gets them by number.
 ///
-/// Unchanged lists are shared with `before`, and everything with the inventory if no resource is for
-/// claims.
+/// Unchanged lists are shared with `before`, and everything with the inventory if no resource is
+/// for claims.
 pub(crate) fn plugin_lists(
     inventory: &Arc<Inventory>,
     held: &Held,
