@@ -3,6 +3,7 @@
 
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
+use super::grant::PodRef;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -64,6 +65,43 @@ impl Allocated {
     pub fn request_name(&self) -> &str {
         self.request.split('/').next().unwrap_or_default()
     }
+}
+
+/// Where an opaque configuration of a claim comes from (`DeviceAllocationConfiguration.source`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ConfigSource {
+    /// The `DeviceClass`, which an administrator wrote.
+    FromClass,
+    /// The claim itself.
+    FromClaim,
+}
+
+/// A configuration for this driver in the allocation of a claim (`OpaqueDeviceConfiguration`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpaqueConfig {
+    /// Where it comes from.
+    pub source: ConfigSource,
+    /// The requests that it applies to; empty means all.
+    pub requests: Vec<String>,
+    /// Its parameters, a JSON document.
+    pub parameters: String,
+}
+
+/// A `ResourceClaim` as the API server has it, as far as it is about this driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllocatedClaim {
+    /// Its identity. The UID may be another than that of an earlier claim of this name.
+    pub claim: ClaimRef,
+    /// Whether devices are allocated to it (`status.allocation`), also of other drivers only.
+    pub is_allocated: bool,
+    /// The allocated devices of this driver, in the order of the claim.
+    pub devices: Vec<Allocated>,
+    /// The pods that it is reserved for (`status.reservedFor`).
+    pub reserved_for: Vec<PodRef>,
+    /// The configurations for this driver, in the order of the claim: a later one has precedence.
+    pub configs: Vec<OpaqueConfig>,
+    /// Whether it is being deleted (`metadata.deletionTimestamp`). Its pods may still run.
+    pub is_deleted: bool,
 }
 
 /// One device of a prepared claim, with all that its containers get.

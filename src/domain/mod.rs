@@ -49,7 +49,8 @@ mod verdict;
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use claim::{
-    Allocated, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, DraName, PreparedDevice,
+    Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
+    DraName, OpaqueConfig, PreparedDevice,
 };
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{

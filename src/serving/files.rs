@@ -1,6 +1,7 @@
 //! The files that other programs read about a container's devices: CDI specs for the container
 //! runtime, device-info for CNI plugins.
 
+use super::claims::ClaimFiles;
 use super::gpu_specs::GpuSpecs;
 use crate::contract::{cdi, device_info};
 use crate::domain::{Device, DeviceId, Inventory, Refusal, ResourceSpec};
@@ -17,6 +18,8 @@ pub struct SpecFiles {
     pub device_info: Arc<SpecFolder>,
     /// The CDI specs of NVIDIA GPUs.
     pub gpus: Arc<GpuSpecs>,
+    /// The CDI specs of claims.
+    pub claims: ClaimFiles,
 }
 
 impl SpecFiles {
@@ -27,7 +30,8 @@ impl SpecFiles {
         // Device-info files have the names that other programs expect, so none is ours by its name.
         let specs = folder(cdi, cdi::FILE_PREFIX);
         let gpus = Arc::new(GpuSpecs::new(Arc::clone(&specs), cdi, root.clone()));
-        SpecFiles { cdi: specs, device_info: folder(device_info, ""), gpus }
+        let claims = ClaimFiles::new(Arc::clone(&specs));
+        SpecFiles { cdi: specs, device_info: folder(device_info, ""), gpus, claims }
     }
 
     /// Ensures that the files of these devices exist.

@@ -10,6 +10,8 @@
 //! A resource with a hook answers PreStartContainer. It checks with the ledger whether the
 //! container may start with its devices, and runs the hook before start on another thread.
 //!
+//! Claims are decided next to it (`claims`), over the same inventory and the same ledger.
+//!
 //! Calls that come while this instance hands over wait in their sockets (`handover`), because a
 //! failed Allocate is final for its pod.
 //!
@@ -20,6 +22,7 @@
 mod actor;
 mod affinity;
 mod before_start;
+pub mod claims;
 mod connections;
 pub(crate) mod core;
 mod files;

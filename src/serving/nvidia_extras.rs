@@ -4,7 +4,7 @@ use super::gpu_specs::GpuSpecs;
 use super::nvidia_features::by_node;
 use crate::contract::{NvidiaExtras, nvidia_cdi};
 use crate::domain::{
-    Contract, Inventory, NvidiaFeature, NvidiaFeatures, NvidiaOptions, ResourceSpec, Switch,
+    Api, Contract, Inventory, NvidiaFeature, NvidiaFeatures, NvidiaOptions, ResourceSpec, Switch,
 };
 use crate::hardware;
 use crate::host::HostRoot;
@@ -18,8 +18,12 @@ pub(super) fn extras(
     gpus: &GpuSpecs,
 ) -> NvidiaExtras {
     let Contract::Nvidia(options) = &spec.contract else { return NvidiaExtras::default() };
-    let mut features =
-        if needs_features(options) { by_node(root, inventory) } else { NvidiaFeatures::new() };
+    let has_names = options.has_cdi_names() || spec.api == Api::Dra;
+    let mut features = if needs_features(options, has_names) {
+        by_node(root, inventory)
+    } else {
+        NvidiaFeatures::new()
+    };
     let channel = |channel: &u32| hardware::imex_channel(root, *channel);
     let channels: Vec<_> = options.imex_channels.iter().map(channel).collect();
     features.retain(|feature| {
@@ -38,9 +42,9 @@ pub(super) fn extras(
 }
 
 /// Whether the answer depends on the features of the node, or on their CDI names.
-fn needs_features(options: &NvidiaOptions) -> bool {
+fn needs_features(options: &NvidiaOptions, has_names: bool) -> bool {
     let switches = NvidiaFeature::ALL.map(|feature| options.switch(feature));
-    switches.contains(&Switch::Auto) || options.has_cdi_names() && switches.contains(&Switch::On)
+    switches.contains(&Switch::Auto) || has_names && switches.contains(&Switch::On)
 }
 
 #[cfg(test)]

@@ -2,13 +2,15 @@
 //! connection. It changes no state and waits for no actor: it reads the published inventory and the
 //! host's files.
 
+use super::claims::ClaimDevices;
 use super::core;
 use super::files::SpecFiles;
 use super::nvidia_extras;
 use crate::contract;
 use crate::domain::{
     AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
-    GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, ResourceName, Sharing,
+    GrantedDevice, Inventory, KubeletGeneration, Offered, Offering, Reason, Refusal, ResourceName,
+    Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
@@ -92,32 +94,8 @@ impl Preparer {
         let root = self.host_root.recording();
         let nodes = Nodes::new(&root, &self.directories);
         let node_exists = |path: &str| nodes.exist(path);
-        // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
-            let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
-            // A held device stays in the list while a node that a container needs is missing.
-            if offered.device.nodes.iter().any(missing)
-                || contract::missing(&offering.spec, &offered.device).is_some()
-            {
-                no_failure(&root, resource, id)?;
-                return Err(Refusal::Unhealthy {
-                    resource: resource.clone(),
-                    id: id.clone(),
-                    reason: Reason::NodeMissing,
-                });
-            }
-            // A held device stays in the list while NVML does not report its name.
-            let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
-            // A disk that was mounted after the list was made is not granted.
-            let used = hardware::used_for(&self.host_root, &offered.device)
-                .map_err(|failure| unreadable(resource, id, &failure))?;
-            if let Some(why) = unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
-                return Err(Refusal::Unanswerable {
-                    resource: resource.clone(),
-                    id: id.clone(),
-                    why,
-                });
-            }
+            self.check(offering, id, offered, &root, &node_exists)?;
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let nvidia = nvidia_extras::extras(&offering.spec, &inventory, &root, &self.files.gpus);
@@ -159,6 +137,98 @@ impl Preparer {
             alloc_id,
         });
         Ok(Prepared { edits, record: Record { grant, exclusive: offering.spec.is_exclusive() } })
+    }
+
+    /// Checks the host again: a list may be older than the loss of a node.
+    fn check(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+        root: &HostRoot,
+        node_exists: &dyn Fn(&str) -> bool,
+    ) -> Result<(), Refusal> {
+        let resource = &offering.spec.name;
+        let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
+        // A held device stays in the list while a node that a container needs is missing.
+        if offered.device.nodes.iter().any(missing)
+            || contract::missing(&offering.spec, &offered.device).is_some()
+        {
+            no_failure(root, resource, id)?;
+            return Err(Refusal::Unhealthy {
+                resource: resource.clone(),
+                id: id.clone(),
+                reason: Reason::NodeMissing,
+            });
+        }
+        // A held device stays in the list while NVML does not report its name.
+        let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
+        // A disk that was mounted after the list was made is not granted.
+        let used = hardware::used_for(&self.host_root, &offered.device)
+            .map_err(|failure| unreadable(resource, id, &failure))?;
+        match unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
+            None => Ok(()),
+            Some(why) => {
+                Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why })
+            }
+        }
+    }
+
+    /// What the containers of a claim get of a device. The files of other programs that the edits
+    /// name exist afterwards.
+    fn claimed_edits(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> Result<ContainerEdits, Refusal> {
+        let (spec, inventory) = (&offering.spec, Arc::clone(&self.inventory.borrow()));
+        let root = self.host_root.recording();
+        let nodes = Nodes::new(&root, &self.directories);
+        let node_exists = |path: &str| nodes.exist(path);
+        self.check(offering, id, offered, &root, &node_exists)?;
+        let device = offered.device.as_ref();
+        self.files.ensure(spec, std::iter::once((id, device)), &inventory, &node_exists)?;
+        let gpus = &self.files.gpus;
+        let is_defined = |qualified: &str| {
+            let parts = qualified.split_once('=');
+            parts.is_some_and(|(kind, name)| gpus.defines(kind, name, &inventory))
+        };
+        let request = contract::Request {
+            spec,
+            devices: &[],
+            alloc_id: &AllocId::new(""),
+            node_exists: &node_exists,
+            nvidia: &nvidia_extras::extras(spec, &inventory, &root, gpus),
+        };
+        let edits = contract::claim::edits(&request, device, &is_defined);
+        // A node whose existence could not be checked would be missing.
+        no_failure(&root, &spec.name, id)?;
+        Ok(edits)
+    }
+}
+
+impl ClaimDevices for Preparer {
+    fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.inventory.borrow())
+    }
+
+    fn claimed(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> Result<(ContainerEdits, GrantedDevice), String> {
+        let edits = self.claimed_edits(offering, id, offered).map_err(|error| error.to_string())?;
+        let device = offered.device.as_ref();
+        let granted = GrantedDevice {
+            id: id.clone(),
+            key: device.key.clone(),
+            numa_nodes: device.numa_nodes.clone(),
+            nodes: nodes_behind(device, &edits),
+            objects: device.objects(),
+        };
+        Ok((edits, granted))
     }
 }
 
@@ -208,9 +278,7 @@ fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{
-        Contract, DeviceClass, Health, IntelGpuOptions, Offered, Offering, ResourceSpec,
-    };
+    use crate::domain::{Contract, DeviceClass, Health, IntelGpuOptions, ResourceSpec};
     use crate::host::faults::{ERRORS, with_faults};
     use std::collections::BTreeMap;
     use std::fs;
@@ -318,6 +386,23 @@ mod tests {
                     Err(other) => panic!("{} errno {errno} at {failing}: {other}", device.id),
                 }
             }
+            // The same for a claim.
+            let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
+            let claimed =
+                || preparer.claimed_edits(&offering, &device.id, &offering.devices[&device.id]);
+            fresh();
+            let (given, calls) = with_faults(|_| None, || claimed().unwrap());
+            assert_eq!((&given.devices, &given.mounts), (&whole.devices, &whole.mounts));
+            for (errno, failing) in
+                ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call)))
+            {
+                fresh();
+                let fault = move |call| (call == failing).then_some(errno);
+                match with_faults(fault, claimed).0 {
+                    Ok(answer) => assert_eq!(answer, given, "errno {errno} at {failing}"),
+                    Err(refusal) => assert!(matches!(refusal, Refusal::Unreadable { .. })),
+                }
+            }
         }
         // The host mounts the disk.
         let (preparer, name) = preparer(dir.path(), &disk, Contract::Generic);
@@ -326,6 +411,9 @@ mod tests {
         assert!(refused.is_err_and(|refusal| {
             refusal.to_string().contains("the host uses it: mounted at /data")
         }));
+        let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
+        let refused = preparer.claimed(&offering, &disk.id, &offering.devices[&disk.id]);
+        assert!(refused.is_err_and(|why| why.contains("the host uses it: mounted at /data")));
         for (errno, failing) in
             ERRORS.iter().flat_map(|errno| (0..=calls).map(move |call| (*errno, call)))
         {

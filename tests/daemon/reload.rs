@@ -258,6 +258,77 @@ fn a_removed_resource_stays_while_it_is_held_and_then_ends_cleanly() {
     });
 }
 
+/// The same resources, each given to claims or by number.
+#[cfg(feature = "cluster")]
+fn with_claims(resources: &[(&str, bool)]) -> String {
+    let one = |(name, is_for_claims): &(&str, bool)| {
+        resource(name) + if *is_for_claims { "api = \"dra\"\n" } else { "" }
+    };
+    let resources: Vec<String> = resources.iter().map(one).collect();
+    format!("[dra]\nenabled = true\n{}", config(&resources))
+}
+
+/// A resource for claims is discovered and judged, and not registered. After a change of `api` the
+/// kubelet has the device that a pod got by number, until the pod ends.
+#[cfg(feature = "cluster")]
+#[test]
+fn a_resource_for_claims_is_registered_only_while_a_pod_has_its_devices_by_number() {
+    run(async {
+        let node = Node::with(&[("gpu", 2), ("nic", 2)]);
+        node.write_config(&with_claims(&[("gpu", false), ("nic", true)]));
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut app = node.start_app_with(|settings| settings.leave_after = LEAVE_AFTER).await;
+        soon("READY", app.views.ready.clone().wait_for(|ready| *ready)).await.unwrap();
+        offered(&kubelet, &gpu(), 2).await;
+        assert_eq!(health(&app, &nic(), "dev:nic0"), Some(Health::Healthy));
+        let pod = PodSpec::new("default", "train").app("main", &gpu(), 1);
+        let pod = soon("an admission", kubelet.add_pod(pod)).await;
+        assert_eq!(pod.phase, PodPhase::Running);
+        let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
+        let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
+        soon(
+            "the binding",
+            app.views
+                .grants
+                .clone()
+                .wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some())),
+        )
+        .await
+        .unwrap();
+
+        node.write_config(&with_claims(&[("gpu", true), ("nic", true)]));
+        let change = reload(&mut app).await;
+        assert_eq!(
+            change.resources.get(&gpu()),
+            Some(&ResourceChange::Changed(vec!["api"])),
+            "{change}"
+        );
+        offered(&kubelet, &gpu(), 1).await;
+        assert_eq!(health(&app, &gpu(), free), Some(Health::Healthy), "for claims");
+        let refused =
+            allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
+        assert!(refused.message().contains("deselected"), "{refused}");
+        hide_expected_panics();
+        app.actors.health.crash().await.unwrap();
+        app.actors.registration.crash().await.unwrap();
+        offered(&kubelet, &gpu(), 1).await;
+
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        let is_over = |view: &View<'_>| !view.endpoint_state(&gpu()).is_streaming;
+        standing(&kubelet, "the registration ends", is_over, LEAVE_AFTER + HANG).await;
+        let mut registrations = app.views.registrations.clone();
+        soon("no registration", registrations.wait_for(|all| all.is_empty())).await.unwrap();
+        assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy), "for claims");
+        assert_eq!(seen(&kubelet, &nic()), (0, 0, 0), "it was never registered");
+        assert_eq!(kubelet.panicked(), None);
+
+        node.write_config(&with_claims(&[("gpu", false), ("nic", true)]));
+        reload(&mut app).await;
+        offered(&kubelet, &gpu(), 2).await;
+        app.shut_down().await;
+    });
+}
+
 #[test]
 fn a_device_that_moves_is_healthy_in_one_list_at_most() {
     run(async {

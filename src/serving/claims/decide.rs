@@ -1,0 +1,269 @@
+//! Whether a claim may be prepared, and with which devices.
+
+use super::{ClaimDevices, DecidedClaim, DecidedHold};
+use crate::contract::claim;
+use crate::domain::{
+    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ConfigSource, DeviceClass, DeviceId, DraName,
+    Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName, printable,
+};
+use crate::domain::{Api, ClaimedDevice};
+use std::collections::BTreeMap;
+
+/// The longest kind of a configuration in an error message, in characters.
+const KIND_SHOWN: usize = 80;
+
+/// Why a claim is not prepared. The kubelet shows the text in an event of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotPrepared {
+    /// Its UID cannot be a part of a path.
+    #[error("claim {0} has a UID that is not valid")]
+    Uid(ClaimRef),
+    /// The API server has no such claim, or one of the same name with another UID.
+    #[error("claim {0} with this UID no longer exists")]
+    Gone(ClaimRef),
+    /// No device is allocated to it.
+    #[error("claim {0} is not allocated")]
+    NotAllocated(ClaimRef),
+    /// No pod may use it.
+    #[error("claim {0} is not reserved for a pod")]
+    NotReserved(ClaimRef),
+    /// The allocation has devices of other drivers only.
+    #[error("claim {0} has no device of this driver")]
+    NoDevice(ClaimRef),
+    /// A configuration for this driver, which has none.
+    #[error(
+        "the {of} has the configuration `{kind}` for this driver, which knows no configuration; \
+         remove it"
+    )]
+    UnknownConfig {
+        /// `claim ns/name`, or `DeviceClass`.
+        of: String,
+        /// Its `kind` and `apiVersion`.
+        kind: String,
+    },
+    /// No resource of this node has a device of this name.
+    #[error("device {0} is not a device of this node, or it was removed")]
+    NotHere(DraName),
+    /// A resource has it that is offered by number.
+    #[error(
+        "device {name} belongs to {resource}, whose devices are not given to claims (`api` of the \
+         resource)"
+    )]
+    NotForClaims {
+        /// The device.
+        name: DraName,
+        /// The resource.
+        resource: ResourceName,
+    },
+    /// Two devices of the claim would have one CDI name.
+    #[error(
+        "the claim has two devices named `{0}` in different pools, and their CDI names collide"
+    )]
+    SameName(String),
+    /// The device has failed.
+    #[error("device {name} (`{id}` of {resource}) is unhealthy: {reason}")]
+    Unhealthy {
+        /// The device.
+        name: DraName,
+        /// Its resource.
+        resource: ResourceName,
+        /// Its id.
+        id: DeviceId,
+        /// Why.
+        reason: Reason,
+    },
+    /// A container would lack a part of the device.
+    #[error("device {name}: {why}")]
+    Unusable {
+        /// The device.
+        name: DraName,
+        /// Why.
+        why: String,
+    },
+    /// The API server did not return the claim in time.
+    #[error("the API server did not return claim {claim} in time: {why}")]
+    NoAnswer {
+        /// The claim.
+        claim: ClaimRef,
+        /// Its last error.
+        why: String,
+    },
+    /// A device did not become free in time.
+    #[error("claim {claim} still waits; the kubelet tries again: {why}")]
+    Blocked {
+        /// The claim.
+        claim: ClaimRef,
+        /// What is waited for.
+        why: String,
+    },
+    /// It could not be recorded, so it is not prepared.
+    #[error("claim {claim} could not be recorded, so it is not prepared: {why}")]
+    NotRecorded {
+        /// The claim.
+        claim: ClaimRef,
+        /// Why.
+        why: String,
+    },
+    /// Its CDI file cannot be written. The record stays for the next try.
+    #[error("the CDI file of claim {claim} cannot be written: {why}")]
+    NoFile {
+        /// The claim.
+        claim: ClaimRef,
+        /// The error of the system.
+        why: String,
+    },
+}
+
+/// Checks that the API server has this claim, allocated with devices of this driver, and reserved
+/// for a pod. A claim that is being deleted counts: its pods may still start.
+pub(super) fn check<'a>(
+    of: &ClaimRef,
+    found: Option<&'a AllocatedClaim>,
+) -> Result<&'a AllocatedClaim, NotPrepared> {
+    let claim = found.filter(|found| found.claim.uid == of.uid);
+    let claim = claim.ok_or_else(|| NotPrepared::Gone(of.clone()))?;
+    if !claim.is_allocated {
+        return Err(NotPrepared::NotAllocated(of.clone()));
+    }
+    if claim.devices.is_empty() {
+        return Err(NotPrepared::NoDevice(of.clone()));
+    }
+    // Without it, the call is a late one for a pod that has ended.
+    if claim.reserved_for.is_empty() {
+        return Err(NotPrepared::NotReserved(of.clone()));
+    }
+    match claim.configs.first() {
+        None => Ok(claim),
+        Some(config) => Err(NotPrepared::UnknownConfig {
+            of: match config.source {
+                ConfigSource::FromClass => "DeviceClass".to_owned(),
+                ConfigSource::FromClaim => format!("claim {of}"),
+            },
+            kind: kind(config),
+        }),
+    }
+}
+
+/// The kind of a configuration as a reader knows it, `GpuConfig of x.example.com/v1`. Its text is
+/// a user's.
+fn kind(config: &OpaqueConfig) -> String {
+    let document: Option<serde_json::Value> = serde_json::from_str(&config.parameters).ok();
+    let text = |key: &str| {
+        let text = document.as_ref()?.get(key)?.as_str()?;
+        Some(printable(text).chars().take(KIND_SHOWN).collect::<String>())
+    };
+    match (text("kind"), text("apiVersion")) {
+        (Some(kind), Some(version)) => format!("{kind} of {version}"),
+        (Some(kind), None) => kind,
+        _ => "without a kind".into(),
+    }
+}
+
+/// A device of the node, in a list.
+#[derive(Debug, Clone, Copy)]
+struct Found<'a> {
+    offering: &'a Offering,
+    id: &'a DeviceId,
+    offered: &'a Offered,
+}
+
+impl Found<'_> {
+    /// A device may be in two lists while it moves from one resource to another.
+    fn rank(self) -> (bool, bool) {
+        (self.offering.spec.api == Api::Dra, self.offered.health.is_healthy())
+    }
+}
+
+/// Decides which devices the claim gets, and what its containers get of them.
+pub(super) fn decide(
+    claim: &AllocatedClaim,
+    allocation: &str,
+    devices: &dyn ClaimDevices,
+    name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
+) -> Result<DecidedClaim, NotPrepared> {
+    let inventory = devices.inventory();
+    let by_name = find(&inventory, claim, name_of);
+    let mut allocated: Vec<&Allocated> = claim.devices.iter().collect();
+    allocated.sort_unstable();
+    let mut pools: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut holds: BTreeMap<ResourceName, DecidedHold> = BTreeMap::new();
+    for of in allocated {
+        if *pools.entry(&of.name.device).or_insert(&of.name.pool) != of.name.pool {
+            return Err(NotPrepared::SameName(of.name.device.clone()));
+        }
+        let found = *by_name.get(&of.name).ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
+        let (device, granted) = one(&claim.claim, of, found, devices)?;
+        let spec = &found.offering.spec;
+        let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
+            resource: spec.name.clone(),
+            exclusive: spec.is_exclusive(),
+            devices: Vec::new(),
+            hold: ClaimHold {
+                claim: claim.claim.clone(),
+                allocation: allocation.to_owned(),
+                devices: Vec::new(),
+            },
+        });
+        hold.hold.devices.push(device);
+        if !hold.devices.iter().any(|known| known.id == granted.id) {
+            hold.devices.push(granted);
+        }
+    }
+    Ok(DecidedClaim {
+        claim: claim.claim.clone(),
+        reserved_for: claim.reserved_for.clone(),
+        holds: holds.into_values().collect(),
+    })
+}
+
+/// The allocated devices among those of the node.
+fn find<'a>(
+    inventory: &'a Inventory,
+    claim: &AllocatedClaim,
+    name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
+) -> BTreeMap<DraName, Found<'a>> {
+    let mut by_name: BTreeMap<DraName, Found<'a>> = BTreeMap::new();
+    for offering in inventory.resources.values() {
+        for (id, offered) in &offering.devices {
+            let name = name_of(id, offered.device.class);
+            if !claim.devices.iter().any(|of| of.name == name) {
+                continue;
+            }
+            let found = Found { offering, id, offered };
+            let best = by_name.entry(name).or_insert(found);
+            if found.rank() > best.rank() {
+                *best = found;
+            }
+        }
+    }
+    by_name
+}
+
+/// Checks one device, and decides what containers get of it.
+fn one(
+    claim: &ClaimRef,
+    of: &Allocated,
+    Found { offering, id, offered }: Found<'_>,
+    devices: &dyn ClaimDevices,
+) -> Result<(ClaimedDevice, crate::domain::GrantedDevice), NotPrepared> {
+    let (name, resource) = (of.name.clone(), offering.spec.name.clone());
+    if offering.spec.api != Api::Dra {
+        return Err(NotPrepared::NotForClaims { name, resource });
+    }
+    if let Health::Unhealthy(reason) = offered.health
+        && !may_be_prepared(reason)
+    {
+        return Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason });
+    }
+    let (edits, granted) = devices
+        .claimed(offering, id, offered)
+        .map_err(|why| NotPrepared::Unusable { name, why })?;
+    Ok((claim::claimed(claim, of.clone(), id.clone(), edits), granted))
+}
+
+/// Whether a device with this reason may be prepared: the failure may end soon, or the ledger knows
+/// what the claim has to wait for.
+fn may_be_prepared(reason: Reason) -> bool {
+    let is_soft = !reason.timings().fail_after.is_zero();
+    is_soft || matches!(reason, Reason::HeldAsOther | Reason::HookPending | Reason::HookFailed)
+}

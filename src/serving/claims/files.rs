@@ -1,0 +1,187 @@
+//! The CDI files of claims: one for each prepared claim, in the folder of the other CDI files.
+
+use crate::contract::cdi::SpecFile;
+use crate::contract::claim;
+use crate::domain::{ClaimHold, ClaimRef};
+use crate::host::SpecFolder;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The files.
+#[derive(Debug, Clone)]
+pub struct ClaimFiles {
+    folder: Arc<SpecFolder>,
+    /// The claims whose file was written since a snapshot of the ledger had them. A snapshot is
+    /// published after the record, so an older one may lack them.
+    fresh: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl ClaimFiles {
+    /// The files in the folder of CDI files.
+    #[must_use]
+    pub fn new(folder: Arc<SpecFolder>) -> Self {
+        ClaimFiles { folder, fresh: Arc::default() }
+    }
+
+    /// Ensures that the file of a claim is as the record has it.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn ensure(&self, of: &ClaimRef, holds: &[ClaimHold]) -> io::Result<()> {
+        let mut fresh = self.fresh();
+        fresh.insert(of.uid.clone());
+        self.write(of, claim::file(of, holds))
+    }
+
+    /// Removes the file of a released claim.
+    ///
+    /// # Errors
+    /// If it exists and cannot be removed.
+    pub fn remove(&self, of: &ClaimRef) -> io::Result<()> {
+        let mut fresh = self.fresh();
+        fresh.remove(&of.uid);
+        claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name))
+    }
+
+    /// Writes the missing files of the claims of a snapshot of the ledger, and removes those of
+    /// claims that it does not have. To be called before the first Prepare, because the folder is
+    /// empty after a boot, and with each later snapshot, because a claim may end without Unprepare.
+    ///
+    /// # Errors
+    /// The first file that cannot be written or removed. The others are.
+    pub fn keep<'a>(&self, holds: impl IntoIterator<Item = &'a ClaimHold>) -> io::Result<()> {
+        let mut claims: BTreeMap<&str, Vec<&ClaimHold>> = BTreeMap::new();
+        for hold in holds {
+            claims.entry(&hold.claim.uid).or_default().push(hold);
+        }
+        let mut fresh = self.fresh();
+        fresh.retain(|uid| !claims.contains_key(uid.as_str()));
+        let mut result = Ok(());
+        for holds in claims.values() {
+            let Some(of) = holds.first().map(|hold| &hold.claim) else { continue };
+            result = result.and(self.write(of, claim::file(of, holds.iter().copied())));
+        }
+        let own = self.folder.own();
+        let stale = own.iter().filter(|name| {
+            let uid = claim::uid_of_file(name);
+            uid.is_some_and(|uid| !claims.contains_key(uid) && !fresh.contains(uid))
+        });
+        for name in stale {
+            result = result.and(self.folder.remove(name));
+        }
+        result
+    }
+
+    /// A claim without content has no file.
+    fn write(&self, of: &ClaimRef, file: Option<SpecFile>) -> io::Result<()> {
+        match file {
+            Some(file) => self.folder.ensure(&file.name, &file.text),
+            None => claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name)),
+        }
+    }
+
+    fn fresh(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // Every change is a single step on the set.
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::cdi::FILE_PREFIX;
+    use crate::domain::{Allocated, ClaimedDevice, ContainerEdits, DeviceId, DraName, EditDevice};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    fn hold(uid: &str) -> ClaimHold {
+        let name = DraName { pool: "n1/char".into(), device: "fuse".into() };
+        let node = EditDevice {
+            host: "/dev/fuse".into(),
+            container: "/dev/fuse".into(),
+            permissions: "rw".into(),
+        };
+        let device = ClaimedDevice {
+            allocated: Allocated { request: "r".into(), name, share_id: None, admin: false },
+            id: DeviceId::new("misc:fuse"),
+            cdi_devices: Vec::new(),
+            edits: ContainerEdits { devices: vec![node], ..ContainerEdits::default() },
+        };
+        let claim = ClaimRef { uid: uid.into(), namespace: "ml".into(), name: uid.into() };
+        ClaimHold { claim, allocation: "a".into(), devices: vec![device] }
+    }
+
+    fn files(path: &Path) -> ClaimFiles {
+        ClaimFiles::new(Arc::new(SpecFolder::new(path, FILE_PREFIX)))
+    }
+
+    fn there(path: &Path) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(path)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn every_live_claim_has_its_file_and_no_other_claim_has_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cdi");
+        // An earlier process left the file of a claim. The folder has files of others too.
+        files(&path).ensure(&hold("old").claim, &[hold("old")]).unwrap();
+        for other in ["holdfast-nvidia.com+gpu.json", "vendor.json"] {
+            std::fs::write(path.join(other), "{}").unwrap();
+        }
+        let now = files(&path);
+        now.keep(&[hold("a"), hold("b")]).unwrap();
+        let all = [
+            "holdfast-claim-a.json",
+            "holdfast-claim-b.json",
+            "holdfast-nvidia.com+gpu.json",
+            "vendor.json",
+        ];
+        assert_eq!(there(&path), all);
+        let mode = std::fs::metadata(path.join(all[0])).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644, "as the other files");
+        now.keep(&[hold("b")]).unwrap();
+        assert_eq!(there(&path), all[1..]);
+        now.keep(&[]).unwrap();
+        assert_eq!(there(&path), all[2..]);
+    }
+
+    #[test]
+    fn an_older_snapshot_of_the_ledger_does_not_remove_a_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        files.ensure(&hold("a").claim, &[hold("a")]).unwrap();
+        files.keep(&[]).unwrap();
+        assert_eq!(there(dir.path()), ["holdfast-claim-a.json"]);
+        files.keep(&[hold("a")]).unwrap();
+        // Now the ledger has released it, without Unprepare.
+        files.keep(&[]).unwrap();
+        assert!(there(dir.path()).is_empty());
+        // After Unprepare nothing is left to protect.
+        files.ensure(&hold("a").claim, &[hold("a")]).unwrap();
+        files.remove(&hold("a").claim).unwrap();
+        files.remove(&hold("a").claim).unwrap();
+        assert!(there(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn a_hostile_uid_never_leaves_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cdi");
+        let files = files(&path);
+        std::fs::write(dir.path().join("victim.json"), "x").unwrap();
+        for uid in ["../victim", "..", "", "a/../../victim", "-a"] {
+            files.ensure(&hold(uid).claim, &[hold(uid)]).unwrap();
+            files.keep(&[hold(uid)]).unwrap();
+            files.remove(&hold(uid).claim).unwrap();
+        }
+        assert!(there(&path).is_empty());
+        assert_eq!(std::fs::read(dir.path().join("victim.json")).unwrap(), b"x");
+    }
+}

@@ -1,0 +1,235 @@
+//! Prepare and Unprepare, step by step.
+
+use super::decide::{self, NotPrepared};
+use super::{
+    ClaimDevices, ClaimFiles, ClaimLedger, ClaimSource, DecidedClaim, NameOf, NotRecorded, digest,
+};
+use crate::contract::claim as contract;
+use crate::domain::{AllocatedClaim, ClaimHold, ClaimRef, PreparedDevice};
+use futures_util::future::BoxFuture;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// How long Prepare may take. The kubelet waits for 45 s (`pkg/kubelet/cm/dra/plugin`), and tries a
+/// failed call again after a minute or more.
+pub const PREPARE_BUDGET: Duration = Duration::from_secs(35);
+/// The pause before the first repetition of a read; each further one is doubled.
+const READ_AGAIN: Duration = Duration::from_millis(100);
+/// The longest pause between two reads.
+const READ_AGAIN_MAX: Duration = Duration::from_secs(2);
+/// How often the ledger is asked whether a device is free. Former pods end within seconds.
+const BLOCKED_AGAIN: Duration = Duration::from_millis(200);
+/// Claims whose steps may run at the same time; those of one claim never do.
+const LOCKS: usize = 16;
+
+/// The time, which a simulation replaces.
+pub trait Clock: Send + Sync {
+    /// The time since some moment before the first call.
+    fn now(&self) -> Duration;
+    /// Waits until a time; returns at once if it is past.
+    fn sleep_until(&self, deadline: Duration) -> BoxFuture<'static, ()>;
+}
+
+/// The time of tokio.
+#[derive(Debug)]
+struct RealTime(tokio::time::Instant);
+
+impl Clock for RealTime {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep_until(&self, deadline: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep_until(self.0 + deadline))
+    }
+}
+
+/// Prepares and unprepares claims.
+pub struct ClaimPreparer {
+    source: Arc<dyn ClaimSource>,
+    ledger: Arc<dyn ClaimLedger>,
+    devices: Arc<dyn ClaimDevices>,
+    name_of: NameOf,
+    files: ClaimFiles,
+    clock: Arc<dyn Clock>,
+    /// A record and its file change in one step: the kubelet may call Unprepare while a Prepare of
+    /// the same claim still runs.
+    locks: [Mutex<()>; LOCKS],
+}
+
+impl fmt::Debug for ClaimPreparer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClaimPreparer").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl ClaimPreparer {
+    /// Over these parts. `name_of` is the function that the published names come from.
+    #[must_use]
+    pub fn new(
+        source: Arc<dyn ClaimSource>,
+        ledger: Arc<dyn ClaimLedger>,
+        devices: Arc<dyn ClaimDevices>,
+        name_of: NameOf,
+        files: ClaimFiles,
+    ) -> Self {
+        let locks = std::array::from_fn(|_| Mutex::new(()));
+        let clock = Arc::new(RealTime(tokio::time::Instant::now()));
+        ClaimPreparer { source, ledger, devices, name_of, files, clock, locks }
+    }
+
+    /// The same, with another time.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        ClaimPreparer { clock, ..self }
+    }
+
+    /// Prepares a claim (`NodePrepareResources` of the kubelet's DRA API, for one claim). Returns
+    /// its devices, sorted by request and name, from the record. The future may be dropped at any
+    /// time, and the call repeated.
+    ///
+    /// # Errors
+    /// When the claim cannot be prepared within [`PREPARE_BUDGET`]. The text is for the event of
+    /// the pod.
+    pub async fn prepare(&self, of: &ClaimRef) -> Result<Vec<PreparedDevice>, NotPrepared> {
+        let deadline = self.clock.now() + PREPARE_BUDGET;
+        let prepared = self.prepare_until(of, deadline).await;
+        match &prepared {
+            Ok(devices) => {
+                tracing::info!(claim = %of, uid = of.uid, devices = devices.len(), "claim prepared");
+            }
+            Err(error) => tracing::warn!(claim = %of, uid = of.uid, %error, "claim not prepared"),
+        }
+        prepared
+    }
+
+    /// Releases a claim (`NodeUnprepareResources`, for one claim). An unknown claim is released.
+    ///
+    /// # Errors
+    /// One sentence, when the release cannot be made durable.
+    pub async fn unprepare(&self, of: &ClaimRef) -> Result<(), String> {
+        let _step = self.step(of).await;
+        self.ledger.release(of).await?;
+        // A file that is left is removed with the next snapshot of the ledger. An error would keep
+        // the pod in the state Terminating.
+        if let Err(error) = self.files.remove(of) {
+            tracing::warn!(claim = %of, uid = of.uid, %error, "cannot remove the CDI file of a claim");
+        }
+        tracing::info!(claim = %of, uid = of.uid, "claim unprepared");
+        Ok(())
+    }
+
+    async fn prepare_until(
+        &self,
+        of: &ClaimRef,
+        deadline: Duration,
+    ) -> Result<Vec<PreparedDevice>, NotPrepared> {
+        if !contract::is_uid(&of.uid) {
+            return Err(NotPrepared::Uid(of.clone()));
+        }
+        // Also for a claim that is recorded: it may have been allocated again under its UID.
+        let found = self.read(of, deadline).await?;
+        let claim = decide::check(of, found.as_ref())?;
+        let holds = self.record(of, claim, deadline).await?;
+        let devices = holds.iter().flat_map(|hold| &hold.devices);
+        let mut answer: Vec<PreparedDevice> = devices.map(PreparedDevice::from).collect();
+        answer.sort_by(|a, b| {
+            (&a.request, &a.name, &a.share_id).cmp(&(&b.request, &b.name, &b.share_id))
+        });
+        Ok(answer)
+    }
+
+    /// Reads the claim, again and again while the API server does not answer.
+    async fn read(
+        &self,
+        of: &ClaimRef,
+        deadline: Duration,
+    ) -> Result<Option<AllocatedClaim>, NotPrepared> {
+        let mut pause = READ_AGAIN;
+        let mut why = "it has not answered at all".to_owned();
+        loop {
+            match self.within(deadline, self.source.get(of)).await {
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => why = error,
+                None => {}
+            }
+            let again = self.clock.now() + pause;
+            if again >= deadline {
+                return Err(NotPrepared::NoAnswer { claim: of.clone(), why });
+            }
+            self.clock.sleep_until(again).await;
+            pause = (pause * 2).min(READ_AGAIN_MAX);
+        }
+    }
+
+    /// Has the claim recorded, as soon as its devices are free, and writes its file.
+    async fn record(
+        &self,
+        of: &ClaimRef,
+        claim: &AllocatedClaim,
+        deadline: Duration,
+    ) -> Result<Vec<ClaimHold>, NotPrepared> {
+        let allocation = digest(claim);
+        let not_recorded = |why| NotPrepared::NotRecorded { claim: of.clone(), why };
+        loop {
+            let decided = self.decided(of, claim, &allocation)?;
+            let step = self.step(of).await;
+            let recorded = self.within(deadline, self.ledger.record(decided)).await;
+            let why = match recorded {
+                Some(Ok(holds)) => {
+                    self.files.ensure(of, &holds).map_err(|error| NotPrepared::NoFile {
+                        claim: of.clone(),
+                        why: error.to_string(),
+                    })?;
+                    return Ok(holds);
+                }
+                Some(Err(NotRecorded::Failed(why))) => return Err(not_recorded(why)),
+                Some(Err(NotRecorded::Blocked(why))) => why,
+                None => return Err(not_recorded("the ledger has not answered in time".into())),
+            };
+            // Unprepare may come while the claim waits.
+            drop(step);
+            let again = self.clock.now() + BLOCKED_AGAIN;
+            if again >= deadline {
+                return Err(NotPrepared::Blocked { claim: of.clone(), why });
+            }
+            self.clock.sleep_until(again).await;
+        }
+    }
+
+    /// What to record: the earlier record of the same allocation, whose devices need not be found
+    /// again, else a new decision.
+    fn decided(
+        &self,
+        of: &ClaimRef,
+        claim: &AllocatedClaim,
+        allocation: &str,
+    ) -> Result<DecidedClaim, NotPrepared> {
+        let is_same = |recorded: &DecidedClaim| {
+            let mut holds = recorded.holds.iter();
+            holds.all(|each| each.hold.claim.uid == of.uid && each.hold.allocation == allocation)
+        };
+        match self.ledger.recorded(of).filter(is_same) {
+            Some(recorded) => {
+                Ok(DecidedClaim { reserved_for: claim.reserved_for.clone(), ..recorded })
+            }
+            None => decide::decide(claim, allocation, &*self.devices, &*self.name_of),
+        }
+    }
+
+    /// The value of a call, or `None` if it takes longer.
+    async fn within<T>(&self, deadline: Duration, call: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            value = call => Some(value),
+            () = self.clock.sleep_until(deadline) => None,
+        }
+    }
+
+    async fn step(&self, of: &ClaimRef) -> MutexGuard<'_, ()> {
+        let lock = crc32fast::hash(of.uid.as_bytes()) as usize % LOCKS;
+        self.locks[lock].lock().await
+    }
+}

@@ -1,0 +1,116 @@
+//! Claims of Dynamic Resource Allocation: what Prepare and Unprepare answer to the kubelet.
+//!
+//! The scheduler has chosen the devices. Prepare reads the allocation from the API server
+//! ([`ClaimSource`]), checks it (`decide`), has it recorded ([`ClaimLedger`]), writes the claim's
+//! CDI file (`files`), and answers from the record, in this order. A claim that is prepared already
+//! gets the same answer again: the kubelet repeats Prepare, and may append a second answer to the
+//! first. A call may be dropped at any step. The next one completes what it began.
+//!
+//! The kubelet waits for 45 s, and tries a failed call again after a minute only. So Prepare waits
+//! for what is temporary, such as the end of the devices' former pod, within one budget.
+
+mod decide;
+mod digest;
+mod files;
+mod flow;
+
+pub use decide::NotPrepared;
+pub use digest::digest;
+pub use files::ClaimFiles;
+pub use flow::{ClaimPreparer, Clock, PREPARE_BUDGET};
+
+use crate::domain::{
+    AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, DeviceClass, DeviceId, DraName,
+    GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
+};
+use std::sync::Arc;
+
+/// The name of a device in the DRA API: a pure function of its id and class, and of the node.
+pub type NameOf = Arc<dyn Fn(&DeviceId, DeviceClass) -> DraName + Send + Sync>;
+
+/// The API server.
+#[tonic::async_trait]
+pub trait ClaimSource: Send + Sync {
+    /// The claim of this namespace and name, with any UID. `None` if there is none.
+    ///
+    /// # Errors
+    /// One sentence, when the API server does not answer.
+    async fn get(&self, claim: &ClaimRef) -> Result<Option<AllocatedClaim>, String>;
+}
+
+/// The devices of one resource in a decided claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecidedHold {
+    /// The resource.
+    pub resource: ResourceName,
+    /// Whether a device has one holder at a time.
+    pub exclusive: bool,
+    /// The devices as a grant records them, in the order of the hold, each once.
+    pub devices: Vec<GrantedDevice>,
+    /// The claim with the same devices.
+    pub hold: ClaimHold,
+}
+
+/// A claim that may be prepared, for the ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecidedClaim {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The pods that it is reserved for.
+    pub reserved_for: Vec<PodRef>,
+    /// The devices by resource, sorted by resource.
+    pub holds: Vec<DecidedHold>,
+}
+
+/// Why a claim was not recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotRecorded {
+    /// A device has another holder, or waits for its hook. The text names it and what is waited
+    /// for. It may be free at the next try.
+    Blocked(String),
+    /// The ledger cannot record it.
+    Failed(String),
+}
+
+/// The ledger.
+#[tonic::async_trait]
+pub trait ClaimLedger: Send + Sync {
+    /// The claim as it is recorded, by the last published snapshot; `None` if it is not, or not
+    /// yet.
+    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim>;
+
+    /// Records all devices of a claim, or none, durably. Returns what is recorded. That is the
+    /// earlier record if the claim is recorded with the same allocation.
+    ///
+    /// # Errors
+    /// When a device is not free, or the record cannot be made durable.
+    async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded>;
+
+    /// Releases all devices of a claim. An unknown claim is released.
+    ///
+    /// # Errors
+    /// One sentence, when that cannot be made durable.
+    async fn release(&self, claim: &ClaimRef) -> Result<(), String>;
+}
+
+/// The devices of the node.
+pub trait ClaimDevices: Send + Sync {
+    /// Every resource with its devices.
+    fn inventory(&self) -> Arc<Inventory>;
+
+    /// What the containers of a claim get of a device, and the device as a grant records it. The
+    /// files of other programs that the edits name exist afterwards.
+    ///
+    /// # Errors
+    /// One sentence, when a container would lack a part of the device, or when the host uses it.
+    fn claimed(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> Result<(ContainerEdits, GrantedDevice), String>;
+}
+
+// On the simulation's time.
+#[cfg(all(test, feature = "lab"))]
+mod tests;

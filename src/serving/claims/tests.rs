@@ -1,0 +1,734 @@
+//! Prepare and Unprepare over parts in memory, on virtual time.
+
+use super::*;
+use crate::contract::cdi::FILE_PREFIX;
+use crate::domain::{
+    Allocated, Api, Attributes, ConfigSource, Device, EditDevice, Health, OpaqueConfig,
+    PreparedDevice, Reason, ResourceSpec, Sharing,
+};
+use crate::host::SpecFolder;
+use crate::lab::sim::executor::{Executor, Handle};
+use futures_util::future::BoxFuture;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Mutex;
+use std::task::Poll;
+use std::time::Duration;
+
+thread_local! {
+    /// The time of the running test.
+    static TIME: RefCell<Option<Handle>> = const { RefCell::new(None) };
+}
+
+fn time() -> Handle {
+    TIME.with_borrow(|time| time.clone().unwrap())
+}
+
+fn now() -> Duration {
+    time().now()
+}
+
+/// Runs a test on virtual time.
+fn virtually(test: impl Future<Output = ()> + Send + 'static) {
+    let mut executor = Executor::new(1);
+    TIME.set(Some(executor.handle()));
+    executor.run(Duration::from_secs(3600), test).expect("it does not end");
+}
+
+struct VirtualTime(Handle);
+
+impl Clock for VirtualTime {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn sleep_until(&self, deadline: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(self.0.sleep_until(deadline))
+    }
+}
+
+const UID: &str = "5d2f6c3e-0c1b-4c8e-9d5a-3f0f5a7c1e42";
+
+fn claim() -> ClaimRef {
+    ClaimRef { uid: UID.into(), namespace: "ml".into(), name: "train".into() }
+}
+
+fn name_of(id: &DeviceId, class: DeviceClass) -> DraName {
+    let device = id.as_str().to_ascii_lowercase().replace("::", "-s");
+    DraName { pool: format!("n1/{class}"), device }
+}
+
+fn allocated(request: &str, id: &str, class: DeviceClass) -> Allocated {
+    let name = name_of(&DeviceId::new(id), class);
+    Allocated { request: request.into(), name, share_id: None, admin: false }
+}
+
+/// A claim for a GPU, by an alternative of a request, and for two network functions.
+fn allocation() -> AllocatedClaim {
+    let pod = PodRef { uid: "p".into(), namespace: Some("ml".into()), name: Some("p".into()) };
+    AllocatedClaim {
+        claim: claim(),
+        is_allocated: true,
+        devices: vec![
+            allocated("nics", "NIC-B", DeviceClass::Nic),
+            allocated("nics", "NIC-A", DeviceClass::Nic),
+            allocated("gpu/large", "GPU-A", DeviceClass::Gpu),
+        ],
+        reserved_for: vec![pod],
+        configs: Vec::new(),
+        is_deleted: false,
+    }
+}
+
+/// The API server.
+#[derive(Default)]
+struct Source {
+    /// The next answers. The last one stays.
+    answers: Mutex<VecDeque<Result<Option<AllocatedClaim>, String>>>,
+    is_silent: bool,
+}
+
+#[tonic::async_trait]
+impl ClaimSource for Source {
+    async fn get(&self, of: &ClaimRef) -> Result<Option<AllocatedClaim>, String> {
+        assert_eq!(of.name, "train");
+        time().pass().await;
+        if self.is_silent {
+            std::future::pending::<()>().await;
+        }
+        let mut answers = self.answers.lock().unwrap();
+        if answers.len() > 1 { answers.pop_front().unwrap() } else { answers[0].clone() }
+    }
+}
+
+/// The ledger. Its snapshot is as late as a caller lets it be.
+#[derive(Default)]
+struct Ledger {
+    recorded: Mutex<BTreeMap<String, DecidedClaim>>,
+    /// Whether the published snapshot lacks the records.
+    is_late: Mutex<bool>,
+    /// How often it answers that a device is not free.
+    blocked: Mutex<usize>,
+    fails: Mutex<Option<String>>,
+    records: Mutex<usize>,
+}
+
+#[tonic::async_trait]
+impl ClaimLedger for Ledger {
+    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+        let recorded = self.recorded.lock().unwrap();
+        recorded.get(&claim.uid).filter(|_| !*self.is_late.lock().unwrap()).cloned()
+    }
+
+    async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
+        // The call may be dropped before the commit, and after it.
+        time().pass().await;
+        *self.records.lock().unwrap() += 1;
+        let result = self.commit(decided);
+        time().pass().await;
+        result
+    }
+
+    async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
+        time().pass().await;
+        if let Some(why) = self.fails.lock().unwrap().clone() {
+            return Err(why);
+        }
+        self.recorded.lock().unwrap().remove(&claim.uid);
+        time().pass().await;
+        Ok(())
+    }
+}
+
+impl Ledger {
+    fn commit(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
+        if let Some(why) = self.fails.lock().unwrap().clone() {
+            return Err(NotRecorded::Failed(why));
+        }
+        let mut blocked = self.blocked.lock().unwrap();
+        if *blocked > 0 {
+            *blocked -= 1;
+            return Err(NotRecorded::Blocked("pod ml/former runs on GPU-A".into()));
+        }
+        let mut recorded = self.recorded.lock().unwrap();
+        let holds = |claim: &DecidedClaim| -> Vec<ClaimHold> {
+            claim.holds.iter().map(|each| each.hold.clone()).collect()
+        };
+        let of = decided.claim.uid.clone();
+        let allocation =
+            |claim: &DecidedClaim| holds(claim).first().map(|hold| hold.allocation.clone());
+        match recorded.get(&of) {
+            Some(known) if allocation(known) == allocation(&decided) => Ok(holds(known)),
+            Some(_) => Err(NotRecorded::Blocked("the former allocation".into())),
+            None => Ok(holds(recorded.entry(of).or_insert(decided))),
+        }
+    }
+}
+
+/// The devices.
+struct Devices {
+    inventory: Mutex<Arc<Inventory>>,
+    /// The node of every device, and why a device cannot be used.
+    node: Mutex<String>,
+    unusable: Mutex<Option<String>>,
+}
+
+impl ClaimDevices for Devices {
+    fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.inventory.lock().unwrap())
+    }
+
+    fn claimed(
+        &self,
+        _: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> Result<(ContainerEdits, GrantedDevice), String> {
+        if let Some(why) = self.unusable.lock().unwrap().clone() {
+            return Err(why);
+        }
+        let path = format!("{}/{id}", self.node.lock().unwrap());
+        let node = EditDevice { host: path.clone(), container: path, permissions: "rw".into() };
+        let edits = ContainerEdits { devices: vec![node], ..ContainerEdits::default() };
+        let granted = GrantedDevice {
+            id: id.clone(),
+            key: offered.device.key.clone(),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
+        Ok((edits, granted))
+    }
+}
+
+fn offering(name: &str, class: DeviceClass, ids: &[&str]) -> (ResourceName, Arc<Offering>) {
+    let spec = ResourceSpec::new(format!("x.y/{name}").parse().unwrap(), class);
+    let spec = Arc::new(ResourceSpec { api: Api::Dra, ..spec });
+    let offered = |id: &&str| {
+        let device = Device {
+            id: DeviceId::new(*id),
+            key: format!("dev:{id}"),
+            class,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: Attributes::default(),
+        };
+        (DeviceId::new(*id), Offered { device: Arc::new(device), health: Health::Healthy })
+    };
+    let devices = ids.iter().map(offered).collect();
+    (spec.name.clone(), Arc::new(Offering { spec, devices }))
+}
+
+struct World {
+    dir: tempfile::TempDir,
+    source: Arc<Source>,
+    ledger: Arc<Ledger>,
+    devices: Arc<Devices>,
+    preparer: Arc<ClaimPreparer>,
+}
+
+impl World {
+    fn new() -> Self {
+        World::with(Source::default(), [Ok(Some(allocation()))])
+    }
+
+    fn with(
+        source: Source,
+        answers: impl IntoIterator<Item = Result<Option<AllocatedClaim>, String>>,
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source =
+            Arc::new(Source { answers: Mutex::new(answers.into_iter().collect()), ..source });
+        let ledger = Arc::new(Ledger::default());
+        let resources = [
+            offering("gpu", DeviceClass::Gpu, &["GPU-A", "GPU-B"]),
+            offering("nic", DeviceClass::Nic, &["NIC-A", "NIC-B"]),
+        ];
+        let devices = Arc::new(Devices {
+            inventory: Mutex::new(Arc::new(Inventory { resources: resources.into() })),
+            node: Mutex::new("/dev".into()),
+            unusable: Mutex::default(),
+        });
+        let folder = Arc::new(SpecFolder::new(&dir.path().join("cdi"), FILE_PREFIX));
+        let preparer = ClaimPreparer::new(
+            Arc::clone(&source) as Arc<dyn ClaimSource>,
+            Arc::clone(&ledger) as Arc<dyn ClaimLedger>,
+            Arc::clone(&devices) as Arc<dyn ClaimDevices>,
+            Arc::new(name_of),
+            ClaimFiles::new(folder),
+        );
+        let preparer = preparer.with_clock(Arc::new(VirtualTime(time())));
+        World { dir, source, ledger, devices, preparer: Arc::new(preparer) }
+    }
+
+    fn changed(change: impl FnOnce(&mut AllocatedClaim)) -> Self {
+        let mut claim = allocation();
+        change(&mut claim);
+        World::with(Source::default(), [Ok(Some(claim))])
+    }
+
+    async fn prepare(&self) -> Result<Vec<PreparedDevice>, NotPrepared> {
+        self.preparer.prepare(&claim()).await
+    }
+
+    /// The error of Prepare, and that nothing is recorded or written.
+    async fn refusal(&self) -> String {
+        let error = self.prepare().await.unwrap_err().to_string();
+        assert!(self.ledger.recorded.lock().unwrap().is_empty(), "{error}");
+        assert!(self.files().is_empty(), "{error}");
+        assert!(!error.contains("  "), "{error}");
+        error
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join(format!("cdi/holdfast-claim-{UID}.json"))
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.dir.path().join("cdi")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    fn change_inventory(&self, change: impl FnOnce(&mut Inventory)) {
+        let mut inventory = self.devices.inventory.lock().unwrap();
+        change(Arc::make_mut(&mut inventory));
+    }
+
+    fn set_health(&self, resource: &str, id: &str, reason: Reason) {
+        self.change_inventory(|inventory| {
+            let offering = inventory.resources.get_mut(&resource.parse().unwrap()).unwrap();
+            let devices = &mut Arc::make_mut(offering).devices;
+            devices.get_mut(&DeviceId::new(id)).unwrap().health = Health::Unhealthy(reason);
+        });
+    }
+}
+
+/// The names in an answer: request, pool and device.
+fn names(answer: &[PreparedDevice]) -> Vec<String> {
+    answer.iter().map(|device| format!("{} {}", device.request, device.name)).collect()
+}
+
+const ANSWER: [&str; 3] = ["gpu n1/gpu/gpu-a", "nics n1/nic/nic-a", "nics n1/nic/nic-b"];
+
+#[test]
+fn a_claim_is_recorded_written_and_answered() {
+    virtually(async {
+        let world = World::new();
+        let answer = world.prepare().await.unwrap();
+        assert_eq!(names(&answer), ANSWER);
+        assert_eq!(answer[0].cdi_devices, [format!("k8s.holdfast.dev/claim={UID}-gpu-a")]);
+        let text = std::fs::read_to_string(world.file()).unwrap();
+        for device in &answer {
+            let name = device.cdi_devices[0].split_once('=').unwrap().1;
+            assert!(text.contains(&format!("\"name\": \"{name}\"")), "{text}");
+        }
+        let recorded = world.ledger.recorded(&claim()).unwrap();
+        assert_eq!(recorded.reserved_for, allocation().reserved_for);
+        let holds: Vec<(&str, bool, usize)> = recorded
+            .holds
+            .iter()
+            .map(|each| (each.resource.as_str(), each.exclusive, each.devices.len()))
+            .collect();
+        assert_eq!(holds, [("x.y/gpu", true, 1), ("x.y/nic", true, 2)]);
+        let requests: Vec<&str> = recorded.holds[1]
+            .hold
+            .devices
+            .iter()
+            .map(|device| device.allocated.name.device.as_str())
+            .collect();
+        assert_eq!(requests, ["nic-a", "nic-b"], "sorted");
+    });
+}
+
+#[test]
+fn the_same_allocation_has_the_same_answer_after_any_change() {
+    virtually(async {
+        let world = World::new();
+        let first = world.prepare().await.unwrap();
+        let text = std::fs::read(world.file()).unwrap();
+        // Other nodes, no device any longer, and a reboot has emptied the folder.
+        *world.devices.node.lock().unwrap() = "/dev/other".into();
+        world.change_inventory(|inventory| inventory.resources.clear());
+        std::fs::remove_file(world.file()).unwrap();
+        assert_eq!(world.prepare().await.unwrap(), first);
+        assert_eq!(std::fs::read(world.file()).unwrap(), text);
+        // The snapshot may lack the record. The record in the ledger is older, and stays.
+        let world = World::new();
+        let recorded = world.prepare().await.unwrap();
+        *world.devices.node.lock().unwrap() = "/dev/other".into();
+        *world.ledger.is_late.lock().unwrap() = true;
+        assert_eq!(world.prepare().await.unwrap(), recorded);
+    });
+}
+
+#[test]
+fn another_allocation_under_the_same_uid_is_decided_again() {
+    virtually(async {
+        let mut other = allocation();
+        other.devices = vec![allocated("gpu", "GPU-B", DeviceClass::Gpu)];
+        let world = World::with(Source::default(), [Ok(Some(allocation())), Ok(Some(other))]);
+        world.prepare().await.unwrap();
+        let error = world.prepare().await.unwrap_err().to_string();
+        assert!(error.contains("the former allocation"), "{error}");
+        world.preparer.unprepare(&claim()).await.unwrap();
+        assert_eq!(names(&world.prepare().await.unwrap()), ["gpu n1/gpu/gpu-b"]);
+        let text = std::fs::read_to_string(world.file()).unwrap();
+        assert!(text.contains("gpu-b") && !text.contains("gpu-a"), "{text}");
+    });
+}
+
+#[test]
+fn a_claim_waits_for_its_devices_within_the_budget() {
+    virtually(async {
+        let world = World::new();
+        *world.ledger.blocked.lock().unwrap() = 10;
+        let began = now();
+        assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
+        assert_eq!((now() - began), Duration::from_secs(2), "ten times 0.2 s");
+
+        let world = World::new();
+        *world.ledger.blocked.lock().unwrap() = usize::MAX;
+        let began = now();
+        let error = world.refusal().await;
+        assert!(
+            error.contains("still waits") && error.contains("pod ml/former runs on"),
+            "{error}"
+        );
+        let took = now() - began;
+        assert!(
+            took <= PREPARE_BUDGET && took > PREPARE_BUDGET - Duration::from_secs(1),
+            "{took:?}"
+        );
+    });
+}
+
+#[test]
+fn unprepare_does_not_wait_for_a_prepare_that_waits() {
+    virtually(async {
+        let world = World::new();
+        *world.ledger.blocked.lock().unwrap() = usize::MAX;
+        let preparer = Arc::clone(&world.preparer);
+        let waiting = time().spawn(async move { drop(preparer.prepare(&claim()).await) });
+        time().sleep(Duration::from_secs(1)).await;
+        let began = now();
+        world.preparer.unprepare(&claim()).await.unwrap();
+        assert_eq!((now() - began), Duration::ZERO);
+        assert!(!waiting.is_finished());
+        waiting.abort();
+    });
+}
+
+#[test]
+fn the_api_server_is_asked_again_until_it_answers() {
+    virtually(async {
+        let error = |n: usize| Err(format!("error {n}"));
+        let world =
+            World::with(Source::default(), (1..=4).map(error).chain([Ok(Some(allocation()))]));
+        let began = now();
+        assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
+        assert_eq!((now() - began), Duration::from_millis(100 + 200 + 400 + 800));
+
+        let world = World::with(Source::default(), [Err("no route".to_owned())]);
+        let began = now();
+        let error = world.refusal().await;
+        assert!(error.contains("did not return claim ml/train in time: no route"), "{error}");
+        assert!((now() - began) <= PREPARE_BUDGET);
+        assert!((now() - began) > PREPARE_BUDGET - Duration::from_secs(3), "{:?}", (now() - began));
+
+        let silent = Source { is_silent: true, ..Source::default() };
+        let world = World::with(silent, [Ok(None)]);
+        let began = now();
+        let error = world.refusal().await;
+        assert!(error.contains("it has not answered at all"), "{error}");
+        assert_eq!((now() - began).as_secs(), PREPARE_BUDGET.as_secs());
+    });
+}
+
+#[test]
+fn a_claim_that_is_not_ours_to_prepare_is_an_error() {
+    virtually(async {
+        let world = World::with(Source::default(), [Ok(None)]);
+        assert_eq!(world.refusal().await, "claim ml/train with this UID no longer exists");
+        let world = World::changed(|claim| claim.claim.uid = "other".into());
+        assert_eq!(world.refusal().await, "claim ml/train with this UID no longer exists");
+        let world = World::changed(|claim| claim.is_allocated = false);
+        assert_eq!(world.refusal().await, "claim ml/train is not allocated");
+        let world = World::changed(|claim| claim.devices.clear());
+        assert_eq!(world.refusal().await, "claim ml/train has no device of this driver");
+        let world = World::changed(|claim| claim.reserved_for.clear());
+        assert_eq!(world.refusal().await, "claim ml/train is not reserved for a pod");
+        // A pod may still start with a claim that is being deleted.
+        let world = World::changed(|claim| claim.is_deleted = true);
+        assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
+        assert_eq!(*world.ledger.records.lock().unwrap(), 1);
+    });
+}
+
+#[test]
+fn an_unknown_configuration_is_named() {
+    virtually(async {
+        let config = |source, parameters: &str| OpaqueConfig {
+            source,
+            requests: Vec::new(),
+            parameters: parameters.into(),
+        };
+        for (source, parameters, expected) in [
+            (
+                ConfigSource::FromClaim,
+                r#"{"apiVersion":"x.example.com/v1","kind":"GpuConfig"}"#,
+                "the claim ml/train has the configuration `GpuConfig of x.example.com/v1`",
+            ),
+            (
+                ConfigSource::FromClass,
+                "{}",
+                "the DeviceClass has the configuration `without a kind`",
+            ),
+            (ConfigSource::FromClass, "no JSON", "the DeviceClass has the configuration `without"),
+            (ConfigSource::FromClaim, "{\"kind\":\"a\\nb\"}", "the configuration `a\\nb`"),
+        ] {
+            let world = World::changed(|claim| claim.configs = vec![config(source, parameters)]);
+            let error = world.refusal().await;
+            assert!(error.contains(expected), "{error}");
+        }
+        let long = format!("{{\"kind\":\"{}\"}}", "a".repeat(10_000));
+        let world =
+            World::changed(|claim| claim.configs = vec![config(ConfigSource::FromClaim, &long)]);
+        assert!(world.refusal().await.len() < 300);
+    });
+}
+
+#[test]
+fn each_device_must_be_one_of_this_node_that_is_given_to_claims() {
+    virtually(async {
+        let world = World::changed(|claim| claim.devices[2].name.pool = "n2/gpu".into());
+        let error = world.refusal().await;
+        assert!(error.contains("device n2/gpu/gpu-a is not a device of this node"), "{error}");
+        let world = World::changed(|claim| claim.devices[2].name.device = "gpu-z".into());
+        assert!(world.refusal().await.contains("device n1/gpu/gpu-z is not"));
+        let world = World::new();
+        world.change_inventory(|inventory| {
+            let gpus = inventory.resources.get_mut(&"x.y/gpu".parse().unwrap()).unwrap();
+            let gpus = Arc::make_mut(gpus);
+            gpus.spec = Arc::new(ResourceSpec { api: Api::Plugin, ..(*gpus.spec).clone() });
+        });
+        let error = world.refusal().await;
+        assert!(
+            error.contains("belongs to x.y/gpu, whose devices are not given to claims"),
+            "{error}"
+        );
+        // A device that moves is in two lists.
+        world.change_inventory(|inventory| {
+            inventory.resources.extend([offering("moved", DeviceClass::Gpu, &["GPU-A"])]);
+        });
+        assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
+        assert_eq!(
+            world.ledger.recorded(&claim()).unwrap().holds[0].resource.as_str(),
+            "x.y/moved"
+        );
+        let world = World::new();
+        *world.devices.unusable.lock().unwrap() = Some("the host uses it: /mnt".into());
+        assert!(world.refusal().await.contains("device n1/gpu/gpu-a: the host uses it: /mnt"));
+        // The CDI names have no pool.
+        let world = World::changed(|claim| {
+            claim.devices[0] = allocated("nics", "GPU-A", DeviceClass::Nic);
+        });
+        world.change_inventory(|inventory| {
+            inventory.resources.extend([offering("nic", DeviceClass::Nic, &["NIC-A", "GPU-A"])]);
+        });
+        assert!(world.refusal().await.contains("two devices named `gpu-a`"));
+    });
+}
+
+#[test]
+fn a_failed_device_is_an_error_and_a_soft_failure_is_not() {
+    virtually(async {
+        for (reason, is_prepared) in [
+            (Reason::Xid, false),
+            (Reason::DeviceGone, false),
+            (Reason::NodeMissing, false),
+            (Reason::Cordoned, false),
+            (Reason::PortDown, true),
+            (Reason::ProbeStuck, true),
+            // The ledger knows what to wait for.
+            (Reason::HookPending, true),
+            (Reason::HeldAsOther, true),
+        ] {
+            let world = World::new();
+            world.set_health("x.y/nic", "NIC-A", reason);
+            if is_prepared {
+                assert_eq!(names(&world.prepare().await.unwrap()), ANSWER, "{reason}");
+            } else {
+                let error = world.refusal().await;
+                let expected = format!("(`NIC-A` of x.y/nic) is unhealthy: {reason}");
+                assert!(error.contains(&expected), "{error}");
+            }
+        }
+        // A device that fails later stays the claim's.
+        let world = World::new();
+        let first = world.prepare().await.unwrap();
+        world.set_health("x.y/nic", "NIC-A", Reason::Xid);
+        assert_eq!(world.prepare().await.unwrap(), first);
+    });
+}
+
+#[test]
+fn shares_of_one_device_are_devices_of_their_own() {
+    virtually(async {
+        let world = World::changed(|claim| {
+            claim.devices = vec![
+                allocated("b", "GPU-A::1", DeviceClass::Gpu),
+                allocated("a", "GPU-A::0", DeviceClass::Gpu),
+            ];
+        });
+        world.change_inventory(|inventory| {
+            let (name, mut gpus) = offering("gpu", DeviceClass::Gpu, &["GPU-A::0", "GPU-A::1"]);
+            let of = Arc::make_mut(&mut gpus);
+            let sharing = Sharing::Replicas(2);
+            of.spec = Arc::new(ResourceSpec { sharing, ..(*of.spec).clone() });
+            inventory.resources.insert(name, gpus);
+        });
+        let answer = world.prepare().await.unwrap();
+        assert_eq!(names(&answer), ["a n1/gpu/gpu-a-s0", "b n1/gpu/gpu-a-s1"]);
+        assert!(!world.ledger.recorded(&claim()).unwrap().holds[0].exclusive);
+    });
+}
+
+#[test]
+fn a_hostile_uid_is_refused_before_anything_else() {
+    virtually(async {
+        let world = World::new();
+        for uid in ["../../etc/x", "", "a/b", ".", "a\n"] {
+            let of = ClaimRef { uid: uid.into(), ..claim() };
+            let error = world.preparer.prepare(&of).await.unwrap_err();
+            assert_eq!(error, NotPrepared::Uid(of.clone()));
+            world.preparer.unprepare(&of).await.unwrap();
+        }
+        assert!(world.files().is_empty());
+        assert_eq!(*world.ledger.records.lock().unwrap(), 0);
+        assert_eq!(world.source.answers.lock().unwrap().len(), 1);
+        assert!(!Path::new(&world.dir.path().join("etc")).exists());
+    });
+}
+
+#[test]
+fn unprepare_releases_and_an_unknown_claim_is_released() {
+    virtually(async {
+        let world = World::new();
+        world.preparer.unprepare(&claim()).await.unwrap();
+        world.prepare().await.unwrap();
+        *world.ledger.fails.lock().unwrap() = Some("the disk is full".into());
+        assert_eq!(world.preparer.unprepare(&claim()).await, Err("the disk is full".into()));
+        assert!(world.file().exists(), "it is still held");
+        *world.ledger.fails.lock().unwrap() = None;
+        world.preparer.unprepare(&claim()).await.unwrap();
+        assert!(world.files().is_empty() && world.ledger.recorded(&claim()).is_none());
+    });
+}
+
+#[test]
+fn what_cannot_be_recorded_or_written_is_an_error_and_the_next_try_completes_it() {
+    virtually(async {
+        let world = World::new();
+        *world.ledger.fails.lock().unwrap() = Some("the disk is full".into());
+        assert!(world.refusal().await.ends_with("it is not prepared: the disk is full"));
+        *world.ledger.fails.lock().unwrap() = None;
+        // A file is where the folder should be.
+        std::fs::write(world.dir.path().join("cdi"), "").unwrap();
+        let error = world.prepare().await.unwrap_err().to_string();
+        assert!(error.contains("the CDI file of claim ml/train cannot be written"), "{error}");
+        assert!(world.ledger.recorded(&claim()).is_some(), "it stays for the next try");
+        std::fs::remove_file(world.dir.path().join("cdi")).unwrap();
+        assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
+        assert!(world.file().exists());
+    });
+}
+
+/// Runs a call, and drops it after this number of steps. `None` if it was not done by then.
+async fn dropped_after<T>(steps: usize, call: impl Future<Output = T>) -> Option<T> {
+    let mut call = pin!(call);
+    let mut left = steps;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        call.as_mut().poll(context).map(Some)
+    })
+    .await
+}
+
+#[test]
+fn a_call_may_be_dropped_between_any_two_steps() {
+    virtually(async {
+        let slow = || {
+            let world = World::with(
+                Source::default(),
+                [Err("no route".to_owned()), Ok(Some(allocation()))],
+            );
+            *world.ledger.blocked.lock().unwrap() = 2;
+            world
+        };
+        let expected = World::new().prepare().await.unwrap();
+        for steps in 0.. {
+            // Prepare is dropped, and comes again.
+            let world = slow();
+            let whole = dropped_after(steps, world.prepare()).await;
+            assert_eq!(world.prepare().await.unwrap(), expected, "{steps}");
+            assert!(world.file().exists(), "{steps}");
+            // Then Unprepare, which is dropped and comes again.
+            for release in 0.. {
+                let done = dropped_after(release, world.preparer.unprepare(&claim())).await;
+                if done.is_some() {
+                    break;
+                }
+            }
+            assert!(world.files().is_empty(), "{steps}");
+            assert!(world.ledger.recorded(&claim()).is_none(), "{steps}");
+            // Prepare is dropped, and the pod ends instead.
+            let world = slow();
+            drop(dropped_after(steps, world.prepare()).await);
+            world.preparer.unprepare(&claim()).await.unwrap();
+            assert!(
+                world.files().is_empty() && world.ledger.recorded(&claim()).is_none(),
+                "{steps}"
+            );
+            // Unprepare is dropped, and the claim is prepared again.
+            let world = World::new();
+            world.prepare().await.unwrap();
+            drop(dropped_after(steps, world.preparer.unprepare(&claim())).await);
+            assert_eq!(world.prepare().await.unwrap(), expected, "{steps}");
+            assert!(world.file().exists(), "{steps}");
+            if whole.is_some() {
+                assert!(steps > 10, "only {steps} steps");
+                break;
+            }
+        }
+    });
+}
+
+#[test]
+fn prepare_and_unprepare_of_one_claim_never_mix() {
+    virtually(async {
+        for steps in 0..12 {
+            let world = World::new();
+            world.prepare().await.unwrap();
+            std::fs::remove_file(world.file()).unwrap();
+            let (preparer, other) = (Arc::clone(&world.preparer), Arc::clone(&world.preparer));
+            let prepare =
+                time().spawn(async move { drop(preparer.prepare(&claim()).await.unwrap()) });
+            for _ in 0..steps {
+                time().pass().await;
+            }
+            let release = time().spawn(async move { other.unprepare(&claim()).await.unwrap() });
+            while !prepare.is_finished() || !release.is_finished() {
+                time().sleep(Duration::from_millis(1)).await;
+            }
+            let is_recorded = world.ledger.recorded(&claim()).is_some();
+            assert_eq!(world.file().exists(), is_recorded, "{steps}");
+        }
+    });
+}
