@@ -335,43 +335,53 @@ mod tests {
         preparer.prepare(request).map(|prepared| prepared.edits)
     }
 
-    /// A failed call never leaves a node out of the answer or makes a device unhealthy, and a disk
-    /// that the host uses is never granted.
-    #[test]
-    fn a_failed_read_is_refused_and_is_no_absence() {
-        let dir = tempfile::tempdir().unwrap();
+    /// A GPU and a disk on a host in this folder, which has mounted another disk.
+    fn machine(root: &Path) -> [(Arc<Device>, Contract); 2] {
         for node in [
             "dev/sdx",
             "dev/dri/card0",
             "dev/dri/renderD128",
             "dev/dri/by-path/pci-0000:03:00.0-card",
         ] {
-            write(dir.path(), node, "");
+            write(root, node, "");
         }
-        write(dir.path(), "sys/class/block/sdx/dev", "8:0\n");
-        write(dir.path(), "proc/swaps", "Filename\n");
-        let mounts = |text: &str| write(dir.path(), "proc/1/mountinfo", text);
-        mounts("36 35 254:0 / / rw - ext4 /dev/vda rw\n");
+        write(root, "sys/class/block/sdx/dev", "8:0\n");
+        write(root, "proc/swaps", "Filename\n");
+        write(root, "proc/1/mountinfo", "36 35 254:0 / / rw - ext4 /dev/vda rw\n");
         let gpu = vec![
             DeviceNode::at("/dev/dri/card0").optional(),
             DeviceNode::at("/dev/dri/renderD128"),
         ];
         let gpu = device("gpu", DeviceClass::Gpu, gpu);
         let disk = device("disk", DeviceClass::Char, vec![DeviceNode::at("/dev/sdx")]);
-        for (device, contract) in
-            [(&gpu, Contract::IntelGpu(IntelGpuOptions::default())), (&disk, Contract::Generic)]
-        {
-            let (preparer, name) = preparer(dir.path(), device, contract);
-            // The directories are cached for a short time.
-            let fresh =
-                || *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
+        [(gpu, Contract::IntelGpu(IntelGpuOptions::default())), (disk, Contract::Generic)]
+    }
+
+    /// The directories are cached for a short time.
+    fn forget_directories(preparer: &Preparer) {
+        *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
+    }
+
+    /// Mounts the disk of [`machine`].
+    fn mount(root: &Path) {
+        write(root, "proc/1/mountinfo", "36 35 8:0 / /data rw - ext4 /dev/sdx rw\n");
+    }
+
+    /// A failed call never leaves a node out of the answer or makes a device unhealthy, and a disk
+    /// that the host uses is never granted.
+    #[test]
+    fn a_failed_read_is_refused_and_is_no_absence() {
+        let dir = tempfile::tempdir().unwrap();
+        let devices = machine(dir.path());
+        for (device, contract) in &devices {
+            let (preparer, name) = preparer(dir.path(), device, contract.clone());
             let (whole, calls) =
                 with_faults(|_| None, || allocate(&preparer, &name, &device.id).unwrap());
             assert!(calls > 3 && !whole.devices.is_empty());
             for (errno, failing) in
                 ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call)))
             {
-                fresh();
+                forget_directories(&preparer);
                 let (answer, _) = with_faults(
                     move |call| (call == failing).then_some(errno),
                     || allocate(&preparer, &name, &device.id),
@@ -386,34 +396,15 @@ mod tests {
                     Err(other) => panic!("{} errno {errno} at {failing}: {other}", device.id),
                 }
             }
-            // The same for a claim.
-            let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
-            let claimed =
-                || preparer.claimed_edits(&offering, &device.id, &offering.devices[&device.id]);
-            fresh();
-            let (given, calls) = with_faults(|_| None, || claimed().unwrap());
-            assert_eq!((&given.devices, &given.mounts), (&whole.devices, &whole.mounts));
-            for (errno, failing) in
-                ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call)))
-            {
-                fresh();
-                let fault = move |call| (call == failing).then_some(errno);
-                match with_faults(fault, claimed).0 {
-                    Ok(answer) => assert_eq!(answer, given, "errno {errno} at {failing}"),
-                    Err(refusal) => assert!(matches!(refusal, Refusal::Unreadable { .. })),
-                }
-            }
         }
         // The host mounts the disk.
-        let (preparer, name) = preparer(dir.path(), &disk, Contract::Generic);
-        mounts("36 35 8:0 / /data rw - ext4 /dev/sdx rw\n");
+        let (disk, contract) = &devices[1];
+        let (preparer, name) = preparer(dir.path(), disk, contract.clone());
+        mount(dir.path());
         let (refused, calls) = with_faults(|_| None, || allocate(&preparer, &name, &disk.id));
         assert!(refused.is_err_and(|refusal| {
             refusal.to_string().contains("the host uses it: mounted at /data")
         }));
-        let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
-        let refused = preparer.claimed(&offering, &disk.id, &offering.devices[&disk.id]);
-        assert!(refused.is_err_and(|why| why.contains("the host uses it: mounted at /data")));
         for (errno, failing) in
             ERRORS.iter().flat_map(|errno| (0..=calls).map(move |call| (*errno, call)))
         {
@@ -422,6 +413,38 @@ mod tests {
                 with_faults(fault, || allocate(&preparer, &name, &disk.id)).0.is_err(),
                 "errno {errno} at {failing}"
             );
+        }
+    }
+
+    /// The same for the containers of a claim.
+    #[test]
+    fn a_failed_read_is_no_absence_for_a_claim_either() {
+        let dir = tempfile::tempdir().unwrap();
+        for (device, contract) in machine(dir.path()) {
+            let (preparer, name) = preparer(dir.path(), &device, contract);
+            let whole = allocate(&preparer, &name, &device.id).unwrap();
+            let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
+            let offered = &offering.devices[&device.id];
+            let claimed = || preparer.claimed_edits(&offering, &device.id, offered);
+            forget_directories(&preparer);
+            let (given, calls) = with_faults(|_| None, || claimed().unwrap());
+            assert!(calls > 3);
+            assert_eq!((&given.devices, &given.mounts), (&whole.devices, &whole.mounts));
+            for (errno, failing) in
+                ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call)))
+            {
+                forget_directories(&preparer);
+                let fault = move |call| (call == failing).then_some(errno);
+                match with_faults(fault, claimed).0 {
+                    Ok(answer) => assert_eq!(answer, given, "errno {errno} at {failing}"),
+                    Err(refusal) => assert!(matches!(refusal, Refusal::Unreadable { .. })),
+                }
+            }
+            if device.id.as_str() == "disk" {
+                mount(dir.path());
+                let refused = preparer.claimed(&offering, &device.id, offered);
+                assert!(refused.is_err_and(|why| why.contains("the host uses it: mounted at")));
+            }
         }
     }
 }

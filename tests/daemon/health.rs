@@ -543,11 +543,10 @@ impl StandaloneHealth {
         let actor = HealthActor::new(config, ()).start();
         let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")]
             .map(|device| (device.id.clone(), Arc::new(device)));
-        let selected = devices.iter().map(|(id, _)| id.clone()).collect();
         let evidence = Evidence {
             began: host::now(),
+            selected: [(gpu(), devices.iter().map(|(id, _)| id.clone()).collect())].into(),
             devices: devices.into(),
-            selected: [(gpu(), selected)].into(),
             missing_nodes: Default::default(),
             unfulfilled: Default::default(),
             unread: Default::default(),

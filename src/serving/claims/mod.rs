@@ -112,5 +112,6 @@ pub trait ClaimDevices: Send + Sync {
 }
 
 // On the simulation's time.
-#[cfg(all(test, feature = "lab"))]
+#[cfg(feature = "lab")]
+#[cfg(test)]
 mod tests;
