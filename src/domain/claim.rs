@@ -7,6 +7,10 @@ use super::grant::PodRef;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The name of this driver in the DRA API (`spec.driver` of its `ResourceSlice` objects). It is the
+/// same for the devices of all vendors.
+pub const DRA_DRIVER: &str = "holdfast.dev";
+
 /// A `ResourceClaim` as the kubelet names it (`Claim` of the kubelet's DRA API). Its UID
 /// distinguishes it from an earlier claim of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

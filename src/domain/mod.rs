@@ -50,7 +50,7 @@ pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use claim::{
     Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
-    DraName, OpaqueConfig, PreparedDevice,
+    DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,
 };
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{

@@ -5,10 +5,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +102,24 @@ impl AsFd for TrustedListener {
 #[must_use]
 pub fn is_root() -> bool {
     geteuid().is_root()
+}
+
+/// Whether a path is the socket of a process that has exited: it refuses a connection. Never waits.
+///
+/// # Errors
+/// `NotFound` if there is no file, and if that cannot be determined.
+pub fn is_stale(path: &Path) -> io::Result<bool> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Ok(false);
+    }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&client, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => Ok(true),
+        // AGAIN: its queue is full, so a process listens.
+        Ok(()) | Err(Errno::AGAIN) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Whether the other side has closed the connection.

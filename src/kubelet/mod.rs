@@ -3,6 +3,7 @@
 pub mod api;
 pub mod checkpoint;
 pub mod codec;
+pub mod dra;
 pub mod h2;
 pub mod pod_resources;
 pub mod proto;

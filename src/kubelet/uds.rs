@@ -10,6 +10,9 @@ use tonic::transport::{Channel, Endpoint, Error, Uri};
 /// The authority of every call. A path as authority, which some clients send, is refused by h2.
 const AUTHORITY: &str = "http://localhost";
 
+/// A path of a unix socket has at most this many bytes (`sun_path`, less the NUL).
+pub const SOCKET_PATH_MAX: usize = 107;
+
 /// Connects to the gRPC server at `path`. A connection that dies is opened again by the next call.
 pub async fn connect(path: impl Into<PathBuf>) -> Result<Channel, Error> {
     connect_through(path, Ok).await
@@ -21,7 +24,20 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     W: Fn(UnixStream) -> io::Result<T> + Clone + Send + 'static,
 {
-    Endpoint::from_static(AUTHORITY).connect_with_connector(connector(path.into(), wrap)).await
+    connect_with(Endpoint::from_static(AUTHORITY), path, wrap).await
+}
+
+/// Like [`connect_through`], with the authority of `endpoint` in each call.
+pub async fn connect_with<T, W>(
+    endpoint: Endpoint,
+    path: impl Into<PathBuf>,
+    wrap: W,
+) -> Result<Channel, Error>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    W: Fn(UnixStream) -> io::Result<T> + Clone + Send + 'static,
+{
+    endpoint.connect_with_connector(connector(path.into(), wrap)).await
 }
 
 /// A channel that connects with its first call.

@@ -9,13 +9,14 @@ use super::connections::Connections;
 use crate::domain::ResourceName;
 use crate::domain::limits::ConnectionLimits;
 use crate::handover::{Label, PassedFds};
-use crate::host::{self, peer::TrustedListener, private};
+use crate::host::peer::{TrustedListener, is_stale};
+use crate::host::{self, private};
+use crate::kubelet::uds::SOCKET_PATH_MAX;
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,9 +28,6 @@ use tokio::sync::watch;
 /// checks whether a checkpoint exists, and any entry without a leading dot counts as one; hence the
 /// dot.
 const DIRECTORY: &str = ".holdfast";
-
-/// A path of a unix socket has at most this many bytes (`sun_path`, less the NUL).
-const SOCKET_PATH_MAX: usize = 107;
 
 /// Bytes of the resource's name in the socket's name, if there is space.
 const NAME_MAX: usize = 12;
@@ -274,13 +272,8 @@ impl Sockets {
         }
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return };
         for entry in entries.flatten() {
-            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
             let path = entry.path();
-            let refused = || {
-                std::os::unix::net::UnixStream::connect(&path)
-                    .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
-            };
-            if is_socket && refused() {
+            if is_stale(&path).unwrap_or(false) {
                 match std::fs::remove_file(&path) {
                     Ok(()) => {
                         tracing::debug!(path = %path.display(), "removed the socket of a process that has exited");

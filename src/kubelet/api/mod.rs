@@ -39,7 +39,7 @@ const HEADERS_BYTES_MAX: u32 = 8 << 10;
 
 /// The limit of a list. The kubelet accepts 4 MiB in one message. With a larger one it ends the
 /// stream, and registration would repeat without end.
-const LIST_BYTES_MAX: usize = 3_500_000;
+pub(super) const LIST_BYTES_MAX: usize = 3_500_000;
 
 /// One package of the API on the wire.
 #[tonic::async_trait]
