@@ -7,6 +7,7 @@
 
 mod attributes;
 mod checkpoint;
+mod checkpoint_claim;
 mod claim;
 mod cluster;
 mod contract;
@@ -48,6 +49,7 @@ mod verdict;
 
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
+pub use checkpoint_claim::{CheckpointClaim, CheckpointClaimDevice};
 pub use claim::{
     Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
     DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,

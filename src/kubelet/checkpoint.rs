@@ -67,7 +67,7 @@ impl CheckpointError {
 }
 
 /// The kind of the error, without values of the file: they may be secrets of a container.
-fn kind(error: &serde_json::Error) -> &'static str {
+pub(super) fn kind(error: &serde_json::Error) -> &'static str {
     match error.classify() {
         Category::Eof => "it is truncated,",
         Category::Data => "it has an unknown structure,",

@@ -5,12 +5,13 @@
 //! <root>/plugins_registry/holdfast.dev@reg.sock   registration: the kubelet finds this socket
 //! <root>/plugins/holdfast.dev/dra.sock            Prepare, Unprepare: v1 and v1beta1
 //!                                                 health: v1 and v1alpha1
+//! <root>/dra_manager_state                        the claims that the kubelet has recorded
 //! ```
 //!
 //! `<root>` is the kubelet's directory. [`Listeners`] opens both sockets, and a [`Server`] answers
 //! on them with a [`Claims`]. The messages of each version are translated here, and nothing is
 //! decided here. Each UID of a request gets exactly one answer, also if [`Claims`] returns none or
-//! two.
+//! two. [`state`] reads the kubelet's record.
 
 mod answers;
 mod health;
@@ -18,6 +19,7 @@ mod plugin;
 mod registration;
 mod server;
 mod sockets;
+pub mod state;
 #[cfg(test)]
 mod tests;
 
