@@ -28,6 +28,7 @@
 
 mod admission;
 mod behaviour;
+pub mod claims;
 mod client;
 pub mod core;
 pub(in crate::lab::sim) mod environment;

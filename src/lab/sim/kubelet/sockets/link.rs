@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::sync::Notify;
 
 /// The group of the connections that the kubelet serves.
 const SERVED: u64 = 0;
@@ -19,7 +20,7 @@ const SERVED: u64 = 0;
 /// The connections of one kubelet, in groups: one for all served connections, and one for each
 /// client by its number.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Links(Arc<Mutex<Table>>);
+pub(in super::super) struct Links(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -27,6 +28,8 @@ struct Table {
     next: u64,
     /// A second descriptor of every open connection, used to shut it down.
     open: BTreeMap<(u64, u64), StdStream>,
+    /// Notified when a connection of a client has ended.
+    ended: Arc<Notify>,
 }
 
 impl Table {
@@ -47,7 +50,7 @@ impl Links {
     }
 
     /// Adds a connection that a client has dialled to its group.
-    pub(super) fn add(&self, group: u64, stream: UnixStream) -> io::Result<Link> {
+    pub(in super::super) fn add(&self, group: u64, stream: UnixStream) -> io::Result<Link> {
         let key = self.with(|table| table.enter(group, &stream))?;
         Ok(Link { stream, key, links: self.clone() })
     }
@@ -67,6 +70,19 @@ impl Links {
         self.with(|table| table.open.range((group, 0)..=(group, u64::MAX)).next().is_some())
     }
 
+    /// Waits until a group has no open connection.
+    pub(in super::super) async fn ended(&self, group: u64) {
+        let ended = self.with(|table| Arc::clone(&table.ended));
+        loop {
+            let mut notified = std::pin::pin!(ended.notified());
+            notified.as_mut().enable();
+            if !self.is_open(group) {
+                return;
+            }
+            notified.await;
+        }
+    }
+
     /// Cuts every connection of a group.
     pub(super) fn cut(&self, group: u64) {
         self.with(|table| {
@@ -75,7 +91,7 @@ impl Links {
     }
 
     /// Cuts every connection and refuses new ones.
-    pub(super) fn cut_all(&self) {
+    pub(in super::super) fn cut_all(&self) {
         self.with(|table| {
             table.over = true;
             table.open.values().for_each(shut);
@@ -90,7 +106,7 @@ fn shut(stream: &StdStream) {
 
 /// One connection of a client.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(in super::super) struct Link {
     stream: UnixStream,
     key: (u64, u64),
     links: Links,
@@ -98,7 +114,10 @@ pub(super) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.links.with(|table| table.open.remove(&self.key));
+        self.links.with(|table| {
+            table.open.remove(&self.key);
+            table.ended.notify_waiters();
+        });
     }
 }
 

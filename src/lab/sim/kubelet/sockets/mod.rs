@@ -6,7 +6,7 @@ mod channel;
 pub(super) mod checkpoint;
 mod connection;
 pub(super) mod files;
-mod link;
+pub(super) mod link;
 mod services;
 mod wire;
 
