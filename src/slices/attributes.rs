@@ -1,0 +1,595 @@
+//! What is published of a device, for the expressions of claims and device classes (CEL).
+//!
+//! An expression that reads an attribute which one device lacks fails for the whole claim. So the
+//! attributes that device classes use are on every device of a class, and are empty where the value
+//! is unknown. What changes while a device runs, such as the name of an interface, is not
+//! published.
+//!
+//! The API server refuses a slice as a whole for one bad value. So every value is checked here, and
+//! a bad one is left out and returned as a [`Dropped`].
+
+use super::api::{self, Attribute, Capacity, limits};
+use super::names;
+use crate::domain::{
+    Device, DeviceClass, DeviceId, MigPlace, NvmlSnapshot, PciFunction, ResourceSpec,
+};
+use std::fmt;
+
+/// The PCI root of a function: `pci0000:00`. Kubernetes defines the name and the value
+/// (`dynamic-resource-allocation/deviceattribute`), so that a claim may have devices of several
+/// drivers below one root.
+pub const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
+/// The PCI address of a function, defined by Kubernetes.
+pub const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
+/// The NUMA node, defined by Kubernetes.
+pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+/// The NUMA node as drivers for network devices name it.
+pub const NUMA_NODE_OF_DRANET: &str = "dra.net/numaNode";
+
+/// Facts that are not in the record of a device. They may become known later.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Facts<'a> {
+    /// The version of NVIDIA's driver: `580.95.05`.
+    pub nvidia_driver: Option<&'a str>,
+    /// NVML's answers.
+    pub nvml: Option<&'a NvmlSnapshot>,
+}
+
+/// An attribute, a capacity or a taint that is not published.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Dropped {
+    /// The name of the device.
+    pub device: String,
+    /// The name of the attribute.
+    pub attribute: String,
+    /// The rule that it violates.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Dropped { device, attribute, why } = self;
+        write!(f, "`{attribute}` of the device `{device}` is not published: {why}")
+    }
+}
+
+/// The attributes of one id of a resource, in the order of their importance, and what they are
+/// about.
+struct Draft<'a> {
+    device: &'a Device,
+    values: Vec<(&'static str, Attribute)>,
+    capacity: Vec<(&'static str, Capacity)>,
+}
+
+/// Describes one id of a resource: a device, or a share of it. `name` is its name in the API.
+#[must_use]
+pub fn describe(
+    name: &str,
+    spec: &ResourceSpec,
+    id: &DeviceId,
+    device: &Device,
+    facts: Facts<'_>,
+) -> (api::Device, Vec<Dropped>) {
+    let mut draft = Draft { device, values: Vec::new(), capacity: Vec::new() };
+    draft.add_common(spec, id);
+    draft.add_class();
+    draft.add_pci();
+    draft.add_part();
+    draft.add_nvidia(facts);
+    checked(name, draft)
+}
+
+impl Draft<'_> {
+    fn text(&mut self, name: &'static str, value: impl Into<String>) {
+        self.values.push((name, Attribute::Text(value.into())));
+    }
+
+    fn int(&mut self, name: &'static str, value: Option<u32>) {
+        self.values.extend(value.map(|value| (name, Attribute::Int(value.into()))));
+    }
+
+    /// A value of the record under its published name, if the record has one.
+    fn known(&mut self, name: &'static str, recorded: &str) {
+        if let Some(value) = self.device.attribute(recorded) {
+            self.text(name, value);
+        }
+    }
+
+    /// As [`Draft::known`], but empty if the record has none.
+    fn always(&mut self, name: &'static str, recorded: &str) {
+        self.text(name, self.device.attribute(recorded).unwrap_or_default());
+    }
+
+    /// What every device has.
+    fn add_common(&mut self, spec: &ResourceSpec, id: &DeviceId) {
+        let pci = self.device.pci.as_deref();
+        let hex = |number: Option<u16>| number.map(|id| format!("{id:04x}")).unwrap_or_default();
+        self.text("class", self.device.class.as_str());
+        self.text("resource", spec.name.as_str());
+        self.text("vendor", hex(pci.and_then(|pci| pci.vendor)));
+        self.text("device", hex(pci.and_then(|pci| pci.device)));
+        self.always("model", "model");
+        self.text("driver", pci.and_then(|pci| pci.driver.as_deref()).unwrap_or_default());
+        self.text("id", short(id.as_str()));
+        self.values.push(("shared", Attribute::Bool(!spec.is_exclusive())));
+        self.values.push(("vf", Attribute::Bool(pci.is_some_and(PciFunction::is_vf))));
+        if let Some(whole) = id.shared().filter(|_| !spec.is_exclusive()) {
+            self.text("shareOf", short(whole.as_str()));
+        }
+    }
+
+    /// What every device of the class has, and what is known of it.
+    fn add_class(&mut self) {
+        let pci = self.device.pci.as_deref();
+        match self.device.class {
+            DeviceClass::Gpu => {
+                self.known("uuid", "uuid");
+                self.known("hive", "hive");
+            }
+            DeviceClass::Rdma | DeviceClass::Nic => {
+                let rdma = pci.map(|pci| &pci.rdma[..]).unwrap_or_default();
+                self.values.push(("rdma", Attribute::Bool(!rdma.is_empty())));
+                self.always("linkType", "link_type");
+                self.known("linkLayer", "link_layer");
+                if let [only] = rdma {
+                    self.text("rdmaDevice", only);
+                }
+                self.known("vdpa", "vdpa");
+            }
+            DeviceClass::Nvme => {
+                self.always("serial", "serial");
+                self.known("firmware", "firmware");
+                if let Some(nqn) = self.device.attribute("subsystem_nqn") {
+                    self.text("subsystemNqn", short(nqn));
+                }
+                let nsid = self.device.attribute("nsid").and_then(|nsid| nsid.parse().ok());
+                self.int("nsid", nsid);
+            }
+            DeviceClass::Fpga => {
+                self.known("afuId", "afu_id");
+                self.known("interfaceId", "interface_id");
+            }
+            DeviceClass::Char => {
+                let path = self.device.nodes.first().map(|node| node.host.clone());
+                self.text("path", path.unwrap_or_default());
+            }
+            DeviceClass::Accelerator | DeviceClass::Other => {}
+        }
+    }
+
+    /// The place of a PCI function. A node of `/dev` has only its NUMA node.
+    fn add_pci(&mut self) {
+        if let [node] = self.device.numa_nodes[..] {
+            self.int(NUMA_NODE, Some(node));
+            self.int(NUMA_NODE_OF_DRANET, Some(node));
+        }
+        let Some(pci) = self.device.pci.as_deref() else { return };
+        self.text(PCIE_ROOT, pcie_root(pci));
+        self.text(PCI_BUS_ID, pci.address.to_string());
+        // Below the root port: the upstream port of the switch, and the port of this device.
+        if let [_, .., switch, _] = pci.bridges[..] {
+            self.text("switch", switch.to_string());
+        }
+        if let Some(pf) = pci.physfn {
+            self.text("pf", pf.to_string());
+        }
+        self.int("vfIndex", pci.vf_index);
+        self.int("iommuGroup", self.device.iommu_group());
+    }
+
+    /// What a part of a function has: a MIG instance, a mediated device, a namespace.
+    fn add_part(&mut self) {
+        let device = self.device;
+        let Some(part) = device.attribute("part") else { return };
+        self.text("part", part);
+        self.text("parent", short(device.attribute("parent").unwrap_or_default()));
+        let profile = ["mig_profile", "mdev_type_name", "mdev_type"];
+        if let Some(profile) = profile.into_iter().find_map(|name| device.attribute(name)) {
+            self.text("profile", profile);
+        }
+    }
+
+    /// What NVIDIA's driver and NVML report.
+    fn add_nvidia(&mut self, facts: Facts<'_>) {
+        let Some(pci) = self.device.pci.as_deref().filter(|pci| {
+            self.device.class == DeviceClass::Gpu && pci.driver.as_deref() == Some("nvidia")
+        }) else {
+            return;
+        };
+        if let Some(version) = facts.nvidia_driver {
+            match semver(version) {
+                Some(version) => self.values.push(("driverVersion", Attribute::Version(version))),
+                None => self.text("driverRelease", version),
+            }
+        }
+        let described =
+            facts.nvml.and_then(|nvml| nvml.gpus.get(&pci.address)?.description.as_ref());
+        let Some(described) = described else { return };
+        if let Some((major, minor)) = described.compute {
+            let version = Attribute::Version(format!("{major}.{minor}.0"));
+            self.values.push(("cudaComputeCapability", version));
+        }
+        let number = |name: &str| self.device.attribute(name)?.parse::<u32>().ok();
+        let place: Option<MigPlace> = number("gi").zip(number("ci"));
+        let mib = match place {
+            Some(place) => described.instances.get(&place).map(|instance| instance.memory_mb),
+            None => described.memory_mib.filter(|_| self.device.attribute("part").is_none()),
+        };
+        let bytes = mib.and_then(|mib| mib.checked_mul(1 << 20));
+        self.capacity.extend(bytes.map(|bytes| ("memory", Capacity::of_bytes(bytes))));
+    }
+}
+
+/// The first element of a function's path below `/sys/devices` that the kernel names by a root bus
+/// (`pci_register_host_bridge`): `pci0000:15`.
+///
+/// Behind a volume management device the path has two; the first one counts. A virtual function
+/// may be on another bus than its physical function, and has the same path above it.
+fn pcie_root(pci: &PciFunction) -> String {
+    let top = pci.bridges.first().copied().or(pci.physfn).unwrap_or(pci.address);
+    format!("pci{:04x}:{:02x}", top.domain, top.bus)
+}
+
+/// A text of at most [`limits::VALUE`] bytes that identifies `text`: itself, or its start and its
+/// hash.
+fn short(text: &str) -> String {
+    if text.len() <= limits::VALUE {
+        return text.to_owned();
+    }
+    let hash = format!("-{:08x}", names::hash(text));
+    let end = text.floor_char_boundary(limits::VALUE - hash.len());
+    format!("{}{hash}", &text[..end])
+}
+
+/// A version by the rules of semver 2.0.0: three numbers without leading zeros. `580.95.05` becomes
+/// `580.95.5`, and `12.4` becomes `12.4.0`. `None` for any other text.
+#[must_use]
+pub fn semver(text: &str) -> Option<String> {
+    let mut numbers = [0_u64; 3];
+    let parts: Vec<&str> = text.split('.').collect();
+    if parts.len() > numbers.len() {
+        return None;
+    }
+    for (number, part) in numbers.iter_mut().zip(parts) {
+        *number = part.parse().ok().filter(|_| part.bytes().all(|b| b.is_ascii_digit()))?;
+    }
+    let [major, minor, patch] = numbers;
+    Some(format!("{major}.{minor}.{patch}"))
+}
+
+/// The device with the values that the API server accepts.
+fn checked(name: &str, draft: Draft<'_>) -> (api::Device, Vec<Dropped>) {
+    let mut device = api::Device { name: name.to_owned(), ..api::Device::default() };
+    let mut dropped = Vec::new();
+    let mut drop = |attribute: &str, why| {
+        dropped.push(Dropped { device: name.to_owned(), attribute: attribute.to_owned(), why });
+    };
+    let mut room = limits::ATTRIBUTES.saturating_sub(draft.capacity.len());
+    for (key, value) in draft.values {
+        let refused = refused_key(key).or_else(|| refused_value(&value));
+        match refused {
+            // An expression may read it: it stays, without its value.
+            Some(why) if ALWAYS.contains(&key) => {
+                drop(key, why);
+                device.attributes.insert(key.to_owned(), Attribute::text(""));
+            }
+            Some(why) => {
+                drop(key, why);
+                continue;
+            }
+            None if room == 0 => {
+                drop(key, "a device has at most 32 attributes and capacities");
+                continue;
+            }
+            None => drop_nothing(device.attributes.insert(key.to_owned(), value)),
+        }
+        room = room.saturating_sub(1);
+    }
+    device.capacity =
+        draft.capacity.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    (device, dropped)
+}
+
+/// An attribute is never added twice.
+fn drop_nothing(former: Option<Attribute>) {
+    debug_assert!(former.is_none(), "{former:?}");
+}
+
+/// The attributes with a text that every device of a class has.
+pub const ALWAYS: &[&str] = &[
+    "class", "resource", "vendor", "device", "model", "driver", "id", "linkType", "serial", "path",
+];
+
+/// Why the API server would refuse the name of an attribute or capacity; `None` if it would not.
+#[must_use]
+pub fn refused_key(key: &str) -> Option<&'static str> {
+    let (domain, name) = key.split_once('/').map_or((None, key), |(at, name)| (Some(at), name));
+    if domain.is_some_and(|domain| domain.len() > limits::DOMAIN || !names::is_subdomain(domain)) {
+        return Some("its domain is no DNS subdomain of at most 63 bytes");
+    }
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let is_identifier =
+        name.bytes().all(is_word) && name.bytes().next().is_some_and(|b| !b.is_ascii_digit());
+    (!is_identifier || name.len() > limits::KEY)
+        .then_some("its name is no identifier of C with at most 32 bytes")
+}
+
+/// Why the API server would refuse the value of an attribute; `None` if it would not.
+#[must_use]
+pub fn refused_value(value: &Attribute) -> Option<&'static str> {
+    match value {
+        Attribute::Text(text) => {
+            (text.len() > limits::VALUE).then_some("its text has more than 64 bytes")
+        }
+        Attribute::Version(version) if version.len() > limits::VALUE => {
+            Some("its version has more than 64 bytes")
+        }
+        Attribute::Version(version) => (semver(version).as_ref() != Some(version))
+            .then_some("its version is not of semver 2.0.0"),
+        Attribute::Int(_) | Attribute::Bool(_) => None,
+        Attribute::Unknown => Some("its type is unknown"),
+    }
+}
+
+/// Every rule of the API that a device violates, one sentence each. Empty if the API server accepts
+/// the device.
+#[must_use]
+pub fn violations(device: &api::Device) -> Vec<String> {
+    let mut found = Vec::new();
+    if !names::is_label(&device.name) {
+        found.push(format!("`{}` is no DNS label", device.name));
+    }
+    if device.attributes.len() + device.capacity.len() > limits::ATTRIBUTES {
+        found.push("more than 32 attributes and capacities".to_owned());
+    }
+    let keys = device.attributes.keys().chain(device.capacity.keys());
+    found.extend(keys.filter_map(|key| Some(format!("`{key}`: {}", refused_key(key)?))));
+    let values = device.attributes.iter();
+    found.extend(
+        values.filter_map(|(key, value)| Some(format!("`{key}`: {}", refused_value(value)?))),
+    );
+    if device.taints.len() > limits::TAINTS {
+        found.push("more than 16 taints".to_owned());
+    }
+    for taint in &device.taints {
+        let (domain, name) = taint.key.split_once('/').unwrap_or(("", &taint.key));
+        let is_key = names::is_subdomain(domain) && is_label_value(name) && !name.is_empty();
+        let is_effect =
+            ["None", api::NO_SCHEDULE, api::NO_EXECUTE].contains(&taint.effect.as_str());
+        if !is_key || !is_label_value(&taint.value) || !is_effect {
+            found.push(format!("the taint `{}`", taint.key));
+        }
+    }
+    found
+}
+
+/// Whether the text is the value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a
+/// letter or digit at both ends; or empty.
+#[must_use]
+pub fn is_label_value(text: &str) -> bool {
+    let is_end = |b: Option<u8>| b.is_none_or(|b| b.is_ascii_alphanumeric());
+    text.len() <= limits::TAINT_VALUE
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+        && is_end(text.bytes().next())
+        && is_end(text.bytes().next_back())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Attributes, DeviceNode, GpuDescription, MigAttributes, NvmlGpu, Sharing};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    const ADDRESS: &str = "0000:18:00.0";
+
+    fn function(address: &str, bridges: &[&str]) -> PciFunction {
+        PciFunction {
+            vendor: Some(0x10de),
+            device: Some(0x2330),
+            driver: Some("nvidia".into()),
+            bridges: bridges.iter().map(|bridge| bridge.parse().unwrap()).collect(),
+            ..PciFunction::at(address.parse().unwrap())
+        }
+    }
+
+    fn device(class: DeviceClass, id: &str, attributes: &[(&'static str, &str)]) -> Device {
+        let bridges = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"];
+        Device {
+            id: DeviceId::new(id),
+            key: format!("pci:{ADDRESS}/10de:2330"),
+            class,
+            pci: Some(Box::new(function(ADDRESS, &bridges))),
+            numa_nodes: vec![1],
+            nodes: vec![DeviceNode::at("/dev/nvidia0")],
+            attributes: attributes.iter().map(|(name, value)| (*name, *value)).collect(),
+        }
+    }
+
+    fn described(device: &Device, facts: Facts<'_>) -> (Value, Vec<Dropped>) {
+        let spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), device.class);
+        let (published, dropped) = describe("d", &spec, &device.id, device, facts);
+        assert_eq!(violations(&published), [""; 0]);
+        (serde_json::to_value(&published).unwrap(), dropped)
+    }
+
+    #[test]
+    fn a_gpu_has_its_place_its_versions_and_its_memory() {
+        let gpu = device(DeviceClass::Gpu, "GPU-1", &[("uuid", "GPU-1"), ("model", "H100")]);
+        let description = GpuDescription {
+            memory_mib: Some(81_559),
+            compute: Some((9, 0)),
+            ..GpuDescription::default()
+        };
+        let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
+        let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
+        let facts = Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml) };
+        let (published, dropped) = described(&gpu, facts);
+        let text = |text: &str| json!({ "string": text });
+        let expected = json!({
+            "name": "d",
+            "attributes": {
+                "class": text("gpu"), "resource": text("nvidia.com/gpu"), "vendor": text("10de"),
+                "device": text("2330"), "model": text("H100"), "driver": text("nvidia"),
+                "id": text("GPU-1"), "uuid": text("GPU-1"), "shared": {"bool": false},
+                "vf": {"bool": false}, "switch": text("0000:16:00.0"),
+                "resource.kubernetes.io/pcieRoot": text("pci0000:15"),
+                "resource.kubernetes.io/pciBusID": text(ADDRESS),
+                "resource.kubernetes.io/numaNode": {"int": 1}, "dra.net/numaNode": {"int": 1},
+                "driverVersion": {"version": "580.95.5"},
+                "cudaComputeCapability": {"version": "9.0.0"},
+            },
+            "capacity": {"memory": {"value": "81559Mi"}},
+        });
+        assert_eq!((published, dropped), (expected, vec![]));
+
+        let (unknown, _) = described(&gpu, Facts { nvidia_driver: Some("580-beta"), nvml: None });
+        assert_eq!(unknown["attributes"]["driverRelease"], text("580-beta"));
+        assert_eq!(unknown["attributes"]["driverVersion"], Value::Null);
+    }
+
+    #[test]
+    fn a_part_has_its_whole_its_profile_and_its_own_memory() {
+        let record = [
+            ("part", "mig"),
+            ("parent", "GPU-1"),
+            ("mig_profile", "1g.10gb"),
+            ("gi", "3"),
+            ("ci", "0"),
+        ];
+        let part = device(DeviceClass::Gpu, "MIG-1", &record);
+        let size = MigAttributes { memory_mb: 10 << 10, ..MigAttributes::default() };
+        let description = GpuDescription {
+            memory_mib: Some(81_559),
+            instances: [((3, 0), size)].into(),
+            ..GpuDescription::default()
+        };
+        let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
+        let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
+        let (published, _) = described(&part, Facts { nvidia_driver: None, nvml: Some(&nvml) });
+        for (name, value) in [("part", "mig"), ("parent", "GPU-1"), ("profile", "1g.10gb")] {
+            assert_eq!(published["attributes"][name], json!({ "string": value }));
+        }
+        assert_eq!(published["capacity"], json!({"memory": {"value": "10Gi"}}));
+    }
+
+    #[test]
+    fn a_value_that_the_api_refuses_is_left_out_or_empty_and_reported() {
+        let long = "x".repeat(65);
+        let gpu = device(DeviceClass::Gpu, &long, &[("uuid", &long), ("model", &long)]);
+        let (published, dropped) = described(&gpu, Facts::default());
+        let dropped: Vec<&str> = dropped.iter().map(|it| it.attribute.as_str()).collect();
+        assert_eq!(dropped, ["model", "uuid"]);
+        assert_eq!(published["attributes"]["model"], json!({"string": ""}), "expressions read it");
+        assert_eq!(published["attributes"]["uuid"], Value::Null);
+        let id = published["attributes"]["id"]["string"].as_str().unwrap();
+        assert!(id.len() == 64 && id.starts_with("xxx") && id != &long[..64], "{id}");
+    }
+
+    #[test]
+    fn the_pci_root_is_that_of_the_path() {
+        let vf = PciFunction {
+            physfn: Some("0000:00:02.0".parse().unwrap()),
+            ..function("0000:01:00.0", &[])
+        };
+        for (function, root) in [
+            (function("0000:00:1f.0", &[]), "pci0000:00"),
+            (function("10001:81:00.0", &["0000:97:00.5", "10001:80:01.0"]), "pci0000:97"),
+            (function("10000:00:04.0", &[]), "pci10000:00"),
+            (vf, "pci0000:00"),
+        ] {
+            assert_eq!(pcie_root(&function), root);
+        }
+    }
+
+    #[test]
+    fn a_share_names_its_device() {
+        let gpu = device(DeviceClass::Gpu, "GPU-1", &[]);
+        let spec = ResourceSpec {
+            sharing: Sharing::Replicas(2),
+            ..ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu)
+        };
+        let (share, _) = describe("d", &spec, &gpu.id.share(1), &gpu, Facts::default());
+        let value = |name: &str| share.attributes[name].clone();
+        assert_eq!(
+            (value("id"), value("shareOf"), value("shared")),
+            (Attribute::text("GPU-1::1"), Attribute::text("GPU-1"), Attribute::Bool(true))
+        );
+    }
+
+    #[test]
+    fn versions_become_semver() {
+        for (text, version) in [
+            ("580.95.05", Some("580.95.5")),
+            ("12.4", Some("12.4.0")),
+            ("007", Some("7.0.0")),
+            ("1.2.3.4", None),
+            ("1..2", None),
+            ("1.2-rc", None),
+            ("", None),
+            ("+1.2", None),
+            ("99999999999999999999", None),
+        ] {
+            assert_eq!(semver(text).as_deref(), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_rules_for_names_are_those_of_the_api() {
+        for key in ["class", "_x1", "resource.kubernetes.io/pcieRoot", &"k".repeat(32)] {
+            assert_eq!(refused_key(key), None, "{key}");
+        }
+        let domain = format!("{}/k", "d".repeat(64));
+        for key in ["", "1x", "a-b", "a.b", "/x", "A_/x", "a/b/c", &"k".repeat(33), &domain] {
+            assert!(refused_key(key).is_some(), "{key}");
+        }
+        let device = |taint: &str, value: &str, effect: &str| api::Device {
+            name: "d".into(),
+            taints: vec![api::Taint {
+                key: taint.into(),
+                value: value.into(),
+                effect: effect.into(),
+                time_added: None,
+            }],
+            ..api::Device::default()
+        };
+        assert_eq!(violations(&device("holdfast.dev/xid", "79", "NoSchedule")), [""; 0]);
+        for (key, value, effect) in [
+            ("holdfast.dev/", "", "NoSchedule"),
+            ("holdfast.dev/a b", "", "NoSchedule"),
+            ("holdfast.dev/xid", "-", "NoSchedule"),
+            ("holdfast.dev/xid", &"x".repeat(64), "NoSchedule"),
+            ("holdfast.dev/xid", "", "no"),
+        ] {
+            assert_eq!(violations(&device(key, value, effect)).len(), 1, "{key} {value} {effect}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_record_makes_a_device_that_the_api_refuses(
+            id in ".{0,90}",
+            values in prop::collection::vec(".{0,90}", 12),
+            class in prop::sample::select(vec![
+                DeviceClass::Gpu, DeviceClass::Rdma, DeviceClass::Nvme, DeviceClass::Fpga,
+                DeviceClass::Char, DeviceClass::Accelerator,
+            ]),
+            version in ".{0,90}",
+        ) {
+            let names = [
+                "uuid", "model", "serial", "firmware", "subsystem_nqn", "nsid", "hive", "part",
+                "parent", "link_type", "vdpa", "afu_id",
+            ];
+            let mut device = device(class, &id, &[]);
+            device.attributes = names.into_iter().zip(values).collect::<Attributes>();
+            let spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), class);
+            let facts = Facts { nvidia_driver: Some(&version), nvml: None };
+            let (published, _) = describe("d", &spec, &device.id, &device, facts);
+            prop_assert_eq!(violations(&published), Vec::<String>::new());
+            let always = ["class", "resource", "vendor", "device", "model", "driver", "id"];
+            for name in always {
+                prop_assert!(published.attributes.contains_key(name), "{}", name);
+            }
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The devices of this node as `ResourceSlice` objects of Dynamic Resource Allocation (DRA), for
+//! the scheduler. Pure: no clock, disk, log or connection.
+//!
+//! [`offer`](wanted::offer) turns the inventory into the devices of each pool, with their names and
+//! attributes. A [`Layout`](wanted::Layout) puts them into slices.
+
+pub mod api;
+pub mod attributes;
+pub mod names;
+pub mod wanted;
+
+/// The name of the driver in the DRA API, and the domain of its attributes and taints.
+pub const DRIVER: &str = "holdfast.dev";

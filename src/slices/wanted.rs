@@ -1,0 +1,614 @@
+//! The slices that this node should have: from the inventory to the devices of each pool, and from
+//! there to slices.
+//!
+//! A device stays in its slice while it is published, so most changes touch one slice. A device
+//! that a claim holds is published for as long as the claim holds it, even if it is absent.
+
+use super::DRIVER;
+use super::api::{
+    self, API_VERSION, Attribute, KIND, NO_EXECUTE, NO_SCHEDULE, ResourceSlice, Taint, limits,
+};
+use super::attributes::{Dropped, Facts, describe, is_label_value};
+use super::names::{Family, NodeName, device_name, pooled_name};
+use crate::domain::{
+    DeviceId, DraName, Health, Offered, Offering, Reason, ResourceName, Sharing, Verdict, Verdicts,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What decides which devices are published, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The node.
+    pub node: &'a NodeName,
+    /// The resources whose devices are published, from the inventory.
+    pub resources: &'a BTreeMap<ResourceName, Arc<Offering>>,
+    /// The devices that claims hold. They are published under any circumstances.
+    pub claimed: &'a BTreeSet<DraName>,
+    /// The ids that containers hold by the device plugin. The scheduler does not know of them.
+    pub held: &'a BTreeSet<(ResourceName, DeviceId)>,
+    /// Devices whose taints also delete the pods that use them (`NoExecute`).
+    pub evicted: &'a BTreeSet<DraName>,
+    /// The verdicts, for the values of taints.
+    pub verdicts: &'a Verdicts,
+    /// Facts that are not in the records of devices.
+    pub facts: Facts<'a>,
+}
+
+/// The devices to publish, without their places in slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The node.
+    pub node: NodeName,
+    /// The devices of each pool, by name.
+    pub pools: BTreeMap<String, BTreeMap<String, api::Device>>,
+    /// The devices that claims hold.
+    pub claimed: BTreeSet<DraName>,
+    /// What is not published, since the API server would refuse it.
+    pub dropped: BTreeSet<Dropped>,
+}
+
+/// The devices to publish.
+#[must_use]
+pub fn offer(inputs: &Inputs<'_>) -> Offer {
+    let mut offer = Offer {
+        node: inputs.node.clone(),
+        pools: BTreeMap::new(),
+        claimed: inputs.claimed.clone(),
+        dropped: BTreeSet::new(),
+    };
+    let mut pool_of_claim: BTreeMap<&str, &str> = BTreeMap::new();
+    pool_of_claim.extend(inputs.claimed.iter().map(|it| (it.device.as_str(), it.pool.as_str())));
+    for (name, candidate) in candidates(inputs) {
+        let Candidate { offering, id, offered, family } = candidate;
+        let pool = inputs.node.pool(family);
+        let (mut device, dropped) =
+            describe(&name, &offering.spec, id, &offered.device, inputs.facts);
+        device.taints = taints(inputs, &candidate, &DraName { pool: pool.clone(), device: name });
+        let is_in_another_pool =
+            pool_of_claim.get(device.name.as_str()).is_some_and(|claimed| *claimed != pool);
+        if is_in_another_pool {
+            device.taints.push(taint("held", "claim", NO_SCHEDULE));
+        }
+        offer.dropped.extend(dropped);
+        offer.pools.entry(pool).or_default().insert(device.name.clone(), device);
+    }
+    offer
+}
+
+/// One id of one resource.
+#[derive(Clone, Copy)]
+struct Candidate<'a> {
+    offering: &'a Offering,
+    id: &'a DeviceId,
+    offered: &'a Offered,
+    family: Family,
+}
+
+/// Every id to publish, by its name. Two resources have the same id while a device moves from one
+/// to the other, and a name must not be twice in a pool.
+fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<'a>> {
+    let mut found: BTreeMap<String, Candidate<'a>> = BTreeMap::new();
+    // The better one has the smaller rank.
+    let rank = |it: &Candidate<'_>| (!it.offered.health.is_healthy(), it.offering.spec.is_orphan());
+    for (resource, offering) in inputs.resources {
+        for (id, offered) in &offering.devices {
+            let Some(family) = Family::of(offered.device.class) else { continue };
+            let name = match offering.spec.sharing {
+                Sharing::Pool(_) => pooled_name(resource, id),
+                Sharing::Exclusive | Sharing::Replicas(_) => device_name(id),
+            };
+            let candidate = Candidate { offering, id, offered, family };
+            if found.get(&name).is_none_or(|known| rank(&candidate) < rank(known)) {
+                found.insert(name, candidate);
+            }
+        }
+    }
+    found
+}
+
+/// Why the scheduler must not give the device to a new claim: at most one taint for each reason.
+fn taints(inputs: &Inputs<'_>, candidate: &Candidate<'_>, name: &DraName) -> Vec<Taint> {
+    let effect = if inputs.evicted.contains(name) { NO_EXECUTE } else { NO_SCHEDULE };
+    let mut taints = Vec::new();
+    if let Health::Unhealthy(reason) = candidate.offered.health {
+        let verdict = inputs.verdicts.get(&candidate.offered.device.id);
+        let value = verdict.map(|verdict| value_of(reason, verdict)).unwrap_or_default();
+        taints.push(taint(&reason.as_str().replace('_', "-"), &value, effect));
+    }
+    if inputs.held.contains(&(candidate.offering.spec.name.clone(), candidate.id.clone())) {
+        taints.push(taint("held", "device-plugin", effect));
+    }
+    taints
+}
+
+fn taint(reason: &str, value: &str, effect: &str) -> Taint {
+    Taint {
+        key: format!("{DRIVER}/{reason}"),
+        value: value.to_owned(),
+        effect: effect.to_owned(),
+        time_added: None,
+    }
+}
+
+/// The value of a taint: the number of an Xid, or the first word of a cordon's reason.
+fn value_of(reason: Reason, verdict: &Verdict) -> String {
+    let detail = verdict.detail(reason);
+    let mut words = match (&verdict.cordon, reason) {
+        (Some(cordon), Reason::Cordoned) => cordon.reason.split_whitespace(),
+        (_, Reason::Xid) => detail.split_whitespace(),
+        _ => return String::new(),
+    };
+    let is_number = |word: &&str| word.bytes().all(|b| b.is_ascii_digit());
+    let word = if reason == Reason::Xid { words.find(is_number) } else { words.next() };
+    let word = word.unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    if is_label_value(word) { word.to_owned() } else { String::new() }
+}
+
+/// The slices of one pool by number, each with its devices.
+type Slices = BTreeMap<u32, Vec<api::Device>>;
+
+/// The devices in their slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    node: NodeName,
+    pools: BTreeMap<String, Slices>,
+    claimed: BTreeSet<DraName>,
+}
+
+impl Layout {
+    /// No slices yet.
+    #[must_use]
+    pub fn new(node: NodeName) -> Self {
+        Layout { node, pools: BTreeMap::new(), claimed: BTreeSet::new() }
+    }
+
+    /// The layout of slices that an earlier instance wrote.
+    pub fn of_slices<'a>(
+        node: NodeName,
+        slices: impl IntoIterator<Item = &'a ResourceSlice>,
+    ) -> Self {
+        let mut newest: BTreeMap<(&str, u32), &ResourceSlice> = BTreeMap::new();
+        for slice in slices {
+            let pool = &slice.spec.pool;
+            let Some(index) = node.slice_index(&pool.name, &slice.metadata.name) else { continue };
+            let known = newest.entry((&pool.name, index)).or_insert(slice);
+            if known.spec.pool.generation < pool.generation {
+                *known = slice;
+            }
+        }
+        let mut pools: BTreeMap<String, Slices> = BTreeMap::new();
+        let mut placed: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for ((pool, index), slice) in newest {
+            let devices = slice.spec.devices.iter();
+            let devices = devices.filter(|device| placed.insert((pool, &device.name))).cloned();
+            pools.entry(pool.to_owned()).or_default().insert(index, devices.collect());
+        }
+        Layout { node, pools, claimed: BTreeSet::new() }
+    }
+
+    /// The next layout. A device stays in its slice; a new one fills the first gap. A pool that was
+    /// published keeps one slice, also without devices: without any slice the scheduler could not
+    /// distinguish it from a pool that it does not know yet.
+    #[must_use]
+    pub fn followed_by(&self, offer: &Offer) -> Layout {
+        let none = BTreeMap::new();
+        let names: BTreeSet<&String> = self.pools.keys().chain(offer.pools.keys()).collect();
+        let pools = names.into_iter().map(|pool| {
+            let offered = offer.pools.get(pool).unwrap_or(&none);
+            let former = self.pools.get(pool);
+            (pool.clone(), arrange(pool, former, offered, &offer.claimed))
+        });
+        Layout {
+            node: offer.node.clone(),
+            pools: pools.filter(|(_, slices)| !slices.is_empty()).collect(),
+            claimed: offer.claimed.clone(),
+        }
+    }
+
+    /// The pools, each with the numbers of its slices and their devices, as they are written.
+    ///
+    /// `has_taints`: whether the API server keeps taints. Without them a tainted device is left
+    /// out, unless a claim holds it.
+    pub fn pools(
+        &self,
+        has_taints: bool,
+    ) -> impl Iterator<Item = (&str, BTreeMap<u32, Vec<api::Device>>)> {
+        self.pools.iter().map(move |(pool, slices)| {
+            let written = |devices: &[api::Device]| self.written(pool, devices, has_taints);
+            (pool.as_str(), slices.iter().map(|(at, devices)| (*at, written(devices))).collect())
+        })
+    }
+
+    /// Whether a claim holds the device.
+    #[must_use]
+    pub fn is_claimed(&self, pool: &str, device: &str) -> bool {
+        self.claimed.contains(&DraName { pool: pool.to_owned(), device: device.to_owned() })
+    }
+
+    fn written(&self, pool: &str, devices: &[api::Device], has_taints: bool) -> Vec<api::Device> {
+        if has_taints {
+            return devices.to_vec();
+        }
+        let stays =
+            |device: &&api::Device| device.taints.is_empty() || self.is_claimed(pool, &device.name);
+        let untainted = |device: &api::Device| api::Device { taints: Vec::new(), ..device.clone() };
+        devices.iter().filter(stays).map(untainted).collect()
+    }
+
+    /// The slices as objects of a first generation.
+    #[must_use]
+    pub fn objects(&self) -> Vec<ResourceSlice> {
+        let mut objects = Vec::new();
+        for (pool, slices) in self.pools(true) {
+            let count = slices.len();
+            for (index, devices) in slices {
+                objects.push(object(&self.node, pool, index, 1, count, devices));
+            }
+        }
+        objects
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// Whether the change from `former` is good news alone: taints were removed, and devices were
+    /// added without one. Bad news is urgent: a claim could get the device until it is published.
+    #[must_use]
+    pub fn is_good_news_after(&self, former: &Layout) -> bool {
+        let devices = |layout: &'_ Layout| -> BTreeMap<(String, String), api::Device> {
+            let pools = layout.pools.iter();
+            let all = pools.flat_map(|(pool, slices)| {
+                slices
+                    .values()
+                    .flatten()
+                    .map(move |it| ((pool.clone(), it.name.clone()), it.clone()))
+            });
+            all.collect()
+        };
+        let (before, now) = (devices(former), devices(self));
+        before.iter().all(|(name, before)| {
+            now.get(name).is_some_and(|now| now.taints.iter().all(|it| before.taints.contains(it)))
+        })
+    }
+}
+
+/// The object of one slice.
+pub(super) fn object(
+    node: &NodeName,
+    pool: &str,
+    index: u32,
+    generation: i64,
+    count: usize,
+    devices: Vec<api::Device>,
+) -> ResourceSlice {
+    ResourceSlice {
+        api_version: API_VERSION.to_owned(),
+        kind: KIND.to_owned(),
+        metadata: api::ObjectMeta { name: node.slice(pool, index), ..api::ObjectMeta::default() },
+        spec: api::Spec {
+            driver: DRIVER.to_owned(),
+            pool: api::Pool {
+                name: pool.to_owned(),
+                generation,
+                resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
+            },
+            node_name: Some(node.as_str().to_owned()),
+            devices,
+        },
+    }
+}
+
+/// Arranges the devices of one pool.
+fn arrange(
+    pool: &str,
+    former: Option<&Slices>,
+    offered: &BTreeMap<String, api::Device>,
+    claimed: &BTreeSet<DraName>,
+) -> Slices {
+    let mut slices = Slices::new();
+    let mut placed: BTreeSet<&str> = BTreeSet::new();
+    for (index, devices) in former.into_iter().flatten() {
+        let kept: Vec<api::Device> = devices
+            .iter()
+            .filter_map(|device| {
+                let is_claimed = || {
+                    let name = DraName { pool: pool.to_owned(), device: device.name.clone() };
+                    claimed.contains(&name)
+                };
+                let now = offered.get(&device.name).cloned();
+                now.or_else(|| is_claimed().then(|| absent(device)))
+            })
+            .collect();
+        placed.extend(devices.iter().map(|device| device.name.as_str()));
+        if !kept.is_empty() {
+            slices.insert(*index, kept);
+        }
+    }
+    let mut new: Vec<&api::Device> =
+        offered.values().filter(|device| !placed.contains(device.name.as_str())).collect();
+    new.sort_by_key(|device| order(device));
+    let mut index = 0;
+    for device in new {
+        while slices.get(&index).is_some_and(|devices| devices.len() >= limits::DEVICES) {
+            index += 1;
+        }
+        slices.entry(index).or_default().push(device.clone());
+    }
+    for devices in slices.values_mut() {
+        devices.sort_by_key(order);
+    }
+    if slices.is_empty()
+        && let Some((first, _)) = former.and_then(BTreeMap::first_key_value)
+    {
+        slices.insert(*first, Vec::new());
+    }
+    slices
+}
+
+/// The order in a slice: by id. It is fixed, since another order is another write.
+fn order(device: &api::Device) -> (String, String) {
+    let id = match device.attributes.get("id") {
+        Some(Attribute::Text(id)) => id.clone(),
+        _ => String::new(),
+    };
+    (id, device.name.clone())
+}
+
+/// A device that a claim holds and the inventory no longer has.
+fn absent(device: &api::Device) -> api::Device {
+    let gone = taint(&Reason::DeviceGone.as_str().replace('_', "-"), "", NO_SCHEDULE);
+    api::Device { taints: vec![gone], ..device.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attributes::violations;
+    use super::super::names::is_label;
+    use super::*;
+    use crate::domain::{
+        Attributes, Cordon, Device, DeviceClass, PciFunction, ResourceSpec, Timestamp,
+    };
+    use proptest::prelude::*;
+
+    const POOL: &str = "n1/gpu";
+
+    fn node() -> NodeName {
+        NodeName::new("n1").unwrap()
+    }
+
+    fn device(address: &str, class: DeviceClass) -> Arc<Device> {
+        Arc::new(Device {
+            id: DeviceId::new(address),
+            key: format!("pci:{address}/10de:2330"),
+            class,
+            pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: Attributes::default(),
+        })
+    }
+
+    fn address(number: usize) -> String {
+        format!("0000:{number:02x}:00.0")
+    }
+
+    /// An offering of these numbers, with the health of some.
+    fn offering(name: &str, numbers: &[usize], unhealthy: &[(usize, Reason)]) -> Arc<Offering> {
+        let spec = Arc::new(ResourceSpec::new(name.parse().unwrap(), DeviceClass::Gpu));
+        let devices = numbers.iter().map(|number| {
+            let device = device(&address(*number), DeviceClass::Gpu);
+            let reason = unhealthy.iter().find(|(it, _)| it == number).map(|(_, reason)| *reason);
+            let health = reason.map_or(Health::Healthy, Health::Unhealthy);
+            (device.id.clone(), Offered { device, health })
+        });
+        Arc::new(Offering { spec, devices: devices.collect() })
+    }
+
+    #[derive(Default)]
+    struct World {
+        resources: BTreeMap<ResourceName, Arc<Offering>>,
+        claimed: BTreeSet<DraName>,
+        held: BTreeSet<(ResourceName, DeviceId)>,
+        evicted: BTreeSet<DraName>,
+        verdicts: Verdicts,
+    }
+
+    impl World {
+        fn with(offerings: &[Arc<Offering>]) -> Self {
+            let resources =
+                offerings.iter().map(|it| (it.spec.name.clone(), Arc::clone(it))).collect();
+            World { resources, ..World::default() }
+        }
+
+        fn offer(&self) -> Offer {
+            offer(&Inputs {
+                node: &node(),
+                resources: &self.resources,
+                claimed: &self.claimed,
+                held: &self.held,
+                evicted: &self.evicted,
+                verdicts: &self.verdicts,
+                facts: Facts::default(),
+            })
+        }
+
+        fn taints(&self) -> Vec<String> {
+            let offer = self.offer();
+            let devices = offer.pools.values().flat_map(BTreeMap::values);
+            let taints = devices.flat_map(|device| &device.taints);
+            taints.map(|it| format!("{}={}:{}", it.key, it.value, it.effect)).collect()
+        }
+    }
+
+    fn claim(number: usize) -> DraName {
+        DraName { pool: POOL.into(), device: device_name(&DeviceId::new(address(number))) }
+    }
+
+    /// The numbers of the devices in each slice.
+    fn places(layout: &Layout) -> BTreeMap<u32, Vec<usize>> {
+        let number = |it: &api::Device| usize::from_str_radix(&it.name[5..7], 16).unwrap();
+        let mut pools = layout.pools(true);
+        let slices = pools.next().map(|(_, slices)| slices).unwrap_or_default();
+        let numbers = |devices: Vec<api::Device>| devices.iter().map(number).collect();
+        slices.into_iter().map(|(index, devices)| (index, numbers(devices))).collect()
+    }
+
+    #[test]
+    fn a_device_stays_in_its_slice_and_a_gap_is_filled_first() {
+        let all: Vec<usize> = (0..130).collect();
+        let first =
+            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &all, &[])]).offer());
+        let counts: Vec<usize> = places(&first).values().map(Vec::len).collect();
+        assert_eq!(counts, [64, 64, 2]);
+        let fewer: Vec<usize> =
+            all.iter().copied().filter(|it| ![3, 70, 128].contains(it)).collect();
+        let without = World::with(&[offering("a.b/c", &fewer, &[])]);
+        let second = first.followed_by(&without.offer());
+        let more: Vec<usize> = fewer.iter().copied().chain([200, 201, 202]).collect();
+        let third = second.followed_by(&World::with(&[offering("a.b/c", &more, &[])]).offer());
+        let places = places(&third);
+        let added = |index: u32| places[&index].iter().filter(|it| **it >= 200).count();
+        assert_eq!((added(0), added(1), added(2)), (1, 1, 1));
+        assert!(places[&0].is_sorted() && places[&0].contains(&63) && places[&1].contains(&64));
+        let objects = third.objects();
+        assert_eq!(
+            Layout::of_slices(node(), &objects).pools,
+            third.pools,
+            "as an instance reads it"
+        );
+    }
+
+    #[test]
+    fn an_empty_pool_has_one_slice_only_if_it_was_published() {
+        let nothing = World::with(&[offering("a.b/c", &[], &[])]).offer();
+        assert_eq!(Layout::new(node()).followed_by(&nothing).objects(), []);
+        let one =
+            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &[1], &[])]).offer());
+        let emptied = one.followed_by(&nothing).objects();
+        let slices: Vec<_> =
+            emptied.iter().map(|it| (it.metadata.name.as_str(), it.spec.devices.len())).collect();
+        assert_eq!(slices, [("n1-holdfast.dev-gpu-0", 0)]);
+    }
+
+    #[test]
+    fn a_claimed_device_stays_although_it_is_absent() {
+        let mut world = World::with(&[offering("a.b/c", &[1, 2], &[])]);
+        let before = Layout::new(node()).followed_by(&world.offer());
+        world.claimed.insert(claim(1));
+        world.resources.clear();
+        let after = before.followed_by(&world.offer());
+        assert_eq!(places(&after), [(0, vec![1])].into());
+        let [slice] = &after.objects()[..] else { panic!("one slice") };
+        assert_eq!(slice.spec.devices[0].taints[0].key, "holdfast.dev/device-gone");
+        assert!(!after.is_good_news_after(&before) && before.is_good_news_after(&before));
+        world.claimed.clear();
+        assert_eq!(places(&after.followed_by(&world.offer())), [(0, vec![])].into());
+    }
+
+    #[test]
+    fn health_cordons_and_holders_are_taints() {
+        let mut world = World::with(&[offering("a.b/c", &[1], &[(1, Reason::Xid)])]);
+        let id = DeviceId::new(address(1));
+        let faults = [(Reason::Xid, "Xid 79".to_owned())].into();
+        let verdict = Verdict { faults, ..Verdict::default() };
+        assert_eq!(world.taints(), ["holdfast.dev/xid=:NoSchedule"]);
+        world.verdicts.insert(id.clone(), verdict.clone());
+        assert_eq!(world.taints(), ["holdfast.dev/xid=79:NoSchedule"]);
+        world.held.insert(("a.b/c".parse().unwrap(), id.clone()));
+        let held = "holdfast.dev/held=device-plugin:NoSchedule";
+        assert_eq!(world.taints(), ["holdfast.dev/xid=79:NoSchedule", held]);
+        world.evicted.insert(claim(1));
+        assert_eq!(
+            world.taints(),
+            ["holdfast.dev/xid=79:NoExecute", &held.replace("Schedule", "Execute")]
+        );
+
+        let reason = "fan, replaced: on Monday".to_owned();
+        let cordon = Some(Cordon { reason, at: Timestamp(0) });
+        let mut world = World::with(&[offering("a.b/c", &[1], &[(1, Reason::Cordoned)])]);
+        world.verdicts.insert(id, Verdict { cordon, ..verdict });
+        assert_eq!(world.taints(), ["holdfast.dev/cordoned=fan:NoSchedule"]);
+        let viable = World::with(&[offering("a.b/c", &[1], &[(1, Reason::GroupNotViable)])]);
+        assert_eq!(viable.taints(), ["holdfast.dev/iommu-group-not-viable=:NoSchedule"]);
+    }
+
+    #[test]
+    fn without_taints_a_tainted_device_is_left_out_unless_a_claim_holds_it() {
+        let xid = [(1, Reason::Xid), (2, Reason::Xid)];
+        let mut world = World::with(&[offering("a.b/c", &[1, 2, 3], &xid)]);
+        world.claimed.insert(claim(2));
+        let layout = Layout::new(node()).followed_by(&world.offer());
+        let (_, slices) = layout.pools(false).next().unwrap();
+        let names: Vec<&str> = slices[&0].iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, [claim(2).device, claim(3).device]);
+        assert!(slices[&0].iter().all(|it| it.taints.is_empty()));
+    }
+
+    #[test]
+    fn a_device_that_two_resources_have_is_published_once() {
+        let deselected = offering("a.b/old", &[1], &[(1, Reason::Deselected)]);
+        let both = World::with(&[deselected, offering("a.b/new", &[1], &[])]);
+        let offer = both.offer();
+        let devices: Vec<_> = offer.pools[POOL].values().collect();
+        assert_eq!(devices.len(), 1);
+        assert_eq!(devices[0].attributes["resource"], Attribute::text("a.b/new"));
+    }
+
+    #[test]
+    fn the_shares_of_two_pools_have_different_names() {
+        let pooled = |name: &str| {
+            let offering = (*offering(name, &[1], &[])).clone();
+            let spec = ResourceSpec { sharing: Sharing::Pool(2), ..(*offering.spec).clone() };
+            let any = offering.devices.into_values().next().unwrap();
+            let ids = spec.sharing.ids(&any.device.id);
+            let devices = ids.map(|id| (id, any.clone())).collect();
+            Arc::new(Offering { spec: Arc::new(spec), devices })
+        };
+        let world = World::with(&[pooled("a.b/c"), pooled("a.b/d")]);
+        let names = world.offer().pools[POOL].keys().cloned().collect::<Vec<_>>();
+        assert!(names.len() == 4 && names.iter().all(|name| is_label(name)), "{names:?}");
+    }
+
+    proptest! {
+        /// Any history of devices that come and go: each slice fulfils the limits, no name is twice
+        /// in a pool, and a device never changes its slice.
+        #[test]
+        fn a_layout_is_always_valid_and_keeps_places(
+            steps in prop::collection::vec(
+                (prop::collection::btree_set(0_usize..200, 0..140), prop::collection::btree_set(0_usize..200, 0..3)),
+                1..8,
+            ),
+        ) {
+            let mut layout = Layout::new(node());
+            let mut published: BTreeSet<usize> = BTreeSet::new();
+            for (numbers, claimed) in steps {
+                let numbers: Vec<usize> = numbers.into_iter().collect();
+                let mut world = World::with(&[offering("a.b/c", &numbers, &[])]);
+                let claimed: BTreeSet<usize> = claimed.intersection(&published).copied().collect();
+                world.claimed = claimed.iter().map(|number| claim(*number)).collect();
+                let next = layout.followed_by(&world.offer());
+                let (before, after) = (places(&layout), places(&next));
+                let place = |places: &BTreeMap<u32, Vec<usize>>, number: usize| {
+                    places.iter().find(|(_, it)| it.contains(&number)).map(|(index, _)| *index)
+                };
+                let now: Vec<usize> = after.values().flatten().copied().collect();
+                let unique: BTreeSet<usize> = now.iter().copied().collect();
+                prop_assert_eq!(now.len(), unique.len());
+                prop_assert_eq!(&unique, &numbers.iter().copied().chain(claimed).collect());
+                for number in &unique {
+                    let former = place(&before, *number);
+                    prop_assert!(former.is_none() || former == place(&after, *number));
+                }
+                for object in next.objects() {
+                    prop_assert!(object.spec.devices.len() <= limits::DEVICES);
+                    prop_assert!(object.spec.devices.iter().all(|it| violations(it).is_empty()));
+                }
+                (layout, published) = (next, unique);
+            }
+        }
+    }
+}
