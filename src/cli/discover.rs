@@ -11,9 +11,25 @@ use crate::domain::{
 };
 use crate::hardware::{self, Discovery};
 use crate::host::{self, HostRoot};
+use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Options of `discover`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    /// List every PCI function, bridges included
+    #[arg(long)]
+    pub(super) all: bool,
+    /// List the devices that would be published for Dynamic Resource Allocation (DRA); with
+    /// `-o json` the ResourceSlices themselves
+    #[arg(long, conflicts_with = "all")]
+    pub(super) slices: bool,
+    /// The name of this node in the cluster, for --slices [default: NODE_NAME, or the host's name]
+    #[arg(long, value_name = "NAME", requires = "slices")]
+    pub(super) node_name: Option<String>,
+}
 
 /// Scans the host and prints its devices, with the configured resources, or the default ones if
 /// none are configured.
@@ -23,7 +39,7 @@ use std::sync::Arc;
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root).with_nvidia(&config.nvidia_roots);
-    let Found { discovery: found, recovered, grants, unread } = find(global, &config, &root);
+    let Found { discovery: found, recovered, grants, unread, .. } = find(global, &config, &root);
     for why in &unread {
         crate::console::eprintln(format_args!("holdfast: {why}"));
     }

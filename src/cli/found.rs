@@ -23,6 +23,8 @@ pub struct Found {
     pub recovered: store::Recovered,
     /// The live grants of the ledger.
     pub grants: Vec<Arc<Grant>>,
+    /// NVML's answers; empty if it was not queried, or did not answer.
+    pub nvml: NvmlSnapshot,
     /// Why the ledger or NVML could not be read, one sentence each. Devices may then have other
     /// ids, or be missing.
     pub unread: Vec<String>,
@@ -31,6 +33,16 @@ pub struct Found {
 /// Scans the host with the configured resources, or the usual ones if none are configured.
 #[must_use]
 pub fn find(global: &Global, config: &Config, root: &HostRoot) -> Found {
+    scanned(global, config, root, false)
+}
+
+/// As [`find`], with the sizes and versions that only NVML reports.
+#[must_use]
+pub fn find_described(global: &Global, config: &Config, root: &HostRoot) -> Found {
+    scanned(global, config, root, true)
+}
+
+fn scanned(global: &Global, config: &Config, root: &HostRoot, described: bool) -> Found {
     let mut unread = Vec::new();
     let recovered = match store::peek(&global.state_dir) {
         Ok(recovered) => recovered,
@@ -48,13 +60,12 @@ pub fn find(global: &Global, config: &Config, root: &HostRoot) -> Found {
     let held = discovery::held_nodes(&grants);
     let known = DiscoverInput { held: &held, ..DiscoverInput::first(&recovered.names) };
     let mut found = hardware::discover_with(root, scan.clone(), &specs, &known);
-    let (nvml, failed) = query_nvml(root, &config.nvml, &found);
+    let (nvml, failed) = query_nvml(root, &config.nvml, &found, described);
     unread.extend(failed.map(|why| format!("NVML did not report all facts: {why}")));
-    if let Some(nvml) = nvml {
-        found =
-            hardware::discover_with(root, scan, &specs, &DiscoverInput { nvml: &nvml, ..known });
+    if let Some(nvml) = &nvml {
+        found = hardware::discover_with(root, scan, &specs, &DiscoverInput { nvml, ..known });
     }
-    Found { discovery: found, grants, recovered, unread }
+    Found { discovery: found, grants, recovered, nvml: nvml.unwrap_or_default(), unread }
 }
 
 /// Facts that only NVML reports; an empty snapshot if it misses the deadline, with the reason if a
@@ -63,8 +74,9 @@ fn query_nvml(
     root: &HostRoot,
     library: &NvmlLibrary,
     found: &Discovery,
+    described: bool,
 ) -> (Option<NvmlSnapshot>, Option<String>) {
-    let question = hardware::nvml_query(root, &found.selection, false);
+    let question = hardware::nvml_query(root, &found.selection, described);
     if question.is_empty() || *library == NvmlLibrary::Off {
         return (None, None);
     }

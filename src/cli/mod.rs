@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod migrate;
 pub mod query;
 pub mod run;
+pub mod slices;
 pub mod source;
 pub mod status;
 pub mod topology;
@@ -60,11 +61,7 @@ enum Verb {
     #[cfg(not(feature = "lab"))]
     Demo(lab_command::Arguments),
     /// List the devices of this node
-    Discover {
-        /// List every PCI function, bridges included
-        #[arg(long)]
-        all: bool,
-    },
+    Discover(discover::Options),
     /// Check this node and report each problem with its fix; or collect the data for a problem
     /// report
     Doctor(doctor::Options),
@@ -157,7 +154,10 @@ pub fn main() -> ExitCode {
         Verb::Demo(_) => lab_command::run("demo"),
         #[cfg(not(feature = "lab"))]
         Verb::Bench(_) => lab_command::run("bench"),
-        Verb::Discover { all } => discover::run(&global, all),
+        Verb::Discover(options) if options.slices => {
+            slices::run(&global, options.node_name.as_deref())
+        }
+        Verb::Discover(options) => discover::run(&global, options.all),
         Verb::Doctor(options) => doctor::run(&global, &options),
         Verb::Topology(options) => topology::run(&global, &options),
         Verb::Status(options) => status::run(&global, &options),

@@ -18,6 +18,7 @@ mod tests;
 
 pub(crate) use self::held::{Held, held, holders};
 pub(crate) use self::plugin_lists::plugin_lists;
+pub(crate) use self::pool::pool;
 pub(crate) use self::rules::{LEAVE_AFTER, Rules};
 
 use self::cases::{Cases, is_instance, parents};

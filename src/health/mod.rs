@@ -13,7 +13,7 @@ mod probing;
 mod report;
 mod since;
 
-pub(crate) use self::core::LEAVE_AFTER;
+pub(crate) use self::core::{LEAVE_AFTER, pool};
 pub use actor::HealthActor;
 pub use config::{HealthConfig, Judgement};
 #[cfg(feature = "lab")]

@@ -166,8 +166,9 @@ impl Draft<'_> {
         let Some(pci) = self.device.pci.as_deref() else { return };
         self.text(PCIE_ROOT, pcie_root(pci));
         self.text(PCI_BUS_ID, pci.address.to_string());
-        // Below the root port: the upstream port of the switch, and the port of this device.
-        if let [_, .., switch, _] = pci.bridges[..] {
+        // The outermost switch, by its upstream port: cards with a switch of their own have an
+        // inner one, which no other device shares.
+        if let [_root_port, switch, _, ..] = pci.bridges[..] {
             self.text("switch", switch.to_string());
         }
         if let Some(pf) = pci.physfn {

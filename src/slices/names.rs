@@ -295,7 +295,7 @@ fn is_label_of_any_length(text: &str) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     const UUID: &str = "5ca1ab1e-0000-4000-8000-00000000000F";
 
@@ -402,8 +402,12 @@ mod tests {
             cut in "[a-z/]{50,70}",
         ) {
             let longer = [format!("{cut}1"), format!("{cut}2"), format!("{cut}1::4294967295")];
+            let similar = ids.iter().flat_map(|id| {
+                [format!("{id}::2"), format!("{id}::02"), id.replace('.', "-"), id.to_uppercase()]
+            });
+            let similar: BTreeSet<String> = similar.chain(ids.iter().cloned()).collect();
             let mut known: BTreeMap<String, String> = BTreeMap::new();
-            for id in ids.into_iter().chain(longer) {
+            for id in similar.into_iter().chain(longer) {
                 let name = name(&id);
                 prop_assert!(is_label(&name), "{id}: {name}");
                 if let Some(other) = known.insert(name.clone(), id.clone()) {

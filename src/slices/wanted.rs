@@ -226,6 +226,39 @@ impl Layout {
         self.claimed.contains(&DraName { pool: pool.to_owned(), device: device.to_owned() })
     }
 
+    /// Whether claims hold devices.
+    #[must_use]
+    pub fn has_claims(&self) -> bool {
+        !self.claimed.is_empty()
+    }
+
+    /// Sets the devices that claims hold.
+    pub fn claim(&mut self, claimed: &BTreeSet<DraName>) {
+        self.claimed.clone_from(claimed);
+    }
+
+    /// Adds the devices of a published slice that claims hold and that have no place.
+    pub fn adopt_claimed(&mut self, pool: &str, index: u32, published: &[api::Device]) {
+        for device in published {
+            if !self.is_claimed(pool, &device.name) {
+                continue;
+            }
+            let slices = self.pools.entry(pool.to_owned()).or_default();
+            if slices.values().flatten().any(|known| known.name == device.name) {
+                continue;
+            }
+            let devices = slices.entry(index).or_default();
+            devices.push(absent(device));
+            if devices.len() > limits::DEVICES {
+                // The API server does not have all of them in this slice yet.
+                let is_new = |it: &api::Device| published.iter().all(|known| known.name != it.name);
+                let moved = devices.iter().rposition(is_new).map(|at| devices.remove(at));
+                moved.into_iter().for_each(|moved| place(slices, moved));
+            }
+            slices.values_mut().for_each(|devices| devices.sort_by_key(order));
+        }
+    }
+
     fn written(&self, pool: &str, devices: &[api::Device], has_taints: bool) -> Vec<api::Device> {
         if has_taints {
             return devices.to_vec();
@@ -331,22 +364,23 @@ fn arrange(
     let mut new: Vec<&api::Device> =
         offered.values().filter(|device| !placed.contains(device.name.as_str())).collect();
     new.sort_by_key(|device| order(device));
-    let mut index = 0;
-    for device in new {
-        while slices.get(&index).is_some_and(|devices| devices.len() >= limits::DEVICES) {
-            index += 1;
-        }
-        slices.entry(index).or_default().push(device.clone());
-    }
-    for devices in slices.values_mut() {
-        devices.sort_by_key(order);
-    }
+    new.into_iter().for_each(|device| place(&mut slices, device.clone()));
+    slices.values_mut().for_each(|devices| devices.sort_by_key(order));
     if slices.is_empty()
         && let Some((first, _)) = former.and_then(BTreeMap::first_key_value)
     {
         slices.insert(*first, Vec::new());
     }
     slices
+}
+
+/// Puts a device into the first gap.
+fn place(slices: &mut Slices, device: api::Device) {
+    let mut index = 0;
+    while slices.get(&index).is_some_and(|devices| devices.len() >= limits::DEVICES) {
+        index += 1;
+    }
+    slices.entry(index).or_default().push(device);
 }
 
 /// The order in a slice: by id. It is fixed, since another order is another write.

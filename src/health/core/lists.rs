@@ -176,7 +176,7 @@ impl Judge {
             .map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) })
             .collect();
         if let Sharing::Pool(_) = spec.sharing {
-            offered = pool::pool(spec, &offered).into_iter().collect();
+            offered = pool(spec, &offered).into_iter().collect();
             // An Allocate may find the pool broken as a whole; its health check is of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
                 let unusable = self

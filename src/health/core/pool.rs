@@ -12,7 +12,7 @@ pub(super) fn id(spec: &ResourceSpec) -> DeviceId {
 /// healthy member. `None` without members.
 ///
 /// It has no NUMA node: its members may be on several.
-pub(super) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> {
+pub(crate) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> {
     let health =
         members.iter().map(|member| member.health).min_by_key(|health| !health.is_healthy())?;
     let mut nodes: Vec<DeviceNode> = Vec::new();

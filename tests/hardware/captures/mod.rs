@@ -13,6 +13,7 @@ mod names;
 mod placement;
 mod rewrite;
 mod signals;
+mod slices;
 mod topology;
 mod verdicts;
 
