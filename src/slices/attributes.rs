@@ -381,6 +381,7 @@ mod tests {
     use crate::domain::{Attributes, DeviceNode, GpuDescription, MigAttributes, NvmlGpu, Sharing};
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use std::collections::BTreeSet;
 
     const ADDRESS: &str = "0000:18:00.0";
 
@@ -516,6 +517,65 @@ mod tests {
             (value("id"), value("shareOf"), value("shared")),
             (Attribute::text("GPU-1::1"), Attribute::text("GPU-1"), Attribute::Bool(true))
         );
+    }
+
+    /// One device of each class, with every fact.
+    fn all_names() -> BTreeSet<String> {
+        let record = [
+            ("uuid", "u"),
+            ("model", "m"),
+            ("hive", "h"),
+            ("link_type", "ether"),
+            ("link_layer", "Ethernet"),
+            ("vdpa", "vdpa0"),
+            ("serial", "s"),
+            ("firmware", "f"),
+            ("subsystem_nqn", "q"),
+            ("nsid", "1"),
+            ("afu_id", "a"),
+            ("interface_id", "i"),
+            ("part", "mig"),
+            ("parent", "p"),
+            ("mig_profile", "1g"),
+            ("iommu_group", "4"),
+        ];
+        let description = GpuDescription { compute: Some((9, 0)), ..GpuDescription::default() };
+        let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
+        let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
+        let classes = [
+            DeviceClass::Gpu,
+            DeviceClass::Rdma,
+            DeviceClass::Nvme,
+            DeviceClass::Fpga,
+            DeviceClass::Accelerator,
+            DeviceClass::Char,
+        ];
+        let mut names = BTreeSet::new();
+        for (class, version) in classes.into_iter().flat_map(|it| [(it, "1.2.3"), (it, "x")]) {
+            let mut device = device(class, "GPU-1", &record);
+            let pci = device.pci.as_mut().unwrap();
+            (pci.physfn, pci.vf_index) = (Some("0000:18:00.7".parse().unwrap()), Some(1));
+            pci.rdma = vec!["mlx5_0".into()];
+            let spec = ResourceSpec {
+                sharing: Sharing::Replicas(2),
+                ..ResourceSpec::new("a.b/c".parse().unwrap(), class)
+            };
+            let facts = Facts { nvidia_driver: Some(version), nvml: Some(&nvml) };
+            let (published, _) = describe("d", &spec, &device.id.share(0), &device, facts);
+            names.extend(published.attributes.into_keys());
+        }
+        names
+    }
+
+    #[test]
+    fn dra_md_has_a_row_for_every_attribute_and_no_other() {
+        let page = include_str!("../../docs/dra.md");
+        let (_, rest) = page.split_once("| attribute | type | devices | value |\n").unwrap();
+        let rows = rest.lines().skip(1).take_while(|line| line.starts_with('|'));
+        let cells = rows.map(|row| row.split('|').nth(1).unwrap());
+        let documented = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        let documented: BTreeSet<String> = documented.map(str::to_owned).collect();
+        assert_eq!(documented, all_names());
     }
 
     #[test]

@@ -2,11 +2,14 @@
 //! the scheduler. Pure: no clock, disk, log or connection.
 //!
 //! [`offer`](wanted::offer) turns the inventory into the devices of each pool, with their names and
-//! attributes. A [`Layout`](wanted::Layout) puts them into slices.
+//! attributes. A [`Layout`](wanted::Layout) puts them into slices. The
+//! [`Publisher`](publisher::Publisher) compares the slices with those of the API server, and
+//! decides the next request.
 
 pub mod api;
 pub mod attributes;
 pub mod names;
+pub mod publisher;
 pub mod wanted;
 
 /// The name of the driver in the DRA API, and the domain of its attributes and taints.

@@ -347,6 +347,18 @@ mod tests {
     }
 
     #[test]
+    fn dra_md_has_the_names_of_these_ids() {
+        let page = include_str!("../../docs/dra.md");
+        let (_, rest) = page.split_once("| id | name |\n| --- | --- |\n").unwrap();
+        let rows = rest.lines().take_while(|line| line.starts_with('|'));
+        let rows: Vec<Vec<&str>> = rows.map(|row| row.split('`').collect()).collect();
+        assert!(rows.len() >= 5, "{rows:?}");
+        for row in rows {
+            assert_eq!(name(row[1]), row[3]);
+        }
+    }
+
+    #[test]
     fn pools_and_slices_have_names_that_the_api_accepts() {
         let node = NodeName::new("gpu-7.example.org").unwrap();
         assert_eq!(node.pool(Family::Gpu), "gpu-7.example.org/gpu");

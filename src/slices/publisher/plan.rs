@@ -1,0 +1,173 @@
+//! The next write: what the API server has, compared with what it should have.
+//!
+//! The scheduler uses the slices of the highest generation of a pool, and only if all of them are
+//! there. While only one slice differs, it is written in the same generation. Otherwise, or when
+//! the number of slices changes, all slices of the pool get the next generation. New slices
+//! are created first, and obsolete ones are deleted last: a device that moves is never in no slice,
+//! and a slice of a former generation does no harm.
+
+use super::super::api::{self, ObjectMeta, ResourceSlice, Spec};
+use super::super::names::NodeName;
+use super::super::wanted::object;
+use super::mirror::Mirror;
+use super::refusals::Place;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The devices of the slices of one pool.
+pub(super) type Devices = BTreeMap<u32, Vec<api::Device>>;
+
+/// What was last written to an object, and what the API server made of it. A server drops fields of
+/// features that are off. Such a difference is no reason for another write.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) sent: Spec,
+    pub(super) returned: Spec,
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Write {
+    Create(ResourceSlice, Place),
+    Update(ResourceSlice, Place),
+    Delete(ObjectMeta),
+}
+
+impl Write {
+    /// The slice that it writes.
+    pub(super) fn place(&self) -> Option<&Place> {
+        match self {
+            Write::Create(_, place) | Write::Update(_, place) => Some(place),
+            Write::Delete(_) => None,
+        }
+    }
+
+    /// The object that it sends.
+    pub(super) fn sent(&self) -> Option<&ResourceSlice> {
+        match self {
+            Write::Create(slice, _) | Write::Update(slice, _) => Some(slice),
+            Write::Delete(_) => None,
+        }
+    }
+
+    /// The name of the object, or its beginning.
+    pub(super) fn name(&self) -> &str {
+        let meta = match self {
+            Write::Create(slice, _) | Write::Update(slice, _) => &slice.metadata,
+            Write::Delete(meta) => meta,
+        };
+        if meta.name.is_empty() { &meta.generate_name } else { &meta.name }
+    }
+}
+
+/// What the plan compares.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan<'a> {
+    pub(super) node: &'a NodeName,
+    pub(super) mirror: &'a Mirror,
+    pub(super) answers: &'a BTreeMap<String, Answer>,
+    /// The highest known generation of each pool: a pool without slices continues from there.
+    pub(super) generations: &'a BTreeMap<String, i64>,
+    /// The names of objects that other nodes or drivers have.
+    pub(super) taken: &'a BTreeSet<String>,
+}
+
+impl Plan<'_> {
+    /// The next write that these pools need; `None` if the API server has them.
+    pub(super) fn next(&self, pools: &BTreeMap<String, Devices>) -> Option<Write> {
+        let of_pools = pools.iter().find_map(|(pool, wanted)| self.next_of_pool(pool, wanted));
+        of_pools.or_else(|| {
+            let mut all = self.mirror.slices();
+            let unwanted = all.find(|slice| !pools.contains_key(&slice.spec.pool.name))?;
+            Some(delete(unwanted))
+        })
+    }
+
+    fn next_of_pool(&self, pool: &str, wanted: &Devices) -> Option<Write> {
+        let all = || self.mirror.slices().filter(|slice| slice.spec.pool.name == pool);
+        let mut present: BTreeMap<u32, &ResourceSlice> = BTreeMap::new();
+        let mut obsolete: Vec<&ResourceSlice> = Vec::new();
+        for slice in all() {
+            let index = self.node.slice_index(pool, &slice.metadata.name);
+            let Some(index) = index.filter(|index| wanted.contains_key(index)) else {
+                obsolete.push(slice);
+                continue;
+            };
+            match present.get(&index) {
+                Some(known) if known.spec.pool.generation >= slice.spec.pool.generation => {
+                    obsolete.push(slice);
+                }
+                Some(_) => obsolete.extend(present.insert(index, slice)),
+                None => drop(present.insert(index, slice)),
+            }
+        }
+        let count = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
+        let generation = self.generation(pool, wanted, &present, all(), count);
+        let is_done = |index: u32, slice: &ResourceSlice| {
+            slice.spec.pool.generation == generation
+                && slice.spec.pool.resource_slice_count == count
+                && self.holds(slice, &wanted[&index])
+        };
+        let devices = |index: u32| wanted[&index].clone();
+        let written =
+            |index: u32| object(self.node, pool, index, generation, wanted.len(), devices(index));
+        let place = |index: u32| (pool.to_owned(), index);
+        if let Some(index) = wanted.keys().find(|index| !present.contains_key(index)) {
+            let mut slice = written(*index);
+            if self.taken.contains(&slice.metadata.name) {
+                let generate_name = format!("{}-", slice.metadata.name);
+                slice.metadata = ObjectMeta { generate_name, ..ObjectMeta::default() };
+            }
+            return Some(Write::Create(slice, place(*index)));
+        }
+        if let Some((index, slice)) = present.iter().find(|(index, it)| !is_done(**index, it)) {
+            let metadata = slice.metadata.clone();
+            let mut update = ResourceSlice { metadata, ..written(*index) };
+            keep_times(&mut update.spec.devices, &slice.spec.devices);
+            return Some(Write::Update(update, place(*index)));
+        }
+        obsolete.first().map(|slice| delete(slice))
+    }
+
+    /// The generation that the pool's slices should have.
+    fn generation<'a>(
+        &self,
+        pool: &str,
+        wanted: &Devices,
+        present: &BTreeMap<u32, &ResourceSlice>,
+        all: impl Iterator<Item = &'a ResourceSlice>,
+        count: i64,
+    ) -> i64 {
+        let known = self.generations.get(pool).copied().unwrap_or(1);
+        let Some(newest) = all.map(|slice| slice.spec.pool.generation).max() else { return known };
+        let current = || present.iter().filter(|(_, slice)| slice.spec.pool.generation == newest);
+        let same_count = current().all(|(_, it)| it.spec.pool.resource_slice_count == count);
+        let stale = current().filter(|(index, it)| !self.holds(it, &wanted[index])).count();
+        if same_count && stale <= 1 { newest } else { newest.saturating_add(1) }
+    }
+
+    /// Whether an object has the devices, or what the API server made of them.
+    fn holds(&self, slice: &ResourceSlice, devices: &[api::Device]) -> bool {
+        let wanted = Spec { devices: devices.to_vec(), ..Spec::default() };
+        slice.spec.has_devices_like(&wanted)
+            || self.answers.get(&slice.metadata.name).is_some_and(|answer| {
+                answer.sent.has_devices_like(&wanted)
+                    && answer.returned.has_devices_like(&slice.spec)
+            })
+    }
+}
+
+/// Keeps the times of taints that stay: without one the API server sets the present time, and the
+/// tolerations of pods would begin again.
+fn keep_times(devices: &mut [api::Device], former: &[api::Device]) {
+    for device in devices.iter_mut().filter(|device| !device.taints.is_empty()) {
+        let Some(known) = former.iter().find(|known| known.name == device.name) else { continue };
+        for taint in &mut device.taints {
+            let same = known.taints.iter().find(|known| known.is_like(taint));
+            taint.time_added = same.and_then(|same| same.time_added.clone());
+        }
+    }
+}
+
+fn delete(slice: &ResourceSlice) -> Write {
+    Write::Delete(slice.metadata.clone())
+}
