@@ -41,6 +41,7 @@ fn grant(number: u64) -> Entry {
             envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), "GPU".repeat(20))]),
             ..ContainerEdits::default()
         },
+        claim: None,
         boot_id: "00000000-0000-4000-8000-000000000000".into(),
         kubelet: None,
         granted_at: Timestamp(1_700_000_000_000 + number),

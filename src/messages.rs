@@ -10,7 +10,7 @@
 //! | admin | `ApplyOperatorRequest` | health |
 //! | checks | `Checked` | health |
 //! | health | `RecordVerdicts` | ledger |
-//! | serving | `Record`, `CheckStart` | ledger |
+//! | serving | `Record`, `RecordClaim`, `ReleaseClaim`, `CheckStart` | ledger |
 //! | hook runner | `HookEnded` | ledger |
 //! | discovery | `Remember`, `Found` | ledger |
 //! | host watch | `Reconcile` | ledger |
@@ -28,7 +28,7 @@
 //! (see [`Mailbox::call`]). So every message is idempotent.
 
 use crate::domain::{
-    CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
+    CheckResult, ClaimRef, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
     OperatorRequest, PendingHook, Plan, Reason, Refusal, ResourceName, StartBlocked, Verdict,
 };
 use crate::store::StoreError;
@@ -206,15 +206,42 @@ pub struct Record {
     pub exclusive: bool,
 }
 
+/// serving → ledger, as [`WithReply`]: record the grants of a claim, one for each resource, in one
+/// commit. Answered with the grants in force when they are durable (I1).
+///
+/// The answer for one allocation of a claim has the same devices every time, as they were recorded
+/// first. A refusal may change within seconds, when a holder or a hook ends: it writes nothing, and
+/// the caller sends the message again as long as the kubelet waits.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<Vec<Arc<Grant>>, RecordError>")]
+pub struct RecordClaim {
+    /// The grants. They have the same claim and allocation, are in the state
+    /// [`crate::domain::GrantState::Prepared`], and name the pods of this request.
+    pub grants: Vec<Arc<Grant>>,
+}
+
+/// serving → ledger, as [`WithReply`]: the kubelet unprepares this claim. Answered when that is
+/// durable. An unknown claim is no error. A claim with a process that runs, or that may run, stays
+/// held until that process has ended.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct ReleaseClaim {
+    /// The claim. Its UID identifies it.
+    pub claim: ClaimRef,
+}
+
 /// Why a grant is refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RecordError {
-    /// Another container provably has one of its devices.
+    /// One of its devices has another holder, or a pending hook.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// It could not be made durable.
     #[error(transparent)]
     Store(#[from] Arc<StoreError>),
+    /// The request is not about one claim.
+    #[error("the request does not have the devices of one allocation of one claim, and a pod")]
+    NotOneClaim,
 }
 
 /// discovery → ledger: the ids that were assigned to these physical keys, permanently (I6).

@@ -6,7 +6,7 @@
 //! holds at least one; devices by [`UNHEALTHY_DEVICES_MAX`].
 
 use super::Views;
-use crate::domain::{DueHooks, Grant, HookState, Inventory, LedgerHealth};
+use crate::domain::{DueHooks, Grant, HookState, Inventory, LedgerHealth, PodRef};
 use crate::host;
 use crate::telemetry::exposition::Page;
 use crate::telemetry::http::Scrape;
@@ -135,11 +135,14 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
             .entry(resource)
             .or_default()
             .extend(grant.devices.iter().map(|device| device.id.as_str()));
-        let pod = grant.pod();
-        let namespace = pod.and_then(|pod| pod.namespace.as_deref()).unwrap_or_default();
-        let name = pod.and_then(|pod| pod.name.as_deref()).unwrap_or_default();
-        let holder = [namespace, name, grant.container().unwrap_or_default(), resource];
-        held.extend(grant.devices.iter().map(|device| (holder, device.id.as_str())));
+        // Several pods may use a claim.
+        let mut holders: Vec<_> = grant.pods().map(|pod| holder(grant, Some(pod))).collect();
+        if holders.is_empty() {
+            holders.push(holder(grant, None));
+        }
+        for holder in holders {
+            held.extend(grant.devices.iter().map(|device| (holder, device.id.as_str())));
+        }
     }
     for ((resource, state), count) in counts {
         page.sample(Metric::Grants, &[resource, state], count);
@@ -151,6 +154,13 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     for of_one in held.chunk_by(|(one, _), (next, _)| one == next) {
         page.sample(Metric::DevicesHeld, &of_one[0].0, of_one.len() as u64);
     }
+}
+
+/// The labels of a holder.
+fn holder<'a>(grant: &'a Grant, pod: Option<&'a PodRef>) -> [&'a str; 4] {
+    let namespace = pod.and_then(|pod| pod.namespace.as_deref()).unwrap_or_default();
+    let name = pod.and_then(|pod| pod.name.as_deref()).unwrap_or_default();
+    [namespace, name, grant.container().unwrap_or_default(), grant.resource.as_str()]
 }
 
 fn of_hooks(page: &mut Page, due: &DueHooks) {
@@ -224,6 +234,7 @@ mod tests {
             resource: "a.b/c".parse().unwrap(),
             devices: ids.iter().map(device).collect(),
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(1),

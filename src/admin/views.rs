@@ -76,13 +76,14 @@ impl Views {
     }
 
     /// Why no new grant can be bound to its pod: the kubelet's checkpoint cannot be read, or it is
-    /// missing although devices are held. The kubelet writes it with each allocation, so a young
-    /// grant may exist before the first checkpoint.
+    /// missing although containers got devices by an Allocate. The kubelet writes it with each
+    /// allocation, so a young grant may exist before the first checkpoint.
     #[must_use]
     pub fn checkpoint_unread(&self) -> Option<CheckpointUnread> {
         let now = host::now().wall;
         let is_old = |grant: &Arc<Grant>| {
-            grant.is_live() && now.0.saturating_sub(grant.granted_at.0) > WRITTEN_WITHIN_MS
+            let is_allocated = grant.is_live() && grant.claim.is_none();
+            is_allocated && now.0.saturating_sub(grant.granted_at.0) > WRITTEN_WITHIN_MS
         };
         self.checkpoint
             .unread()

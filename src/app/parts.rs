@@ -43,6 +43,8 @@ impl Wiring {
             host_root: self.settings.roots.host.clone(),
             boot_id: self.boot_id.clone(),
             kubelet: views.kubelet.clone(),
+            // Nothing reads the evidence about claims yet, and what is missing proves nothing.
+            claims: watch::channel(Arc::default()).1,
             gate: Arc::clone(&self.gate),
         }
     }

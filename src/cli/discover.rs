@@ -401,6 +401,7 @@ mod tests {
                 resource: resource.parse().unwrap(),
                 devices: vec![device],
                 edits: ContainerEdits::default(),
+                claim: None,
                 boot_id: "boot".into(),
                 kubelet: None,
                 granted_at: Timestamp(0),

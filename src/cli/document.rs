@@ -1,12 +1,17 @@
 //! Output forms of grants: rows of a JSON document, cells of a table, and descriptions of release
 //! proofs.
 
+mod claim;
+
+use self::claim::{Claim, Pod, claim, pod};
 use crate::admin::Processors;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
-use crate::domain::{DeviceId, Grant, GrantState, PodRef, Timestamp};
-use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
+use crate::domain::{DeviceId, Grant, GrantState, Timestamp};
+use crate::ledger::core::{
+    CLAIM_GONE, NEVER_PREPARED, NEVER_STARTED, POD_GONE, REALLOCATED, SUPERSEDED, UNPREPARED,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,6 +43,9 @@ pub struct Row<'a> {
     cpu_numa_nodes: Option<&'a BTreeSet<u32>>,
     /// Since when the kubelet has not listed the pod; only while the grant is suspect.
     suspect_at: Option<Timestamp>,
+    /// The claim that holds the devices, with all its pods; absent for a grant by an Allocate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim: Option<Claim<'a>>,
     /// The devices that are unhealthy now, with the reason; absent if there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unhealthy: BTreeMap<&'a str, &'a str>,
@@ -80,13 +88,6 @@ fn health(grant: &Grant, unhealthy_devices: &UnhealthyDevices) -> String {
     let cells = unhealthy_of(grant, unhealthy_devices)
         .map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
     cells.collect::<Vec<_>>().join(", ")
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Pod<'a> {
-    namespace: Option<&'a str>,
-    name: Option<&'a str>,
-    uid: &'a str,
 }
 
 /// Grants as a document, in the given order.
@@ -151,17 +152,15 @@ pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
         } else {
             None
         },
+        claim: claim(grant),
         unhealthy: BTreeMap::new(),
     }
-}
-
-fn pod(pod: &PodRef) -> Pod<'_> {
-    Pod { namespace: pod.namespace.as_deref(), name: pod.name.as_deref(), uid: &pod.uid }
 }
 
 fn bound_at(grant: &Grant) -> Option<Timestamp> {
     match &grant.state {
         GrantState::Granted => None,
+        GrantState::Prepared { prepared_at, .. } => Some(*prepared_at),
         GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => {
             Some(*bound_at)
         }
@@ -223,9 +222,9 @@ pub fn table<'a>(
 /// The colour of a state: yellow if the grant may have ended or has no known holder.
 fn tint(state: &str) -> Tint {
     match state {
-        "bound" => Tint::Green,
+        "bound" | "prepared" => Tint::Green,
         "granted" => Tint::Yellow,
-        _ if state.starts_with("suspect") => Tint::Yellow,
+        _ if state.starts_with("suspect") || state.starts_with("unprepared") => Tint::Yellow,
         _ => Tint::Plain,
     }
 }
@@ -269,7 +268,14 @@ pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
 }
 
 /// Namespace, pod and container; empty if unknown. A pod without a known name is shown by its UID.
+/// The grant of a claim has the names of all its pods, and the claim's name instead of a container.
 fn holder(grant: &Grant) -> [String; 3] {
+    if let Some(hold) = &grant.claim {
+        let names =
+            grant.pods().map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
+        let pods = names.collect::<Vec<_>>().join(",");
+        return [hold.claim.namespace.clone(), pods, format!("claim:{}", hold.claim.name)];
+    }
     let pod = grant.pod();
     let name = pod.map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
     let namespace = pod.and_then(|pod| pod.namespace.clone());
@@ -289,6 +295,14 @@ pub fn devices(grant: &Grant) -> String {
 /// The holder of a grant in words: `default/web-0, container main`.
 #[must_use]
 pub fn holder_in_words(grant: &Grant) -> String {
+    if let Some(hold) = &grant.claim {
+        let pods: Vec<String> = grant.pods().map(ToString::to_string).collect();
+        return match &pods[..] {
+            [] => format!("claim {}", hold.claim),
+            [pod] => format!("claim {}, pod {pod}", hold.claim),
+            pods => format!("claim {}, pods {}", hold.claim, pods.join(", ")),
+        };
+    }
     match holder(grant) {
         [_, pod, _] if pod.is_empty() => "a container that the kubelet never listed".into(),
         [namespace, pod, container] if namespace.is_empty() => {
@@ -314,6 +328,19 @@ pub fn proof_in_words(released_by: &str) -> String {
         NEVER_STARTED => {
             format!("{released_by}: a later checkpoint of the kubelet did not contain it")
         }
+        UNPREPARED => format!(
+            "{released_by}: the kubelet unprepared the claim, and no process of its pods ran"
+        ),
+        CLAIM_GONE => format!(
+            "{released_by}: neither the API server nor the kubelet had the allocation of the \
+             claim any longer, and the cgroups of its pods were removed"
+        ),
+        REALLOCATED => format!(
+            "{released_by}: the claim was allocated again, and no process of its former pods ran"
+        ),
+        NEVER_PREPARED => {
+            format!("{released_by}: the claim was never prepared, and the kubelet did not have it")
+        }
         other => other.to_owned(),
     }
 }
@@ -324,6 +351,9 @@ fn state(grant: &Grant) -> String {
         GrantState::Suspect { suspect_at, .. } => {
             format!("suspect since {}", suspect_at.to_seconds())
         }
+        GrantState::Prepared { unprepared_at: Some(at), .. } => {
+            format!("unprepared at {}", at.to_seconds())
+        }
         _ => grant.state_name().to_owned(),
     }
 }
@@ -332,7 +362,11 @@ fn state(grant: &Grant) -> String {
 mod tests {
     use super::*;
     use crate::console::screen::Screen;
-    use crate::domain::{AllocId, ContainerEdits, GrantedDevice};
+    use crate::domain::{
+        AllocId, Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, DraName,
+        GrantedDevice, PodRef,
+    };
+    use std::sync::Arc;
 
     fn grant(state: GrantState) -> Grant {
         let device = |id: &str| GrantedDevice {
@@ -347,6 +381,7 @@ mod tests {
             resource: "nvidia.com/gpu".parse().unwrap(),
             devices: vec![device("GPU-b"), device("GPU-a")],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(1_700_000_000_000),
@@ -367,6 +402,7 @@ mod tests {
             container: Some(container.clone()),
             bound_at: Some(bound_at),
             released_at: Timestamp(1_700_000_002_000),
+            other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
         [grant(GrantState::Bound { pod: pod(Some("web-0")), container, bound_at }), grant(released)]
@@ -492,6 +528,72 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
         bound.devices =
             vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
         assert!(table([&bound], &[], &unhealthy_devices).contains("  xid        GPU-b::1"));
+    }
+
+    #[test]
+    fn a_claim_is_in_the_row_with_its_pods() {
+        let allocated = Allocated {
+            request: "gpu/large".into(),
+            name: DraName { pool: "n1/gpu".into(), device: "gpu-b".into() },
+            share_id: None,
+            admin: false,
+        };
+        let claimed = ClaimedDevice {
+            allocated,
+            id: DeviceId::new("GPU-b"),
+            cdi_devices: Vec::new(),
+            edits: ContainerEdits::default(),
+        };
+        let hold = ClaimHold {
+            claim: ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() },
+            allocation: "digest".into(),
+            devices: vec![claimed],
+        };
+        let pod = |uid: &str, name: Option<&str>| PodRef {
+            uid: uid.into(),
+            namespace: Some("ml".into()),
+            name: name.map(Into::into),
+        };
+        let prepared = |unprepared_at| Grant {
+            claim: Some(Arc::new(hold.clone())),
+            ..grant(GrantState::Prepared {
+                pods: vec![pod("u1", Some("a")), pod("u2", None)],
+                prepared_at: Timestamp(1_700_000_001_000),
+                unprepared_at,
+            })
+        };
+        let wanted = "\
+NAMESPACE  POD       CONTAINER    RESOURCE        STATE                               SINCE                 DEVICES
+ml         a,uid:u2  claim:train  nvidia.com/gpu  prepared                            2023-11-14T22:13:20Z  GPU-b,GPU-a
+ml         a,uid:u2  claim:train  nvidia.com/gpu  unprepared at 2023-11-14T22:13:30Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
+";
+        let grants = [prepared(None), prepared(Some(Timestamp(1_700_000_010_000)))];
+        assert_eq!(table(&grants, &[], &UnhealthyDevices::new()), wanted);
+        assert_eq!(holder_in_words(&grants[0]), "claim ml/train, pods ml/a, u2");
+        let json = serde_json::to_value(document(&grants, &[], &UnhealthyDevices::new())).unwrap();
+        let row = &json["grants"][1];
+        assert_eq!(
+            (&row["state"], &row["bound_at"], &row["container"], &row["pod"]["name"]),
+            (
+                &"prepared".into(),
+                &"2023-11-14T22:13:21.000Z".into(),
+                &serde_json::Value::Null,
+                &"a".into()
+            )
+        );
+        let wanted = serde_json::json!({
+            "namespace": "ml", "name": "train", "uid": "c1", "allocation": "digest",
+            "pods": [
+                {"namespace": "ml", "name": "a", "uid": "u1"},
+                {"namespace": "ml", "name": null, "uid": "u2"},
+            ],
+            "unprepared_at": "2023-11-14T22:13:30.000Z",
+            "devices": [{
+                "id": "GPU-b", "request": "gpu/large", "pool": "n1/gpu", "device": "gpu-b",
+                "share_id": null, "admin": false,
+            }],
+        });
+        assert_eq!(row["claim"], wanted);
     }
 
     #[test]

@@ -412,6 +412,7 @@ nodes of /dev
                 held("3", ""),
             ],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             granted_at: Timestamp(0),

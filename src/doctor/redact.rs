@@ -80,10 +80,10 @@ impl Redactor {
                     .chain(grant.devices.iter().filter_map(|device| device.function()))
                     .any(|name| !name.is_empty() && (value.contains(name) || name.contains(value)))
             };
-            grant
-                .edits
-                .envs
-                .iter()
+            let of_claim = grant.claim.iter().flat_map(|hold| &hold.devices);
+            let edits = of_claim.map(|claimed| &claimed.edits).chain([&grant.edits]);
+            edits
+                .flat_map(|edits| &edits.envs)
                 .filter(|(name, value)| is_secret(name) || !names_device(value))
                 .for_each(|(_, value)| this.add_secret(value));
         }
@@ -446,6 +446,7 @@ mod tests {
                 objects: Vec::new(),
             }],
             edits: ContainerEdits { envs, ..ContainerEdits::default() },
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             granted_at: Timestamp(0),

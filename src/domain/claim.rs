@@ -135,6 +135,37 @@ pub struct ClaimHold {
     pub devices: Vec<ClaimedDevice>,
 }
 
+impl ClaimHold {
+    /// Whether the claim has the device only with access for an administrator.
+    #[must_use]
+    pub fn is_for_admin(&self, id: &DeviceId) -> bool {
+        let mut of_id = self.devices.iter().filter(|device| device.id == *id).peekable();
+        of_id.peek().is_some() && of_id.all(|device| device.allocated.admin)
+    }
+
+    /// Whether both are the same allocation of the same claim. A hold that was restored from the
+    /// kubelet's file has no allocation: then its devices decide.
+    #[must_use]
+    pub fn is_same_allocation(&self, other: &ClaimHold) -> bool {
+        self.claim.uid == other.claim.uid
+            && (self.allocation == other.allocation || self.is_restored_part_of(other))
+    }
+
+    fn is_restored_part_of(&self, other: &ClaimHold) -> bool {
+        self.allocation.is_empty() && self.devices.iter().all(|device| other.has(&device.allocated))
+    }
+
+    /// Whether it has the device for the same request.
+    #[must_use]
+    pub fn has(&self, wanted: &Allocated) -> bool {
+        self.devices.iter().any(|device| {
+            let Allocated { name, share_id, .. } = &device.allocated;
+            device.allocated.request_name() == wanted.request_name()
+                && (name, share_id) == (&wanted.name, &wanted.share_id)
+        })
+    }
+}
+
 /// One device in the answer to the kubelet (`Device` of the kubelet's DRA API).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreparedDevice {

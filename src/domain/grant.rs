@@ -1,8 +1,9 @@
 //! Grants: which container holds which devices. The ledger rebuilds them from its entries.
 
+use super::claim::ClaimHold;
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
-use super::object::{Object, is_driver_wide, share};
+use super::object::{Object, is_driver_wide, share, share_with_claim};
 use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -165,23 +166,51 @@ pub enum GrantState {
         /// When the pod was first missed.
         suspect_at: Timestamp,
     },
+    /// A claim holds it ([`Grant::claim`]): the kubelet has asked to prepare the claim.
+    Prepared {
+        /// The pods that use the claim, in the order in which the kubelet named them.
+        pods: Vec<PodRef>,
+        /// When it was first prepared.
+        prepared_at: Timestamp,
+        /// When the kubelet unprepared it, if a process of a pod still ran or may have run. Still
+        /// held until that process has ended.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        unprepared_at: Option<Timestamp>,
+    },
     /// Released, by the named proof.
     Released {
-        /// The pod that held it; `None` when it was never bound.
+        /// The pod that held it, of several the first; `None` when it was never bound.
         pod: Option<PodRef>,
         /// The container's name, where it was bound.
         container: Option<String>,
-        /// When it was bound.
+        /// When it was bound, or the claim prepared.
         bound_at: Option<Timestamp>,
         /// When the proof was complete.
         released_at: Timestamp,
         /// The proof, as the documentation names it: `pod_gone`, `handed_on`, `superseded`,
-        /// `never_started`.
+        /// `never_started`; for a claim `unprepared`, `claim_gone`, `reallocated`,
+        /// `never_prepared`.
         released_by: String,
+        /// The other pods that used the claim.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        other_pods: Vec<PodRef>,
     },
 }
 
-/// One answered Allocate: the ids of one container, and their state.
+impl GrantState {
+    /// Whether only a claim's grant has this state.
+    #[must_use]
+    pub fn is_of_claim(&self) -> bool {
+        match self {
+            GrantState::Prepared { .. } => true,
+            GrantState::Released { other_pods, .. } => !other_pods.is_empty(),
+            GrantState::Granted | GrantState::Bound { .. } | GrantState::Suspect { .. } => false,
+        }
+    }
+}
+
+/// One answered Allocate: the ids of one container, and their state. Or the devices of one resource
+/// in a claim that was prepared.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Its id.
@@ -191,8 +220,11 @@ pub struct Grant {
     /// The ids, in the order of the request.
     pub devices: Vec<GrantedDevice>,
     /// The answer to the container: the kubelet replays it at every container start, so it must
-    /// stay true.
+    /// stay true. Empty for a claim.
     pub edits: ContainerEdits,
+    /// The claim that holds the devices; `None` if a container got them by an Allocate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Arc<ClaimHold>>,
     /// The boot of the grant (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
     /// The kubelet that sent the request; `None` if its socket could not be read.
@@ -227,7 +259,16 @@ impl Grant {
                 whole.as_str().parse().ok().filter(|_| device.key.is_empty()).map(Object::function);
             Object::of_key(&device.key).into_iter().chain(function).chain(own).collect()
         };
-        self.devices.iter().flat_map(of).collect()
+        self.held_devices().flat_map(of).collect()
+    }
+
+    /// The devices that are held, which excludes other holders. A device that a claim has only with
+    /// access for an administrator is not held.
+    pub fn held_devices(&self) -> impl Iterator<Item = &GrantedDevice> {
+        let is_held = |device: &&GrantedDevice| {
+            self.claim.as_ref().is_none_or(|claim| !claim.is_for_admin(&device.id))
+        };
+        self.devices.iter().filter(is_held)
     }
 
     /// Adds the objects of its devices that were not recorded, as far as the host shows them now:
@@ -247,10 +288,16 @@ impl Grant {
         self
     }
 
-    /// Whether an id may be granted at the same time although it leads to an object of this grant.
+    /// Whether an id of the `wanted` grant may be granted at the same time although it leads to an
+    /// object of this grant. The grants of one claim are one holder.
     #[must_use]
-    pub fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
-        self.devices.iter().any(|held| share((&self.resource, &held.id), (resource, id)))
+    pub fn is_beside(&self, wanted: &Grant, id: &DeviceId) -> bool {
+        let rule = match (&self.claim, &wanted.claim) {
+            (None, None) => share,
+            (Some(ours), Some(theirs)) if ours.claim.uid == theirs.claim.uid => return true,
+            _ => share_with_claim,
+        };
+        self.devices.iter().any(|held| rule((&self.resource, &held.id), (&wanted.resource, id)))
     }
 
     /// Whether it still holds its devices: true in every state but released.
@@ -259,21 +306,38 @@ impl Grant {
         !matches!(self.state, GrantState::Released { .. })
     }
 
-    /// The pod, if it is known.
+    /// The pod, if it is known; of several pods that use a claim, the first.
     #[must_use]
     pub fn pod(&self) -> Option<&PodRef> {
         match &self.state {
             GrantState::Granted => None,
             GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. } => Some(pod),
+            GrantState::Prepared { pods, .. } => pods.first(),
             GrantState::Released { pod, .. } => pod.as_ref(),
         }
     }
 
-    /// The container's name, if it is known.
+    /// All known pods: more than one only for a claim.
+    pub fn pods(&self) -> impl Iterator<Item = &PodRef> {
+        let others: &[PodRef] = match &self.state {
+            GrantState::Prepared { pods, .. } => pods.get(1..).unwrap_or_default(),
+            GrantState::Released { other_pods, .. } => other_pods,
+            GrantState::Granted | GrantState::Bound { .. } | GrantState::Suspect { .. } => &[],
+        };
+        self.pod().into_iter().chain(others)
+    }
+
+    /// Whether the kubelet's checkpoint of device plugins has named its container.
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        matches!(self.state, GrantState::Bound { .. } | GrantState::Suspect { .. })
+    }
+
+    /// The container's name, if it is known. The kubelet does not name the containers of a claim.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
         match &self.state {
-            GrantState::Granted => None,
+            GrantState::Granted | GrantState::Prepared { .. } => None,
             GrantState::Bound { container, .. } | GrantState::Suspect { container, .. } => {
                 Some(container)
             }
@@ -288,6 +352,7 @@ impl Grant {
             GrantState::Granted => "granted",
             GrantState::Bound { .. } => "bound",
             GrantState::Suspect { .. } => "suspect",
+            GrantState::Prepared { .. } => "prepared",
             GrantState::Released { .. } => "released",
         }
     }

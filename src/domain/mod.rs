@@ -9,6 +9,7 @@ mod attributes;
 mod checkpoint;
 mod checkpoint_claim;
 mod claim;
+mod claim_evidence;
 mod cluster;
 mod contract;
 mod device;
@@ -54,6 +55,7 @@ pub use claim::{
     Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
     DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,
 };
+pub use claim_evidence::{ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims};
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
@@ -83,7 +85,7 @@ pub use nvml::{
     GpuDescription, MigAttributes, MigInstance, MigPlace, MigStrategy, NvmlGpu, NvmlGpuQuery,
     NvmlLibrary, NvmlQuery, NvmlSnapshot, requests_names,
 };
-pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
+pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share, share_with_claim};
 pub use observation::{
     CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName,
 };

@@ -213,6 +213,16 @@ pub fn share(one: (&ResourceName, &DeviceId), other: (&ResourceName, &DeviceId))
     is_one && one.0 == other.0
 }
 
+/// The same between a claim and another holder, which is another claim or a container that got the
+/// id by an Allocate: [`share`] without its first case. A claim passes nothing on.
+#[must_use]
+pub fn share_with_claim(
+    one: (&ResourceName, &DeviceId),
+    other: (&ResourceName, &DeviceId),
+) -> bool {
+    share(one, other) && (one.1.shared().is_some() || one.1.is_number())
+}
+
 /// The holders of each object. A `K` names a holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Objects<K>(BTreeMap<Object, BTreeSet<K>>);

@@ -4,6 +4,7 @@
 //! never evidence.
 
 use super::checkpoint::Checkpoint;
+use super::claim_evidence::ClaimEvidence;
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::grant::{AllocId, KubeletGeneration};
@@ -30,6 +31,8 @@ pub struct Observation {
     pub names: BTreeMap<String, PodName>,
     /// Cgroups by pod UID, of every pod in a grant or in [`Observation::names`].
     pub cgroups: BTreeMap<String, CgroupState>,
+    /// The evidence about claims.
+    pub claims: Arc<ClaimEvidence>,
 }
 
 /// An answer in the kubelet's checkpoint, ours or that of another plugin.

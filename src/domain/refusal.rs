@@ -2,6 +2,7 @@
 
 use super::device_id::DeviceId;
 use super::health::Reason;
+use super::hook::StartBlocked;
 use super::object::Object;
 use super::resource_name::ResourceName;
 
@@ -72,6 +73,28 @@ pub enum Refusal {
         held: DeviceId,
         /// The resource of that id.
         by: ResourceName,
+    },
+    /// Another holder has the device: a claim, or, if a claim wants it, any holder.
+    #[error("device `{id}` of {resource} is held by {holder}; {free_when}")]
+    Held {
+        /// The requested resource.
+        resource: ResourceName,
+        /// The requested id.
+        id: DeviceId,
+        /// The holder: a claim, a pod, or a grant whose pod is not known yet.
+        holder: String,
+        /// When the device is free, as a part of a sentence.
+        free_when: &'static str,
+    },
+    /// A hook must run on the device before the claim gets it.
+    #[error("device `{id}` of {resource} is not ready: {blocked}")]
+    NotReady {
+        /// The requested resource.
+        resource: ResourceName,
+        /// The requested id.
+        id: DeviceId,
+        /// The hook.
+        blocked: Box<StartBlocked>,
     },
     /// A container of another pod provably has the device.
     #[error(
@@ -168,6 +191,17 @@ mod tests {
                 id: id(),
                 pod: "ml/train-0".into(),
                 container: "main".into(),
+            },
+            Refusal::Held {
+                resource: resource(),
+                id: id(),
+                holder: "claim ml/train".into(),
+                free_when: "it is free when the kubelet has unprepared that claim",
+            },
+            Refusal::NotReady {
+                resource: resource(),
+                id: id(),
+                blocked: Box::new(StartBlocked::Due { former: "pod ml/train-0".into() }),
             },
             Refusal::TooMany { resource: resource(), requested: 2 },
             Refusal::SameDevice { resource: resource(), first: id(), second: id() },

@@ -30,6 +30,7 @@ mod tests {
             resource: "example.com/gpu".parse().unwrap(),
             devices: Vec::new(),
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(1),

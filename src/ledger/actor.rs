@@ -5,7 +5,7 @@
 
 use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_as_other};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another};
 use super::reconciler::Reconciler;
 use super::report;
 use super::sight::{Seen, is_held, unseen};
@@ -110,7 +110,12 @@ impl LedgerActor {
         answer
     }
 
-    fn schedule_commit(&mut self, entries: Vec<Entry>, reply: Reply, context: &mut Context<Self>) {
+    pub(super) fn schedule_commit(
+        &mut self,
+        entries: Vec<Entry>,
+        reply: Reply,
+        context: &mut Context<Self>,
+    ) {
         if self.committer.add(entries, reply) {
             context.notify(Commit);
         }
@@ -262,7 +267,8 @@ impl LedgerActor {
     /// Why a grant is refused. Entries that wait for the commit count too.
     fn refusal(&mut self, grant: &Grant, exclusive: bool, seen: &Seen) -> Option<Refusal> {
         let waits = self.ledger.waits(&self.hooks, self.committer.entries(), grant);
-        let refused = waits.or_else(|| held_as_other(&self.ledger, self.committer.grants(), grant));
+        let refused =
+            waits.or_else(|| held_by_another(&self.ledger, self.committer.grants(), grant));
         if refused.is_some() || !exclusive {
             return refused;
         }

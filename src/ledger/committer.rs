@@ -20,6 +20,8 @@ pub(super) enum Reply {
     Internal(oneshot::Sender<Written>),
     /// An Allocate.
     Allocate(oneshot::Sender<Result<(), RecordError>>),
+    /// A Prepare of a claim, with its answer.
+    Claim(oneshot::Sender<Result<Vec<Arc<Grant>>, RecordError>>, Vec<Arc<Grant>>),
 }
 
 impl Reply {
@@ -28,6 +30,9 @@ impl Reply {
         match self {
             Reply::Internal(reply) => drop(reply.send(result)),
             Reply::Allocate(reply) => drop(reply.send(result.map_err(RecordError::from))),
+            Reply::Claim(reply, grants) => {
+                drop(reply.send(result.map(|()| grants).map_err(RecordError::from)));
+            }
         }
     }
 }

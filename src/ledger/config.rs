@@ -2,8 +2,8 @@
 
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{
-    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan, ResourceName,
-    ResourceSpec,
+    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan,
+    ResourceName, ResourceSpec,
 };
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
@@ -49,6 +49,8 @@ pub struct LedgerConfig {
     pub boot_id: String,
     /// The kubelet's socket as the host watch saw it last.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// The evidence about claims.
+    pub claims: watch::Receiver<Arc<ClaimEvidence>>,
     /// Separates pod listings from Allocates.
     pub gate: Arc<RwLock<()>>,
 }

@@ -20,29 +20,41 @@
 //! decides every move after `Granted`, from observations of the kubelet. Several grants may have
 //! the same ids: an init container and the app container after it get the same ids by two
 //! Allocates, and each has its own record.
+//!
+//! A claim of DRA has states of its own: `Prepared`, and `Released` by one of `unprepared`,
+//! `reallocated` ([`record_claim()`]), `claim_gone` and `never_prepared` ([`reconcile()`]). No
+//! evidence about device plugins moves it.
 
 mod agenda;
+mod claim_end;
+mod claims;
 mod evidence;
 mod forgetting;
 mod hooks;
 mod passage;
+mod prepared;
 mod rebuild;
 mod reconcile;
 mod refusal;
+mod restore;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::agenda::{Agenda, LOOK_HELD, has_dead_holder, is_calm, next_look};
+pub use self::claim_end::UNPREPARED;
+pub use self::claims::{REALLOCATED, Recording, is_one_claim, record_claim, release_claim};
+pub use self::evidence::ABSENCE_MIN;
 pub use self::forgetting::{FORGOTTEN_AFTER, forget};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
+pub use self::prepared::{CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{
-    ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist,
-    reconcile,
+    HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile,
 };
-pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
+pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_by_another};
+pub use self::restore::{NamedDevice, Restored, restore_claims};
 
 use crate::domain::{
     AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed,
@@ -191,10 +203,27 @@ impl Ledger {
         self.grants.values()
     }
 
-    /// The UIDs of the pods that hold a device.
+    /// The UIDs of the pods that hold a device by an Allocate.
     #[must_use]
     pub fn pods(&self) -> BTreeSet<&str> {
-        self.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).collect()
+        self.pods_where(|grant| grant.claim.is_none())
+    }
+
+    /// The UIDs of the pods that use a claim.
+    #[must_use]
+    pub fn claim_pods(&self) -> BTreeSet<&str> {
+        self.pods_where(|grant| grant.claim.is_some())
+    }
+
+    fn pods_where(&self, wanted: impl Fn(&Grant) -> bool) -> BTreeSet<&str> {
+        let grants = self.grants().filter(|grant| wanted(grant));
+        grants.flat_map(|grant| grant.pods()).map(|pod| pod.uid.as_str()).collect()
+    }
+
+    /// The live grants of a claim, by its UID, oldest first.
+    pub fn of_claim<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a Arc<Grant>> {
+        self.grants()
+            .filter(move |grant| grant.claim.as_ref().is_some_and(|hold| hold.claim.uid == uid))
     }
 
     /// One live grant.
@@ -279,28 +308,26 @@ impl Ledger {
         self.listed.get(resource).map_or(devices.is_empty(), |known| **known == *devices)
     }
 
-    /// A live grant that holds an object of a device of `wanted` by another id: both containers
-    /// would have the object.
-    fn holder_by_another_id<'a>(
-        &'a self,
-        wanted: &'a Grant,
-    ) -> Option<(&'a GrantedDevice, &'a Grant)> {
-        wanted.devices.iter().find_map(|device| {
-            let is_beside = |holder: &AllocId| {
-                let holder = self.grants.get(holder);
-                holder.is_none_or(|holder| {
-                    holder.alloc_id == wanted.alloc_id
-                        || holder.is_beside(&wanted.resource, &device.id)
-                })
+    /// A live grant that holds a device of `wanted`, or an object of it, and excludes `wanted`:
+    /// both would have the object.
+    fn other_holder<'a>(&'a self, wanted: &'a Grant) -> Option<(&'a GrantedDevice, &'a Grant)> {
+        wanted.held_devices().find_map(|device| {
+            let is_beside = |holder: &Grant| {
+                holder.alloc_id == wanted.alloc_id || holder.is_beside(wanted, &device.id)
             };
-            let holder = self.objects.conflict(&device.objects, is_beside)?;
-            Some((device, &**self.grants.get(holder)?))
+            let is_known_beside =
+                |holder: &AllocId| self.grants.get(holder).is_none_or(|holder| is_beside(holder));
+            let by_object = self.objects.conflict(&device.objects, is_known_beside);
+            let holder = by_object.and_then(|holder| self.grants.get(holder)).or_else(|| {
+                self.holders(&wanted.resource, &device.id).find(|holder| !is_beside(holder))
+            })?;
+            Some((device, &**holder))
         })
     }
 
     fn insert(&mut self, grant: Arc<Grant>) {
-        let devices = self.holders.entry(grant.resource.clone()).or_default();
-        for device in &grant.devices {
+        for device in grant.held_devices() {
+            let devices = self.holders.entry(grant.resource.clone()).or_default();
             devices.entry(device.id.clone()).or_default().insert(grant.alloc_id.clone());
         }
         self.objects.hold(&grant.alloc_id, grant.objects());
@@ -315,7 +342,7 @@ impl Ledger {
         let Some(devices) = self.holders.get_mut(&grant.resource) else {
             return;
         };
-        for device in &grant.devices {
+        for device in grant.held_devices() {
             if let Some(holders) = devices.get_mut(&device.id) {
                 holders.remove(alloc_id);
                 if holders.is_empty() {

@@ -1,9 +1,10 @@
 //! The ledger actor: records which container holds which device. A record is durable before its
 //! Allocate is answered.
 //!
-//! - Consumes: `Record` and `CheckStart` from serving, `TakeOver` from the app, `Remember` and
-//!   `Found` from discovery, `Reconcile` from the host watch and its own timer, `HookEnded` from
-//!   the hook runner, and the inventory (watch), whose ids it remembers for the next process.
+//! - Consumes: `Record`, `RecordClaim`, `ReleaseClaim` and `CheckStart` from serving, `TakeOver`
+//!   from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its
+//!   own timer, `HookEnded` from the hook runner, and the inventory (watch), whose ids it remembers
+//!   for the next process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.
 //! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by
@@ -17,6 +18,7 @@
 //! the state of the store. The other files handle messages.
 
 mod actor;
+mod claims;
 mod committer;
 mod config;
 pub mod core;

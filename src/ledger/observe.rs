@@ -4,7 +4,8 @@
 use super::config::LedgerConfig;
 use super::core::Agenda;
 use crate::domain::{
-    AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName,
+    AllocId, CgroupState, Checkpoint, ClaimEvidence, Grant, KubeletGeneration, Moment, Observation,
+    PodName,
 };
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::CheckpointReader;
@@ -14,7 +15,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, watch};
 
 /// A kubelet younger than this may not know all its pods yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
@@ -71,6 +72,7 @@ pub(super) struct KubeletObserver {
     cgroups: Arc<Mutex<Arc<PodCgroups>>>,
     pod_resources: PodResources,
     gate: Arc<RwLock<()>>,
+    claims: watch::Receiver<Arc<ClaimEvidence>>,
 }
 
 impl KubeletObserver {
@@ -83,6 +85,7 @@ impl KubeletObserver {
             cgroups: Arc::default(),
             pod_resources: config.pod_resources.clone(),
             gate: Arc::clone(&config.gate),
+            claims: config.claims.clone(),
         }
     }
 
@@ -96,6 +99,7 @@ impl KubeletObserver {
             cgroups: Arc::new(Mutex::new(Arc::new(PodCgroups::find(host_root, None)))),
             pod_resources: PodResources::new(host_root.join("kubelet/pod-resources.sock")),
             gate: Arc::default(),
+            claims: watch::channel(Arc::default()).1,
         }
     }
 
@@ -105,10 +109,11 @@ impl KubeletObserver {
         self.hierarchies().state(uid) == CgroupState::Populated
     }
 
-    /// The current state of the pod's cgroup.
+    /// The current state of the pod's cgroup. Only a running process needs no second search: before
+    /// the first pass no hierarchy is known.
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
         let seen = self.hierarchies().state(uid);
-        if seen.is_dead() { self.find_hierarchies().state(uid) } else { seen }
+        if seen == CgroupState::Populated { seen } else { self.find_hierarchies().state(uid) }
     }
 
     /// The pod's names, by its log folder.
@@ -200,11 +205,12 @@ impl KubeletObserver {
 
     /// Reads the files, on a thread that may block.
     fn read(&self, wants: &Wants) -> Observation {
-        let all_live = wants.agenda.pods.iter().all(|uid| self.lives(uid));
+        let Agenda { pods, claim_pods, .. } = &wants.agenda;
+        let all_live = pods.union(claim_pods).all(|uid| self.lives(uid));
         let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
         let checkpoint = self.checkpoint.read();
         let names = pods::names(&self.host_root).unwrap_or_default();
-        let uids = wants.agenda.pods.iter().chain(names.keys());
+        let uids = pods.iter().chain(claim_pods).chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
         let Wants { kubelet, kubelet_settled, .. } = *wants;
         Observation {
@@ -215,6 +221,7 @@ impl KubeletObserver {
             pods: None,
             names,
             cgroups,
+            claims: self.claims.borrow().clone(),
         }
     }
 }
@@ -262,6 +269,7 @@ mod tests {
                 cgroups: Arc::default(),
                 pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
                 gate: Arc::default(),
+                claims: watch::channel(Arc::default()).1,
             };
             let cgroups = dir.path().join("sys/fs/cgroup");
             fs::create_dir_all(cgroups.join("kubepods")).unwrap();

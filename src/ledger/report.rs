@@ -21,6 +21,10 @@ pub(super) fn log_change(change: &Change, entry: &Entry) {
             // A lost grant that the kubelet's checkpoint had is bound from the beginning.
             let how = if grant.state == GrantState::Granted {
                 "grant recorded"
+            } else if let Some(hold) = &grant.claim {
+                let (claim, allocation) = (&hold.claim, &hold.allocation);
+                tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, %claim, uid = claim.uid, allocation, "claim recorded");
+                return;
             } else {
                 "grant restored from the kubelet's checkpoint"
             };
@@ -31,6 +35,10 @@ pub(super) fn log_change(change: &Change, entry: &Entry) {
             GrantState::Bound { pod, container, .. } => tracing::info!(
                 %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "grant bound to container"
             ),
+            GrantState::Prepared { pods, unprepared_at, .. } => {
+                let pods: Vec<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+                tracing::info!(%alloc_id, ?pods, unprepared = unprepared_at.is_some(), "claim has other pods or was unprepared");
+            }
             GrantState::Suspect { pod, .. } => {
                 tracing::info!(%alloc_id, uid = pod.uid, "pod no longer listed by the kubelet; grant is suspect");
             }

@@ -182,6 +182,7 @@ mod tests {
                 objects: Vec::new(),
             }],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: Some(KUBELET),
             granted_at: Timestamp(n),

@@ -1,6 +1,6 @@
 //! The holders of devices: the pod and the container of each grant.
 
-use crate::domain::{DeviceId, Grant, Timestamp};
+use crate::domain::{DeviceId, Grant, PodRef, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -20,10 +20,23 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The holder of a grant.
+    /// The holder of a grant. Of several pods that use a claim, the first.
     #[must_use]
     pub fn of(grant: &Grant) -> Holder {
-        let pod = grant.pod();
+        Holder::of_pod(grant, grant.pod())
+    }
+
+    /// Every pod that holds a grant.
+    fn all_of(grant: &Grant) -> Vec<Holder> {
+        let mut all: Vec<Holder> =
+            grant.pods().map(|pod| Holder::of_pod(grant, Some(pod))).collect();
+        if all.is_empty() {
+            all.push(Holder::of_pod(grant, None));
+        }
+        all
+    }
+
+    fn of_pod(grant: &Grant, pod: Option<&PodRef>) -> Holder {
         Holder {
             namespace: pod.and_then(|pod| pod.namespace.clone()),
             pod: pod.and_then(|pod| pod.name.clone()),
@@ -52,7 +65,7 @@ pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<Devi
     for grant in grants.into_iter().filter(|grant| grant.is_live()) {
         for device in &grant.devices {
             let id = device.id.shared().unwrap_or_else(|| device.id.clone());
-            holders.entry(id).or_default().push(Holder::of(grant));
+            holders.entry(id).or_default().extend(Holder::all_of(grant));
         }
     }
     holders.values_mut().for_each(|holders| {

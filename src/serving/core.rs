@@ -98,16 +98,18 @@ pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Devi
             || overlap(&held.objects, &objects)
     };
     let holders: Vec<&Grant> =
-        grants.filter(|grant| grant.is_live() && grant.devices.iter().any(is_same)).collect();
+        grants.filter(|grant| grant.is_live() && grant.held_devices().any(is_same)).collect();
     let [others @ .., last] = &holders[..] else { return Holders::One };
     let Some(pod) = last.pod() else {
         return if others.is_empty() { Holders::One } else { Holders::Unknown };
     };
-    for other in others {
-        match other.pod() {
-            None => return Holders::Unknown,
-            Some(other) if other.uid != pod.uid => return Holders::Several(other.to_string()),
-            Some(_) => {}
+    for holder in others.iter().chain([last]) {
+        if holder.pod().is_none() {
+            return Holders::Unknown;
+        }
+        // Several pods may use a claim.
+        if let Some(other) = holder.pods().find(|other| other.uid != pod.uid) {
+            return Holders::Several(other.to_string());
         }
     }
     Holders::One
@@ -276,6 +278,7 @@ pub(super) mod tests {
                     objects: Vec::new(),
                 }],
                 edits: ContainerEdits::default(),
+                claim: None,
                 boot_id: "boot".into(),
                 kubelet: None,
                 granted_at: Timestamp(1),

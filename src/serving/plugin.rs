@@ -157,7 +157,7 @@ impl Plugin {
                 Ok(edits)
             }
             Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
-            Ok(Err(RecordError::Store(error))) => Err(not_recorded(error.to_string())),
+            Ok(Err(error)) => Err(not_recorded(error.to_string())),
             Err(error) => Err(not_recorded(error.to_string())),
         }
     }
@@ -208,6 +208,8 @@ fn status(error: &AllocateError) -> Status {
             | Refusal::Unanswerable { .. }
             | Refusal::HeldAsOther { .. }
             | Refusal::InUse { .. }
+            | Refusal::Held { .. }
+            | Refusal::NotReady { .. }
             | Refusal::SameDevice { .. }
             | Refusal::CdiUnsupported { .. }
             | Refusal::HooksUnsupported { .. },

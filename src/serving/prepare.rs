@@ -129,6 +129,7 @@ impl Preparer {
             resource: resource.clone(),
             devices: ids.iter().zip(&devices).map(granted).collect(),
             edits: edits.clone(),
+            claim: None,
             boot_id: self.boot_id.clone(),
             kubelet: *self.kubelet.borrow(),
             granted_at: host::now().wall,

@@ -1,9 +1,10 @@
 //! Grants for the tests of the store.
 
 use crate::domain::{
-    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant,
-    GrantState, GrantedDevice, HookState, Incident, KubeletGeneration, PciAddress, PendingHook,
-    PodRef, Reason, Timestamp, Verdict, VerdictState,
+    AllocId, Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, Cordon, Counter,
+    DeviceId, DraName, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, HookState,
+    Incident, KubeletGeneration, Object, PciAddress, PendingHook, PodRef, Reason, Timestamp,
+    Verdict, VerdictState,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub(super) fn grant(n: u64) -> Grant {
             )]),
             cdi_devices: vec![],
         },
+        claim: None,
         boot_id: "6f1d7d0c-8a54-4b2a-8a3f-0d1f6a4f2b11".into(),
         kubelet: Some(KubeletGeneration { inode: 4_242, made_ns: 1_700_000_000_000_000_000 }),
         granted_at: Timestamp(1_700_000_000_000 + n),
@@ -86,9 +88,84 @@ pub(super) fn released_at(n: u64, millis: u64) -> Entry {
         container: Some("main".into()),
         bound_at: Some(Timestamp(1_700_000_001_000 + n)),
         released_at: Timestamp(millis),
+        other_pods: Vec::new(),
         released_by: "pod_gone".into(),
     };
     Entry::Moved { alloc_id: grant(n).alloc_id, state }
+}
+
+/// The devices of the `n`-th claim: one of each of two resources, in one allocation.
+pub(super) fn claim_grant(n: u64) -> Grant {
+    claim_grant_of(n, "nvidia.com/gpu", "gpu")
+}
+
+/// The same claim's devices of another resource.
+pub(super) fn claim_nic(n: u64) -> Entry {
+    Entry::Grant(Arc::new(claim_grant_of(n, "example.com/nic", "net")))
+}
+
+fn claim_grant_of(n: u64, resource: &str, family: &str) -> Grant {
+    let id = DeviceId::new(format!("{family}-{n}"));
+    let name = DraName { pool: format!("node/{family}"), device: format!("{family}-{n}") };
+    let plain = grant(n);
+    let device = ClaimedDevice {
+        allocated: Allocated {
+            request: format!("{family}/large"),
+            name,
+            share_id: None,
+            admin: n.is_multiple_of(2),
+        },
+        id: id.clone(),
+        cdi_devices: vec![format!("k8s.holdfast.dev/claim=claim-{n}-{family}")],
+        edits: plain.edits.clone(),
+    };
+    let claim = ClaimRef {
+        uid: format!("claim-{n}"),
+        namespace: "default".into(),
+        name: format!("train-{n}"),
+    };
+    Grant {
+        alloc_id: AllocId::new(format!("01890a5d-ac97-774b-bcce-{family:0>8}{n:04}")),
+        resource: resource.parse().unwrap(),
+        devices: vec![GrantedDevice {
+            id,
+            objects: vec![Object::node(&format!("/dev/{family}{n}"))],
+            ..plain.devices[0].clone()
+        }],
+        edits: ContainerEdits::default(),
+        claim: Some(Arc::new(ClaimHold {
+            claim,
+            allocation: format!("digest-{n}"),
+            devices: vec![device],
+        })),
+        state: prepared_state(n, None),
+        ..plain
+    }
+}
+
+fn prepared_state(n: u64, unprepared_at: Option<Timestamp>) -> GrantState {
+    let prepared_at = Timestamp(1_700_000_001_000 + n);
+    GrantState::Prepared { pods: vec![pod(n), pod(n + 100)], prepared_at, unprepared_at }
+}
+
+pub(super) fn claimed(n: u64) -> Entry {
+    Entry::Grant(Arc::new(claim_grant(n)))
+}
+
+pub(super) fn prepared(n: u64, unprepared_at: Option<Timestamp>) -> Entry {
+    Entry::Moved { alloc_id: claim_grant(n).alloc_id, state: prepared_state(n, unprepared_at) }
+}
+
+pub(super) fn unprepared(n: u64) -> Entry {
+    let state = GrantState::Released {
+        pod: Some(pod(n)),
+        container: None,
+        bound_at: Some(Timestamp(1_700_000_001_000 + n)),
+        released_at: Timestamp(1_700_000_003_000 + n),
+        released_by: "unprepared".into(),
+        other_pods: vec![pod(n + 100)],
+    };
+    Entry::Moved { alloc_id: claim_grant(n).alloc_id, state }
 }
 
 pub(super) fn named(n: u64) -> Entry {

@@ -1338,7 +1338,7 @@ fn the_first_append_makes_the_new_segment_and_its_name_durable() {
 
 /// A step of a ledger. There are few grants, so steps concern the same ones.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
-    let entry = (0..12_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+    let entry = (0..16_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
         0 => made(n),
         1 => bound(n),
         2 => suspect(n),
@@ -1348,6 +1348,10 @@ fn step() -> impl Strategy<Value = Vec<Entry>> {
         8 => samples::gone(&[n, n + 1]),
         9 => samples::back(n),
         10 => samples::forgotten_for_good(&[n]),
+        11 => samples::claimed(n),
+        12 => samples::claim_nic(n),
+        13 => samples::prepared(n, Some(Timestamp(1_700_000_002_000))),
+        14 => samples::unprepared(n),
         _ => named(n),
     });
     prop::collection::vec(entry, 1..4)
@@ -1621,6 +1625,83 @@ fn a_journal_cut_at_any_byte_has_every_complete_entry_and_no_other() {
             assert_eq!(states(&as_map(opened)), found, "cut at {cut}");
         }
     }
+}
+
+/// The grants of one claim are one commit. A crash leaves a prefix of what was being written, and
+/// all that was confirmed.
+#[test]
+fn claims_in_a_journal_cut_at_any_byte_are_those_of_the_complete_entries() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let unprepared_at = Some(Timestamp(1_700_000_002_000));
+    let batches = [
+        vec![samples::claimed(1), samples::claim_nic(1)],
+        vec![samples::prepared(1, unprepared_at), made(1)],
+        vec![samples::hook(1, HookState::Due), samples::unprepared(1), samples::claimed(3)],
+    ];
+    let path = segments(dir.path())[0].clone();
+    let mut confirmed = vec![(written(&path).len(), 0)];
+    let mut all = Vec::new();
+    for batch in &batches {
+        store.append(batch).unwrap();
+        all.extend(batch.clone());
+        confirmed.push((written(&path).len(), all.len()));
+    }
+    let bytes = written(&path);
+    drop(store);
+    for cut in confirmed[0].0..=bytes.len() {
+        let copy = tempfile::tempdir().unwrap();
+        fs::create_dir_all(journal_dir(copy.path())).unwrap();
+        fs::write(journal_dir(copy.path()).join(path.file_name().unwrap()), &bytes[..cut]).unwrap();
+        let found = as_map(peek(copy.path()).unwrap());
+        let least = confirmed.iter().rev().find(|(length, _)| *length <= cut).unwrap().1;
+        assert!((least..=all.len()).any(|n| model(&all[..n]) == found), "cut at {cut}: {found:?}");
+        if cut % 97 == 0 {
+            let (_, opened) = open(copy.path());
+            assert_eq!(as_map(opened), found, "cut at {cut}");
+        }
+    }
+}
+
+/// Version 2 is only for claims: an earlier Holdfast reads a ledger whose claims have ended in the
+/// journal, and does not call a live claim damage.
+#[test]
+fn a_claim_survives_every_copy_of_the_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let claim = samples::claim_grant(1);
+    let (mut store, _) = open(dir.path());
+    store.append(&[samples::claimed(1), samples::claim_nic(1)]).unwrap();
+    store.checkpoint().unwrap();
+    store.append(&[samples::prepared(1, Some(Timestamp(1_700_000_002_000)))]).unwrap();
+    drop(store);
+    // By the head of the next segment, and by the database alone.
+    for journal in [true, false] {
+        if !journal {
+            for segment in segments(dir.path()) {
+                fs::remove_file(segment).unwrap();
+            }
+        }
+        let (mut store, recovered) = open_again(dir.path());
+        let found = as_map(recovered);
+        assert_eq!(found.len(), 2);
+        let found = &found[&claim.alloc_id];
+        assert_eq!((&found.claim, found.state_name()), (&claim.claim, "prepared"));
+        store.checkpoint().unwrap();
+    }
+    let (mut store, _) = open_again(dir.path());
+    let mut unprepared = samples::unprepared(1);
+    if let Entry::Moved { state: GrantState::Released { released_at, .. }, .. } = &mut unprepared {
+        *released_at = Timestamp::from_system(SystemTime::now());
+    }
+    store.append(&[unprepared]).unwrap();
+    store.checkpoint().unwrap();
+    let released: Vec<Grant> = grants_of(store.exporter().unwrap())
+        .unwrap()
+        .into_iter()
+        .filter(|grant| !grant.is_live())
+        .collect();
+    let [past] = &released[..] else { panic!("{released:?}") };
+    assert_eq!(past.pods().count(), 2, "the history has both pods");
 }
 
 fn states(live: &BTreeMap<AllocId, Grant>) -> Vec<(AllocId, &'static str)> {

@@ -251,6 +251,7 @@ mod tests {
                     cdi_devices: vec![format!("holdfast.dev/char={id}")],
                     ..ContainerEdits::default()
                 },
+                claim: None,
                 boot_id: "boot".into(),
                 kubelet: None,
                 granted_at: Timestamp(0),

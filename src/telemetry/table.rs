@@ -103,7 +103,7 @@ table! {
     DevicesUnhealthy = Gauge "holdfast_devices_unhealthy" ["resource", "reason"]
         "Unhealthy device ids by reason; a reason without devices has no series.";
     Grants = Gauge "holdfast_grants" ["resource", "state"]
-        "Grants that hold devices, by state (granted, bound or suspect).";
+        "Grants that hold devices, by state (granted, bound, suspect or prepared).";
     SignalsOff = Gauge "holdfast_health_signals_off" ["signal"]
         "1 for each health signal that is not available; the status verb shows the reason.";
     HooksOwed = Gauge "holdfast_hooks_owed" ["resource", "state"]
@@ -157,7 +157,7 @@ table! {
     Registrations = Counter "holdfast_registrations_total" ["resource", "result"]
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
-        "Released grants by proof (pod_gone, handed_on, superseded or never_started).";
+        "Released grants by proof (pod_gone, handed_on, superseded or never_started; for a claim unprepared, reallocated, claim_gone or never_prepared).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
         "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]

@@ -129,6 +129,7 @@ impl Load {
                 envs: BTreeMap::from([("FILLER".into(), filler)]),
                 ..ContainerEdits::default()
             },
+            claim: None,
             boot_id: "the boot before".into(),
             kubelet: Some(KubeletGeneration { inode: n, made_ns: 1 }),
             granted_at: Timestamp(self.now),
@@ -152,6 +153,7 @@ impl Load {
             container: Some("main".into()),
             bound_at: None,
             released_at: Timestamp(self.now),
+            other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
         Entry::Moved { alloc_id: grant.alloc_id.clone(), state }

@@ -442,6 +442,7 @@ fn an_intact_but_older_ledger_takes_missing_grants_from_the_kubelets_checkpoint(
             container: None,
             bound_at: None,
             released_at: of("gone").granted_at,
+            other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
         let gone = Grant { state, ..of("gone") };

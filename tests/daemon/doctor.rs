@@ -386,6 +386,7 @@ fn grant(number: u64, at: u64) -> Entry {
             envs: BTreeMap::from([("TOKEN".into(), OLD_SECRET.into())]),
             ..ContainerEdits::default()
         },
+        claim: None,
         boot_id: "this-boot".into(),
         kubelet: None,
         granted_at: Timestamp(at),

@@ -240,6 +240,7 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
             resource: name("example.com/sensor"),
             devices: vec![device],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(1),
@@ -265,6 +266,7 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
             host_root: dir.path().join("host"),
             boot_id: "boot".into(),
             kubelet: watch::channel(None).1,
+            claims: watch::channel(Arc::default()).1,
             gate: Arc::default(),
         };
         let ledger =

@@ -508,6 +508,7 @@ impl StandaloneHealth {
                 resource: gpu(),
                 devices: vec![device],
                 edits: ContainerEdits::default(),
+                claim: None,
                 boot_id: "boot".into(),
                 kubelet: None,
                 granted_at: Timestamp(1),

@@ -44,6 +44,7 @@ fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
             devices: vec![node],
             ..ContainerEdits::default()
         },
+        claim: None,
         boot_id: "a boot".into(),
         kubelet: None,
         granted_at: Timestamp(now() - hours * HOUR),
@@ -68,6 +69,7 @@ fn released(grant: &Grant, name: Option<&str>, hours: u64) -> Entry {
         container: name.map(|_| "main".into()),
         bound_at: name.map(|_| grant.granted_at),
         released_at: Timestamp(now() - hours * HOUR),
+        other_pods: Vec::new(),
         released_by: if name.is_some() { "pod_gone" } else { "never_started" }.into(),
     };
     Entry::Moved { alloc_id: grant.alloc_id.clone(), state }

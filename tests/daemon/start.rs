@@ -46,6 +46,7 @@ fn grant(n: u64, state: GrantState) -> Entry {
             envs: BTreeMap::from([("DEVICES".into(), id.repeat(20))]),
             ..ContainerEdits::default()
         },
+        claim: None,
         boot_id: "unknown".into(),
         kubelet: None,
         granted_at: Timestamp(1_700_000_000_000 + n),
@@ -63,6 +64,7 @@ fn write(state: &Path, boot: &str, released: u64) {
         container: Some("main".into()),
         bound_at: Some(now),
         released_at: now,
+        other_pods: Vec::new(),
         released_by: "pod_gone".into(),
     };
     let held = |n| GrantState::Bound { pod: pod(n), container: "main".into(), bound_at: now };

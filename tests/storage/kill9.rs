@@ -245,6 +245,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             host_root: dir.path().to_owned(),
             boot_id: "boot".into(),
             kubelet: watch::channel(None).1,
+            claims: watch::channel(Arc::default()).1,
             gate: Arc::default(),
         };
         let arbiter = Arbiter::new();
@@ -258,6 +259,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             resource: name("example.com/gpu"),
             devices: Vec::new(),
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(0),

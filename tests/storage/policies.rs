@@ -33,6 +33,7 @@ fn grant(alloc_id: &str, state: GrantState) -> Grant {
             objects: Vec::new(),
         }],
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: "boot".into(),
         kubelet: KUBELET,
         granted_at: Timestamp(1),
@@ -72,6 +73,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         host_root: dir.join("host"),
         boot_id: "boot".into(),
         kubelet: watch::channel(KUBELET).1,
+        claims: watch::channel(Arc::default()).1,
         gate: Arc::default(),
     };
     let ledger =

@@ -9,12 +9,13 @@ use crate::console::progress::Progress;
 use crate::console::text::Text;
 use crate::console::{Global, eprintln, not_printed};
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef,
-    ResourceName, Timestamp,
+    AllocId, ClaimHold, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice,
+    KubeletGeneration, PodRef, ResourceName, Timestamp,
 };
 use crate::store::ExportLine;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
 
 /// The schema version that is written.
 pub(super) const SCHEMA: u32 = 2;
@@ -40,19 +41,33 @@ pub(super) struct Exported {
     boot_id: String,
     kubelet: Option<KubeletGeneration>,
     version: String,
+    // Only of a claim, so that versions without these keys can read the document:
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    claim: Option<ClaimHold>,
+    /// The pods of a live claim, and the other pods of a released one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pods: Vec<PodRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unprepared_at: Option<Timestamp>,
 }
 
 impl From<Grant> for Exported {
     fn from(grant: Grant) -> Self {
         let state = grant.state_name().to_owned();
         let (pod, container) = (grant.pod().cloned(), grant.container().map(str::to_owned));
+        let (mut pods, mut unprepared) = Default::default();
         let (bound_at, suspect_at, released_at, released_by) = match grant.state {
             GrantState::Granted => (None, None, None, None),
             GrantState::Bound { bound_at, .. } => (Some(bound_at), None, None, None),
             GrantState::Suspect { bound_at, suspect_at, .. } => {
                 (Some(bound_at), Some(suspect_at), None, None)
             }
-            GrantState::Released { bound_at, released_at, released_by, .. } => {
+            GrantState::Prepared { pods: all, prepared_at, unprepared_at } => {
+                (pods, unprepared) = (all, unprepared_at);
+                (Some(prepared_at), None, None, None)
+            }
+            GrantState::Released { bound_at, released_at, released_by, other_pods, .. } => {
+                pods = other_pods;
                 (bound_at, None, Some(released_at), Some(released_by))
             }
         };
@@ -73,6 +88,9 @@ impl From<Grant> for Exported {
             boot_id: grant.boot_id,
             kubelet: grant.kubelet,
             version: grant.version,
+            claim: grant.claim.map(Arc::unwrap_or_clone),
+            pods,
+            unprepared_at: unprepared,
         }
     }
 }
@@ -90,8 +108,16 @@ impl TryFrom<Exported> for Grant {
             released_at,
             released_by,
             granted_devices,
+            claim,
+            pods,
+            unprepared_at,
             ..
         } = exported;
+        let is_claim = claim.is_some();
+        let is_of_claim = exported.state == "prepared" || !pods.is_empty();
+        if is_of_claim != is_claim && (is_of_claim || exported.state != "released") {
+            return Err("its `claim` and its `state` contradict each other");
+        }
         if granted_devices.is_empty() {
             return Err("it has no device");
         }
@@ -120,8 +146,18 @@ impl TryFrom<Exported> for Grant {
                 None,
                 None,
             ) => GrantState::Suspect { pod, container, bound_at, suspect_at },
+            ("prepared", _, None, Some(prepared_at), None, None, None) => {
+                GrantState::Prepared { pods, prepared_at, unprepared_at }
+            }
             ("released", pod, container, bound_at, None, Some(released_at), Some(released_by)) => {
-                GrantState::Released { pod, container, bound_at, released_at, released_by }
+                GrantState::Released {
+                    pod,
+                    container,
+                    bound_at,
+                    released_at,
+                    other_pods: pods,
+                    released_by,
+                }
             }
             _ => return Err("its `state` contradicts its other fields"),
         };
@@ -130,6 +166,7 @@ impl TryFrom<Exported> for Grant {
             resource: exported.resource,
             devices: granted_devices,
             edits: exported.edits,
+            claim: claim.map(Arc::new),
             boot_id: exported.boot_id,
             kubelet: exported.kubelet,
             granted_at: exported.granted_at,
@@ -208,6 +245,7 @@ impl<W: Write> Page<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::ClaimRef;
 
     fn grants() -> Vec<Grant> {
         let pod = PodRef { uid: "u1".into(), namespace: Some("ml".into()), name: None };
@@ -223,10 +261,11 @@ mod tests {
                 suspect_at: at,
             },
             GrantState::Released {
-                pod: Some(pod),
+                pod: Some(pod.clone()),
                 container: Some(container),
                 bound_at: Some(bound_at),
                 released_at: at,
+                other_pods: Vec::new(),
                 released_by: "pod_gone".into(),
             },
             GrantState::Released {
@@ -234,9 +273,38 @@ mod tests {
                 container: None,
                 bound_at: None,
                 released_at: at,
+                other_pods: Vec::new(),
                 released_by: "never_started".into(),
             },
         ];
+        let of_claim = [
+            GrantState::Prepared {
+                pods: vec![pod.clone(), PodRef { uid: "u2".into(), ..pod.clone() }],
+                prepared_at: bound_at,
+                unprepared_at: Some(at),
+            },
+            GrantState::Released {
+                pod: Some(pod.clone()),
+                container: None,
+                bound_at: Some(bound_at),
+                released_at: at,
+                released_by: "unprepared".into(),
+                other_pods: vec![PodRef { uid: "u2".into(), ..pod.clone() }],
+            },
+            GrantState::Released {
+                pod: Some(pod.clone()),
+                container: None,
+                bound_at: Some(bound_at),
+                released_at: at,
+                released_by: "claim_gone".into(),
+                other_pods: Vec::new(),
+            },
+        ];
+        let hold = ClaimHold {
+            claim: ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() },
+            allocation: "digest".into(),
+            devices: Vec::new(),
+        };
         let grant = |state| Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "nvidia.com/gpu".parse().unwrap(),
@@ -251,13 +319,16 @@ mod tests {
                 cdi_devices: vec!["a/b=c".into()],
                 ..ContainerEdits::default()
             },
+            claim: None,
             boot_id: "boot".into(),
             kubelet: Some(KubeletGeneration { inode: 7, made_ns: 8 }),
             granted_at: Timestamp(1_700_000_000_000),
             version: "0.1.0".into(),
             state,
         };
-        states.into_iter().map(grant).collect()
+        let with_claim = |state| Grant { claim: Some(Arc::new(hold.clone())), ..grant(state) };
+        let of_claim = of_claim.map(with_claim);
+        states.into_iter().map(grant).chain(of_claim).collect()
     }
 
     #[test]
@@ -270,6 +341,24 @@ mod tests {
                 "{json}"
             );
         }
+    }
+
+    #[test]
+    fn a_state_of_a_claim_needs_the_claim_and_the_other_way_round() {
+        let of = |n: usize| serde_json::to_value(Exported::from(grants().swap_remove(n))).unwrap();
+        let parse = |value| Grant::try_from(serde_json::from_value::<Exported>(value).unwrap());
+        let claim = of(5)["claim"].clone();
+        for n in 0..3 {
+            let mut bad = of(n);
+            bad["claim"] = claim.clone();
+            assert!(parse(bad).unwrap_err().contains("contradict"), "{n}");
+        }
+        for n in [5, 6] {
+            let mut bad = of(n);
+            bad.as_object_mut().unwrap().remove("claim");
+            assert!(parse(bad).unwrap_err().contains("contradict"), "{n}");
+        }
+        assert!(of(0).get("claim").is_none() && of(0).get("pods").is_none());
     }
 
     #[test]

@@ -134,6 +134,7 @@ fn latest(grant: &Grant) -> Timestamp {
     let moved = match &grant.state {
         GrantState::Granted => grant.granted_at,
         GrantState::Bound { bound_at, .. } => *bound_at,
+        GrantState::Prepared { prepared_at, .. } => *prepared_at,
         GrantState::Suspect { suspect_at, .. } => *suspect_at,
         GrantState::Released { released_at, .. } => *released_at,
     };

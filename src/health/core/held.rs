@@ -78,8 +78,8 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
     let mut held = Held::default();
     for grant in grants.filter(|grant| grant.is_live()) {
         let ids = held.ids.entry(grant.resource.clone()).or_default();
-        ids.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
-        let ids = grant.devices.iter().map(|device| device.id.clone()).collect();
+        ids.extend(grant.held_devices().map(|device| (device.id.clone(), device.clone())));
+        let ids = grant.held_devices().map(|device| device.id.clone()).collect();
         held.grants.push(IdsInUse {
             resource: grant.resource.clone(),
             ids,

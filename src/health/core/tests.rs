@@ -73,6 +73,7 @@ fn grant(ids: &[&str]) -> Grant {
         resource: spec(1).name.clone(),
         devices: ids.iter().map(|id| known(id)).collect(),
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: "boot".into(),
         kubelet: None,
         granted_at: Timestamp(0),

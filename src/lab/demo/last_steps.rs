@@ -134,6 +134,7 @@ impl Demo {
                 container: grant.container().map(str::to_owned),
                 bound_at: None,
                 released_at: Timestamp::from_system(SystemTime::now()),
+                other_pods: Vec::new(),
                 released_by: "no proof".to_owned(),
             };
             store

@@ -246,6 +246,7 @@ fn grant(number: u32, resource: &ResourceName, id: &DeviceId, inventory: &Invent
             objects: device.objects(),
         }],
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: "first".into(),
         kubelet: None,
         granted_at: Timestamp(1),

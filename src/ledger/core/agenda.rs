@@ -20,8 +20,10 @@ const NAMED_WITHIN: Duration = Duration::from_secs(30);
 /// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Agenda {
-    /// The UIDs of the pods that hold a device.
+    /// The UIDs of the pods that hold a device by an Allocate.
     pub pods: BTreeSet<String>,
+    /// The UIDs of the pods that use a claim.
+    pub claim_pods: BTreeSet<String>,
     /// Whether the kubelet's listing is needed in any case.
     pub list: bool,
     /// The grants that the kubelet's checkpoint should have.
@@ -33,6 +35,7 @@ impl Agenda {
     #[must_use]
     pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
         let pods = ledger.pods().into_iter().map(str::to_owned).collect();
+        let claim_pods = ledger.claim_pods().into_iter().map(str::to_owned).collect();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing shows that no container has it, and the kubelet is asked when that can
@@ -40,13 +43,14 @@ impl Agenda {
             GrantState::Granted => watchlist.has_waited(&grant.alloc_id, now),
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
+            GrantState::Prepared { .. } => false,
         });
         let placed = ledger
             .grants()
-            .filter(|grant| grant.pod().is_some())
+            .filter(|grant| grant.is_placed())
             .map(|grant| grant.alloc_id.clone())
             .collect();
-        Agenda { pods, list, placed }
+        Agenda { pods, claim_pods, list, placed }
     }
 
     /// Whether the kubelet must be asked for its pods, after its files and the cgroups were read.
@@ -62,10 +66,13 @@ impl Agenda {
 }
 
 /// Whether a pass would find nothing: every grant is bound to a named pod whose processes run, and
-/// the kubelet knows the grants.
+/// the kubelet knows the grants. A claim is in use while one of its pods runs.
 pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> bool) -> bool {
     let is_in_order = |grant: &Grant| match &grant.state {
         GrantState::Bound { pod, .. } => pod.name.is_some() && lives(&pod.uid),
+        GrantState::Prepared { pods, unprepared_at: None, .. } => {
+            pods.iter().all(|pod| pod.name.is_some()) && pods.iter().any(|pod| lives(&pod.uid))
+        }
         _ => false,
     };
     !watchlist.has_forgotten() && ledger.grants().all(|grant| is_in_order(grant))
@@ -76,7 +83,8 @@ pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> b
 #[must_use]
 pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
     let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
-    ledger.grants().filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid))
+    let placed = ledger.grants().filter(|grant| grant.is_placed());
+    placed.filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid))
 }
 
 /// The wait until the next pass, unless an event triggers one earlier.
@@ -93,6 +101,8 @@ pub fn next_look(
             pod.name.is_none()
                 && u128::from(now.0.saturating_sub(bound_at.0)) < NAMED_WITHIN.as_millis()
         }
+        // The last process of its pods may end at any time.
+        GrantState::Prepared { unprepared_at, .. } => unprepared_at.is_some(),
         GrantState::Suspect { .. } | GrantState::Released { .. } => false,
     };
     let open = ledger.grants().any(|grant| is_open(grant));

@@ -7,6 +7,11 @@ use crate::domain::{
 };
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The time between the first and the last observation that together prove an absence: listings
+/// without a pod, or answers of the API server without a claim.
+pub const ABSENCE_MIN: Duration = Duration::from_secs(5);
 
 /// Whether the kubelet lists a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -356,6 +356,7 @@ mod tests {
                 objects: Vec::new(),
             }],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             granted_at: Timestamp(1),

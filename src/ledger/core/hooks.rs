@@ -57,11 +57,26 @@ impl Ledger {
     /// entries that wait for the commit. That counts for every id of the device: the last holder's
     /// data is still on it.
     pub fn waits<'a>(
-        &self,
+        &'a self,
         hooks: &ReleaseHooks,
         written: impl Iterator<Item = &'a Entry>,
-        wanted: &Grant,
+        wanted: &'a Grant,
     ) -> Option<Refusal> {
+        let (id, hook) = self.pending_hook(hooks, written, wanted)?;
+        Some(Refusal::Unhealthy {
+            resource: wanted.resource.clone(),
+            id: id.clone(),
+            reason: hook.reason(),
+        })
+    }
+
+    /// The first device of a grant with a pending hook, and the hook.
+    pub(super) fn pending_hook<'a>(
+        &'a self,
+        hooks: &ReleaseHooks,
+        written: impl Iterator<Item = &'a Entry>,
+        wanted: &'a Grant,
+    ) -> Option<(&'a DeviceId, &'a PendingHook)> {
         if hooks.is_empty() {
             return None;
         }
@@ -89,17 +104,12 @@ impl Ledger {
                 .is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
             by_id || overlap(&device.objects, &hook.objects)
         };
-        let owed = |device: &GrantedDevice| {
+        wanted.held_devices().find_map(|device| {
             let mut known = self.owed.values().flat_map(BTreeMap::values);
             let due = known.find(|hook| is_its(device, hook) && is_due(hook));
             let hook = due.or_else(|| about.iter().copied().find(|hook| is_its(device, hook)))?;
-            Some(Refusal::Unhealthy {
-                resource: wanted.resource.clone(),
-                id: device.id.clone(),
-                reason: hook.reason(),
-            })
-        };
-        wanted.devices.iter().find_map(owed)
+            Some((&device.id, hook))
+        })
     }
 }
 
@@ -111,7 +121,7 @@ fn holds(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_its = |device: &GrantedDevice| {
         !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects)
     };
-    grant.devices.iter().any(|device| is_same(&device.id) || is_its(device))
+    grant.held_devices().any(|device| is_same(&device.id) || is_its(device))
 }
 
 /// Whether the hook is for a holder before this grant. A torn write may leave a hook for a holder
@@ -126,7 +136,7 @@ pub(super) fn comes_after(grant: &Grant, hook: &PendingHook) -> bool {
 fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     let is_gated = sharing == Sharing::Exclusive && grant.resource == hook.resource;
     let is_same = || match &hook.pod {
-        Some(pod) => grant.pod().is_some_and(|other| other.uid == pod.uid),
+        Some(pod) => grant.pods().any(|other| other.uid == pod.uid),
         None => grant.alloc_id < hook.alloc_id,
     };
     holds(grant, sharing, hook) && (!is_gated || is_same())
@@ -164,7 +174,7 @@ pub fn owing<'a>(
         let GrantState::Released { pod, container, released_at, .. } = state else { continue };
         let Some(grant) = ledger.grant(alloc_id) else { continue };
         let Some(sharing) = hooks.get(&grant.resource) else { continue };
-        for device in &grant.devices {
+        for device in grant.held_devices() {
             let hook = PendingHook {
                 resource: grant.resource.clone(),
                 device: sharing.whole(&grant.resource, &device.id),
@@ -243,6 +253,7 @@ mod tests {
                 objects: Vec::new(),
             }],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(n),
@@ -269,6 +280,7 @@ mod tests {
             container: Some("main".into()),
             bound_at: None,
             released_at: Timestamp(100 + n),
+            other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
         Entry::Moved { alloc_id: grant(n, "").alloc_id, state }
@@ -493,6 +505,7 @@ mod tests {
                     container: None,
                     bound_at: None,
                     released_at,
+                    other_pods: Vec::new(),
                     released_by,
                 },
             }

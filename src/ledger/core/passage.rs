@@ -179,12 +179,19 @@ fn former_of(pod: &PodRef, container: &str, view: &impl View) -> FormerHolder {
 fn released(grant: &Grant, FormerHolder { pod, container }: FormerHolder, now: Timestamp) -> Entry {
     let bound_at = match grant.state {
         GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => Some(bound_at),
-        GrantState::Granted | GrantState::Released { .. } => None,
+        GrantState::Granted | GrantState::Prepared { .. } | GrantState::Released { .. } => None,
     };
     let (pod, container, released_by) = (Some(pod), Some(container), HANDED_ON.to_owned());
     Entry::Moved {
         alloc_id: grant.alloc_id.clone(),
-        state: GrantState::Released { pod, container, bound_at, released_at: now, released_by },
+        state: GrantState::Released {
+            pod,
+            container,
+            bound_at,
+            released_at: now,
+            other_pods: Vec::new(),
+            released_by,
+        },
     }
 }
 

@@ -13,7 +13,7 @@ use crate::domain::{
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version in a rebuilt grant: the version that made it is not known.
-const REBUILT: &str = "rebuilt";
+pub(super) const REBUILT: &str = "rebuilt";
 /// The version if another plugin made the grant.
 const OTHER_PLUGIN: &str = "other plugin";
 
@@ -50,6 +50,7 @@ pub fn rebuild(
             resource: kept.resource,
             devices: kept.devices.into_iter().map(device).collect(),
             edits: kept.edits,
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             state: GrantState::Bound { pod, container: kept.container, bound_at: now },

@@ -28,12 +28,15 @@
 //! before. Without that it is not proven: a kubelet that lost its checkpoint asks again for a
 //! container that still runs with its old devices. Then the pod's end releases both.
 //!
+//! Claims have proofs of their own ([`super::prepared`]).
+//!
 //! `never_started` needs a checkpoint that was written after the grant and does not contain it. The
 //! kubelet writes the checkpoint right after Allocate, before it admits the pod, so no container
 //! can have started without an entry.
 
 use super::Ledger;
-use super::evidence::{Evidence, Listing};
+use super::evidence::{ABSENCE_MIN, Evidence, Listing};
+use super::prepared::{ClaimWatch, prepared};
 use crate::domain::{
     AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef,
     Timestamp,
@@ -41,8 +44,6 @@ use crate::domain::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The time between the first and the last listing that together prove a pod's absence.
-pub const ABSENCE_MIN: Duration = Duration::from_secs(5);
 /// The time that a grant has to appear in a checkpoint. The kubelet takes milliseconds.
 pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
 /// `released_by` of a pod that was removed.
@@ -69,6 +70,7 @@ pub struct Watchlist {
     ended: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
+    claims: ClaimWatch,
 }
 
 /// A pod that is missing in listings.
@@ -91,7 +93,12 @@ impl Watchlist {
     /// Whether a release waits for another pass: then the next pass is soon.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        !self.absent.is_empty() || !self.unbound.is_empty()
+        !self.absent.is_empty() || !self.unbound.is_empty() || self.claims.is_waiting()
+    }
+
+    /// Records that a claim is in an answer to the kubelet, at a time since the boot.
+    pub fn note_answered(&mut self, uid: &str, now: Duration) {
+        self.claims.note_answered(uid, now);
     }
 
     /// Whether a grant has been without a container long enough to count as never started.
@@ -129,6 +136,7 @@ impl Watchlist {
     fn retain_live(&mut self, ledger: &Ledger) {
         self.forgotten.retain(|id| ledger.grant(id).is_some());
         self.known.retain(|id, _| ledger.grant(id).is_some());
+        self.claims.retain_live(ledger);
         let holders = ledger.pods();
         self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.ended.retain(|id| ledger.grant(id).is_some());
@@ -152,7 +160,7 @@ pub fn reconcile(
     watchlist.alive.extend(running.map(|(uid, _)| uid.clone()));
     watchlist.note_known(observation);
     if observation.checkpoint.is_some() {
-        let placed = ledger.grants().filter(|grant| grant.pod().is_some());
+        let placed = ledger.grants().filter(|grant| grant.is_placed());
         let forgotten = placed.filter(|grant| evidence.checkpointed(grant).is_none());
         watchlist.forgotten = forgotten.map(|grant| grant.alloc_id.clone()).collect();
     }
@@ -177,7 +185,7 @@ pub fn reconcile(
                     Held { pod, container, bound_at: *bound_at, suspect_at: Some(*suspect_at) };
                 placed(watchlist, grant, &held, &evidence, observation, now)
             }
-            GrantState::Released { .. } => continue,
+            GrantState::Prepared { .. } | GrantState::Released { .. } => continue,
         };
         entries.extend(
             state
@@ -185,6 +193,7 @@ pub fn reconcile(
                 .map(|state| Entry::Moved { alloc_id: grant.alloc_id.clone(), state }),
         );
     }
+    entries.extend(prepared(&mut watchlist.claims, ledger, &evidence, observation, now));
     entries
 }
 
@@ -228,6 +237,7 @@ fn unbound(
         container: None,
         bound_at: None,
         released_at: now.wall,
+        other_pods: Vec::new(),
         released_by,
     })
 }
@@ -264,6 +274,7 @@ fn placed(
             container,
             bound_at,
             released_at,
+            other_pods: Vec::new(),
             released_by: released_by.to_owned(),
         })
     };

@@ -133,41 +133,77 @@ pub fn doubt(
         .or(first)
 }
 
-/// Why a grant would give a second container an object that a live grant holds by another id (I2):
-/// an id is a way to a kernel object, and the object is held. No kubelet passes such an object to
-/// the next container of a pod, so this needs no further proof. `pending` grants wait for the
-/// commit.
+/// Why a grant would give an object to a second holder that a live grant holds (I2). `pending`
+/// grants wait for the commit.
+///
+/// - Between two containers: the object is held by another id. An id is a way to a kernel object,
+///   and no kubelet passes such an object to the next container of a pod.
+/// - Between a claim and another claim or a container: it is held by any id. A claim passes nothing
+///   on, and is prepared for a pod whose UID is known.
+///
+/// Both need no further proof. [`Grant::is_beside`] has the exceptions.
 #[must_use]
-pub fn held_as_other<'a>(
+pub fn held_by_another<'a>(
     ledger: &'a Ledger,
     mut pending: impl Iterator<Item = &'a Grant>,
-    wanted: &Grant,
+    wanted: &'a Grant,
 ) -> Option<Refusal> {
     let by_pending = pending.find_map(|other| {
         let others = other.objects();
-        let is_other = |device: &&GrantedDevice| {
-            !other.is_beside(&wanted.resource, &device.id) && overlap(&device.objects, &others)
+        let has_id = |id: &DeviceId| {
+            other.resource == wanted.resource && other.held_devices().any(|held| held.id == *id)
         };
-        wanted.devices.iter().find(is_other).map(|device| (device, other))
+        let is_other = |device: &&GrantedDevice| {
+            !other.is_beside(wanted, &device.id)
+                && (overlap(&device.objects, &others) || has_id(&device.id))
+        };
+        wanted.held_devices().find(is_other).map(|device| (device, other))
     });
-    let (device, holder) = by_pending.or_else(|| ledger.holder_by_another_id(wanted))?;
+    let (device, holder) = by_pending.or_else(|| ledger.other_holder(wanted))?;
+    if holder.claim.is_some() || wanted.claim.is_some() {
+        return Some(held_refusal(wanted, device, holder));
+    }
     let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);
     let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
     let theirs = holder.objects();
     let object =
         device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
-    let who = holder.pod().map_or_else(
-        || format!("a container that got it by grant {}", holder.alloc_id),
-        |pod| format!("pod {pod}"),
-    );
     Some(Refusal::HeldAsOther {
         resource: wanted.resource.clone(),
         id: device.id.clone(),
         object: object.clone(),
-        holder: who,
+        holder: name_of(holder),
         held: held.id.clone(),
         by: holder.resource.clone(),
     })
+}
+
+/// The holder in a refusal.
+fn name_of(holder: &Grant) -> String {
+    match (&holder.claim, holder.pod()) {
+        (Some(hold), _) => format!("claim {}", hold.claim),
+        (None, Some(pod)) => format!("pod {pod}"),
+        (None, None) => format!("a container that got it by grant {}", holder.alloc_id),
+    }
+}
+
+/// The refusal of a device that another claim, or another holder than the claim, has.
+fn held_refusal(wanted: &Grant, device: &GrantedDevice, holder: &Grant) -> Refusal {
+    let free_when = match holder.state {
+        GrantState::Prepared { unprepared_at: None, .. } => {
+            "it is free when the kubelet has unprepared that claim"
+        }
+        GrantState::Prepared { unprepared_at: Some(_), .. } => {
+            "that claim is unprepared, and the device is free when no process of its pods runs"
+        }
+        _ => "it is free when the end of that pod is proven",
+    };
+    Refusal::Held {
+        resource: wanted.resource.clone(),
+        id: device.id.clone(),
+        holder: name_of(holder),
+        free_when,
+    }
 }
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {

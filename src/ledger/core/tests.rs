@@ -36,6 +36,7 @@ fn grant(n: u64, device: &str, boot: &str) -> Grant {
             objects: Vec::new(),
         }],
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: boot.into(),
         kubelet: None,
         granted_at: Timestamp(WALL),
@@ -97,6 +98,7 @@ impl World {
             pods: Some(vec![listed("web", &["gpu0"])]),
             names: BTreeMap::from([("u1".into(), name("web"))]),
             cgroups: BTreeMap::from([("u1".into(), CgroupState::Populated)]),
+            claims: Arc::default(),
         };
         World { ledger, watchlist: Watchlist::default(), seen }
     }
@@ -662,6 +664,7 @@ fn evolving_twice_changes_nothing() {
         container: None,
         bound_at: None,
         released_at: Timestamp(WALL),
+        other_pods: Vec::new(),
         released_by: NEVER_STARTED.into(),
     };
     let released = Entry::Moved { alloc_id: alloc(1), state };
@@ -722,6 +725,7 @@ fn observation() -> impl Strategy<Value = Observation> {
                 .map(|(u, n)| (format!("u{u}"), name(&format!("pod-{n}"))))
                 .collect(),
             cgroups: cgroups.into_iter().map(|(u, state)| (format!("u{u}"), state)).collect(),
+            claims: Arc::default(),
         })
 }
 
@@ -835,8 +839,8 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
     let ask = |held: &Grant, wanted: &Grant| {
         let mut ledger = Ledger::default();
         ledger.evolve(&Entry::Grant(Arc::new(held.clone())));
-        let by_ledger = held_as_other(&ledger, std::iter::empty(), wanted);
-        let by_pending = held_as_other(&Ledger::default(), [held].into_iter(), wanted);
+        let by_ledger = held_by_another(&ledger, std::iter::empty(), wanted);
+        let by_pending = held_by_another(&Ledger::default(), [held].into_iter(), wanted);
         assert_eq!(by_ledger, by_pending, "whether it is written or about to be");
         by_ledger.map(|refusal| refusal.to_string())
     };
@@ -887,13 +891,17 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
             container: None,
             bound_at: None,
             released_at: Timestamp(1),
+            other_pods: Vec::new(),
             released_by: POD_GONE.into(),
         },
         ..held
     };
     let mut ledger = Ledger::default();
     ledger.evolve(&Entry::Grant(Arc::new(released)));
-    assert_eq!(held_as_other(&ledger, std::iter::empty(), &of_node(2, tty, "pci-1", &stick)), None);
+    assert_eq!(
+        held_by_another(&ledger, std::iter::empty(), &of_node(2, tty, "pci-1", &stick)),
+        None
+    );
 }
 
 #[test]

@@ -5,6 +5,9 @@
 //! payload: {"v":1,"record":{…}}
 //! ```
 //!
+//! An entry of a claim has version 2, and every other entry version 1. So an earlier Holdfast reads
+//! a ledger without claims, and refuses one with claims.
+//!
 //! The crc covers the sequence number, so a record that was copied to another position fails its
 //! check. The place is the position in its write, from 0: a power cut may tear a write, and then
 //! none of it was confirmed. A record of a later version is an error and not damage: the start
@@ -20,9 +23,9 @@ pub(crate) const FRAMING: u32 = 1;
 /// The version of sled's trees.
 pub(crate) const TREES: u32 = 1;
 /// The highest known version of a record.
-pub const VERSION: u32 = 1;
-/// The start of every payload of this version.
-const FRONT: &[u8] = br#"{"v":1,"record":"#;
+pub const VERSION: u32 = 2;
+/// The start of every payload, by its version.
+const FRONTS: [&[u8]; 2] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#];
 /// The bytes before the payload.
 pub(crate) const PREFIX_BYTES: usize = 16;
 /// A larger payload is refused by the writer, and counts as damage for the reader. A grant of 64
@@ -81,12 +84,28 @@ struct Read {
     record: Entry,
 }
 
+/// The lowest version that can express an entry.
+fn version(entry: &Entry) -> u32 {
+    let is_of_claim = match entry {
+        Entry::Grant(grant) => grant.claim.is_some() || grant.state.is_of_claim(),
+        Entry::Moved { state, .. } => state.is_of_claim(),
+        _ => false,
+    };
+    if is_of_claim { 2 } else { 1 }
+}
+
+/// The rest of a payload behind its version, if that is a known one.
+fn behind_front(payload: &[u8]) -> Option<&[u8]> {
+    FRONTS.iter().find_map(|front| payload.strip_prefix(*front))
+}
+
 /// The payload of an entry, the same in the journal and in sled.
 pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
     // A grant of one device fits. Payloads that are kept in memory have no spare capacity.
     let mut payload = Vec::with_capacity(960);
     // Every map of an entry has string keys, so serde_json cannot fail.
-    let written = serde_json::to_writer(&mut payload, &Written { v: VERSION, record: entry });
+    let written =
+        serde_json::to_writer(&mut payload, &Written { v: version(entry), record: entry });
     payload.shrink_to_fit();
     match payload.len() {
         1..=PAYLOAD_BYTES_MAX if written.is_ok() => Ok(payload),
@@ -97,14 +116,14 @@ pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
 /// The entry of a payload with a correct crc.
 pub(crate) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
     // The usual case: one pass, which halves the time of a start.
-    if let Some(record) = payload.strip_prefix(FRONT).and_then(|rest| rest.strip_suffix(b"}"))
+    if let Some(record) = behind_front(payload).and_then(|rest| rest.strip_suffix(b"}"))
         && let Ok(entry) = serde_json::from_slice(record)
     {
         return Ok(entry);
     }
     // The version first: an entry of a later version may have another format.
     match serde_json::from_slice::<Versioned>(payload) {
-        Ok(Versioned { v: VERSION }) => {}
+        Ok(Versioned { v: 1..=VERSION }) => {}
         Ok(Versioned { v }) if v > VERSION => return Err(Defect::Newer(v)),
         _ => return Err(Defect::Damaged),
     }
@@ -113,7 +132,7 @@ pub(crate) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
 
 /// The version of a payload, if only a later Holdfast can read it.
 pub(crate) fn newer(payload: &[u8]) -> Option<u32> {
-    if payload.starts_with(FRONT) {
+    if behind_front(payload).is_some() {
         return None;
     }
     if let Err(Defect::Newer(version)) = decode(payload) { Some(version) } else { None }
@@ -131,7 +150,7 @@ pub(crate) fn decode_grant(payload: &[u8]) -> Option<Grant> {
 /// The alloc-id of a grant's payload, without decoding it. `None` for other entries, and for other
 /// encoders.
 pub(crate) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
-    let text = payload.strip_prefix(br#"{"v":1,"record":{"entry":"grant","alloc_id":""#)?;
+    let text = behind_front(payload)?.strip_prefix(br#"{"entry":"grant","alloc_id":""#)?;
     let end = text.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
     let plain = text[end] == b'"';
     plain.then(|| std::str::from_utf8(&text[..end]).ok().map(AllocId::new)).flatten()
@@ -230,6 +249,7 @@ pub(crate) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Def
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Timestamp;
     use crate::store::samples;
 
     fn frame_one(bytes: &mut Vec<u8>, seq: u64, payload: &[u8]) {
@@ -278,6 +298,34 @@ mod tests {
             samples::forgotten_for_good(&[1]),
         ]);
         is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &entries);
+        let entries = [
+            samples::claimed(1),
+            samples::prepared(1, None),
+            samples::prepared(1, Some(Timestamp(1_700_000_002_000))),
+            samples::unprepared(1),
+        ];
+        is_golden("records-v2.bin", include_bytes!("golden/records-v2.bin"), &entries);
+    }
+
+    #[test]
+    fn only_what_an_earlier_version_cannot_read_has_the_later_version() {
+        let versions = |entries: &[Entry]| {
+            let payloads = entries.iter().map(|entry| encode(entry).unwrap());
+            payloads.map(|payload| payload[5] - b'0').collect::<Vec<_>>()
+        };
+        let released_with_one_pod = {
+            let Entry::Moved { alloc_id, state } = samples::released(1) else { panic!() };
+            Entry::Moved { alloc_id, state }
+        };
+        assert_eq!(
+            versions(&[samples::made(1), samples::bound(1), released_with_one_pod]),
+            [1, 1, 1]
+        );
+        assert_eq!(
+            versions(&[samples::claimed(1), samples::prepared(1, None), samples::unprepared(1)]),
+            [2, 2, 2]
+        );
+        assert_eq!(newer(&encode(&samples::claimed(1)).unwrap()), None);
     }
 
     #[test]
@@ -321,7 +369,9 @@ mod tests {
 
     #[test]
     fn a_later_version_is_not_damage() {
-        assert_eq!(decode(br#"{"v":2,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(2)));
+        assert_eq!(decode(br#"{"v":3,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(3)));
+        assert_eq!(decode(br#"{"v":2,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
+        assert_eq!(newer(br#"{"v":3,"record":{"entry":"grant"}}"#), Some(3));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
     }
@@ -331,6 +381,11 @@ mod tests {
         assert_eq!(
             alloc_id_of(&encode(&samples::made(7)).unwrap()),
             Some(samples::grant(7).alloc_id)
+        );
+        let Entry::Grant(of_claim) = samples::claimed(7) else { panic!("it is a grant") };
+        assert_eq!(
+            alloc_id_of(&encode(&samples::claimed(7)).unwrap()).as_ref(),
+            Some(&of_claim.alloc_id)
         );
         assert_eq!(alloc_id_of(&encode(&samples::bound(7)).unwrap()), None);
         assert_eq!(alloc_id_of(br#"{"v":1,"record":{"entry":"grant","alloc_id":"a\u0062"#), None);

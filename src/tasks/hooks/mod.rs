@@ -153,7 +153,7 @@ fn sharer(grants: &[Arc<Grant>], hook: &Hook, device: &Device) -> Option<String>
     let has_it = |grant: &&Arc<Grant>| {
         let is_reset =
             |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
-        grant.is_live() && grant.devices.iter().any(is_reset)
+        grant.is_live() && grant.held_devices().any(is_reset)
     };
     grants.iter().find(has_it).map(|grant| grant.alloc_id.to_string())
 }

@@ -106,6 +106,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             host_root: stage.node.path("host"),
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,
+            claims: watch::channel(Arc::default()).1,
             gate: Arc::clone(&gate),
         };
         let arbiter = Arbiter::new();

@@ -447,6 +447,7 @@ fn grant(simulation: &HealthSimulation, id: &DeviceId) -> Arc<Grant> {
         resource: resource.clone(),
         devices: vec![device],
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: "first".into(),
         kubelet: None,
         granted_at: Timestamp(1),

@@ -59,6 +59,7 @@ fn grant(pod: &str, container: &str, id: &str) -> Arc<Grant> {
             objects: Vec::new(),
         }],
         edits,
+        claim: None,
         boot_id: "boot".into(),
         kubelet: None,
         granted_at: Timestamp(START + 30_000),

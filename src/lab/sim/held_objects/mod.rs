@@ -18,7 +18,7 @@ use crate::domain::{
     GrantedDevice, Listed, Object, PendingHooks, ResourceName, Safeguard, Timestamp,
 };
 use crate::health::core::{Judge, Rules};
-use crate::ledger::core::{Ledger, held_as_other};
+use crate::ledger::core::{Ledger, held_by_another};
 use crate::serving;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
@@ -70,6 +70,7 @@ impl Machine {
                 devices: device.nodes.iter().map(path).collect(),
                 ..ContainerEdits::default()
             },
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             granted_at: Timestamp(self.now),
@@ -98,7 +99,7 @@ impl Machine {
             return Ok(());
         }
         let grant = self.next_grant(&resource, &id, &device);
-        if held_as_other(&self.ledger, std::iter::empty(), &grant).is_some() {
+        if held_by_another(&self.ledger, std::iter::empty(), &grant).is_some() {
             return Ok(());
         }
         let real_objects: BTreeSet<String> =
@@ -141,6 +142,7 @@ impl Machine {
             container: None,
             bound_at: None,
             released_at: Timestamp(self.now),
+            other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
         self.ledger.evolve(&Entry::Moved { alloc_id: pod.alloc_id, state: released });

@@ -230,6 +230,7 @@ impl Node {
             pods: None,
             names,
             cgroups,
+            claims: Arc::default(),
         }
     }
 

@@ -291,6 +291,7 @@ pub(super) fn grant(
         resource: resource.clone(),
         devices: ids.iter().map(device).collect(),
         edits,
+        claim: None,
         boot_id: inner.node.boot_id(),
         kubelet: *inner.node.kubelet_socket().borrow(),
         granted_at: inner.node.moment().wall,

@@ -4,7 +4,7 @@ use super::daemon::{Inner, NodeEvidence, grant};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
 use crate::lab::sim::kubelet::core::{ListedDevice, Options};
 use crate::lab::sim::memory::{ConnectionId, ListStream, Plugin};
-use crate::ledger::core::{Proof, doubt, held_as_other};
+use crate::ledger::core::{Proof, doubt, held_by_another};
 use crate::registration::core::Event;
 use crate::serving::core::decide;
 use futures_util::StreamExt as _;
@@ -161,7 +161,7 @@ impl Plugin for Service {
                 doubt.id, doubt.pod.uid
             )));
         }
-        if let Some(refusal) = held_as_other(&inner.lock().ledger, std::iter::empty(), &grant) {
+        if let Some(refusal) = held_by_another(&inner.lock().ledger, std::iter::empty(), &grant) {
             return Err(Status::failed_precondition(refusal.to_string()));
         }
         inner.commit(vec![Entry::Grant(Arc::new(grant))]).await;

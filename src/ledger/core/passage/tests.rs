@@ -41,6 +41,7 @@ fn grant(n: usize, ids: &[&str], state: GrantState) -> Grant {
         resource: resource(),
         devices: ids.iter().map(device).collect(),
         edits: ContainerEdits::default(),
+        claim: None,
         boot_id: "boot".into(),
         kubelet: None,
         granted_at: Timestamp(1),
@@ -392,7 +393,14 @@ impl World {
             let (bound_at, released_at, released_by) = (None, Timestamp(5), POD_GONE.to_owned());
             Some(Entry::Moved {
                 alloc_id: grant.alloc_id.clone(),
-                state: GrantState::Released { pod, container, bound_at, released_at, released_by },
+                state: GrantState::Released {
+                    pod,
+                    container,
+                    bound_at,
+                    released_at,
+                    other_pods: Vec::new(),
+                    released_by,
+                },
             })
         });
         let moves: Vec<Entry> = moves.collect();

@@ -1,0 +1,106 @@
+//! The ledger's part in claims of DRA: it records and releases them.
+//!
+//! A request waits in the mailbox behind a commit that concerns the same claim. So each decision
+//! knows every earlier one.
+
+use super::actor::LedgerActor;
+use super::committer::Reply;
+use super::core::{Recording, is_one_claim, record_claim, release_claim};
+use crate::domain::{Entry, Grant, Refusal};
+use crate::host;
+use crate::messages::{RecordClaim, RecordError, ReleaseClaim, WithReply};
+use actix::{AsyncContext, Context, Handler};
+use std::sync::Arc;
+
+impl Handler<WithReply<RecordClaim>> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, request: WithReply<RecordClaim>, context: &mut Self::Context) {
+        let grants = &request.message.grants;
+        if !is_one_claim(grants) {
+            return drop(request.reply.send(Err(RecordError::NotOneClaim)));
+        }
+        let hold = grants.first().and_then(|grant| grant.claim.clone());
+        let uid = hold.as_ref().map(|hold| hold.claim.uid.as_str()).unwrap_or_default();
+        if self.is_written(uid) {
+            return context.notify(request);
+        }
+        let Recording { entries, answer } = {
+            let written: Vec<&Entry> = self.committer.entries().collect();
+            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+            record_claim(&self.ledger, &self.hooks, &written, grants, &cgroup, host::now().wall)
+        };
+        match answer {
+            Err(refusal) => {
+                self.note_refused(grants, &refusal, context);
+                let _ = request.reply.send(Err(RecordError::from(refusal)));
+                if !entries.is_empty() {
+                    // The former allocation. No caller waits for it: the request comes again.
+                    drop(self.submit(entries, context));
+                }
+            }
+            Ok(grants) => {
+                self.reconciler.watchlist.note_answered(uid, host::now().boot);
+                if entries.is_empty() {
+                    return drop(request.reply.send(Ok(grants)));
+                }
+                self.schedule_commit(entries, Reply::Claim(request.reply, grants), context);
+            }
+        }
+    }
+}
+
+impl Handler<WithReply<ReleaseClaim>> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, request: WithReply<ReleaseClaim>, context: &mut Self::Context) {
+        let uid = &request.message.claim.uid;
+        if self.is_written(uid) {
+            return context.notify(request);
+        }
+        let entries = {
+            let written: Vec<&Entry> = self.committer.entries().collect();
+            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+            release_claim(&self.ledger, &self.hooks, &written, uid, &cgroup, host::now().wall)
+        };
+        if entries.is_empty() {
+            return drop(request.reply.send(Ok(())));
+        }
+        self.schedule_commit(entries, Reply::Internal(request.reply), context);
+    }
+}
+
+impl LedgerActor {
+    /// Whether an entry of the claim waits for the commit.
+    fn is_written(&self, uid: &str) -> bool {
+        let is_its = |grant: &Grant| grant.claim.as_ref().is_some_and(|of| of.claim.uid == uid);
+        self.committer.entries().any(|entry| match entry {
+            Entry::Grant(grant) => is_its(grant),
+            Entry::Moved { alloc_id, .. } => {
+                self.ledger.grant(alloc_id).is_some_and(|grant| is_its(grant))
+            }
+            _ => false,
+        })
+    }
+
+    /// Observes the kubelet and the pods if the holder of a refused device may have ended: the
+    /// usual pass may be later than the caller waits.
+    fn note_refused(
+        &mut self,
+        wanted: &[Arc<Grant>],
+        refusal: &Refusal,
+        context: &mut Context<Self>,
+    ) {
+        tracing::debug!(%refusal, "claim not recorded yet");
+        let lives =
+            |grant: &Grant| grant.pods().any(|pod| self.reconciler.observer.lives(&pod.uid));
+        let has_ended = wanted.iter().any(|grant| {
+            grant.held_devices().any(|device| {
+                self.ledger.holders(&grant.resource, &device.id).any(|holder| !lives(holder))
+            })
+        });
+        if has_ended {
+            self.reconcile(context);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The end of a claim's grant: what every proof of it needs, and the released state.
+
+use crate::domain::{CgroupState, Grant, GrantState, Timestamp};
+
+/// `released_by` of a claim that the kubelet has unprepared.
+pub const UNPREPARED: &str = "unprepared";
+
+/// Whether no process of the claim's pods runs. A state that cannot be read proves nothing. Only a
+/// grant that was restored from the kubelet's own list may have no pod: then the kubelet has none
+/// that may run.
+pub(super) fn has_ended(grant: &Grant, cgroup: &impl Fn(&str) -> CgroupState) -> bool {
+    matches!(&grant.state, GrantState::Prepared { pods, .. }
+        if pods.iter().all(|pod| cgroup(&pod.uid).is_dead()))
+}
+
+/// The released state of a claim's grant, with all its pods.
+pub(super) fn released(grant: &Grant, proof: &str, now: Timestamp) -> GrantState {
+    let mut pods = grant.pods().cloned();
+    let bound_at = match grant.state {
+        GrantState::Prepared { prepared_at, .. } => Some(prepared_at),
+        _ => None,
+    };
+    GrantState::Released {
+        pod: pods.next(),
+        container: None,
+        bound_at,
+        released_at: now,
+        released_by: proof.to_owned(),
+        other_pods: pods.collect(),
+    }
+}

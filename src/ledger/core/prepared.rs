@@ -1,0 +1,167 @@
+//! Ends of claims without an Unprepare, or after one that came too early, from observations.
+//!
+//! A claim is never released by the evidence about device plugins: neither their checkpoint nor
+//! their listings know it. Its proofs are:
+//!
+//! - `unprepared`: the kubelet has unprepared it, and no process of its pods runs.
+//! - `claim_gone`: the API server has answered twice, [`ABSENCE_MIN`] apart, that nothing is
+//!   allocated to it any longer. The kubelet's file, newer than the grant, lacks it. The cgroups of
+//!   its pods are absent.
+//! - `never_prepared`: nothing was answered for it since the start of this process. The file of a
+//!   settled kubelet, newer than the grant, has lacked it for [`NEVER_PREPARED_MIN`]. The cgroups
+//!   of its pods are absent.
+//!
+//! `reallocated` is decided at the next Prepare ([`super::claims`]). What cannot be read proves
+//! nothing, and starts a proof again. A reboot proves nothing: the kubelet prepares the claim again
+//! for the pod's new sandbox.
+//!
+//! The kubelet writes its entry before it asks to prepare a claim, and keeps it until the claim is
+//! unprepared. So an entry is missing only if the kubelet lost its file, or if the claim was
+//! unprepared and the ledger lost that.
+
+use super::Ledger;
+use super::claim_end::{UNPREPARED, has_ended, released};
+use super::evidence::{ABSENCE_MIN, Evidence};
+use crate::domain::{
+    CgroupState, ClaimEvidence, Entry, Grant, GrantState, Moment, Observation, PodName,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// `released_by` of a claim that the API server and the kubelet no longer have.
+pub const CLAIM_GONE: &str = "claim_gone";
+/// `released_by` of a claim whose Prepare was never answered.
+pub const NEVER_PREPARED: &str = "never_prepared";
+/// How long the kubelet's file must lack a claim that was never answered.
+pub const NEVER_PREPARED_MIN: Duration = Duration::from_secs(60);
+
+/// Observations about claims. Not durable: after a restart a proof starts again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct ClaimWatch {
+    /// When a claim was last in an answer, since the boot. Claims are named by their UIDs.
+    answered: BTreeMap<String, Duration>,
+    /// When the API server first answered that it has no such allocation, since the boot.
+    gone: BTreeMap<String, Duration>,
+    /// Since when the kubelet's file has lacked a claim that was never answered.
+    lacking: BTreeMap<String, Duration>,
+}
+
+impl ClaimWatch {
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.gone.is_empty() || !self.lacking.is_empty()
+    }
+
+    pub(super) fn note_answered(&mut self, uid: &str, now: Duration) {
+        self.answered.insert(uid.to_owned(), now);
+        self.gone.remove(uid);
+        self.lacking.remove(uid);
+    }
+
+    pub(super) fn retain_live(&mut self, ledger: &Ledger) {
+        let live: BTreeSet<&str> = ledger
+            .grants()
+            .filter_map(|grant| Some(grant.claim.as_ref()?.claim.uid.as_str()))
+            .collect();
+        for times in [&mut self.answered, &mut self.gone, &mut self.lacking] {
+            times.retain(|uid, _| live.contains(uid.as_str()));
+        }
+    }
+
+    /// Whether the API server has answered twice that it has no such allocation. `may_be` is
+    /// whether all other evidence agrees.
+    fn is_gone(&mut self, uid: &str, claims: &ClaimEvidence, may_be: bool) -> bool {
+        let answered = self.answered.get(uid);
+        let look = claims.api.get(uid).filter(|look| {
+            may_be && look.is_gone && answered.is_none_or(|answered| *answered < look.at)
+        });
+        let Some(look) = look else {
+            self.gone.remove(uid);
+            return false;
+        };
+        let since = *self.gone.entry(uid.to_owned()).or_insert(look.at);
+        look.at.saturating_sub(since) >= ABSENCE_MIN
+    }
+
+    /// Whether the kubelet's file has lacked an unanswered claim for long enough.
+    fn was_never_prepared(&mut self, uid: &str, now: Duration, may_be: bool) -> bool {
+        if !may_be || self.answered.contains_key(uid) {
+            self.lacking.remove(uid);
+            return false;
+        }
+        let since = *self.lacking.entry(uid.to_owned()).or_insert(now);
+        now.saturating_sub(since) >= NEVER_PREPARED_MIN
+    }
+}
+
+/// Decides which claims end, and fills in the names of pods. All grants of a claim are one holder:
+/// they end together, although a torn write may have left different pods in them.
+pub(super) fn prepared(
+    watch: &mut ClaimWatch,
+    ledger: &Ledger,
+    evidence: &Evidence<'_>,
+    observation: &Observation,
+    now: Moment,
+) -> Vec<Entry> {
+    let mut claims: BTreeMap<&str, Vec<&Grant>> = BTreeMap::new();
+    for grant in ledger.grants() {
+        if let (Some(hold), GrantState::Prepared { .. }) = (&grant.claim, &grant.state) {
+            claims.entry(&hold.claim.uid).or_default().push(grant);
+        }
+    }
+    let mut entries = Vec::new();
+    for (uid, grants) in claims {
+        let proof = proof(watch, uid, &grants, evidence, observation, now);
+        entries.extend(grants.into_iter().filter_map(|grant| {
+            let state = match proof {
+                Some(proof) => released(grant, proof, now.wall),
+                None => named(grant, observation)?,
+            };
+            Some(Entry::Moved { alloc_id: grant.alloc_id.clone(), state })
+        }));
+    }
+    entries
+}
+
+/// The proof that a claim has ended, if it is complete.
+fn proof(
+    watch: &mut ClaimWatch,
+    uid: &str,
+    grants: &[&Grant],
+    evidence: &Evidence<'_>,
+    observation: &Observation,
+    now: Moment,
+) -> Option<&'static str> {
+    let cgroup = |uid: &str| evidence.cgroup(uid);
+    let is_unprepared =
+        |grant: &&Grant| matches!(grant.state, GrantState::Prepared { unprepared_at: Some(_), .. });
+    if grants.iter().all(is_unprepared) && grants.iter().all(|grant| has_ended(grant, &cgroup)) {
+        return Some(UNPREPARED);
+    }
+    let recorded_at = grants.iter().filter_map(|grant| match grant.state {
+        GrantState::Prepared { prepared_at, .. } => Some(grant.granted_at.max(prepared_at)),
+        _ => None,
+    });
+    let file = observation.claims.kubelet.as_ref();
+    let lacks = file.zip(recorded_at.max()).is_some_and(|(file, recorded_at)| {
+        file.written_at > recorded_at && !file.claims.contains_key(uid)
+    });
+    let mut pods = grants.iter().flat_map(|grant| grant.pods());
+    let may_be = lacks && pods.all(|pod| cgroup(&pod.uid) == CgroupState::Absent);
+    if watch.is_gone(uid, &observation.claims, may_be) {
+        return Some(CLAIM_GONE);
+    }
+    let may_be = may_be && observation.kubelet_settled;
+    watch.was_never_prepared(uid, now.boot, may_be).then_some(NEVER_PREPARED)
+}
+
+/// The state of a grant with the names of its pods; `None` if there are no new ones.
+fn named(grant: &Grant, observation: &Observation) -> Option<GrantState> {
+    let mut state = grant.state.clone();
+    let GrantState::Prepared { pods, .. } = &mut state else { return None };
+    for pod in pods.iter_mut().filter(|pod| pod.name.is_none()) {
+        if let Some(PodName { namespace, name }) = observation.names.get(&pod.uid) {
+            (pod.namespace, pod.name) = (Some(namespace.clone()), Some(name.clone()));
+        }
+    }
+    (state != grant.state).then_some(state)
+}

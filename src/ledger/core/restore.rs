@@ -1,0 +1,99 @@
+//! Restores claims that the ledger lacks from the kubelet's own record (`dra_manager_state`), which
+//! has the claim, its pods, and our answer.
+//!
+//! The record has neither the allocation nor what the CDI devices contain. So a restored grant has
+//! no allocation: the next Prepare is the same allocation if it has the same devices. It does not
+//! show which device was allocated for an administrator either, so each one counts as held.
+
+use super::Ledger;
+use super::rebuild::REBUILT;
+use crate::domain::{
+    AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DraName, Grant, GrantState,
+    GrantedDevice, KubeletClaim, KubeletClaims, PodRef, PreparedDevice, ResourceName, Timestamp,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A device of this node, found by its name in the DRA API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedDevice {
+    /// Its resource.
+    pub resource: ResourceName,
+    /// Its id, with its objects.
+    pub device: GrantedDevice,
+    /// What its CDI device contains.
+    pub edits: ContainerEdits,
+}
+
+/// The claims that could be restored, and those that could not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// The grants that the ledger lacked.
+    pub grants: Vec<Grant>,
+    /// Devices in the kubelet's record that this node does not know.
+    pub unknown: Vec<DraName>,
+}
+
+/// Restores the devices of claims that no live grant of the same claim has. `named` finds a device
+/// by its name, and `new_id` makes an id.
+///
+/// The kubelet's record may still have a claim whose release was recorded just before this process
+/// started. Then the kubelet unprepares it again, or the record soon lacks it (`never_prepared`).
+#[must_use]
+pub fn restore_claims(
+    kept: &KubeletClaims,
+    ledger: &Ledger,
+    named: impl Fn(&DraName) -> Option<NamedDevice>,
+    mut new_id: impl FnMut() -> AllocId,
+    now: Timestamp,
+) -> Restored {
+    let mut restored = Restored::default();
+    for KubeletClaim { claim, pods, devices } in kept.claims.values() {
+        let live: Vec<&ClaimHold> =
+            ledger.of_claim(&claim.uid).filter_map(|grant| grant.claim.as_deref()).collect();
+        let mut lost: BTreeMap<ResourceName, Vec<(GrantedDevice, ClaimedDevice)>> = BTreeMap::new();
+        for device in devices {
+            let allocated = allocated(device);
+            if live.iter().any(|hold| hold.has(&allocated)) {
+                continue;
+            }
+            let Some(NamedDevice { resource, device: granted, edits }) = named(&device.name) else {
+                restored.unknown.push(device.name.clone());
+                continue;
+            };
+            let (id, cdi_devices) = (granted.id.clone(), device.cdi_devices.clone());
+            let claimed = ClaimedDevice { allocated, id, cdi_devices, edits };
+            lost.entry(resource).or_default().push((granted, claimed));
+        }
+        let pod = |uid: &String| PodRef { uid: uid.clone(), namespace: None, name: None };
+        for (resource, devices) in lost {
+            let (mut devices, mut claimed): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
+            claimed.sort_by(|one: &ClaimedDevice, other| one.allocated.cmp(&other.allocated));
+            devices.dedup_by(|one: &mut GrantedDevice, other| one.id == other.id);
+            let allocation = live.first().map(|hold| hold.allocation.clone()).unwrap_or_default();
+            let hold = ClaimHold { claim: claim.clone(), allocation, devices: claimed };
+            restored.grants.push(Grant {
+                alloc_id: new_id(),
+                resource,
+                devices,
+                edits: ContainerEdits::default(),
+                claim: Some(Arc::new(hold)),
+                boot_id: String::new(),
+                kubelet: None,
+                granted_at: now,
+                version: REBUILT.into(),
+                state: GrantState::Prepared {
+                    pods: pods.iter().map(pod).collect(),
+                    prepared_at: now,
+                    unprepared_at: None,
+                },
+            });
+        }
+    }
+    restored
+}
+
+fn allocated(device: &PreparedDevice) -> Allocated {
+    let (request, name) = (device.request.clone(), device.name.clone());
+    Allocated { request, name, share_id: device.share_id.clone(), admin: false }
+}
