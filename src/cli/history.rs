@@ -247,8 +247,13 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
 
 /// The message for an empty result; it names the pod, the device, the resource and the time.
 fn no_grants(options: &Options, time: Time) -> Text {
-    let GrantFilter { pod, resource } = &options.filter;
-    let who = pod.as_ref().map_or_else(|| "no container".to_owned(), |pod| format!("no pod {pod}"));
+    let GrantFilter { pod, resource, claim } = &options.filter;
+    let who = match (claim, pod) {
+        (Some(claim), None) => format!("no claim {claim}"),
+        (Some(claim), Some(pod)) => format!("no claim {claim} of pod {pod}"),
+        (None, Some(pod)) => format!("no pod {pod}"),
+        (None, None) => "no container".to_owned(),
+    };
     let what = options
         .device
         .as_ref()
@@ -301,6 +306,7 @@ mod tests {
             resource: "nvidia.com/gpu".parse().unwrap(),
             devices: Vec::new(),
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(granted_at),
@@ -316,6 +322,7 @@ mod tests {
             container: None,
             bound_at: None,
             released_at: Timestamp(at),
+            other_pods: Vec::new(),
             released_by,
         }
     }
@@ -429,6 +436,7 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
             filter: GrantFilter {
                 pod: pod.map(Into::into),
                 resource: resource.map(|name| name.parse().unwrap()),
+                claim: None,
             },
             ..Options::default()
         };

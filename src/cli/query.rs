@@ -13,7 +13,7 @@
 //! counts from the start of an id, or from behind its first `-` or `:` (`misc:fuse`). A container
 //! may also get a node by a name (of a GPU or of CDI) that the answer contains.
 
-use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
+use crate::domain::{ClaimRef, DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
 use crate::store::ExportLine;
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,20 +28,28 @@ pub struct GrantFilter {
     /// Show only this resource, such as nvidia.com/gpu
     #[arg(long, value_name = "NAME")]
     pub resource: Option<ResourceName>,
+    /// Show only this claim (ResourceClaim), in any namespace or in the given one; `uid:…` for its
+    /// UID
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = crate::console::non_empty)]
+    pub claim: Option<String>,
 }
 
 impl GrantFilter {
     /// Whether there is no filter.
     #[must_use]
     pub fn is_all(&self) -> bool {
-        self.pod.is_none() && self.resource.is_none()
+        self.pod.is_none() && self.resource.is_none() && self.claim.is_none()
     }
 
     /// Whether the grant passes the filter.
     #[must_use]
     pub fn fits(&self, grant: &Grant) -> bool {
-        let of_pod = |wanted: &String| grant.pod().is_some_and(|pod| is_named(pod, wanted));
+        let of_pod = |wanted: &String| grant.pods().any(|pod| is_named(pod, wanted));
+        let of_claim = |wanted: &String| {
+            grant.claim.as_ref().is_some_and(|hold| is_claim(&hold.claim, wanted))
+        };
         self.pod.as_ref().is_none_or(of_pod)
+            && self.claim.as_ref().is_none_or(of_claim)
             && self.resource.as_ref().is_none_or(|wanted| *wanted == grant.resource)
     }
 }
@@ -103,6 +111,12 @@ pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
         }
         None => pod.name.as_deref() == Some(wanted),
     }
+}
+
+/// Whether `wanted` names the claim, in the same forms as a pod.
+fn is_claim(claim: &ClaimRef, wanted: &str) -> bool {
+    let ClaimRef { uid, namespace, name } = claim.clone();
+    is_named(&PodRef { uid, namespace: Some(namespace), name: Some(name) }, wanted)
 }
 
 /// How well a device matches; later variants are better.
@@ -268,7 +282,11 @@ impl DeviceQuery {
     }
 
     fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
-        let mut nodes = grant.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
+        let claimed = grant.claim.iter().flat_map(|hold| &hold.devices);
+        let of_claim = claimed.filter(|claimed| claimed.id == device.id);
+        let edits = of_claim.map(|claimed| &claimed.edits).chain([&grant.edits]);
+        let in_answer = edits.flat_map(|edits| &edits.devices).map(|node| &node.host);
+        let mut nodes = in_answer.chain(&device.nodes);
         let mut has_node = || {
             self.text.starts_with('/') && nodes.any(|node| node.eq_ignore_ascii_case(&self.text))
         };
@@ -345,9 +363,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_holder_of_a_share_holds_the_device() {
-        let grant = |id: &str| Grant {
+    fn grant(id: &str) -> Grant {
+        Grant {
             alloc_id: crate::domain::AllocId::new("a-1"),
             resource: "example.com/fuse".parse().unwrap(),
             devices: vec![GrantedDevice {
@@ -358,12 +375,55 @@ mod tests {
                 objects: Vec::new(),
             }],
             edits: crate::domain::ContainerEdits::default(),
+            claim: None,
             boot_id: String::new(),
             kubelet: None,
             granted_at: crate::domain::Timestamp(0),
             version: String::new(),
             state: crate::domain::GrantState::Granted,
+        }
+    }
+
+    #[test]
+    fn a_claim_is_found_by_its_name_and_by_each_of_its_pods() {
+        let pod = |name: &str| PodRef {
+            uid: format!("uid-{name}"),
+            namespace: Some("ml".into()),
+            name: Some(name.into()),
         };
+        let claim = ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() };
+        let hold = crate::domain::ClaimHold { claim, allocation: "x".into(), devices: Vec::new() };
+        let held = Grant {
+            claim: Some(std::sync::Arc::new(hold)),
+            state: crate::domain::GrantState::Prepared {
+                pods: vec![pod("a"), pod("b")],
+                prepared_at: crate::domain::Timestamp(0),
+                unprepared_at: None,
+            },
+            ..grant("fuse")
+        };
+        let of = |claim: Option<&str>, pod: Option<&str>| GrantFilter {
+            pod: pod.map(Into::into),
+            resource: None,
+            claim: claim.map(Into::into),
+        };
+        for (claim, pod, fits) in [
+            (Some("ml/train"), None, true),
+            (Some("train"), None, true),
+            (Some("uid:c1"), None, true),
+            (Some("other/train"), None, false),
+            (Some("uid:c2"), None, false),
+            (None, Some("ml/b"), true),
+            (Some("train"), Some("uid:uid-a"), true),
+            (Some("train"), Some("c"), false),
+        ] {
+            assert_eq!(of(claim, pod).fits(&held), fits, "{claim:?} {pod:?}");
+        }
+        assert!(!of(Some("train"), None).fits(&grant("fuse")) && !of(Some("x"), None).is_all());
+    }
+
+    #[test]
+    fn the_holder_of_a_share_holds_the_device() {
         let mut wanted = DeviceQuery::new("fuse");
         wanted.add("dev:/dev/fuse", &DeviceId::new("fuse"));
         assert!(wanted.add_grant(&grant("fuse::1")) && wanted.matches_grant(&grant("fuse::1")));

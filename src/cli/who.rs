@@ -225,10 +225,12 @@ fn no_holder(ids: Option<&BTreeSet<DeviceId>>, filter: &GrantFilter, last: Optio
         ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
     });
     let of = filter.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
-    let who = filter
-        .pod
-        .as_ref()
-        .map_or("no container holds".to_owned(), |pod| format!("no pod {pod} holds"));
+    let who = match (&filter.claim, &filter.pod) {
+        (Some(claim), None) => format!("no claim {claim} holds"),
+        (Some(claim), Some(pod)) => format!("no claim {claim} of pod {pod} holds"),
+        (None, Some(pod)) => format!("no pod {pod} holds"),
+        (None, None) => "no container holds".to_owned(),
+    };
     let mut text = Text::of_line(format_args!("{who} {device}{of}"));
     match last.map(|grant| (grant, &grant.state)) {
         Some((grant, GrantState::Released { released_at, released_by, .. })) => {
