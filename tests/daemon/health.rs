@@ -495,27 +495,7 @@ impl StandaloneHealth {
             attributes: Attributes::default(),
         };
         let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Rdma));
-        let grants = held.iter().map(|id| {
-            let device = GrantedDevice {
-                id: DeviceId::new(*id),
-                key: (*id).into(),
-                numa_nodes: Vec::new(),
-                nodes: Vec::new(),
-                objects: Vec::new(),
-            };
-            Arc::new(Grant {
-                alloc_id: AllocId::new("a-1"),
-                resource: gpu(),
-                devices: vec![device],
-                edits: ContainerEdits::default(),
-                claim: None,
-                boot_id: "boot".into(),
-                kubelet: None,
-                granted_at: Timestamp(1),
-                version: "1".into(),
-                state: GrantState::Granted,
-            })
-        });
+        let grants = held.iter().map(|id| Arc::new(holder(id)));
         let (inventory, inventory_view) = watch::channel(Arc::default());
         let (judgement, judgement_view) =
             watch::channel(Judgement { verdicts: Arc::new(remembered), ..Judgement::default() });
@@ -662,4 +642,27 @@ fn a_kubelet_gets_soft_failures_of_held_devices_after_running_for_a_minute() {
         health.kubelet.send_replace(started(Duration::from_millis(59_500)));
         health.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
     });
+}
+
+/// A grant that holds this device.
+fn holder(id: &str) -> Grant {
+    let device = GrantedDevice {
+        id: DeviceId::new(id),
+        key: id.into(),
+        numa_nodes: Vec::new(),
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
+    Grant {
+        alloc_id: AllocId::new("a-1"),
+        resource: gpu(),
+        devices: vec![device],
+        edits: ContainerEdits::default(),
+        claim: None,
+        boot_id: "boot".into(),
+        kubelet: None,
+        granted_at: Timestamp(1),
+        version: "1".into(),
+        state: GrantState::Granted,
+    }
 }

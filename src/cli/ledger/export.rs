@@ -247,6 +247,14 @@ mod tests {
     use super::*;
     use crate::domain::ClaimRef;
 
+    fn hold() -> ClaimHold {
+        ClaimHold {
+            claim: ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() },
+            allocation: "digest".into(),
+            devices: Vec::new(),
+        }
+    }
+
     fn grants() -> Vec<Grant> {
         let pod = PodRef { uid: "u1".into(), namespace: Some("ml".into()), name: None };
         let (container, bound_at, at) =
@@ -300,11 +308,6 @@ mod tests {
                 other_pods: Vec::new(),
             },
         ];
-        let hold = ClaimHold {
-            claim: ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() },
-            allocation: "digest".into(),
-            devices: Vec::new(),
-        };
         let grant = |state| Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "nvidia.com/gpu".parse().unwrap(),
@@ -326,7 +329,7 @@ mod tests {
             version: "0.1.0".into(),
             state,
         };
-        let with_claim = |state| Grant { claim: Some(Arc::new(hold.clone())), ..grant(state) };
+        let with_claim = |state| Grant { claim: Some(Arc::new(hold())), ..grant(state) };
         let of_claim = of_claim.map(with_claim);
         states.into_iter().map(grant).chain(of_claim).collect()
     }
