@@ -65,7 +65,7 @@ impl Ledger {
         LedgerActor: Handler<WithReply<M>, Result = ()>,
     {
         let (reply, answer) = oneshot::channel();
-        self.actor.do_send(WithReply { message, reply });
+        assert!(self.actor.try_send(WithReply { message, reply }).is_ok());
         answer
     }
 
