@@ -141,7 +141,7 @@ impl Publisher {
             }
         }
         self.remember_generations();
-        self.adopt_claimed();
+        self.adopt(None);
         if self.truce.ends(now) {
             self.reports.push(Report::Uncontended);
         }
@@ -198,8 +198,8 @@ impl Publisher {
         if let Some(layout) = &mut self.layout {
             layout.claim(&offer.claimed);
         }
-        // First of all, since a new device could take the place of a claimed one.
-        self.adopt_claimed();
+        // First of all, since a new device could take the place of a published one.
+        self.adopt(Some(&offer));
         if let Some(layout) = &self.layout {
             let next = layout.followed_by(&offer);
             if next != *layout {
@@ -352,15 +352,16 @@ impl Publisher {
         write
     }
 
-    /// A claim may have got a device that was no longer wanted, and that the API server still had.
-    fn adopt_claimed(&mut self) {
-        let Some(layout) = self.layout.as_mut().filter(|layout| layout.has_claims()) else {
-            return;
-        };
+    /// Gives devices the place that they have at the API server: it may still have some that were
+    /// no longer wanted, and a claim may have got one of them.
+    fn adopt(&mut self, offer: Option<&Offer>) {
+        let layout = self.layout.as_mut();
+        let Some(layout) = layout.filter(|it| offer.is_some() || it.has_claims()) else { return };
         for slice in self.mirror.slices() {
             let pool = &slice.spec.pool.name;
             if let Some(index) = self.node.slice_index(pool, &slice.metadata.name) {
-                layout.adopt_claimed(pool, index, &slice.spec.devices);
+                let offered = offer.and_then(|offer| offer.pools.get(pool));
+                layout.adopt(pool, index, &slice.spec.devices, offered);
             }
         }
     }

@@ -237,10 +237,18 @@ impl Layout {
         self.claimed.clone_from(claimed);
     }
 
-    /// Adds the devices of a published slice that claims hold and that have no place.
-    pub fn adopt_claimed(&mut self, pool: &str, index: u32, published: &[api::Device]) {
+    /// Adds the devices of a published slice that have no place, if claims hold them, or if they
+    /// are among the `offered` ones.
+    pub fn adopt(
+        &mut self,
+        pool: &str,
+        index: u32,
+        published: &[api::Device],
+        offered: Option<&BTreeMap<String, api::Device>>,
+    ) {
         for device in published {
-            if !self.is_claimed(pool, &device.name) {
+            let is_offered = offered.is_some_and(|offered| offered.contains_key(&device.name));
+            if !is_offered && !self.is_claimed(pool, &device.name) {
                 continue;
             }
             let slices = self.pools.entry(pool.to_owned()).or_default();
