@@ -1,6 +1,8 @@
 //! `ResourceSlice` of resource.k8s.io/v1, as far as it is written and read here. Fields that are
 //! not known are ignored when an object is read.
 
+use super::DRIVER;
+use super::names::NodeName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -277,6 +279,32 @@ impl Spec {
         (&self.driver, &self.pool, &self.node_name)
             == (&other.driver, &other.pool, &other.node_name)
             && self.has_devices_like(other)
+    }
+}
+
+/// The object of one slice.
+pub(super) fn object(
+    node: &NodeName,
+    pool: &str,
+    index: u32,
+    generation: i64,
+    count: usize,
+    devices: Vec<Device>,
+) -> ResourceSlice {
+    ResourceSlice {
+        api_version: API_VERSION.to_owned(),
+        kind: KIND.to_owned(),
+        metadata: ObjectMeta { name: node.slice(pool, index), ..ObjectMeta::default() },
+        spec: Spec {
+            driver: DRIVER.to_owned(),
+            pool: Pool {
+                name: pool.to_owned(),
+                generation,
+                resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
+            },
+            node_name: Some(node.as_str().to_owned()),
+            devices,
+        },
     }
 }
 

@@ -5,9 +5,8 @@
 //! that a claim holds is published for as long as the claim holds it, even if it is absent.
 
 use super::DRIVER;
-use super::api::{
-    self, API_VERSION, Attribute, KIND, NO_EXECUTE, NO_SCHEDULE, ResourceSlice, Taint, limits,
-};
+use super::api::object;
+use super::api::{self, Attribute, NO_EXECUTE, NO_SCHEDULE, ResourceSlice, Taint, limits};
 use super::attributes::{Dropped, Facts, describe, is_label_value};
 use super::names::{Family, NodeName, device_name, pooled_name};
 use crate::domain::{
@@ -314,32 +313,6 @@ impl Layout {
         before.iter().all(|(name, before)| {
             now.get(name).is_some_and(|now| now.taints.iter().all(|it| before.taints.contains(it)))
         })
-    }
-}
-
-/// The object of one slice.
-pub(super) fn object(
-    node: &NodeName,
-    pool: &str,
-    index: u32,
-    generation: i64,
-    count: usize,
-    devices: Vec<api::Device>,
-) -> ResourceSlice {
-    ResourceSlice {
-        api_version: API_VERSION.to_owned(),
-        kind: KIND.to_owned(),
-        metadata: api::ObjectMeta { name: node.slice(pool, index), ..api::ObjectMeta::default() },
-        spec: api::Spec {
-            driver: DRIVER.to_owned(),
-            pool: api::Pool {
-                name: pool.to_owned(),
-                generation,
-                resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
-            },
-            node_name: Some(node.as_str().to_owned()),
-            devices,
-        },
     }
 }
 

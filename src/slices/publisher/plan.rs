@@ -6,9 +6,8 @@
 //! are created first, and obsolete ones are deleted last: a device that moves is never in no slice,
 //! and a slice of a former generation does no harm.
 
-use super::super::api::{self, ObjectMeta, ResourceSlice, Spec};
+use super::super::api::{self, ObjectMeta, ResourceSlice, Spec, object};
 use super::super::names::NodeName;
-use super::super::wanted::object;
 use super::mirror::Mirror;
 use super::refusals::Place;
 use std::collections::{BTreeMap, BTreeSet};
