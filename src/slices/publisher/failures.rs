@@ -46,6 +46,10 @@ impl Publisher {
                 self.refused(write.as_ref(), failure, now);
             }
             _ => {
+                // Without an answer the write may have been carried out.
+                if failure.status.is_none() {
+                    self.list_at = now;
+                }
                 self.pace.fail(now);
                 self.pace.pause(now, failure.retry_after.unwrap_or_default());
             }
