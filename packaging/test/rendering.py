@@ -13,9 +13,17 @@ GROUPS = {
     "apps/v1": {"DaemonSet": "daemonsets"},
     "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "rbac.authorization.k8s.io/v1": {"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "RoleBinding": "rolebindings"},
+    "admissionregistration.k8s.io/v1": {"ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+                                        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"},
+    "resource.k8s.io/v1": {"DeviceClass": "deviceclasses"},
     "security.openshift.io/v1": {"SecurityContextConstraints": "securitycontextconstraints"},
     "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors"},
 }
+
+
+# Kinds without a namespace.
+CLUSTER_WIDE = {"ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints", "DeviceClass",
+                "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 
 
 def discovery(path):
@@ -31,7 +39,7 @@ def discovery(path):
     for group, kinds in GROUPS.items():
         known[f"/apis/{group}" if "/" in group else f"/api/{group}"] = {
             "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [
-                {"name": plural, "singularName": "", "namespaced": not kind.startswith("Cluster") and kind != "SecurityContextConstraints", "kind": kind, "verbs": ["create", "get", "list", "patch"]}
+                {"name": plural, "singularName": "", "namespaced": kind not in CLUSTER_WIDE, "kind": kind, "verbs": ["create", "get", "list", "patch"]}
                 for kind, plural in kinds.items()]}
     return known.get(path)
 
