@@ -14,6 +14,7 @@ use crate::health::pool;
 use crate::host::{self, HostRoot};
 use crate::slices::api::{Attribute, Device, ResourceSlice};
 use crate::slices::attributes::Facts;
+use crate::slices::holders::Holders;
 use crate::slices::names::NodeName;
 use crate::slices::wanted::{Inputs, Layout, Offer, offer};
 use serde::Serialize;
@@ -77,14 +78,12 @@ pub fn offer_of(
     verdicts: &Verdicts,
     facts: Facts<'_>,
 ) -> Offer {
-    let held = grants.iter().flat_map(|grant| {
-        grant.devices.iter().map(|device| (grant.resource.clone(), device.id.clone()))
-    });
+    let Holders { claimed, held } = Holders::of(grants);
     offer(&Inputs {
         node,
         resources,
-        claimed: &BTreeSet::new(),
-        held: &held.collect(),
+        claimed: &claimed,
+        held: &held,
         evicted: &BTreeSet::new(),
         verdicts,
         facts,
@@ -207,6 +206,7 @@ mod tests {
                 objects: gpu.objects(),
             }],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(0),

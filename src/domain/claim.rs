@@ -3,7 +3,7 @@
 
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
-use super::grant::PodRef;
+use super::pod::PodRef;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -4,6 +4,7 @@ use super::claim::ClaimHold;
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::object::{Object, is_driver_wide, share, share_with_claim};
+use super::pod::PodRef;
 use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -86,27 +87,6 @@ impl KubeletGeneration {
     #[must_use]
     pub fn made_at(&self) -> Option<Timestamp> {
         u64::try_from(self.made_ns / 1_000_000).ok().map(Timestamp)
-    }
-}
-
-/// A pod. Its UID distinguishes it from an earlier pod of the same name; an unknown name is `None`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PodRef {
-    /// The pod's UID.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: Option<String>,
-    /// Its name.
-    pub name: Option<String>,
-}
-
-impl fmt::Display for PodRef {
-    /// `namespace/name`, or the UID where the name is not known.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.namespace, &self.name) {
-            (Some(namespace), Some(name)) => write!(f, "{namespace}/{name}"),
-            _ => f.pad(&self.uid),
-        }
     }
 }
 

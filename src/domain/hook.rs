@@ -22,10 +22,11 @@
 //! gets it.
 
 use super::device_id::DeviceId;
-use super::grant::{AllocId, PodRef};
+use super::grant::AllocId;
 use super::health::Reason;
 use super::object::Object;
 use super::observation::CgroupState;
+use super::pod::PodRef;
 use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};

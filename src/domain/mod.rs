@@ -34,6 +34,7 @@ mod object;
 mod observation;
 mod pci;
 mod plan;
+mod pod;
 mod policy;
 mod printable;
 mod refusal;
@@ -68,7 +69,7 @@ pub use durability::{Durability, LedgerHealth, Unreadable, UnreadableReason};
 pub use edits::{ApiCapabilities, ContainerEdits, EditDevice, EditMount};
 pub use entry::{Entry, Gone, Listed, note_gone, note_list};
 pub use evidence::{Evidence, Unread};
-pub use grant::{AllocId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
+pub use grant::{AllocId, Grant, GrantState, GrantedDevice, KubeletGeneration};
 pub use health::{Health, HealthTimings, Reason};
 pub use hook::{
     Check, CheckResult, DueHooks, FormerHolder, Hook, HookState, Hooks, PendingHook, PendingHooks,
@@ -91,6 +92,7 @@ pub use observation::{
 };
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
+pub use pod::PodRef;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;

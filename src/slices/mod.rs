@@ -8,6 +8,7 @@
 
 pub mod api;
 pub mod attributes;
+pub mod holders;
 pub mod names;
 pub mod publisher;
 pub mod wanted;

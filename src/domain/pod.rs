@@ -1,0 +1,25 @@
+//! Pods, as grants and claims name them.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A pod. Its UID distinguishes it from an earlier pod of the same name; an unknown name is `None`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodRef {
+    /// The pod's UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: Option<String>,
+}
+
+impl fmt::Display for PodRef {
+    /// `namespace/name`, or the UID where the name is not known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => write!(f, "{namespace}/{name}"),
+            _ => f.pad(&self.uid),
+        }
+    }
+}
