@@ -37,6 +37,13 @@ impl Publisher {
             (Some(404), Some(write @ (Write::Update(..) | Write::Delete(_)))) => {
                 self.mirror.remove(write.name());
             }
+            // The node authorizer answers so for an object that no longer exists, too.
+            (Some(403), Some(Write::Update(..) | Write::Delete(_)))
+                if self.conflicts < CONFLICTS_MAX =>
+            {
+                self.conflicts += 1;
+                self.list_at = now;
+            }
             (Some(422), Some(Write::Create(slice, place) | Write::Update(slice, place))) => {
                 if !self.learned(&slice.spec.devices, place, failure, now) {
                     self.refused(write.as_ref(), failure, now);

@@ -3,8 +3,9 @@
 //! The scheduler uses the slices of the highest generation of a pool, and only if all of them are
 //! there. While only one slice differs, it is written in the same generation. Otherwise, or when
 //! the number of slices changes, all slices of the pool get the next generation. New slices
-//! are created first, and obsolete ones are deleted last: a device that moves is never in no slice,
-//! and a slice of a former generation does no harm.
+//! are created first, and obsolete ones are deleted last. The slice that gets a device is written
+//! before the one that loses it: a device that moves is never in no slice, and a slice of a former
+//! generation does no harm.
 
 use super::super::api::{self, ObjectMeta, ResourceSlice, Spec, object};
 use super::super::names::NodeName;
@@ -118,7 +119,11 @@ impl Plan<'_> {
             }
             return Some(Write::Create(slice, place(*index)));
         }
-        if let Some((index, slice)) = present.iter().find(|(index, it)| !is_done(**index, it)) {
+        let stale = || present.iter().filter(|(index, it)| !is_done(**index, it));
+        let waits = |(index, slice): &(&u32, &&ResourceSlice)| {
+            waits_for_another(**index, slice, wanted, &present)
+        };
+        if let Some((index, slice)) = stale().find(|it| !waits(it)).or_else(|| stale().next()) {
             let metadata = slice.metadata.clone();
             let mut update = ResourceSlice { metadata, ..written(*index) };
             keep_times(&mut update.spec.devices, &slice.spec.devices);
@@ -165,6 +170,25 @@ fn keep_times(devices: &mut [api::Device], former: &[api::Device]) {
             taint.time_added = same.and_then(|same| same.time_added.clone());
         }
     }
+}
+
+/// Whether the write of a slice would remove a device that another slice gets, and does not have
+/// yet. That slice is written first, so that a claim's device is never in no slice.
+fn waits_for_another(
+    index: u32,
+    slice: &ResourceSlice,
+    wanted: &Devices,
+    present: &BTreeMap<u32, &ResourceSlice>,
+) -> bool {
+    let has = |devices: &[api::Device], name: &str| devices.iter().any(|it| it.name == name);
+    slice.spec.devices.iter().any(|device| {
+        let home = wanted.iter().find(|(_, devices)| has(devices, &device.name));
+        home.is_some_and(|(home, _)| {
+            let is_there =
+                present.get(home).is_some_and(|slice| has(&slice.spec.devices, &device.name));
+            *home != index && !is_there
+        })
+    })
 }
 
 fn delete(slice: &ResourceSlice) -> Write {
