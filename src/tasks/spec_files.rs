@@ -185,7 +185,14 @@ async fn another_file(watch: &mut Option<DirWatch>) {
 /// The CDI names that live grants have.
 fn held_names(grants: &[Arc<Grant>]) -> BTreeSet<String> {
     let live = grants.iter().filter(|grant| grant.is_live());
-    live.flat_map(|grant| cdi::names(&grant.edits)).map(str::to_owned).collect()
+    live.flat_map(|grant| cdi_names(grant)).map(str::to_owned).collect()
+}
+
+/// The CDI names in the answer of a grant.
+fn cdi_names(grant: &Grant) -> impl Iterator<Item = &str> {
+    let claimed = grant.claim.iter().flat_map(|hold| &hold.devices);
+    let claimed = claimed.flat_map(|device| &device.cdi_devices).map(String::as_str);
+    cdi::names(&grant.edits).chain(claimed)
 }
 
 /// The files that the devices of live grants need.
@@ -193,7 +200,7 @@ fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
     let files = |grant: &Arc<Grant>| {
         let infos =
             grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
-        cdi::names(&grant.edits).map(cdi::file_name).chain(infos).collect::<Vec<_>>()
+        cdi_names(grant).map(cdi::file_name).chain(infos).collect::<Vec<_>>()
     };
     grants.iter().filter(|grant| grant.is_live()).flat_map(files).collect()
 }

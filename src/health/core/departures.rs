@@ -104,6 +104,7 @@ pub(super) fn resolve_conflicts(
         ids: vec![hook.device.clone()],
         objects: hook.objects.clone(),
         is_held: true,
+        is_of_claim: false,
     }));
     let in_use: Vec<&IdsInUse> = in_use.iter().chain(&held.grants).collect();
     if in_use.is_empty() {

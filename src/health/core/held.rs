@@ -19,8 +19,17 @@ impl Held {
 
     /// The ids that containers hold through the device plugin.
     pub(super) fn of_plugin(&self, resource: &ResourceName) -> BTreeSet<&DeviceId> {
-        let grants = self.grants.iter().filter(|grant| grant.resource == *resource);
-        grants.flat_map(|grant| &grant.ids).collect()
+        self.by(resource, false)
+    }
+
+    /// The ids that claims hold.
+    pub(super) fn of_claims(&self, resource: &ResourceName) -> BTreeSet<&DeviceId> {
+        self.by(resource, true)
+    }
+
+    fn by(&self, resource: &ResourceName, claims: bool) -> BTreeSet<&DeviceId> {
+        let is_it = |grant: &&IdsInUse| grant.resource == *resource && grant.is_of_claim == claims;
+        self.grants.iter().filter(is_it).flat_map(|grant| &grant.ids).collect()
     }
 }
 
@@ -40,6 +49,8 @@ pub(super) struct IdsInUse {
     pub(super) objects: Vec<Object>,
     /// Whether they are held, or have a pending hook. For the others an Allocate may be in flight.
     pub(super) is_held: bool,
+    /// Whether a claim holds them.
+    pub(super) is_of_claim: bool,
 }
 
 impl IdsInUse {
@@ -54,6 +65,7 @@ impl IdsInUse {
             ids: vec![id.clone()],
             objects: device.objects(),
             is_held,
+            is_of_claim: false,
         }
     }
 
@@ -85,6 +97,7 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
             ids,
             objects: grant.objects(),
             is_held: true,
+            is_of_claim: grant.claim.is_some(),
         });
     }
     held

@@ -7,41 +7,50 @@ use std::sync::Arc;
 /// The lists for the kubelet. A resource whose devices are given to claims is among them only while
 /// a container holds one of its devices through the device plugin. The kubelet starts this
 /// container again with the same ids, so they stay in the list as they are (I3). All others are
-/// unhealthy there, so no container gets them by number.
+/// unhealthy there, so no container gets them by number. After a change back from claims, the ids
+/// that claims still hold are unhealthy too.
 ///
 /// Unchanged lists are shared with `before`, and everything with the inventory if no resource is
-/// for claims.
+/// for claims and no claim holds a device.
 pub(crate) fn plugin_lists(
     inventory: &Arc<Inventory>,
     held: &Held,
     before: &Arc<Inventory>,
 ) -> Arc<Inventory> {
-    if inventory.resources.values().all(|offering| offering.spec.api == Api::Plugin) {
+    let is_whole = |offering: &Arc<Offering>| {
+        offering.spec.api == Api::Plugin && held.of_claims(&offering.spec.name).is_empty()
+    };
+    if inventory.resources.values().all(is_whole) {
         return Arc::clone(inventory);
     }
     let mut lists = Inventory::default();
     for (name, offering) in &inventory.resources {
-        let list = match offering.spec.api {
-            Api::Plugin => Some(Arc::clone(offering)),
-            Api::Dra => parting(offering, held).map(|list| match before.resources.get(name) {
+        let list = if is_whole(offering) {
+            Some(Arc::clone(offering))
+        } else {
+            reduced(offering, held).map(|list| match before.resources.get(name) {
                 Some(before) if **before == list => Arc::clone(before),
                 _ => Arc::new(list),
-            }),
+            })
         };
         lists.resources.extend(list.map(|list| (name.clone(), list)));
     }
     if lists == **before { Arc::clone(before) } else { Arc::new(lists) }
 }
 
-/// The list of a resource for claims; `None` if no container has a device of it by number.
-fn parting(offering: &Offering, held: &Held) -> Option<Offering> {
-    let held = held.of_plugin(&offering.spec.name);
-    if held.is_empty() {
+/// The list without the ids that containers must not get by number. `None` for a resource for
+/// claims if no container has a device of it by number.
+fn reduced(offering: &Offering, held: &Held) -> Option<Offering> {
+    let name = &offering.spec.name;
+    let (by_number, by_claims) = (held.of_plugin(name), held.of_claims(name));
+    let is_for_claims = offering.spec.api == Api::Dra;
+    if is_for_claims && by_number.is_empty() {
         return None;
     }
     let mut list = offering.clone();
     for (id, offered) in &mut list.devices {
-        if offered.health.is_healthy() && !held.contains(id) {
+        let is_out = by_claims.contains(id) || is_for_claims;
+        if offered.health.is_healthy() && is_out && !by_number.contains(id) {
             offered.health = Health::Unhealthy(Reason::Deselected);
         }
     }
@@ -53,8 +62,8 @@ mod tests {
     use super::super::held;
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Grant, GrantState,
-        GrantedDevice, Offered, ResourceSpec, Timestamp,
+        AllocId, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
+        Grant, GrantState, GrantedDevice, Offered, ResourceSpec, Timestamp,
     };
 
     fn offered(id: &str) -> (DeviceId, Offered) {
@@ -94,6 +103,7 @@ mod tests {
             resource: format!("x.y/{resource}").parse().unwrap(),
             devices: vec![device],
             edits: ContainerEdits::default(),
+            claim: None,
             boot_id: "boot".into(),
             kubelet: None,
             granted_at: Timestamp(1),
@@ -135,8 +145,26 @@ mod tests {
             bound_at: None,
             released_at: Timestamp(2),
             released_by: "pod_gone".into(),
+            other_pods: Vec::new(),
         };
         assert_eq!(shown(&lists(&[released], &one)), ["x.y/number: a,b of 2"]);
+    }
+
+    #[test]
+    fn an_id_that_a_claim_holds_is_not_given_away_by_number() {
+        let plugin = inventory(&[("number", Api::Plugin)]);
+        let mut of_claim = grant("number", "a");
+        of_claim.claim = Some(Arc::new(ClaimHold {
+            claim: ClaimRef { uid: "u".into(), namespace: "n".into(), name: "c".into() },
+            allocation: "1".into(),
+            devices: Vec::new(),
+        }));
+        let lists = plugin_lists(&plugin, &held([&of_claim].into_iter()), &Arc::default());
+        assert_eq!(shown(&lists), ["x.y/number: b of 2"]);
+        // A claim is no reason to keep the list of a resource for claims.
+        let claims = inventory(&[("number", Api::Dra)]);
+        let lists = plugin_lists(&claims, &held([&of_claim].into_iter()), &Arc::default());
+        assert!(lists.resources.is_empty());
     }
 
     #[test]
