@@ -54,6 +54,14 @@ impl Status {
                  the rights of Holdfast in the cluster (docs/install.md)",
             );
         }
+        for why in &self.dra_problems {
+            add(
+                why.clone(),
+                "Holdfast retries automatically; pods with claims wait. If this persists, check \
+                 `cluster.credentials`, the rights of Holdfast in the cluster, and the kubelet's \
+                 directory (docs/dra.md)",
+            );
+        }
         if let Some(why) = &self.nvidia_driver {
             add(
                 why.clone(),

@@ -59,6 +59,8 @@ pub struct Views {
     pub not_served: watch::Receiver<Option<String>>,
     /// Why the labels of the node are not followed. `None` if they are, or need not be.
     pub not_followed: watch::Receiver<Option<String>>,
+    /// Why claims do not get devices: the kubelet's sockets, and the API server.
+    pub dra: [watch::Receiver<Option<String>>; 2],
     /// Why containers lack a part of NVIDIA's driver.
     pub nvidia_driver: watch::Receiver<Option<String>>,
     /// Whether all conditions of READY hold (I11).

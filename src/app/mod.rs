@@ -8,6 +8,8 @@
 mod actors;
 #[cfg(feature = "cluster")]
 mod api_labels;
+#[cfg(feature = "cluster")]
+mod dra;
 mod ending;
 mod error;
 mod parts;

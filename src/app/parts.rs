@@ -221,6 +221,8 @@ impl Wiring {
         nvml: NvmlTask,
         spec_files: spec_files::Writer,
     ) -> Vec<JoinHandle<()>> {
+        #[cfg(feature = "cluster")]
+        let dra = self.dra(nvml.snapshots());
         let mut tasks = vec![
             tokio::spawn(watcher.run()),
             tokio::spawn(status::become_ready(self.views.clone(), self.publishers.ready.clone())),
@@ -249,6 +251,8 @@ impl Wiring {
             super::api_labels::task(&self.settings, self.publishers.not_followed.clone())
                 .map(|task| tokio::spawn(task.keep())),
         );
+        #[cfg(feature = "cluster")]
+        tasks.extend(dra);
         tasks
     }
 }

@@ -73,6 +73,10 @@ pub(super) struct Publishers {
     pub(super) not_served: watch::Sender<Option<String>>,
     /// Why the labels of the node are not followed.
     pub(super) not_followed: watch::Sender<Option<String>>,
+    /// Why the kubelet does not reach the DRA driver.
+    pub(super) dra_sockets: watch::Sender<Option<String>>,
+    /// Why the devices for claims are not published in the API server.
+    pub(super) dra_slices: watch::Sender<Option<String>>,
     pub(super) ready: watch::Sender<bool>,
 }
 
@@ -99,6 +103,8 @@ impl Publishers {
             mps: Arc::default(),
             not_served: watch::Sender::default(),
             not_followed: watch::Sender::default(),
+            dra_sockets: watch::Sender::default(),
+            dra_slices: watch::Sender::default(),
         }
     }
 }
@@ -144,6 +150,7 @@ impl Wiring {
             mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
+            dra: [publishers.dra_sockets.subscribe(), publishers.dra_slices.subscribe()],
             nvidia_driver: spec_files.gpus.problem(),
             ready: publishers.ready.subscribe(),
         };

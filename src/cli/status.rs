@@ -170,6 +170,7 @@ mod tests {
             recovery: None,
             not_served: None,
             labels_not_followed: None,
+            dra_problems: Vec::new(),
             hooks: Vec::new(),
             not_run: Vec::new(),
             mps: BTreeMap::new(),

@@ -61,7 +61,7 @@ pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
-pub use nvidia::nvidia_gpu;
+pub use nvidia::{driver_version as nvidia_driver_version, nvidia_gpu};
 pub use nvidia_driver::{KnownHook, no_nvidia_driver, nvidia_driver};
 pub use nvidia_features::{gds_files, imex_channel, nvidia_feature_nodes, nvidia_features};
 pub use nvidia_node::nvidia_node;

@@ -342,8 +342,10 @@ fn driver_release(root: &HostRoot) -> Option<u32> {
     driver_version(root)?.split_once('.')?.0.parse().ok()
 }
 
-/// The driver's version, `470.57.02`.
-pub(super) fn driver_version(root: &HostRoot) -> Option<String> {
+/// The version of NVIDIA's driver, `470.57.02` (`/proc/driver/nvidia/version`). `None` if it is not
+/// loaded.
+#[must_use]
+pub fn driver_version(root: &HostRoot) -> Option<String> {
     let version = field(&root.read("proc/driver/nvidia/version")?, "NVRM version")?;
     let is_version = |word: &&str| {
         word.split_once('.').is_some_and(|(release, _)| release.parse::<u32>().is_ok())

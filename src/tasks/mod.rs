@@ -10,6 +10,7 @@
 //! | `hooks` | runs the hooks after release |
 //! | `checks` | runs the check commands of resources |
 //! | `spec_files` | writes CDI files and device-info files |
+//! | `dra` | answers the kubelet's calls about claims, and publishes the devices for claims |
 //! | `api_labels` | keeps a copy of the labels that the node has in the API server |
 //! | `node_labels` | writes the node's labels for Node Feature Discovery |
 //!
@@ -23,6 +24,8 @@
 pub(crate) mod api_labels;
 pub(crate) mod checks;
 pub(crate) mod config_links;
+#[cfg(feature = "cluster")]
+pub(crate) mod dra;
 pub(crate) mod hooks;
 pub(crate) mod kernel_log;
 pub(crate) mod label_file;

@@ -116,6 +116,12 @@ impl NvmlTask {
         )
     }
 
+    /// Another receiver of its snapshots.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn snapshots(&self) -> watch::Receiver<Arc<NvmlSnapshot>> {
+        self.snapshot.subscribe()
+    }
+
     /// Runs until discovery has ended.
     pub(crate) async fn run(mut self) {
         let (results_sender, mut results) = mpsc::channel::<CallResult>(HANGING_MAX);

@@ -15,6 +15,8 @@ mod bench;
 mod common;
 mod demo;
 mod doctor;
+#[cfg(feature = "cluster")]
+mod dra;
 mod edges;
 mod growth;
 mod handover;

@@ -55,6 +55,12 @@ impl Server {
         self.notices.clone()
     }
 
+    /// Whether the files of both sockets are there. A kubelet that starts finds the driver by them.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.service.socket.has_file() && self.registration.socket.has_file()
+    }
+
     /// Stops: the kubelet forgets the driver, the health streams end, and calls in flight are
     /// answered. Ends after [`ANSWER_WITHIN`] at the latest.
     pub async fn stop(mut self) {

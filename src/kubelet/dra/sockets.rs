@@ -105,10 +105,15 @@ impl Listening {
         Ok(Listening { listener: Arc::new(listener), path, file })
     }
 
+    /// Whether the file is there, and no other process has replaced it.
+    pub(super) fn has_file(&self) -> bool {
+        file(&self.path).is_ok_and(|file| file == self.file)
+    }
+
     /// Removes the file, unless another process has replaced it. Call it before the socket is
     /// closed.
     pub(super) fn remove(&self) {
-        if file(&self.path).is_ok_and(|file| file == self.file)
+        if self.has_file()
             && let Err(error) = fs::remove_file(&self.path)
         {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove a DRA socket");

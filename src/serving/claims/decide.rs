@@ -196,7 +196,6 @@ pub(super) fn decide(
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
             resource: spec.name.clone(),
-            exclusive: spec.is_exclusive(),
             devices: Vec::new(),
             hold: ClaimHold {
                 claim: claim.claim.clone(),

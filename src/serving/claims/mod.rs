@@ -43,8 +43,6 @@ pub trait ClaimSource: Send + Sync {
 pub struct DecidedHold {
     /// The resource.
     pub resource: ResourceName,
-    /// Whether a device has one holder at a time.
-    pub exclusive: bool,
     /// The devices as a grant records them, in the order of the hold, each once.
     pub devices: Vec<GrantedDevice>,
     /// The claim with the same devices.

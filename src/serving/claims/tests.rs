@@ -328,12 +328,12 @@ fn a_claim_is_recorded_written_and_answered() {
         }
         let recorded = world.ledger.recorded(&claim()).unwrap();
         assert_eq!(recorded.reserved_for, allocation().reserved_for);
-        let holds: Vec<(&str, bool, usize)> = recorded
+        let holds: Vec<(&str, usize)> = recorded
             .holds
             .iter()
-            .map(|each| (each.resource.as_str(), each.exclusive, each.devices.len()))
+            .map(|each| (each.resource.as_str(), each.devices.len()))
             .collect();
-        assert_eq!(holds, [("x.y/gpu", true, 1), ("x.y/nic", true, 2)]);
+        assert_eq!(holds, [("x.y/gpu", 1), ("x.y/nic", 2)]);
         let requests: Vec<&str> = recorded.holds[1]
             .hold
             .devices
@@ -593,7 +593,6 @@ fn shares_of_one_device_are_devices_of_their_own() {
         });
         let answer = world.prepare().await.unwrap();
         assert_eq!(names(&answer), ["a n1/gpu/gpu-a-s0", "b n1/gpu/gpu-a-s1"]);
-        assert!(!world.ledger.recorded(&claim()).unwrap().holds[0].exclusive);
     });
 }
 

@@ -110,6 +110,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         recovery: None,
         not_served: None,
         labels_not_followed: None,
+        dra_problems: Vec::new(),
         hooks: Vec::new(),
         not_run: Vec::new(),
         mps: crate::domain::MpsStates::new(),

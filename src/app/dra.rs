@@ -1,0 +1,108 @@
+//! Dynamic Resource Allocation, if the configuration switches it on: the driver's parts.
+
+use super::wiring::Wiring;
+use crate::cluster::{Client, Credentials};
+use crate::domain::{DeviceClass, DeviceId, DraName, NvmlSnapshot};
+use crate::serving::Preparer;
+use crate::serving::claims::{ClaimPreparer, NameOf};
+use crate::slices::names::{Family, NodeName, device_name};
+use crate::tasks::dra::{
+    ApiClaims, Driver, Healths, Recorder, SlicesTask, SocketsTask, keep_files, live_claims,
+};
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+impl Wiring {
+    /// Starts the tasks of the driver. None if it is switched off, or if the node has no name.
+    pub(super) fn dra(&self, nvml: watch::Receiver<Arc<NvmlSnapshot>>) -> Vec<JoinHandle<()>> {
+        let config = &self.settings.config;
+        if !config.dra {
+            return Vec::new();
+        }
+        let node = config.node.api_name().ok_or_else(|| "set `NODE_NAME`".to_owned());
+        let node = match node.and_then(|it| NodeName::new(&it).map_err(|error| error.to_string())) {
+            Ok(node) => node,
+            Err(why) => {
+                let why = format!("the name of this node is unknown: {why}");
+                tracing::error!(why, "devices are not given to claims");
+                self.publishers.dra_sockets.send_replace(Some(why));
+                return Vec::new();
+            }
+        };
+        let roots = &self.settings.roots;
+        let credentials = Credentials::new(&config.credentials, &roots.kubelet, &roots.host);
+        let client = Client::new(credentials.clone());
+        let (views, actors) = (&self.views, &self.actors);
+        let files = self.spec_files.claims.clone();
+        // The directory is empty after a boot, and the kubelet may start containers at once.
+        if let Err(error) = files.keep(live_claims(&views.grants.borrow())) {
+            tracing::warn!(%error, "cannot update the CDI files of claims");
+        }
+        let recorder = Recorder {
+            record: actors.ledger.replying_mailbox(),
+            release: actors.ledger.replying_mailbox(),
+            grants: views.grants.clone(),
+            boot_id: self.boot_id.clone(),
+            kubelet: views.kubelet.clone(),
+        };
+        // The one of the device plugin knows only the lists for the kubelet.
+        let devices = Preparer::new(
+            views.inventory.clone(),
+            self.host_root.clone(),
+            self.spec_files.clone(),
+            self.boot_id.clone(),
+            views.kubelet.clone(),
+        );
+        let name_of = names(node.clone());
+        let preparer = ClaimPreparer::new(
+            Arc::new(ApiClaims(client.clone())),
+            Arc::new(recorder),
+            Arc::new(devices),
+            Arc::clone(&name_of),
+            files.clone(),
+        );
+        let (health, healths) = watch::channel(Arc::from([]));
+        let (notices, noticed) = watch::channel(None);
+        let driver = Driver { preparer: Arc::new(preparer), health: healths };
+        let sockets = SocketsTask {
+            root: roots.kubelet.clone(),
+            driver,
+            notices,
+            problem: self.publishers.dra_sockets.clone(),
+        };
+        let healths = Healths {
+            inventory: views.inventory.clone(),
+            judgement: views.judgement.clone(),
+            name_of,
+            health,
+        };
+        let slices = SlicesTask {
+            node,
+            credentials,
+            client,
+            host_root: self.host_root.clone(),
+            inventory: views.inventory.clone(),
+            grants: views.grants.clone(),
+            judgement: views.judgement.clone(),
+            nvml,
+            notices: noticed,
+            problem: self.publishers.dra_slices.clone(),
+        };
+        vec![
+            tokio::spawn(healths.keep()),
+            tokio::spawn(keep_files(files, views.grants.clone())),
+            tokio::spawn(sockets.run()),
+            tokio::spawn(slices.run()),
+        ]
+    }
+}
+
+/// The names of this node's devices in the DRA API. A class without a family is never published, so
+/// no claim has a name in the empty pool.
+fn names(node: NodeName) -> NameOf {
+    Arc::new(move |id: &DeviceId, class: DeviceClass| DraName {
+        pool: Family::of(class).map(|family| node.pool(family)).unwrap_or_default(),
+        device: device_name(id),
+    })
+}

@@ -1,0 +1,146 @@
+//! The DRA driver: answers the kubelet's calls about claims, keeps the claims' CDI files, and
+//! publishes the devices in the API server.
+//!
+//! ```text
+//! kubelet ── Prepare, Unprepare ─▶ Driver ─▶ serving::claims ─┬─▶ ApiClaims ─▶ API server
+//!                                                             └─▶ Recorder  ─▶ ledger
+//! inventory, grants ─▶ slices ─▶ API server                    CDI files ◀─ files
+//!                   └▶ health ─▶ kubelet
+//! ```
+//!
+//! The kubelet's sockets and the API server are tried again until they work. The device plugin does
+//! not depend on either.
+
+mod api_claims;
+mod health;
+mod recorder;
+mod slices;
+
+pub(crate) use self::api_claims::ApiClaims;
+pub(crate) use self::health::Healths;
+pub(crate) use self::recorder::Recorder;
+pub(crate) use self::slices::SlicesTask;
+
+use crate::domain::{ClaimHealth, ClaimHold, ClaimRef, Grant, PreparedDevice};
+use crate::kubelet::dra::{Answers, Claims, Listeners, Notice, Server};
+use crate::serving::claims::{ClaimFiles, ClaimPreparer};
+use futures_util::future::join_all;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Between two attempts to open the sockets. During an upgrade the former instance has them for
+/// some 100 ms more.
+const OPEN_AGAIN: Duration = Duration::from_millis(250);
+/// How often the files of the sockets are checked. Without them, a kubelet that restarts does not
+/// find the driver.
+const CHECK_SOCKETS: Duration = Duration::from_secs(10);
+
+/// Answers the kubelet.
+#[derive(Debug, Clone)]
+pub(crate) struct Driver {
+    pub(crate) preparer: Arc<ClaimPreparer>,
+    pub(crate) health: watch::Receiver<Arc<[ClaimHealth]>>,
+}
+
+impl Claims for Driver {
+    async fn prepare(&self, claims: Vec<ClaimRef>) -> Answers<Vec<PreparedDevice>> {
+        let one = |claim: ClaimRef| async {
+            let prepared = self.preparer.prepare(&claim).await.map_err(|error| error.to_string());
+            (claim, prepared)
+        };
+        join_all(claims.into_iter().map(one)).await
+    }
+
+    async fn unprepare(&self, claims: Vec<ClaimRef>) -> Answers<()> {
+        let one = |claim: ClaimRef| async {
+            let released = self.preparer.unprepare(&claim).await;
+            (claim, released)
+        };
+        join_all(claims.into_iter().map(one)).await
+    }
+
+    fn health(&self) -> watch::Receiver<Arc<[ClaimHealth]>> {
+        self.health.clone()
+    }
+}
+
+/// Serves the driver on the kubelet's sockets.
+#[derive(Debug)]
+pub(crate) struct SocketsTask {
+    /// The kubelet's directory.
+    pub(crate) root: PathBuf,
+    pub(crate) driver: Driver,
+    /// The kubelet's latest report about the registration.
+    pub(crate) notices: watch::Sender<Option<Notice>>,
+    /// Why the driver is not served at present.
+    pub(crate) problem: watch::Sender<Option<String>>,
+}
+
+impl SocketsTask {
+    /// Opens the sockets and answers on them, again whenever their files have disappeared.
+    pub(crate) async fn run(self) {
+        loop {
+            let listeners = self.open().await;
+            let server = Server::start(listeners, &self.driver);
+            let mut notices = server.notices();
+            let mut check = tokio::time::interval(CHECK_SOCKETS);
+            while server.is_reachable() {
+                tokio::select! {
+                    changed = notices.changed() => {
+                        let notice = notices.borrow_and_update().clone();
+                        if changed.is_ok() && let Some(notice) = notice {
+                            self.problem.send_replace(notice.result.clone().err().map(|why| {
+                                format!("the kubelet has refused the DRA driver: {why}")
+                            }));
+                            self.notices.send_replace(Some(notice));
+                        }
+                    }
+                    _ = check.tick() => {}
+                }
+            }
+            tracing::warn!(
+                root = %self.root.display(),
+                "a socket of the DRA driver has disappeared; opening both again"
+            );
+        }
+    }
+
+    async fn open(&self) -> Listeners {
+        loop {
+            match Listeners::open(&self.root) {
+                Ok(listeners) => {
+                    self.problem.send_replace(None);
+                    return listeners;
+                }
+                Err(error) => {
+                    let why = format!("cannot open the sockets of the DRA driver: {error}");
+                    if self.problem.send_replace(Some(why)).is_none() {
+                        tracing::warn!(root = %self.root.display(), %error, "cannot open the sockets of the DRA driver; trying again");
+                    }
+                }
+            }
+            tokio::time::sleep(OPEN_AGAIN).await;
+        }
+    }
+}
+
+/// The claims of the live grants.
+pub(crate) fn live_claims(grants: &[Arc<Grant>]) -> impl Iterator<Item = &ClaimHold> {
+    grants.iter().filter(|grant| grant.is_live()).filter_map(|grant| grant.claim.as_deref())
+}
+
+/// Keeps the CDI files of the claims: a claim may end without an Unprepare.
+pub(crate) async fn keep_files(
+    files: ClaimFiles,
+    mut grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+) {
+    while grants.changed().await.is_ok() {
+        let (files, now) = (files.clone(), grants.borrow_and_update().clone());
+        let keeping = tokio::task::spawn_blocking(move || files.keep(live_claims(&now)));
+        if let Ok(Err(error)) = keeping.await {
+            tracing::warn!(%error, "cannot update the CDI files of claims");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Claims in the ledger.
+
+use crate::domain::{
+    AllocId, ClaimHold, ClaimRef, ContainerEdits, Grant, GrantState, KubeletGeneration,
+};
+use crate::host;
+use crate::messages::{Mailbox, RecordClaim, RecordError, ReleaseClaim};
+use crate::serving::claims::{ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long the ledger may take to record or release a claim. The kubelet waits for 45 s.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Records and releases claims by messages to the ledger.
+#[derive(Debug, Clone)]
+pub(crate) struct Recorder {
+    pub(crate) record: Mailbox<RecordClaim>,
+    pub(crate) release: Mailbox<ReleaseClaim>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    pub(crate) boot_id: String,
+    pub(crate) kubelet: watch::Receiver<Option<KubeletGeneration>>,
+}
+
+#[tonic::async_trait]
+impl ClaimLedger for Recorder {
+    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+        let grants = self.grants.borrow();
+        let mut known =
+            DecidedClaim { claim: claim.clone(), reserved_for: Vec::new(), holds: Vec::new() };
+        for grant in grants.iter().filter(|grant| grant.is_live()) {
+            let Some(hold) = grant.claim.as_deref().filter(|hold| hold.claim.uid == claim.uid)
+            else {
+                continue;
+            };
+            known.reserved_for = grant.pods().cloned().collect();
+            known.holds.push(DecidedHold {
+                resource: grant.resource.clone(),
+                devices: grant.devices.clone(),
+                hold: hold.clone(),
+            });
+        }
+        known.holds.sort_by(|a, b| a.resource.cmp(&b.resource));
+        Some(known).filter(|known| !known.holds.is_empty())
+    }
+
+    async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
+        let message = RecordClaim { grants: self.grants_of(decided) };
+        match self.record.call(message, ANSWER_WITHIN).await {
+            Ok(Ok(grants)) => {
+                let holds = grants.iter().filter_map(|grant| grant.claim.as_deref().cloned());
+                Ok(holds.collect())
+            }
+            Ok(Err(RecordError::Refused(refusal))) => {
+                Err(NotRecorded::Blocked(refusal.to_string()))
+            }
+            Ok(Err(error @ (RecordError::Store(_) | RecordError::NotOneClaim))) => {
+                Err(NotRecorded::Failed(error.to_string()))
+            }
+            Err(error) => Err(NotRecorded::Failed(error.to_string())),
+        }
+    }
+
+    async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
+        let message = ReleaseClaim { claim: claim.clone() };
+        match self.release.call(message, ANSWER_WITHIN).await {
+            Ok(released) => released.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Recorder {
+    /// One grant for each resource.
+    fn grants_of(&self, decided: DecidedClaim) -> Vec<Arc<Grant>> {
+        let (now, kubelet) = (host::now().wall, *self.kubelet.borrow());
+        let DecidedClaim { reserved_for, holds, .. } = decided;
+        let grant = |DecidedHold { resource, devices, hold }: DecidedHold| {
+            Arc::new(Grant {
+                alloc_id: AllocId::new(uuid::Uuid::now_v7().to_string()),
+                resource,
+                devices,
+                edits: ContainerEdits::default(),
+                claim: Some(Arc::new(hold)),
+                boot_id: self.boot_id.clone(),
+                kubelet,
+                granted_at: now,
+                version: env!("CARGO_PKG_VERSION").into(),
+                state: GrantState::Prepared {
+                    pods: reserved_for.clone(),
+                    prepared_at: now,
+                    unprepared_at: None,
+                },
+            })
+        };
+        holds.into_iter().map(grant).collect()
+    }
+}
