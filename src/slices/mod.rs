@@ -13,5 +13,4 @@ pub mod names;
 pub mod publisher;
 pub mod wanted;
 
-/// The name of the driver in the DRA API, and the domain of its attributes and taints.
-pub const DRIVER: &str = "holdfast.dev";
+pub use crate::domain::DRA_DRIVER as DRIVER;

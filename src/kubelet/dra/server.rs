@@ -62,7 +62,7 @@ impl Server {
     }
 
     /// Stops: the kubelet forgets the driver, the health streams end, and calls in flight are
-    /// answered. Ends after [`ANSWER_WITHIN`] at the latest.
+    /// answered. Ends after 45 s for each socket at the latest.
     pub async fn stop(mut self) {
         self.registration.close();
         self.service.close();
