@@ -89,8 +89,11 @@ impl SocketsTask {
             while server.is_reachable() {
                 tokio::select! {
                     changed = notices.changed() => {
-                        let notice = notices.borrow_and_update().clone();
-                        if changed.is_ok() && let Some(notice) = notice {
+                        if changed.is_err() {
+                            // The server of the registration socket has ended.
+                            break;
+                        }
+                        if let Some(notice) = notices.borrow_and_update().clone() {
                             self.problem.send_replace(notice.result.clone().err().map(|why| {
                                 format!("the kubelet has refused the DRA driver: {why}")
                             }));
@@ -102,7 +105,7 @@ impl SocketsTask {
             }
             tracing::warn!(
                 root = %self.root.display(),
-                "a socket of the DRA driver has disappeared; opening both again"
+                "a socket of the DRA driver has disappeared, or its server has ended; opening both again"
             );
         }
     }
