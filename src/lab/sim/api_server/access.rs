@@ -30,7 +30,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Verb::Get => "get",
             Verb::List => "list",
@@ -123,8 +123,7 @@ impl User {
         let node = match self {
             User::Kubelet(node) | User::Pod(Some(node)) => node,
             User::Pod(None) if verb != Verb::DeleteAll => {
-                let why = "the token is not bound to a pod on a node";
-                return Err(self.forbidden(verb, target, why));
+                return Err(denied(target, "the token names no node"));
             }
             User::Admin | User::Pod(None) => return Ok(()),
         };
@@ -132,7 +131,10 @@ impl User {
         let is_slice = target.kind == Kind::ResourceSlice;
         if is_slice && !old.into_iter().chain(new).all(is_own) {
             let why = "can only write slices with the node of the requesting user";
-            return Err(self.forbidden(verb, target, why));
+            return Err(match self {
+                User::Pod(_) => denied(target, why),
+                _ => self.forbidden(verb, target, why),
+            });
         }
         Ok(())
     }
@@ -148,4 +150,15 @@ impl User {
         );
         Refusal::new(403, message).of(plural, name)
     }
+}
+
+/// The refusal of a `ValidatingAdmissionPolicy`.
+fn denied(target: &Target, why: &str) -> Refusal {
+    let (plural, name) = (target.kind.plural(), target.name.as_deref().unwrap_or_default());
+    let message = format!(
+        "{plural}.{} \"{name}\" is forbidden: ValidatingAdmissionPolicy 'holdfast-dra' with binding \
+         'holdfast-dra' denied request: {why}",
+        target.kind.group()
+    );
+    Refusal::new(403, message).of(plural, name)
 }

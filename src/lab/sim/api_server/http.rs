@@ -1,6 +1,8 @@
 //! HTTP/1.1, as far as the simulated API server needs it.
 
+use super::refusal::Refusal;
 use super::target::percent_decoded;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
@@ -120,4 +122,17 @@ pub(super) async fn chunk(stream: &mut BufReader<TcpStream>, line: &str) -> io::
 /// Ends such an answer.
 pub(super) async fn end(stream: &mut BufReader<TcpStream>) -> io::Result<()> {
     stream.write_all(b"0\r\n\r\n").await
+}
+
+/// The body of a request.
+pub(super) fn body(request: &Request) -> Result<Value, Refusal> {
+    if !request.content_type.starts_with("application/json") {
+        return Err(Refusal::new(415, "the body of the request is not JSON"));
+    }
+    let read: Result<Value, _> = serde_json::from_slice(&request.body);
+    match read {
+        Ok(object) if object.is_object() => Ok(object),
+        Ok(_) => Err(Refusal::new(400, "the body of the request is not an object")),
+        Err(error) => Err(Refusal::new(400, error.to_string())),
+    }
 }

@@ -22,6 +22,7 @@ mod names;
 mod profile;
 mod refusal;
 mod requests;
+mod reviews;
 mod schema;
 mod slices;
 mod state;

@@ -3,6 +3,7 @@
 use super::access::{User, Verb};
 use super::http::{self, BODY_BYTES_MAX, Request};
 use super::refusal::Refusal;
+use super::reviews;
 use super::state::{Fault, Sent, State, refusal};
 use super::target::{Kind, Selector, Target};
 use super::{Connections, Served};
@@ -12,8 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::sync::{broadcast, watch};
-
-const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// The parts that a connection needs.
 #[derive(Debug, Clone)]
@@ -136,10 +135,9 @@ impl Shared {
         if request.length > BODY_BYTES_MAX {
             return Err(Refusal::new(413, "the request is too large"));
         }
-        if request.path == REVIEWS && request.method == "POST" {
-            let mut review = body(request)?;
-            review["status"] = json!({ "userInfo": user.info() });
-            return Ok(Answer::Object(201, review));
+        if let Some(answer) = reviews::answer(request, &user, &state.bound, state.profile) {
+            let (code, object) = answer?;
+            return Ok(Answer::Object(code, object));
         }
         let Some(target) = Target::of(&request.path) else { return Ok(Answer::NoPath) };
         let selector = request.query.get("fieldSelector").map_or("", String::as_str);
@@ -270,7 +268,7 @@ fn write(
     let old = target.name.as_deref().and_then(|name| state.store.get(kind, namespace, name));
     match verb {
         Verb::Create | Verb::Update => {
-            let object = body(request)?;
+            let object = http::body(request)?;
             user.admit(verb, target, old, Some(&object))?;
             if verb == Verb::Update {
                 return Ok(Answer::Object(200, state.store.replace(target, object, profile)?));
@@ -278,11 +276,16 @@ fn write(
             if kind.is_namespaced() && namespace.is_empty() {
                 return Err(Refusal::new(405, "objects are created in a namespace"));
             }
+            // With `dryRun=All` everything is checked, and nothing is stored.
+            if request.query.get("dryRun").is_some_and(|value| value == "All") {
+                let trial = state.store.clone().create(target, object, profile)?;
+                return Ok(Answer::Object(201, trial));
+            }
             Ok(Answer::Object(201, state.store.create(target, object, profile)?))
         }
         Verb::Delete => {
             user.admit(verb, target, old, None)?;
-            let options = if request.body.is_empty() { json!({}) } else { body(request)? };
+            let options = if request.body.is_empty() { json!({}) } else { http::body(request)? };
             let deleted = state.store.delete(target, &options["preconditions"])?;
             Ok(Answer::Object(200, deleted))
         }
@@ -294,19 +297,6 @@ fn write(
             let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" });
             Ok(Answer::Object(200, status))
         }
-    }
-}
-
-/// The body of a request.
-fn body(request: &Request) -> Result<Value, Refusal> {
-    if !request.content_type.starts_with("application/json") {
-        return Err(Refusal::new(415, "the body of the request is not JSON"));
-    }
-    let read: Result<Value, _> = serde_json::from_slice(&request.body);
-    match read {
-        Ok(object) if object.is_object() => Ok(object),
-        Ok(_) => Err(Refusal::new(400, "the body of the request is not an object")),
-        Err(error) => Err(Refusal::new(400, error.to_string())),
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Change {
 type Key = (Kind, String, String);
 
 /// All objects.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Store {
     version: u64,
     /// Changes up to this version are no longer known.
