@@ -37,7 +37,7 @@ pub enum ClusterError {
         why: String,
     },
     /// The API server refused the request (`Status` of apimachinery's `meta/v1`).
-    #[error("the API server answered {code}: {message}{}", remedy(*.code, &.details.path))]
+    #[error("the API server answered {code}: {message}{}", remedy(*.code, &.details.path, .message))]
     Refused {
         /// The status code of HTTP.
         code: u16,
@@ -111,6 +111,26 @@ impl ClusterError {
         }
     }
 
+    /// Why, in one word: for metrics.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            ClusterError::Credentials(_) => "credentials",
+            ClusterError::Connect { .. } => "connect",
+            ClusterError::Silent { .. } => "silent",
+            ClusterError::Broken { .. } => "broken",
+            ClusterError::Refused { .. } => "refused",
+            ClusterError::Expired => "expired",
+            ClusterError::Unreadable(_) => "unreadable",
+        }
+    }
+
+    /// Whether an admission policy has denied the request. The identity has the right then.
+    #[must_use]
+    pub fn is_of_policy(&self) -> bool {
+        matches!(self, ClusterError::Refused { code, message, .. } if is_denial(*code, message))
+    }
+
     /// Whether the API server reports that the object does not exist. An answer 404 of a proxy, or
     /// of an API server that does not serve this version of the API, is none of these: it has no
     /// object's name.
@@ -122,8 +142,25 @@ impl ClusterError {
     }
 }
 
-fn remedy(code: u16, path: &str) -> &'static str {
+/// Whether a policy has denied the request: `… is forbidden: ValidatingAdmissionPolicy 'P' with
+/// binding 'B' denied request: …` (apiserver's `admission/plugin/policy/validating`). The code is
+/// that of the policy's `reason`: 422 without one.
+fn is_denial(code: u16, message: &str) -> bool {
+    let rest = message.split_once("ValidatingAdmissionPolicy '").map(|(_, rest)| rest);
+    matches!(code, 401 | 403 | 413 | 422)
+        && rest.is_some_and(|rest| rest.contains("' denied request"))
+}
+
+fn remedy(code: u16, path: &str, message: &str) -> &'static str {
     match code {
+        _ if is_denial(code, message) && path.contains("/resourceslices") => {
+            "; a right is not missing: this admission policy denies the write. That of Holdfast \
+             permits slices of its driver on the node of the pod's token, which Kubernetes 1.32 and \
+             newer add (docs/dra.md)"
+        }
+        _ if is_denial(code, message) => {
+            "; a right is not missing: this admission policy denies it"
+        }
         401 => "; the token or the certificate is not valid there",
         403 if path.contains("/resourceslices") => {
             "; grant get, list, watch, create, update and delete of resourceslices"

@@ -151,6 +151,14 @@ const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 const NODES_GROUP: &str = "system:nodes";
 const NODE_USER: &str = "system:node:";
 
+/// The version of a server (`Info` of apimachinery's `pkg/version`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct VersionInfo {
+    /// `v1.36.1`.
+    pub(super) git_version: String,
+}
+
 /// Who the API server takes this program for (`UserInfo` of authentication.k8s.io/v1).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]

@@ -4,7 +4,7 @@ use super::client::Client;
 use super::collection::{Collection, NODES, escaped};
 use super::error::ClusterError;
 use super::metadata::ObjectMeta;
-use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo};
+use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo, VersionInfo};
 use serde_json::json;
 
 /// The collection of `SelfSubjectReview` objects, which are not stored.
@@ -41,6 +41,15 @@ impl Client {
             check(&node.metadata, "", name)?;
         }
         Ok(node)
+    }
+
+    /// The version of the API server: `v1.36.1`.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn version(&self) -> Result<String, ClusterError> {
+        let info: VersionInfo = self.get("/version").await?;
+        Ok(info.git_version)
     }
 
     /// Who the API server takes this program for.
