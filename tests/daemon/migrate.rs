@@ -283,3 +283,36 @@ fn a_kubelet_that_runs_is_read_with_its_checkpoint() {
         );
     });
 }
+
+/// The kubelet's record of claims, with one claim of each of these drivers.
+fn claims_of(node: &Node, drivers: &[&str]) {
+    let claim = |(at, driver): (usize, &&str)| {
+        let state = json!({ *driver: { "Devices": null } });
+        json!({ "ClaimUID": format!("u-{at}"), "ClaimName": "c", "Namespace": "ml", "DriverState": state })
+    };
+    let data = json!({
+        "kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
+        "ClaimInfoStateList": drivers.iter().enumerate().map(claim).collect::<Vec<_>>(),
+    });
+    let data = data.to_string();
+    let file = json!({ "Data": data, "Checksum": crc32fast::hash(data.as_bytes()) });
+    write(&node.path("kubelet/dra_manager_state"), &file.to_string());
+}
+
+#[test]
+fn claims_of_another_dra_driver_are_noted() {
+    let (node, _sim) = machine(&gpus(GPU, ""));
+    let notes = || {
+        let (_, document) = check_with(&node, &[]);
+        let notes = document["notes"].as_array().unwrap().clone();
+        let of_claims = notes.into_iter().filter(|note| note.to_string().contains("claim"));
+        of_claims.map(|note| note.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(notes(), [""; 0]);
+    claims_of(&node, &["gpu.nvidia.com", "holdfast.dev", "gpu.nvidia.com"]);
+    let found = notes();
+    assert!(found.len() == 1 && found[0].starts_with("2 claims"), "{found:?}");
+    assert!(found[0].contains("`gpu.nvidia.com`"), "{found:?}");
+    write(&node.path("kubelet/dra_manager_state"), "{}");
+    assert!(notes()[0].starts_with("whether claims hold devices is not known"), "{:?}", notes());
+}

@@ -22,12 +22,14 @@ use crate::console::{Global, block_on, show};
 use crate::contract::{self, NvidiaExtras, Request};
 use crate::doctor::{listening_plugins, resource_of_socket};
 use crate::domain::{
-    AllocId, CgroupState, CheckpointGrant, Contract, DeviceId, PodName, PodRef, ResourceName,
+    AllocId, CgroupState, CheckpointGrant, Contract, DRA_DRIVER, DeviceId, PodName, PodRef,
+    ResourceName,
 };
 use crate::hardware::{self, Discovery};
 use crate::host::HostRoot;
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::{CheckpointError, WholeCheckpoint, read_whole_checkpoint};
+use crate::kubelet::dra::state::read_drivers;
 use crate::kubelet::pod_resources::PodResources;
 use clap::{Args, Subcommand};
 use std::collections::{BTreeMap, BTreeSet};
@@ -152,6 +154,7 @@ impl Kubelet {
                 .err()
                 .map(|why| format!("the ids are those of the kubelet's checkpoint: {why}")),
         );
+        kubelet.notes.extend(claims(&global.kubelet_dir));
         for (name, ids) in whole.registered.into_iter().chain(allocatable.unwrap_or_default()) {
             kubelet.resources.entry(name).or_default().listed.extend(ids);
         }
@@ -188,6 +191,25 @@ impl Kubelet {
             });
         }
     }
+}
+
+/// The notes on claims of other DRA drivers: the switch does not concern them, and they
+/// may hold the devices that Holdfast would offer.
+fn claims(kubelet_dir: &Path) -> Vec<String> {
+    let drivers = match read_drivers(kubelet_dir) {
+        Ok(drivers) => drivers,
+        Err(error) if error.is_absent() => return Vec::new(),
+        Err(error) => return vec![format!("whether claims hold devices is not known: {error}")],
+    };
+    let others = drivers.into_iter().filter(|(driver, _)| driver != DRA_DRIVER);
+    let note = |(driver, claims): (String, usize)| {
+        let claims = if claims == 1 { "one claim".into() } else { format!("{claims} claims") };
+        format!(
+            "{claims} of the DRA driver `{driver}` on this node: Holdfast does not take claims over, \
+             and does not know which devices they hold. Let one driver have a device (docs/dra.md)"
+        )
+    };
+    others.map(note).collect()
 }
 
 /// The kubelet's healthy ids by resource, from its pod-resources API.

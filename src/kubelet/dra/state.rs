@@ -130,6 +130,25 @@ struct Device {
 /// # Errors
 /// When there is no record, and when it cannot be read; see [`ClaimStateError`].
 pub fn read_claims(root: &Path, driver: &str) -> Result<Vec<CheckpointClaim>, ClaimStateError> {
+    let claims = read_all(root)?.into_iter();
+    Ok(claims.filter_map(|claim| of_driver(claim, driver)).collect())
+}
+
+/// The number of claims of each driver in the kubelet's record.
+///
+/// # Errors
+/// As [`read_claims`].
+pub fn read_drivers(root: &Path) -> Result<BTreeMap<String, usize>, ClaimStateError> {
+    let mut drivers = BTreeMap::new();
+    let claims = read_all(root)?.into_iter().filter_map(|claim| claim.drivers);
+    for driver in claims.flat_map(BTreeMap::into_keys) {
+        *drivers.entry(driver).or_default() += 1;
+    }
+    Ok(drivers)
+}
+
+/// The claims of all drivers.
+fn read_all(root: &Path) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
     let path = root.join(FILE_NAME);
     let bytes = match read_bounded(&path, BYTES_MAX) {
         Ok(bytes) => bytes,
@@ -138,14 +157,10 @@ pub fn read_claims(root: &Path, driver: &str) -> Result<Vec<CheckpointClaim>, Cl
         }
         Err(source) => return Err(ClaimStateError::Unreadable { path, source }),
     };
-    parse(&bytes, driver, path)
+    parse(&bytes, path)
 }
 
-fn parse(
-    bytes: &[u8],
-    driver: &str,
-    path: PathBuf,
-) -> Result<Vec<CheckpointClaim>, ClaimStateError> {
+fn parse(bytes: &[u8], path: PathBuf) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
     let Document { data, checksum: stored } = match serde_json::from_slice(bytes) {
         Ok(document) => document,
         Err(error) => return Err(malformed(path, &error)),
@@ -162,7 +177,7 @@ fn parse(
         let why = format!("its kind or version is not {} of {}", KIND.0, KIND.1);
         return Err(ClaimStateError::Malformed { path, why });
     }
-    Ok(claims.into_iter().flatten().filter_map(|claim| of_driver(claim, driver)).collect())
+    Ok(claims.unwrap_or_default())
 }
 
 fn malformed(path: PathBuf, error: &serde_json::Error) -> ClaimStateError {
@@ -219,7 +234,8 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<Vec<CheckpointClaim>, ClaimStateError> {
-        parse(text.as_bytes(), DRA_DRIVER, PathBuf::from(FILE_NAME))
+        let claims = parse(text.as_bytes(), PathBuf::from(FILE_NAME))?.into_iter();
+        Ok(claims.filter_map(|claim| of_driver(claim, DRA_DRIVER)).collect())
     }
 
     fn list(claims: &str) -> String {
@@ -272,10 +288,14 @@ mod tests {
 
         fs::write(&path, golden()).unwrap();
         assert_eq!(read().unwrap().len(), 2);
+        let drivers = read_drivers(dir.path()).unwrap();
+        let counts = [(DRA_DRIVER.to_owned(), 2), ("other.example.com".to_owned(), 2)];
+        assert_eq!(drivers, counts.into());
         fs::write(&path, golden().replace("gpu-5a7c", "gpu-5a7d")).unwrap();
         let damaged = read().unwrap_err();
         assert!(matches!(damaged, ClaimStateError::WrongChecksum { .. }), "{damaged}");
         assert!(!damaged.is_absent());
+        assert!(read_drivers(dir.path()).is_err());
 
         File::create(&path).unwrap().set_len(BYTES_MAX + 1).unwrap();
         let large = read().unwrap_err();
@@ -348,7 +368,7 @@ mod tests {
                 bytes[at] = byte;
             }
             let file = if keeps_checksum { file_of(&String::from_utf8_lossy(&bytes)).into_bytes() } else { bytes };
-            drop(parse(&file, DRA_DRIVER, PathBuf::new()));
+            drop(parse(&file, PathBuf::new()));
         }
     }
 }
