@@ -140,6 +140,22 @@ codes! {
     CDI_OFF = "cdi-off" Error "the container runtime ignores CDI names, or refuses containers that have one";
     CDI_DIRECTORY_UNREAD = "cdi-directory-unread" Error "containers get CDI names that the runtime does not find, and do not start";
 
+    // Claims.
+    DRA_DIRECTORY_UNUSABLE = "dra-directory-unusable" Error
+        "the kubelet does not find the driver for claims, and pods with claims wait";
+    DRA_API_UNREACHABLE = "dra-api-unreachable" Error
+        "no device is published for claims, and no claim is prepared";
+    DRA_API_NOT_SERVED = "dra-api-not-served" Error
+        "no device is published for claims, and no claim is prepared";
+    DRA_NODE_UNKNOWN = "dra-node-unknown" Error
+        "the scheduler does not use the devices of a node that does not exist, and the kubelet is \
+         not permitted to prepare them";
+    DRA_RIGHT_MISSING = "dra-right-missing" Error
+        "devices are not published, or claims are not prepared";
+    DRA_POLICY_DENIES = "dra-policy-denies" Error
+        "devices are not published; the right is not missing";
+    DRA_PROBLEM = "dra-problem" Warning "the daemon reports it";
+
     // The ledger and its disk.
     STATE_DISK_FULL = "state-disk-full" Error "no grant can be recorded, so no Allocate is answered";
     STATE_DISK_LOW = "state-disk-low" Warning "when it is full no grant can be recorded, so no Allocate is answered";

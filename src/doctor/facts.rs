@@ -1,6 +1,7 @@
 //! The facts about a node at one time. `None` means "unknown"; no check draws a conclusion from it.
 
 use super::Redactor;
+use super::claims::Dra;
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
 use crate::hardware::NearMiss;
@@ -40,6 +41,8 @@ pub struct Facts {
     pub ledger: Option<Ledger>,
     /// CDI, if a resource uses it.
     pub cdi: Option<Cdi>,
+    /// What the driver for claims needs, if it is on.
+    pub dra: Option<Dra>,
     /// Whether the programs for MPS are installed where this process finds them.
     pub mps_programs: Option<bool>,
     /// NVIDIA's driver.
@@ -67,6 +70,7 @@ impl Facts {
             state: None,
             ledger: None,
             cdi: None,
+            dra: None,
             mps_programs: None,
             nvidia: None,
             host: None,
@@ -125,6 +129,8 @@ pub struct Requirements {
     pub cdi: Vec<String>,
     /// The resources whose control daemon of MPS Holdfast runs.
     pub mps: Vec<String>,
+    /// Whether the driver for claims (`[dra]`) is on.
+    pub dra: bool,
 }
 
 /// The object at a path.

@@ -12,6 +12,7 @@
 
 pub mod bundle;
 mod checks;
+mod claims;
 mod codes;
 mod facts;
 mod finding;
@@ -22,6 +23,7 @@ mod redact;
 mod testing;
 
 pub use checks::{CHECKS, Check, examine, resource_of_socket};
+pub use claims::{Dra, DraApi, RefusedRequest};
 pub use codes::{ALL as CODES, Code, Level};
 pub use facts::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,

@@ -1,8 +1,8 @@
 //! The facts of a healthy node.
 
 use super::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Kubelet, Ledger, Listing,
-    NvidiaFacts, PathState, Process, Requirements, Resource, State, WriteAccess,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Dra, DraApi, Facts, HostFacts, Kubelet, Ledger,
+    Listing, NvidiaFacts, PathState, Process, Requirements, Resource, State, WriteAccess,
 };
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
@@ -31,6 +31,7 @@ pub(super) fn healthy() -> Facts {
         writes_cdi: true,
         cdi: vec!["nvidia.com/gpu".into()],
         mps: vec!["nvidia.com/gpu".into()],
+        dra: true,
     };
     let containerd = ContainerdFile {
         path: "/etc/containerd/config.toml".into(),
@@ -85,16 +86,31 @@ pub(super) fn healthy() -> Facts {
             containerd: vec![containerd],
             crio_dirs: None,
         }),
+        dra: Some(Dra { unusable: Vec::new(), api: Some(Ok(api_server())) }),
         mps_programs: Some(true),
         nvidia: Some(installed_driver()),
-        host: Some(HostFacts {
-            inotify: Some(InotifyLimits { instances: 3, refused: None }),
-            kernel_log: None,
-            iommu_groups: Some(40),
-            is_unsafe: false,
-            is_enforcing: true,
-        }),
+        host: Some(host()),
         ..Facts::unknown(roots, now)
+    }
+}
+
+fn host() -> HostFacts {
+    HostFacts {
+        inotify: Some(InotifyLimits { instances: 3, refused: None }),
+        kernel_log: None,
+        iommu_groups: Some(40),
+        is_unsafe: false,
+        is_enforcing: true,
+    }
+}
+
+fn api_server() -> DraApi {
+    DraApi {
+        node: "gpu-7".into(),
+        has_node: Some(true),
+        node_of_credentials: Some("gpu-7".into()),
+        versions: Some(vec!["v1".into(), "v1beta2".into()]),
+        refused: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 mod config;
 mod daemon;
 mod devices;
+mod dra;
 mod host;
 mod kubelet;
 mod ledger;
@@ -48,6 +49,9 @@ pub const CHECKS: &[Check] = &[
     Check { name: "devices", run: devices::healthy },
     Check { name: "iommu", run: devices::iommu },
     Check { name: "cdi", run: runtime::cdi },
+    Check { name: "dra-directories", run: dra::directories },
+    Check { name: "dra-api-server", run: dra::api_server },
+    Check { name: "dra", run: dra::reported },
     Check { name: "state-dir", run: ledger::state },
     Check { name: "ledger", run: ledger::ledger },
     Check { name: "clock", run: ledger::clock },

@@ -4,7 +4,8 @@
 use super::super::codes;
 use super::super::testing::{NOW, healthy};
 use super::super::{
-    Answer, CODES, Code, ContainerdFile, Facts, Level, PathState, Process, Resource, WriteAccess,
+    Answer, CODES, Code, ContainerdFile, DraApi, Facts, Level, PathState, Process, RefusedRequest,
+    Resource, WriteAccess,
 };
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
@@ -20,6 +21,15 @@ fn status(facts: &mut Facts) -> &mut Value {
         Answer::Status(status) => status,
         other => panic!("{other:?}"),
     }
+}
+
+fn api(facts: &mut Facts) -> &mut DraApi {
+    facts.dra.as_mut().unwrap().api.as_mut().unwrap().as_mut().unwrap()
+}
+
+fn denied() -> RefusedRequest {
+    let why = "resourceslices is forbidden: ValidatingAdmissionPolicy 'p' denied request: no node";
+    RefusedRequest { request: "create resourceslices".into(), why: why.into(), is_of_policy: false }
 }
 
 /// Removes all devices of the resource, from the scan and from the daemon's report.
@@ -257,6 +267,28 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.resources.as_mut().unwrap()[0].is_for_guests = true;
         facts.host.as_mut().unwrap().is_unsafe = true;
     }),
+    (&[codes::DRA_DIRECTORY_UNUSABLE], |facts| {
+        let registry = "/var/lib/kubelet/plugins_registry".into();
+        facts.dra.as_mut().unwrap().unusable = vec![(registry, "it is mounted read-only".into())];
+    }),
+    (&[codes::DRA_API_UNREACHABLE], |facts| {
+        facts.dra.as_mut().unwrap().api = Some(Err("no credentials".into()));
+    }),
+    (&[codes::DRA_API_NOT_SERVED], |facts| api(facts).versions = Some(Vec::new())),
+    (&[codes::DRA_API_NOT_SERVED], |facts| api(facts).versions = Some(vec!["v1beta1".into()])),
+    (&[codes::DRA_NODE_UNKNOWN], |facts| api(facts).has_node = Some(false)),
+    (&[codes::DRA_NODE_UNKNOWN], |facts| api(facts).node = String::new()),
+    (&[codes::DRA_NODE_UNKNOWN], |facts| api(facts).node_of_credentials = Some("gpu-8".into())),
+    (&[codes::DRA_RIGHT_MISSING], |facts| {
+        let request = "get resourceclaims".into();
+        api(facts).refused = vec![RefusedRequest { request, ..RefusedRequest::default() }];
+    }),
+    (&[codes::DRA_POLICY_DENIES], |facts| {
+        api(facts).refused = vec![RefusedRequest { is_of_policy: true, ..denied() }];
+    }),
+    (&[codes::DRA_PROBLEM], |facts| {
+        status(facts)["dra_problems"] = json!(["another program writes the ResourceSlice"]);
+    }),
     (&[codes::CDI_DIRECTORY_MISSING], |facts| facts.cdi.as_mut().unwrap().exists = false),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = Some(false)),
     (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = None),
@@ -481,4 +513,14 @@ fn a_default_of_a_newer_containerd_is_not_a_finding() {
         facts.cdi.as_mut().unwrap().containerd = files;
         assert_eq!(found(&facts).len(), expected);
     }
+}
+
+#[test]
+fn without_the_driver_for_claims_nothing_of_it_is_checked() {
+    let mut facts = healthy();
+    facts.config.as_mut().unwrap().as_mut().unwrap().dra = false;
+    facts.dra = None;
+    assert_eq!((found(&facts).len(), examine(&facts).unknown.len()), (0, 0));
+    facts.config.as_mut().unwrap().as_mut().unwrap().dra = true;
+    assert_eq!(examine(&facts).unknown, ["dra-directories", "dra-api-server"]);
 }

@@ -42,6 +42,7 @@ pub(super) fn wants(
             .filter(|spec| mps_run_here(spec).is_some())
             .map(|spec| spec.name.to_string())
             .collect(),
+        dra: config.dra,
     })
 }
 
@@ -87,7 +88,7 @@ pub(super) fn state(input: &ReaderInput) -> AddFacts {
 }
 
 /// The effect of a write to `dir` on `mount`.
-fn writes(dir: &Path, mount: Option<&Mount>) -> WriteAccess {
+pub(super) fn writes(dir: &Path, mount: Option<&Mount>) -> WriteAccess {
     // The flags of the file system do not show a failed disk; a read and the mount options do.
     let file_system_has = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
     match host::disk_error(dir) {

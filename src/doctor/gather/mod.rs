@@ -3,6 +3,8 @@
 //! miss the deadline are ignored.
 
 mod daemon;
+#[cfg(feature = "cluster")]
+mod dra;
 mod files;
 mod hardware;
 mod host;
@@ -77,6 +79,8 @@ const READERS: &[Reader] = &[
     Reader { what: "the ledger", run: files::ledger },
     Reader { what: "NVIDIA's driver", run: nvidia::driver },
     Reader { what: "the container runtime's configuration", run: runtime::cdi },
+    #[cfg(feature = "cluster")]
+    Reader { what: "the API server", run: dra::dra },
     Reader { what: "the host's settings", run: host::host },
     Reader { what: "/dev/kmsg", run: host::kernel_log },
 ];
