@@ -15,7 +15,7 @@ use self::ledger::{stream, verify as verify_ledger};
 use super::devices;
 use super::processors;
 use super::{Status, Views};
-use crate::domain::Grant;
+use crate::domain::{Grant, OperatorRequest};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish};
@@ -180,6 +180,10 @@ async fn devices(State(source): State<Source>) -> Reply {
 
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     let Order { device, instruction } = parsed(&body)?;
+    let evicts = matches!(instruction, OperatorRequest::CordonAndEvict { .. });
+    if let Some(why) = evicts.then(|| source.views.evicts_nothing(&device)).flatten() {
+        return Err((StatusCode::CONFLICT, why));
+    }
     match source
         .operator
         .call(ApplyOperatorRequest { device, instruction }, OPERATOR_DEADLINE)

@@ -37,6 +37,9 @@ pub struct DeviceReport {
     pub cordoned: Option<String>,
     /// When the operator cordoned it.
     pub cordoned_at: Option<Timestamp>,
+    /// Whether the operator also wants the pods of its claims to be deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evicts: bool,
     /// How many times it failed, each time soon after the last.
     pub flaps: u32,
     /// Its last failures, oldest first.
@@ -139,6 +142,7 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         healthy_in_seconds,
         cordoned: verdict.cordon.as_ref().map(|_| String::new()),
         cordoned_at: verdict.cordon.as_ref().map(|cordon| cordon.at),
+        evicts: verdict.evicts(),
         flaps: verdict.flaps,
         incidents: verdict.incidents.clone(),
         outputs: Vec::new(),

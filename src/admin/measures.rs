@@ -3,11 +3,14 @@
 //! No state is kept for them, so the series of a removed object ends automatically. The number of
 //! series is bounded by the node: resources by the configuration; reasons, states and signals by
 //! closed lists; holders by the ids that the node offers, because each container that is listed
-//! holds at least one; devices by [`UNHEALTHY_DEVICES_MAX`].
+//! holds at least one; devices by [`UNHEALTHY_DEVICES_MAX`]; pools, taints and drivers by
+//! [`Published`].
 
 use super::Views;
 use crate::domain::{DueHooks, Grant, HookState, Inventory, LedgerHealth, PodRef};
 use crate::host;
+use crate::slices::others::OtherDriver;
+use crate::slices::published::Published;
 use crate::telemetry::exposition::Page;
 use crate::telemetry::http::Scrape;
 use crate::telemetry::metrics;
@@ -36,6 +39,9 @@ pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
             write_held(page, &inventory, &grants);
             let due = Arc::clone(&views.due.borrow());
             of_hooks(page, &due);
+            if let Some(published) = views.published.borrow().clone() {
+                of_dra(page, &views, &published, &grants);
+            }
         })
     })
 }
@@ -79,6 +85,36 @@ fn of_disk(page: &mut Page, health: LedgerHealth, state_dir: &Path) {
     page.sample(Metric::NotDurable, &[], health.not_durable as u64);
     page.sample(Metric::LedgerSize, &[], host::size_below(state_dir));
     page.sample(Metric::LedgerFree, &[], host::free_bytes(state_dir));
+}
+
+/// The driver for claims.
+fn of_dra(page: &mut Page, views: &Views, published: &Published, grants: &[Arc<Grant>]) {
+    let live = grants.iter().filter(|grant| grant.is_live());
+    let claims: BTreeSet<&str> =
+        live.filter_map(|grant| Some(grant.claim.as_ref()?.claim.uid.as_str())).collect();
+    page.sample(Metric::DraClaims, &[], claims.len() as u64);
+    for OtherDriver { driver, devices, same } in &published.others {
+        page.sample(Metric::DraOthers, &[driver, "no"], *devices as u64);
+        page.sample(Metric::DraOthers, &[driver, "yes"], same.len() as u64);
+    }
+    let [sockets, slices] = &views.dra;
+    let drivers = published.others.iter().any(|other| !other.same.is_empty());
+    for (part, has_problem) in [
+        ("drivers", drivers),
+        ("slices", slices.borrow().is_some()),
+        ("sockets", sockets.borrow().is_some()),
+    ] {
+        page.sample(Metric::DraProblems, &[part], u64::from(has_problem));
+    }
+    for (pool, size) in &published.pools {
+        page.sample(Metric::DraDevices, &[pool], size.devices as u64);
+    }
+    for (pool, size) in &published.pools {
+        page.sample(Metric::DraSlices, &[pool], size.slices as u64);
+    }
+    for ((reason, effect), count) in &published.taints {
+        page.sample(Metric::DraTaints, &[reason, effect], *count as u64);
+    }
 }
 
 /// The metrics that grow with the node: devices, and their holders.

@@ -54,8 +54,9 @@ pub struct Status {
     /// if the configuration does not use them.
     #[serde(default)]
     pub labels_not_followed: Option<String>,
-    /// Why pods with claims wait: the DRA driver's sockets, and the API server. Empty if both work,
-    /// or if `[dra]` is off.
+    /// Why pods with claims wait, or what an operator must decide about DRA: the driver's sockets,
+    /// the API server, another driver with the same devices. Empty without a problem, and if
+    /// `[dra]` is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dra_problems: Vec<String>,
     /// The hooks after release that are due or have failed. Until then their devices are free and
@@ -197,7 +198,7 @@ impl Status {
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
             labels_not_followed: views.not_followed.borrow().clone(),
-            dra_problems: views.dra.iter().filter_map(|why| why.borrow().clone()).collect(),
+            dra_problems: views.dra_problems(),
             resources: inventory.resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),

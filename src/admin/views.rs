@@ -2,8 +2,8 @@
 
 use super::config_report::ConfigReport;
 use crate::domain::{
-    DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, MpsStates, Plan, ResourceName,
-    Unread,
+    Api, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, MpsStates, Plan,
+    ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::Shortages;
@@ -11,6 +11,7 @@ use crate::host;
 use crate::kubelet::checkpoint::{CheckpointReader, CheckpointUnread};
 use crate::registration::ResourceStatus;
 use crate::serving::Refusals;
+use crate::slices::published::Published;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -61,6 +62,8 @@ pub struct Views {
     pub not_followed: watch::Receiver<Option<String>>,
     /// Why claims do not get devices: the kubelet's sockets, and the API server.
     pub dra: [watch::Receiver<Option<String>>; 2],
+    /// What the API server has of this node's devices. `None` if `[dra]` is off.
+    pub published: watch::Receiver<Option<Arc<Published>>>,
     /// Why containers lack a part of NVIDIA's driver.
     pub nvidia_driver: watch::Receiver<Option<String>>,
     /// Whether all conditions of READY hold (I11).
@@ -68,6 +71,44 @@ pub struct Views {
 }
 
 impl Views {
+    /// Why claims do not get devices, or may get wrong ones, one sentence each.
+    #[must_use]
+    pub fn dra_problems(&self) -> Vec<String> {
+        let published = self.published.borrow().clone();
+        let verdicts = self.judgement.borrow().verdicts.clone();
+        let of_slices = published.map(|it| it.problems(&verdicts)).unwrap_or_default();
+        self.dra.iter().filter_map(|why| why.borrow().clone()).chain(of_slices).collect()
+    }
+
+    /// Why `cordon --evict` cannot reach the pods of this device; `None` if it can.
+    #[must_use]
+    pub fn evicts_nothing(&self, device: &DeviceId) -> Option<String> {
+        let Some(published) = self.published.borrow().clone() else {
+            return Some(
+                "--evict is for devices of claims, and `[dra] enabled` is false; cordon the device \
+                 without --evict, and delete the pods that use it (`holdfast who`)"
+                    .to_owned(),
+            );
+        };
+        let inventory = Arc::clone(&self.inventory.borrow());
+        let mut offerings = inventory.resources.values().filter(|it| {
+            it.spec.api == Api::Dra && it.devices.values().any(|it| it.device.id == *device)
+        });
+        if offerings.next().is_none() {
+            return Some(format!(
+                "no resource with `api = \"dra\"` has the device {device}, and --evict is for \
+                 devices of claims; cordon it without --evict, and delete the pods that use it \
+                 (`holdfast who`)"
+            ));
+        }
+        published.drops_taints.then(|| {
+            "the API server drops taints of devices (feature gate DRADeviceTaints, off by default \
+             before Kubernetes 1.36), so it evicts no pod; cordon the device without --evict, and \
+             delete the pods that use it (`holdfast who`)"
+                .to_owned()
+        })
+    }
+
     /// Whether the kubelet left its socket behind: no process listened on it at the last try.
     #[must_use]
     pub fn socket_left_behind(&self) -> bool {

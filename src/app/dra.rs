@@ -9,6 +9,7 @@ use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
     ApiClaims, Driver, Healths, Recorder, SlicesTask, SocketsTask, keep_files, live_claims,
 };
+use crate::telemetry::metrics;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -20,6 +21,8 @@ impl Wiring {
         if !config.dra {
             return Vec::new();
         }
+        metrics::dra_begins();
+        self.publishers.published.send_replace(Some(Arc::default()));
         let node = config.node.api_name().ok_or_else(|| "set `NODE_NAME`".to_owned());
         let node = match node.and_then(|it| NodeName::new(&it).map_err(|error| error.to_string())) {
             Ok(node) => node,
@@ -88,6 +91,7 @@ impl Wiring {
             nvml,
             notices: noticed,
             problem: self.publishers.dra_slices.clone(),
+            published: self.publishers.published.clone(),
         };
         vec![
             tokio::spawn(healths.keep()),

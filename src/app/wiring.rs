@@ -18,6 +18,7 @@ use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::release_hooks;
 use crate::registration::ResourceStatus;
 use crate::serving::{Refusals, Sockets, SpecFiles};
+use crate::slices::published::Published;
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -77,6 +78,8 @@ pub(super) struct Publishers {
     pub(super) dra_sockets: watch::Sender<Option<String>>,
     /// Why the devices for claims are not published in the API server.
     pub(super) dra_slices: watch::Sender<Option<String>>,
+    /// What the API server has of the devices for claims.
+    pub(super) published: watch::Sender<Option<Arc<Published>>>,
     pub(super) ready: watch::Sender<bool>,
 }
 
@@ -105,6 +108,7 @@ impl Publishers {
             not_followed: watch::Sender::default(),
             dra_sockets: watch::Sender::default(),
             dra_slices: watch::Sender::default(),
+            published: watch::Sender::default(),
         }
     }
 }
@@ -151,6 +155,7 @@ impl Wiring {
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
             dra: [publishers.dra_sockets.subscribe(), publishers.dra_slices.subscribe()],
+            published: publishers.published.subscribe(),
             nvidia_driver: spec_files.gpus.problem(),
             ready: publishers.ready.subscribe(),
         };

@@ -25,8 +25,8 @@ pub enum Verb {
         /// name on the host such as mlx5_2
         device: Option<String>,
     },
-    /// Cordon a device: give it to no new container until `uncordon`; its holder keeps it. Persists
-    /// across restarts and reboots
+    /// Cordon a device: give it to no new container until `uncordon`; its holder keeps it, unless
+    /// `--evict` is set. Persists across restarts and reboots
     Cordon {
         /// The device: its id or a prefix of it, a PCI address, a node such as /dev/nvidia0, or its
         /// name on the host such as mlx5_2
@@ -34,6 +34,10 @@ pub enum Verb {
         /// The reason, shown to other operators
         #[arg(long, value_name = "TEXT", value_parser = crate::console::non_empty)]
         reason: String,
+        /// Also delete the pods that use the device by a claim (Dynamic Resource Allocation): the
+        /// control plane evicts them
+        #[arg(long)]
+        evict: bool,
     },
     /// Uncordon a device; also ends the wait for an operator after a fault or repeated failures
     Uncordon {
@@ -51,11 +55,18 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Show { device } => show_devices(global, device.as_deref()),
-        Verb::Cordon { device, reason } => order(
+        Verb::Cordon { device, reason, evict: false } => order(
             global,
             device,
             OperatorRequest::Cordon { reason: reason.clone() },
             "is cordoned: no new container gets it until `holdfast device uncordon`",
+        ),
+        Verb::Cordon { device, reason, evict: true } => order(
+            global,
+            device,
+            OperatorRequest::CordonAndEvict { reason: reason.clone() },
+            "is cordoned, and the control plane deletes the pods that use it by a claim; `holdfast \
+             who` shows when they have ended",
         ),
         Verb::Uncordon { device } => order(
             global,
@@ -210,7 +221,11 @@ fn health(device: &DeviceReport) -> String {
 }
 
 fn why(device: &DeviceReport) -> String {
+    let order = if device.evicts { " --evict" } else { "" };
     match (&device.reason, device.explanation()) {
+        (Some(reason), Some(detail)) if reason == "cordoned" => {
+            format!("{reason}{order} ({detail})")
+        }
         (Some(reason), Some(detail)) => format!("{reason} ({detail})"),
         (Some(reason), None) => reason.clone(),
         _ => String::new(),
@@ -238,6 +253,7 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
                 .cordoned_at
                 .map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())),
         );
+        line("evicts", if device.evicts { "the pods that use it by a claim" } else { "" });
     }
     if device.flaps > 1 {
         line("failed", &format!("{} times in short succession", device.flaps));
@@ -280,6 +296,7 @@ mod tests {
             healthy_in_seconds: Some(12),
             cordoned: None,
             cordoned_at: None,
+            evicts: false,
             outputs: Vec::new(),
             flaps: 2,
             incidents: Vec::new(),

@@ -351,7 +351,7 @@ mod tests {
         let faults = [(Reason::Xid, "Xid 79".to_owned())].into();
         let verdict =
             Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
-        let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
+        let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0), evicts: false });
         let ids: Vec<DeviceId> = found.devices.iter().map(|row| DeviceId::new(&row.id)).collect();
         let taken_out = Verdict { cordon, ..verdict.clone() };
         let verdicts = Verdicts::from([

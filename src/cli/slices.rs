@@ -18,7 +18,7 @@ use crate::slices::holders::Holders;
 use crate::slices::names::NodeName;
 use crate::slices::wanted::{Inputs, Layout, Offer, offer};
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Scans the host and prints the slices that the configured resources would have, or the default
@@ -79,15 +79,7 @@ pub fn offer_of(
     facts: Facts<'_>,
 ) -> Offer {
     let Holders { claimed, held } = Holders::of(grants);
-    offer(&Inputs {
-        node,
-        resources,
-        claimed: &claimed,
-        held: &held,
-        evicted: &BTreeSet::new(),
-        verdicts,
-        facts,
-    })
+    offer(&Inputs { node, resources, claimed: &claimed, held: &held, verdicts, facts })
 }
 
 /// The ids of each resource, with the health that the document shows. A health that is not known is

@@ -372,6 +372,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             healthy_in_seconds: None,
             cordoned: None,
             cordoned_at: None,
+            evicts: false,
             outputs: Vec::new(),
             flaps: 1,
             incidents: Vec::new(),

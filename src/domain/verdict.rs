@@ -74,6 +74,10 @@ pub struct Cordon {
     pub reason: String,
     /// When it was ordered.
     pub at: Timestamp,
+    /// Whether the control plane deletes the pods that use the device by a claim: the taint in the
+    /// `ResourceSlice` has the effect `NoExecute`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evicts: bool,
 }
 
 /// One failure, from the first symptom that counted to the end of the hold time.
@@ -127,6 +131,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// Whether an operator wants the pods of the device's claims to be deleted.
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        self.cordon.as_ref().is_some_and(|cordon| cordon.evicts)
+    }
+
     /// The health of a device with this verdict, for the kubelet's list.
     #[must_use]
     pub fn health(&self) -> Health {
@@ -184,6 +194,12 @@ pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<
 pub enum OperatorRequest {
     /// Give the device to no new container, even if it is healthy.
     Cordon {
+        /// Why, in the operator's words.
+        reason: String,
+    },
+    /// The same, and delete the pods that use the device by a claim. It is an instruction of its
+    /// own, so that an earlier version refuses it.
+    CordonAndEvict {
         /// Why, in the operator's words.
         reason: String,
     },

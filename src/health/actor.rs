@@ -333,6 +333,9 @@ impl Handler<ApplyOperatorRequest> for HealthActor {
             OperatorRequest::Cordon { .. } => {
                 tracing::info!(%device, "device cordoned by an operator");
             }
+            OperatorRequest::CordonAndEvict { .. } => {
+                tracing::info!(%device, "device cordoned by an operator, with the eviction of the pods that use it by a claim");
+            }
             OperatorRequest::Uncordon => {
                 tracing::info!(%device, "device uncordoned by an operator");
             }

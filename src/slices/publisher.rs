@@ -21,6 +21,7 @@ pub use event::{Action, Cause, Event, Failure, Report};
 
 use super::api::{self, OwnerReference, ResourceSlice};
 use super::names::NodeName;
+use super::published::Published;
 use super::wanted::{Layout, Offer};
 use failures::{TAINTS, dropped};
 use mirror::{Foreign, Mirror};
@@ -88,6 +89,7 @@ impl Publisher {
     pub fn new(node: NodeName, owner: Option<OwnerReference>) -> Self {
         Publisher {
             mirror: Mirror::new(node.clone()),
+            pace: Pace::of(node.as_str()),
             node,
             owner,
             offer: None,
@@ -98,7 +100,6 @@ impl Publisher {
             refusals: Refusals::default(),
             keeps_taints: true,
             dropped: BTreeSet::new(),
-            pace: Pace::default(),
             truce: Truce::default(),
             is_listed: false,
             list_at: Duration::ZERO,
@@ -142,9 +143,6 @@ impl Publisher {
         }
         self.remember_generations();
         self.adopt(None);
-        if self.truce.ends(now) {
-            self.reports.push(Report::Uncontended);
-        }
     }
 
     /// What an operator should know, since the last call.
@@ -152,8 +150,27 @@ impl Publisher {
         std::mem::take(&mut self.reports)
     }
 
+    /// What the API server has of this driver, as far as is known.
+    #[must_use]
+    pub fn summary(&self) -> Published {
+        Published::of(self.mirror.slices(), !self.keeps_taints)
+    }
+
     /// The next action. A request counts as sent.
     pub fn next(&mut self, now: Duration) -> Action {
+        if self.truce.ends(now) {
+            self.reports.push(Report::Uncontended);
+        }
+        let action = self.next_action(now);
+        match (self.truce.ends_at(), action) {
+            (Some(end), Action::Wait(until)) => {
+                Action::Wait(Some(until.map_or(end, |it| it.min(end))))
+            }
+            (_, action) => action,
+        }
+    }
+
+    fn next_action(&mut self, now: Duration) -> Action {
         if self.in_flight.is_some() {
             return Action::Wait(None);
         }

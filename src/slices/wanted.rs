@@ -10,7 +10,7 @@ use super::api::{self, Attribute, NO_EXECUTE, NO_SCHEDULE, ResourceSlice, Taint,
 use super::attributes::{Dropped, Facts, describe, is_label_value};
 use super::names::{Family, NodeName, device_name, pooled_name};
 use crate::domain::{
-    DeviceId, DraName, Health, Offered, Offering, Reason, ResourceName, Sharing, Verdict, Verdicts,
+    DeviceId, DraName, Offered, Offering, Reason, ResourceName, Sharing, Verdict, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,9 +26,7 @@ pub struct Inputs<'a> {
     pub claimed: &'a BTreeSet<DraName>,
     /// The ids that containers hold by the device plugin. The scheduler does not know of them.
     pub held: &'a BTreeSet<(ResourceName, DeviceId)>,
-    /// Devices whose taints also delete the pods that use them (`NoExecute`).
-    pub evicted: &'a BTreeSet<DraName>,
-    /// The verdicts, for the values of taints.
+    /// The verdicts, for the values and the effects of taints.
     pub verdicts: &'a Verdicts,
     /// Facts that are not in the records of devices.
     pub facts: Facts<'a>,
@@ -63,7 +61,7 @@ pub fn offer(inputs: &Inputs<'_>) -> Offer {
         let pool = inputs.node.pool(family);
         let (mut device, dropped) =
             describe(&name, &offering.spec, id, &offered.device, inputs.facts);
-        device.taints = taints(inputs, &candidate, &DraName { pool: pool.clone(), device: name });
+        device.taints = taints(inputs, &candidate);
         let is_in_another_pool =
             pool_of_claim.get(device.name.as_str()).is_some_and(|claimed| *claimed != pool);
         if is_in_another_pool {
@@ -107,16 +105,23 @@ fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<'a>> {
 }
 
 /// Why the scheduler must not give the device to a new claim: at most one taint for each reason.
-fn taints(inputs: &Inputs<'_>, candidate: &Candidate<'_>, name: &DraName) -> Vec<Taint> {
-    let effect = if inputs.evicted.contains(name) { NO_EXECUTE } else { NO_SCHEDULE };
+///
+/// The operator's order to evict counts for a device with another reason too. No other reason
+/// deletes pods.
+fn taints(inputs: &Inputs<'_>, candidate: &Candidate<'_>) -> Vec<Taint> {
+    let verdict = inputs.verdicts.get(&candidate.offered.device.id);
+    let evicts = verdict.is_some_and(Verdict::evicts);
     let mut taints = Vec::new();
-    if let Health::Unhealthy(reason) = candidate.offered.health {
-        let verdict = inputs.verdicts.get(&candidate.offered.device.id);
+    let reason = candidate.offered.health.reason();
+    let order = evicts.then_some(Reason::Cordoned).filter(|order| reason != Some(*order));
+    for reason in reason.into_iter().chain(order) {
         let value = verdict.map(|verdict| value_of(reason, verdict)).unwrap_or_default();
+        let is_order = evicts && reason == Reason::Cordoned;
+        let effect = if is_order { NO_EXECUTE } else { NO_SCHEDULE };
         taints.push(taint(&reason.as_str().replace('_', "-"), &value, effect));
     }
     if inputs.held.contains(&(candidate.offering.spec.name.clone(), candidate.id.clone())) {
-        taints.push(taint("held", "device-plugin", effect));
+        taints.push(taint("held", "device-plugin", NO_SCHEDULE));
     }
     taints
 }
@@ -385,7 +390,7 @@ mod tests {
     use super::super::names::is_label;
     use super::*;
     use crate::domain::{
-        Attributes, Cordon, Device, DeviceClass, PciFunction, ResourceSpec, Timestamp,
+        Attributes, Cordon, Device, DeviceClass, Health, PciFunction, ResourceSpec, Timestamp,
     };
     use proptest::prelude::*;
 
@@ -428,7 +433,6 @@ mod tests {
         resources: BTreeMap<ResourceName, Arc<Offering>>,
         claimed: BTreeSet<DraName>,
         held: BTreeSet<(ResourceName, DeviceId)>,
-        evicted: BTreeSet<DraName>,
         verdicts: Verdicts,
     }
 
@@ -445,7 +449,6 @@ mod tests {
                 resources: &self.resources,
                 claimed: &self.claimed,
                 held: &self.held,
-                evicted: &self.evicted,
                 verdicts: &self.verdicts,
                 facts: Facts::default(),
             })
@@ -536,16 +539,17 @@ mod tests {
         world.held.insert(("a.b/c".parse().unwrap(), id.clone()));
         let held = "holdfast.dev/held=device-plugin:NoSchedule";
         assert_eq!(world.taints(), ["holdfast.dev/xid=79:NoSchedule", held]);
-        world.evicted.insert(claim(1));
-        assert_eq!(
-            world.taints(),
-            ["holdfast.dev/xid=79:NoExecute", &held.replace("Schedule", "Execute")]
-        );
 
         let reason = "fan, replaced: on Monday".to_owned();
-        let cordon = Some(Cordon { reason, at: Timestamp(0) });
+        let cordon = |evicts| Some(Cordon { reason: reason.clone(), at: Timestamp(0), evicts });
+        let cordoned = "holdfast.dev/cordoned=fan:NoExecute";
+        world.verdicts.insert(id.clone(), Verdict { cordon: cordon(true), ..verdict.clone() });
+        let both = ["holdfast.dev/xid=79:NoSchedule", cordoned, held];
+        assert_eq!(world.taints(), both, "only the order deletes pods");
         let mut world = World::with(&[offering("a.b/c", &[1], &[(1, Reason::Cordoned)])]);
-        world.verdicts.insert(id, Verdict { cordon, ..verdict });
+        world.verdicts.insert(id.clone(), Verdict { cordon: cordon(true), ..verdict.clone() });
+        assert_eq!(world.taints(), [cordoned]);
+        world.verdicts.insert(id, Verdict { cordon: cordon(false), ..verdict });
         assert_eq!(world.taints(), ["holdfast.dev/cordoned=fan:NoSchedule"]);
         let viable = World::with(&[offering("a.b/c", &[1], &[(1, Reason::GroupNotViable)])]);
         assert_eq!(viable.taints(), ["holdfast.dev/iommu-group-not-viable=:NoSchedule"]);

@@ -202,7 +202,11 @@ pub(super) fn judged(n: u64) -> Entry {
         flaps: 2,
         healthy_since: Duration::from_secs(4),
         is_latched: true,
-        cordon: Some(Cordon { reason: "to be replaced".into(), at: Timestamp(1_700_000_002_000) }),
+        cordon: Some(Cordon {
+            reason: "to be replaced".into(),
+            at: Timestamp(1_700_000_002_000),
+            evicts: false,
+        }),
         baselines: BTreeMap::from([(Counter { reason: Reason::AerFatal, at }, 3)]),
         incidents: vec![incident],
     };

@@ -43,6 +43,12 @@ const FIXED_SECOND_LABELS: [(Metric, &str, &[&str]); 2] = [
     (Metric::RequestsRefused, "plugin", &["lists", "memory"]),
 ];
 
+/// The results of a Prepare of one claim.
+const PREPARE_RESULTS: [&str; 6] = ["api_server", "blocked", "error", "ok", "refused", "unhealthy"];
+/// The results of a write of a `ResourceSlice`.
+const WRITE_RESULTS: [&str; 8] =
+    ["conflict", "error", "forbidden", "invalid", "not_found", "ok", "policy", "throttled"];
+
 /// Writes all counters, after the samples of the current state that `now` writes.
 #[must_use]
 pub fn page(now: impl FnOnce(&mut Page)) -> String {
@@ -120,6 +126,42 @@ pub fn actor_begins(actor: &'static str) {
 /// An actor died.
 pub fn actor_restarted(actor: &'static str) {
     count(Metric::ActorRestarts, &[actor]);
+}
+
+/// The DRA driver is switched on: creates its series at 0. Without this call it has none.
+pub fn dra_begins() {
+    for result in PREPARE_RESULTS {
+        add(Metric::DraCalls, &["prepare", result], 0);
+    }
+    for result in ["error", "ok"] {
+        add(Metric::DraCalls, &["unprepare", result], 0);
+    }
+    for verb in ["create", "delete", "update"] {
+        for result in WRITE_RESULTS {
+            add(Metric::DraWrites, &[verb, result], 0);
+        }
+    }
+    for reason in ["broken", "connect", "credentials", "expired", "refused", "silent", "unreadable"]
+    {
+        add(Metric::DraWatchFailures, &[reason], 0);
+    }
+}
+
+/// A Prepare or Unprepare of one claim was answered; `call` is `prepare` or `unprepare`.
+pub fn claim_answered(call: &'static str, result: &'static str, time: Duration) {
+    count(Metric::DraCalls, &[call, result]);
+    let is_ok = result == "ok";
+    took(Metric::DraCallDuration, &[call, self::result(is_ok)], time);
+}
+
+/// A write of a `ResourceSlice` was answered, or has failed.
+pub fn slice_written(verb: &'static str, result: &'static str) {
+    count(Metric::DraWrites, &[verb, result]);
+}
+
+/// The watch of the `ResourceSlice` objects has failed.
+pub fn slices_watch_failed(reason: &'static str) {
+    count(Metric::DraWatchFailures, &[reason]);
 }
 
 /// A connection was closed to free its place for another one; `socket` is `telemetry`, `plugin`,
@@ -298,6 +340,27 @@ mod tests {
         metrics::counter!(Metric::Scan.row().name, "resource" => "test.dev/of-another-kind")
             .increment(1);
         assert!(lines("of_nobody").is_empty() && lines("of-another-kind").is_empty());
+    }
+
+    #[test]
+    fn the_counters_of_the_driver_for_claims_start_at_zero_once_it_is_on() {
+        dra_begins();
+        let begun = lines("holdfast_dra_");
+        for line in [
+            r#"holdfast_dra_claim_calls_total{call="unprepare",result="error"} 0"#,
+            r#"holdfast_dra_slice_writes_total{verb="delete",result="policy"} 0"#,
+            r#"holdfast_dra_watch_failures_total{reason="unreadable"} 0"#,
+        ] {
+            assert!(begun.iter().any(|one| one == line), "{line}: {begun:#?}");
+        }
+        claim_answered("prepare", "blocked", Duration::from_secs(35));
+        let now = lines("holdfast_dra_claim_");
+        for line in [
+            r#"holdfast_dra_claim_calls_total{call="prepare",result="blocked"} 1"#,
+            r#"holdfast_dra_claim_duration_seconds_count{call="prepare",result="error"} 1"#,
+        ] {
+            assert!(now.iter().any(|one| one == line), "{line}: {now:#?}");
+        }
     }
 
     #[test]

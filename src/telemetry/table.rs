@@ -102,6 +102,32 @@ table! {
         "Device ids that a grant holds; one that several containers of a pod hold counts once.";
     DevicesUnhealthy = Gauge "holdfast_devices_unhealthy" ["resource", "reason"]
         "Unhealthy device ids by reason; a reason without devices has no series.";
+    DraCalls = Counter "holdfast_dra_claim_calls_total" ["call", "result"]
+        "Answered calls of the kubelet for one claim (prepare or unprepare), by result (ok, error, \
+         or why a claim is not prepared: refused, unhealthy, blocked or api_server).";
+    DraCallDuration = Histogram "holdfast_dra_claim_duration_seconds" ["call", "result"]
+        "From such a call to its answer, by result (ok or error); Prepare waits up to 35 s for \
+         devices that are not free.";
+    DraClaims = Gauge "holdfast_dra_claims" []
+        "Claims that hold devices, with each claim counted once.";
+    DraOthers = Gauge "holdfast_dra_other_driver_devices" ["driver", "same_hardware"]
+        "Devices of other DRA drivers on this node, of at most 16: those that they publish \
+         (same_hardware is no), and the devices of Holdfast among them (yes).";
+    DraProblems = Gauge "holdfast_dra_problems" ["part"]
+        "1 while a part of the DRA driver has a problem (sockets, slices or drivers); the status \
+         verb shows it.";
+    DraDevices = Gauge "holdfast_dra_published_devices" ["pool"]
+        "Devices in the ResourceSlices of this node, as the API server has them.";
+    DraSlices = Gauge "holdfast_dra_published_slices" ["pool"]
+        "ResourceSlices of this node, as the API server has them.";
+    DraWrites = Counter "holdfast_dra_slice_writes_total" ["verb", "result"]
+        "Writes of ResourceSlices by verb (create, update or delete) and result (ok, conflict, \
+         forbidden, policy, invalid, not_found, throttled or error).";
+    DraTaints = Gauge "holdfast_dra_taints" ["reason", "effect"]
+        "Taints of published devices, by reason and effect; one without devices has no series.";
+    DraWatchFailures = Counter "holdfast_dra_watch_failures_total" ["reason"]
+        "Watches of the ResourceSlices that failed and were opened again, by reason \
+         (credentials, connect, silent, broken, refused, expired or unreadable).";
     Grants = Gauge "holdfast_grants" ["resource", "state"]
         "Grants that hold devices, by state (granted, bound, suspect or prepared).";
     SignalsOff = Gauge "holdfast_health_signals_off" ["signal"]

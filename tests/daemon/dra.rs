@@ -10,22 +10,26 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-const NODE: &str = "n1";
+pub(crate) const NODE: &str = "n1";
 
 /// A node with an API server, whose GPUs are for claims.
-struct World {
-    node: Node,
-    server: ApiServer,
-    manager: ClaimManager,
+pub(crate) struct World {
+    pub(crate) node: Node,
+    pub(crate) server: ApiServer,
+    pub(crate) manager: ClaimManager,
 }
 
 impl World {
     async fn new(gpus: usize) -> World {
+        World::with_telemetry(gpus, "off").await
+    }
+
+    pub(crate) async fn with_telemetry(gpus: usize, listen: &str) -> World {
         let node = Node::with(&[("gpu", gpus), ("nic", 1)]);
         let server = ApiServer::start(NODE, &[]).await.unwrap();
         let kubeconfig = server.kubeconfig(&node.path("etc"), "token").unwrap();
         node.write_config(&format!(
-            "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
+            "[telemetry]\nlisten = {listen:?}\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
              [dra]\nenabled = true\n{}api = \"dra\"\n{}",
             kubeconfig.display().to_string(),
             node.path("run/cdi").display().to_string(),
@@ -41,23 +45,23 @@ impl World {
         World { node, server, manager: manager.unwrap() }
     }
 
-    fn start(&self) -> Daemon {
+    pub(crate) fn start(&self) -> Daemon {
         Daemon::spawn(self.node.command(&["run"]).env("NODE_NAME", NODE))
     }
 
     /// The names of the published devices, by slice and device.
-    fn published(&self) -> Vec<String> {
+    pub(crate) fn published(&self) -> Vec<String> {
         let devices = |slice: &Value| slice["spec"]["devices"].as_array().cloned();
         let slices = self.server.objects(Kind::ResourceSlice);
         let devices = slices.iter().filter_map(devices).flatten();
         devices.map(|device| device["name"].as_str().unwrap().to_owned()).collect()
     }
 
-    async fn until_published(&self, count: usize) -> Vec<String> {
+    pub(crate) async fn until_published(&self, count: usize) -> Vec<String> {
         until("the slices", || self.published(), |names| names.len() == count).await
     }
 
-    async fn until_registered(&self) {
+    pub(crate) async fn until_registered(&self) {
         let connected = |manager: &ClaimManager| {
             manager.instances(DRA_DRIVER).iter().any(|one| one.is_connected).then_some(())
         };
@@ -65,7 +69,7 @@ impl World {
     }
 
     /// Makes the control plane allocate these devices to a claim, for a pod.
-    fn allocate(&self, claim: &str, pod: &str, devices: &[String]) -> Claim {
+    pub(crate) fn allocate(&self, claim: &str, pod: &str, devices: &[String]) -> Claim {
         let of = claim_ref(claim);
         let result = |device: &String| {
             json!({ "request": "gpu", "driver": DRA_DRIVER, "pool": format!("{NODE}/char"),
@@ -85,16 +89,16 @@ impl World {
     }
 
     /// The CDI names of a claim, as the kubelet passes them to the runtime.
-    fn cdi_names(&self, claim: &Claim) -> Vec<String> {
+    pub(crate) fn cdi_names(&self, claim: &Claim) -> Vec<String> {
         let devices = self.manager.devices(&claim.claim, DRA_DRIVER);
         devices.into_iter().flat_map(|device| device.cdi_devices).collect()
     }
 
-    fn cdi_file(&self, claim: &str) -> PathBuf {
+    pub(crate) fn cdi_file(&self, claim: &str) -> PathBuf {
         self.node.path("run/cdi").join(format!("holdfast-claim-{}.json", claim_ref(claim).uid))
     }
 
-    fn holders(&self, claim: &str) -> Vec<Value> {
+    pub(crate) fn holders(&self, claim: &str) -> Vec<Value> {
         let mut grants = self.node.json(&["who"])["grants"].as_array().unwrap().clone();
         grants.retain(|grant| grant["claim"]["name"] == claim);
         grants
@@ -105,7 +109,7 @@ fn claim_ref(name: &str) -> ClaimRef {
     ClaimRef { uid: format!("uid-{name}"), namespace: "ml".into(), name: name.into() }
 }
 
-async fn stop(mut daemon: Daemon) {
+pub(crate) async fn stop(mut daemon: Daemon) {
     daemon.signal(Signal::SIGTERM);
     assert!(daemon.ended().await.success());
 }

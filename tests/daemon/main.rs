@@ -17,6 +17,8 @@ mod demo;
 mod doctor;
 #[cfg(feature = "cluster")]
 mod dra;
+#[cfg(feature = "cluster")]
+mod dra_operator;
 mod edges;
 mod growth;
 mod handover;

@@ -47,11 +47,21 @@ fn the_documentation_lists_the_table_and_nothing_else() {
 }
 
 /// Metrics that other tests provoke, each with the file that names it.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 19] = [
     ("holdfast_actor_restarts_total", "tests/daemon/actors.rs"),
     ("holdfast_allocations_of_held_devices_total", "tests/storage/policies.rs"),
     ("holdfast_connections_evicted_total", "tests/daemon/limits/attack.rs"),
     ("holdfast_connections_refused_total", "tests/daemon/handover/mod.rs"),
+    ("holdfast_dra_claim_calls_total", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_claim_duration_seconds", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_claims", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_other_driver_devices", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_problems", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_published_devices", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_published_slices", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_slice_writes_total", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_taints", "tests/daemon/dra_operator.rs"),
+    ("holdfast_dra_watch_failures_total", "tests/daemon/dra_operator.rs"),
     ("holdfast_journal_sync_failures_total", "tests/storage/full_disk.rs"),
     ("holdfast_kubelet_disagreements_total", "tests/daemon/edges/taken.rs"),
     ("holdfast_log_lines_lost_total", "src/telemetry/log_writer.rs"),
@@ -203,6 +213,7 @@ fn a_daemon_exposes_exactly_the_metrics_of_the_table() {
             "the page has no series of a pod that was removed:\n{page}"
         );
         every_metric_is_provoked(&page);
+        assert!(!page.contains("holdfast_dra_"), "the driver for claims is off:\n{page}");
         assert_eq!(http_get(address, "/nothing").0, 404);
     });
 }

@@ -2,8 +2,8 @@
 //! same events give the same verdict, with or without a restart of the daemon between them.
 
 use crate::domain::{
-    Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom, Verdict,
-    VerdictState,
+    Cordon, Counter, EventKind, Incident, Moment, OperatorRequest, PciAddress, Reason, Symptom,
+    Verdict, VerdictState,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -202,8 +202,9 @@ impl Case for Verdict {
 
     fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment) {
         match instruction {
-            OperatorRequest::Cordon { reason } => {
-                self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall });
+            OperatorRequest::Cordon { reason } | OperatorRequest::CordonAndEvict { reason } => {
+                let evicts = matches!(instruction, OperatorRequest::CordonAndEvict { .. });
+                self.cordon = Some(Cordon { reason: reason.clone(), at: at.wall, evicts });
             }
             OperatorRequest::Uncordon => {
                 (self.cordon, self.is_latched, self.flaps) = (None, false, 0);

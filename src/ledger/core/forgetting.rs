@@ -217,7 +217,10 @@ mod tests {
     }
 
     fn cordoned() -> Verdict {
-        Verdict { cordon: Some(Cordon { reason: "fan".into(), at: Timestamp(1) }), ..went() }
+        Verdict {
+            cordon: Some(Cordon { reason: "fan".into(), at: Timestamp(1), evicts: false }),
+            ..went()
+        }
     }
 
     fn latched() -> Verdict {

@@ -114,6 +114,30 @@ pub enum NotPrepared {
     },
 }
 
+impl NotPrepared {
+    /// The reason in one word, for metrics.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            NotPrepared::Unhealthy { .. } => "unhealthy",
+            NotPrepared::Blocked { .. } => "blocked",
+            NotPrepared::NoAnswer { .. } => "api_server",
+            NotPrepared::NotRecorded { .. }
+            | NotPrepared::NoFile { .. }
+            | NotPrepared::Unusable { .. } => "error",
+            NotPrepared::Uid(_)
+            | NotPrepared::Gone(_)
+            | NotPrepared::NotAllocated(_)
+            | NotPrepared::NotReserved(_)
+            | NotPrepared::NoDevice(_)
+            | NotPrepared::UnknownConfig { .. }
+            | NotPrepared::NotHere(_)
+            | NotPrepared::NotForClaims { .. }
+            | NotPrepared::SameName(_) => "refused",
+        }
+    }
+}
+
 /// Checks that the API server has this claim, allocated with devices of this driver, and reserved
 /// for a pod. A claim that is being deleted counts: its pods may still start.
 pub(super) fn check<'a>(

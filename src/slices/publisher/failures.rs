@@ -58,7 +58,7 @@ impl Publisher {
                     self.list_at = now;
                 }
                 self.pace.fail(now);
-                self.pace.pause(now, failure.retry_after.unwrap_or_default());
+                self.pace.pause_as_asked(now, failure.retry_after.unwrap_or_default());
             }
         }
     }

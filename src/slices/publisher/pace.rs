@@ -1,6 +1,7 @@
 //! The pace of writes, and the truce with another program that writes the same slices.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 /// Writes at once after a pause: a node's slices after the kubelet has deleted them.
@@ -12,9 +13,15 @@ const BACKOFF: Duration = Duration::from_millis(500);
 /// The longest such pause.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
+/// A pause after a failure is longer by at most half of it, and by at most this time, for each node
+/// by another part. So the nodes of a cluster do not come back in the same second.
+const SPREAD_MAX: Duration = Duration::from_secs(5);
+
 /// When the next write may be sent.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
+    /// The part of the spread that this node waits, in thousandths.
+    spread: u32,
     /// The time until which the writes so far use the sustained rate.
     used_until: Duration,
     /// The end of the pause after a failure.
@@ -23,6 +30,14 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// The pace of a node.
+    pub(super) fn of(node: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        node.hash(&mut hasher);
+        let spread = u32::try_from(hasher.finish() % 1000).unwrap_or_default();
+        Pace { spread, ..Pace::default() }
+    }
+
     /// The earliest time of the next write.
     pub(super) fn ready_at(&self) -> Duration {
         self.used_until.saturating_sub(WRITE_EVERY * (BURST - 1)).max(self.paused_until)
@@ -47,8 +62,19 @@ impl Pace {
     pub(super) fn fail(&mut self, now: Duration) -> Duration {
         let pause = (BACKOFF * (1 << self.failures.min(10))).min(BACKOFF_MAX);
         self.failures += 1;
+        let pause = pause + self.part(pause / 2);
         self.pause(now, pause);
         pause
+    }
+
+    /// The API server asks for this pause (`Retry-After`), and many nodes get the same answer.
+    pub(super) fn pause_as_asked(&mut self, now: Duration, pause: Duration) {
+        self.pause(now, pause + self.part(pause));
+    }
+
+    /// The part of a spread that this node waits.
+    fn part(&self, whole: Duration) -> Duration {
+        whole.min(SPREAD_MAX) * self.spread / 1000
     }
 
     /// No request for this time.
@@ -96,6 +122,12 @@ impl Truce {
         ends
     }
 
+    /// When the truce ends, if no other program writes until then.
+    pub(super) fn ends_at(&self) -> Option<Duration> {
+        let last = self.changes.values().filter_map(VecDeque::back).max();
+        last.filter(|_| self.is_on).map(|last| *last + WINDOW)
+    }
+
     /// The earliest time of the next write.
     pub(super) fn ready_at(&self) -> Duration {
         if self.is_on { self.last_try + TRY_EVERY } else { Duration::ZERO }
@@ -137,6 +169,26 @@ mod tests {
         assert_eq!(pace.ready_at(), Duration::from_millis(100_500));
     }
 
+    /// An API server that was away, or that asks all nodes for the same pause, does not get all of
+    /// them back at once.
+    #[test]
+    fn the_nodes_of_a_cluster_come_back_one_after_the_other() {
+        let mut seconds_used = BTreeMap::<u64, usize>::new();
+        for node in 0..500 {
+            let mut pace = Pace::of(&format!("gpu-{node}.example.com"));
+            pace.pause_as_asked(Duration::ZERO, seconds(10));
+            let ready = pace.ready_at();
+            assert!(seconds(10) <= ready && ready < seconds(15), "{ready:?}");
+            *seconds_used.entry(ready.as_secs()).or_default() += 1;
+            let pauses: Vec<Duration> = (0..9).map(|_| pace.fail(Duration::ZERO)).collect();
+            assert!(pauses[0] >= BACKOFF && pauses[0] < BACKOFF * 3 / 2, "{pauses:?}");
+            assert!(pauses[8] >= BACKOFF_MAX && pauses[8] < BACKOFF_MAX + SPREAD_MAX);
+        }
+        assert!(seconds_used.values().all(|nodes| (50..150).contains(nodes)), "{seconds_used:?}");
+        let again = || Pace::of("n1").part(seconds(4));
+        assert_eq!(again(), again());
+    }
+
     #[test]
     fn a_truce_begins_with_the_sixth_change_of_a_slice_in_a_minute() {
         let mut truce = Truce::default();
@@ -147,8 +199,8 @@ mod tests {
         let begins: Vec<bool> = (400..407).map(|second| truce.note("a", seconds(second))).collect();
         assert_eq!(begins, [false, false, false, false, false, true, false]);
         truce.spend(seconds(407));
-        assert_eq!(truce.ready_at(), seconds(437));
+        assert_eq!((truce.ready_at(), truce.ends_at()), (seconds(437), Some(seconds(466))));
         assert!(!truce.ends(seconds(465)) && truce.ends(seconds(466)) && !truce.ends(seconds(467)));
-        assert_eq!(truce.ready_at(), Duration::ZERO);
+        assert_eq!((truce.ready_at(), truce.ends_at()), (Duration::ZERO, None));
     }
 }

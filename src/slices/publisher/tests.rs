@@ -258,7 +258,9 @@ impl World {
 
     /// Sends the next request, if there is one now. Returns until when there is none.
     fn step(&mut self) -> Result<(), Option<Duration>> {
-        match self.publisher.next(self.now) {
+        let action = self.publisher.next(self.now);
+        self.reports.extend(self.publisher.take_reports());
+        match action {
             Action::Wait(until) => Err(until),
             action => {
                 let held = self.held();
@@ -555,8 +557,46 @@ fn two_writers_make_a_truce() {
     assert_eq!(world.reports, [Report::Contended("n1-holdfast.dev-gpu-0".into())]);
     world.run(Duration::from_secs(100));
     assert_eq!(world.names().len(), 2);
-    world.on(Event::WatchLost);
+    assert_eq!(world.reports.last(), Some(&Report::Uncontended), "without any event");
+}
+
+/// A second program with this driver's name deletes the slices that it does not know, and creates
+/// its own. A kubelet that has just started deletes all of them too, and that is no contention.
+#[test]
+fn two_drivers_of_one_name_make_a_truce_and_a_starting_kubelet_does_not() {
+    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let start = world.server.writes.len();
+    let theirs = {
+        let mut slice = world.server.slices["n1-holdfast.dev-gpu-0"].clone();
+        slice.metadata = api::ObjectMeta { name: "theirs".into(), ..Default::default() };
+        slice.spec.pool.name = "n1".into();
+        slice
+    };
+    let end = world.now + Duration::from_secs(300);
+    while world.now < end {
+        let own = world.server.slices.keys().find(|name| *name != "theirs").cloned();
+        own.iter().for_each(|name| world.server.delete(name));
+        if !world.server.slices.contains_key("theirs") {
+            world.server.put(theirs.clone());
+        }
+        world.run(ms(500));
+    }
+    let writes = world.server.writes.len() - start;
+    assert!((12..32).contains(&writes), "{writes} writes");
+    assert!(matches!(&world.reports[..], [Report::Contended(_)]), "{:?}", world.reports);
+    world.run(Duration::from_secs(100));
+    assert_eq!(world.server.slices.keys().collect::<Vec<_>>(), ["n1-holdfast.dev-gpu-0"]);
     assert_eq!(world.reports.last(), Some(&Report::Uncontended));
+
+    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    world.on(Event::KubeletRegistered);
+    for wave in 0..12 {
+        world.run(Duration::from_secs(5));
+        world.server.wipe();
+        let time = world.settle();
+        assert!(time <= ms(250), "wave {wave}: {time:?}");
+    }
+    assert_eq!(world.reports, []);
 }
 
 #[test]

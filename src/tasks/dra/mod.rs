@@ -13,6 +13,7 @@
 
 mod api_claims;
 mod health;
+mod known;
 mod recorder;
 mod slices;
 
@@ -23,12 +24,14 @@ pub(crate) use self::slices::SlicesTask;
 
 use crate::domain::{ClaimHealth, ClaimHold, ClaimRef, Grant, PreparedDevice};
 use crate::kubelet::dra::{Answers, Claims, Listeners, Notice, Server};
-use crate::serving::claims::{ClaimFiles, ClaimPreparer};
+use crate::serving::claims::{ClaimFiles, ClaimPreparer, NotPrepared};
+use crate::telemetry::metrics;
 use futures_util::future::join_all;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Between two attempts to open the sockets. During an upgrade the former instance has them for
 /// some 100 ms more.
@@ -47,15 +50,21 @@ pub(crate) struct Driver {
 impl Claims for Driver {
     async fn prepare(&self, claims: Vec<ClaimRef>) -> Answers<Vec<PreparedDevice>> {
         let one = |claim: ClaimRef| async {
-            let prepared = self.preparer.prepare(&claim).await.map_err(|error| error.to_string());
-            (claim, prepared)
+            let began = Instant::now();
+            let prepared = self.preparer.prepare(&claim).await;
+            let result = prepared.as_ref().map_or_else(NotPrepared::as_str, |_| "ok");
+            metrics::claim_answered("prepare", result, began.elapsed());
+            (claim, prepared.map_err(|error| error.to_string()))
         };
         join_all(claims.into_iter().map(one)).await
     }
 
     async fn unprepare(&self, claims: Vec<ClaimRef>) -> Answers<()> {
         let one = |claim: ClaimRef| async {
+            let began = Instant::now();
             let released = self.preparer.unprepare(&claim).await;
+            let result = if released.is_ok() { "ok" } else { "error" };
+            metrics::claim_answered("unprepare", result, began.elapsed());
             (claim, released)
         };
         join_all(claims.into_iter().map(one)).await

@@ -1,21 +1,22 @@
 //! Publishes the devices for claims as `ResourceSlice` objects. [`Publisher`] decides each request;
 //! here it is sent.
 
-use crate::cluster::{
-    Client, ClusterError, Collection, Credentials, RESOURCE_SLICES, Watch, WatchEvent,
-};
+use super::known::{Known, Problems, failure, not_published, result_of};
+use crate::cluster::{Client, Collection, Credentials, RESOURCE_SLICES, Watch, WatchEvent};
 use crate::domain::{Api, Grant, Inventory, NvmlSnapshot};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::HostRoot;
 use crate::kubelet::dra::Notice;
 use crate::slices::api::{OwnerReference, ResourceSlice};
-use crate::slices::attributes::{Dropped, Facts};
+use crate::slices::attributes::Facts;
 use crate::slices::holders::Holders;
 use crate::slices::names::NodeName;
-use crate::slices::publisher::{Action, Cause, Event, Failure, Publisher, Report};
+use crate::slices::others::OtherDriver;
+use crate::slices::published::Published;
+use crate::slices::publisher::{Action, Event, Publisher};
 use crate::slices::wanted::{Inputs, Offer, offer};
-use std::collections::BTreeSet;
+use crate::telemetry::metrics;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -25,6 +26,9 @@ use tokio::time::Instant;
 const READ_NODE_AGAIN: Duration = Duration::from_secs(5);
 /// Attempts to read it. Without it the slices have no owner: the kubelet deletes them as well.
 const READ_NODE_ATTEMPTS: u32 = 3;
+
+/// How long the API server may take to report its version. It is asked seldom, and can wait.
+const VERSION_WITHIN: Duration = Duration::from_secs(2);
 
 /// The task.
 pub(crate) struct SlicesTask {
@@ -40,6 +44,8 @@ pub(crate) struct SlicesTask {
     pub(crate) notices: watch::Receiver<Option<Notice>>,
     /// Why the slices are not published at present.
     pub(crate) problem: watch::Sender<Option<String>>,
+    /// What the API server has, for `status` and the metrics.
+    pub(crate) published: watch::Sender<Option<Arc<Published>>>,
 }
 
 /// The next thing that happened.
@@ -54,17 +60,19 @@ impl SlicesTask {
     /// Publishes, for ever.
     pub(crate) async fn run(mut self) {
         let began = Instant::now();
+        let mut known = Known::default();
         let owner = self.owner().await;
         let mut publisher = Publisher::new(self.node.clone(), owner);
         let collection =
             Collection::at(RESOURCE_SLICES).with_field("spec.nodeName", self.node.as_str());
         let mut slices = Watch::new(self.credentials.clone(), collection);
-        let mut known = BTreeSet::new();
         publisher.on(Event::Offered(self.offer(&mut known)), began.elapsed());
         let mut is_listing = false;
         loop {
-            self.report(publisher.take_reports());
-            let until = match publisher.next(began.elapsed()) {
+            let action = publisher.next(began.elapsed());
+            known.report(publisher.take_reports());
+            self.show(&mut known, &mut publisher, began.elapsed());
+            let until = match action {
                 Action::Wait(until) => until.map(|until| began + until),
                 Action::List => {
                     is_listing = true;
@@ -72,7 +80,7 @@ impl SlicesTask {
                     None
                 }
                 write => {
-                    let event = self.write(write).await;
+                    let event = self.write(write, &mut known.problems).await;
                     publisher.on(event, began.elapsed());
                     continue;
                 }
@@ -82,7 +90,11 @@ impl SlicesTask {
                     let is_end =
                         matches!(*event, WatchEvent::Listed(..) | WatchEvent::Failed { .. });
                     let is_answer = is_end && std::mem::take(&mut is_listing);
-                    self.noticed(*event, is_answer)
+                    let mut events = known.noticed(*event, is_answer);
+                    if self.is_another_server(&mut known).await {
+                        events.push(Event::ServerChanged);
+                    }
+                    events
                 }
                 Some(Wakeup::Devices) => vec![Event::Offered(self.offer(&mut known))],
                 Some(Wakeup::Kubelet) => vec![Event::KubeletRegistered],
@@ -92,6 +104,54 @@ impl SlicesTask {
             };
             events.into_iter().for_each(|event| publisher.on(event, began.elapsed()));
         }
+    }
+
+    /// Whether the API server has another version than before: it may keep fields that it dropped.
+    async fn is_another_server(&self, known: &mut Known) -> bool {
+        if !std::mem::take(&mut known.is_connected_anew) {
+            return false;
+        }
+        let asked = tokio::time::timeout(VERSION_WITHIN, self.client.version()).await;
+        let Ok(Ok(version)) = asked else { return false };
+        let former = known.version.replace(version);
+        former.is_some() && former != known.version
+    }
+
+    /// Shows the state in `status` and in the metrics.
+    fn show(&self, known: &mut Known, publisher: &mut Publisher, now: Duration) {
+        // A write that is no longer needed cannot fail.
+        if known.problems.write.is_some() && publisher.is_complete(now) {
+            known.problems.write = None;
+        }
+        let problem = known.problems.worst();
+        self.problem.send_if_modified(|shown| {
+            let is_other = shown.as_ref() != problem;
+            if is_other && problem.is_none() {
+                tracing::info!("the devices are published again");
+            }
+            if is_other {
+                *shown = problem.cloned();
+            }
+            is_other
+        });
+        let mut published = publisher.summary();
+        published.others =
+            known.offer.as_ref().map(|it| known.others.drivers(it)).unwrap_or_default();
+        self.published.send_if_modified(|shown| {
+            let is_other = shown.as_deref() != Some(&published);
+            if is_other {
+                let former = shown.as_ref().map(|it| it.others.clone()).unwrap_or_default();
+                let is_known = |other: &&OtherDriver| {
+                    former.iter().any(|it| (&it.driver, &it.same) == (&other.driver, &other.same))
+                };
+                for other in published.others.iter().filter(|other| !is_known(other)) {
+                    let (driver, devices, same) = (&other.driver, other.devices, other.same.len());
+                    tracing::info!(driver, devices, same, "another DRA driver publishes devices");
+                }
+                *shown = Some(Arc::new(published));
+            }
+            is_other
+        });
     }
 
     /// The object of the node, with which its slices are deleted.
@@ -112,7 +172,7 @@ impl SlicesTask {
                 }
                 Err(error) => {
                     tracing::warn!(node = self.node.as_str(), %error, "cannot read this node's object");
-                    self.problem.send_replace(Some(format!("cannot publish the devices: {error}")));
+                    self.problem.send_replace(Some(not_published(&error)));
                 }
             }
             if attempt < READ_NODE_ATTEMPTS {
@@ -145,31 +205,14 @@ impl SlicesTask {
         }
     }
 
-    /// What a report of the watch means. `is_answer` is true if it ends a list.
-    fn noticed(&self, event: WatchEvent<ResourceSlice>, is_answer: bool) -> Vec<Event> {
-        match event {
-            WatchEvent::Listed(slices, _) => {
-                if self.problem.send_replace(None).is_some() {
-                    tracing::info!("the devices are published again");
-                }
-                vec![Event::Listed(slices)]
-            }
-            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => vec![Event::Changed(slice)],
-            WatchEvent::Deleted(slice) => vec![Event::Deleted(slice)],
-            WatchEvent::Failed { error, pause } => {
-                let why = format!("cannot publish the devices: {error}");
-                if self.problem.send_replace(Some(why)).is_none() {
-                    tracing::warn!(%error, ?pause, "cannot watch the slices of this node");
-                }
-                let failed = is_answer.then(|| Event::Failed(failure(&error)));
-                failed.into_iter().chain([Event::WatchLost]).collect()
-            }
-        }
-    }
-
     /// Sends a write.
-    async fn write(&self, action: Action) -> Event {
+    async fn write(&self, action: Action, problems: &mut Problems) -> Event {
         let collection = Collection::at(RESOURCE_SLICES);
+        let verb = match action {
+            Action::Create(_) => "create",
+            Action::Update(_) => "update",
+            _ => "delete",
+        };
         let done = match action {
             Action::Create(slice) => self.client.create(collection.path(), &slice).await.map(Some),
             Action::Update(slice) => {
@@ -182,14 +225,24 @@ impl SlicesTask {
             }
             Action::List | Action::Wait(_) => Ok(None),
         };
+        metrics::slice_written(verb, result_of(done.as_ref().err()));
         match done {
-            Ok(slice) => Event::Accepted(slice),
-            Err(error) => Event::Failed(failure(&error)),
+            Ok(slice) => {
+                problems.write = None;
+                Event::Accepted(slice)
+            }
+            Err(error) => {
+                // The publisher corrects the others, or reports them.
+                if error.code().is_none_or(|code| code == 429 || code >= 500) {
+                    problems.write = Some(not_published(&error));
+                }
+                Event::Failed(failure(&error))
+            }
         }
     }
 
     /// The devices to publish. Logs what is left out for the first time.
-    fn offer(&mut self, known: &mut BTreeSet<Dropped>) -> Offer {
+    fn offer(&mut self, known: &mut Known) -> Offer {
         let inventory = self.inventory.borrow_and_update().clone();
         let grants = self.grants.borrow_and_update().clone();
         let nvml = self.nvml.borrow_and_update().clone();
@@ -206,60 +259,14 @@ impl SlicesTask {
             resources: &resources,
             claimed: &claimed,
             held: &held,
-            evicted: &BTreeSet::new(),
             verdicts: &judgement.verdicts,
             facts: Facts { nvidia_driver: driver.as_deref(), nvml: Some(&nvml) },
         });
-        for dropped in offer.dropped.difference(known) {
+        for dropped in offer.dropped.difference(&known.dropped) {
             tracing::warn!(%dropped, "a part of a device is not published");
         }
-        known.clone_from(&offer.dropped);
+        known.dropped.clone_from(&offer.dropped);
+        known.offer = Some(offer.clone());
         offer
-    }
-
-    /// Logs what the publisher reports.
-    fn report(&self, reports: Vec<Report>) {
-        for report in reports {
-            match report {
-                Report::Uncontended => {
-                    self.problem.send_replace(None);
-                    tracing::info!("no other program writes the slices of this node any more");
-                }
-                Report::Contended(slice) => {
-                    tracing::warn!(slice, "another program writes the slices of this node");
-                    self.problem.send_replace(Some(format!(
-                        "another program writes the ResourceSlice `{slice}` of this node; one try \
-                         is made every 30 s"
-                    )));
-                }
-                Report::Refused { slice, status, why, retry_after } => {
-                    tracing::warn!(slice, status, why, ?retry_after, "cannot publish the devices");
-                    self.problem.send_replace(Some(format!("cannot publish the devices: {why}")));
-                }
-                Report::FieldsDropped(fields) => {
-                    tracing::warn!(
-                        fields,
-                        "the API server drops fields of devices: a feature gate is off"
-                    );
-                }
-                Report::DeviceRefused { pool, device, why } => {
-                    tracing::warn!(pool, device, why, "the API server refuses a device");
-                }
-            }
-        }
-    }
-}
-
-fn failure(error: &ClusterError) -> Failure {
-    let causes = error.details().map(|details| details.causes.as_slice()).unwrap_or_default();
-    let cause = |cause: &crate::cluster::Cause| Cause {
-        field: cause.field.clone(),
-        message: cause.message.clone(),
-    };
-    Failure {
-        status: error.code(),
-        message: error.to_string(),
-        causes: causes.iter().map(cause).collect(),
-        retry_after: error.retry_after(),
     }
 }

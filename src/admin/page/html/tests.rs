@@ -32,6 +32,7 @@ fn device(id: &str, health: &str) -> DeviceReport {
         healthy_in_seconds: None,
         cordoned: None,
         cordoned_at: None,
+        evicts: false,
         outputs: Vec::new(),
         flaps: 0,
         incidents: if is_sick { vec![failed] } else { Vec::new() },

@@ -1,0 +1,202 @@
+//! What the task of the slices knows besides the publisher, and what the reports of the watch and
+//! of the publisher mean for an operator.
+
+use crate::cluster::{ClusterError, WatchEvent};
+use crate::slices::api::ResourceSlice;
+use crate::slices::attributes::Dropped;
+use crate::slices::others::Others;
+use crate::slices::publisher::{Cause, Event, Failure, Report};
+use crate::slices::wanted::Offer;
+use crate::telemetry::metrics;
+use std::collections::BTreeSet;
+
+/// Why the slices are not published at present, by the part that has the problem. Each part ends
+/// its own problem only.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Problems {
+    /// The slices cannot be listed and watched.
+    pub(super) watch: Option<String>,
+    /// A write has failed.
+    pub(super) write: Option<String>,
+    /// Another program writes the slices too.
+    pub(super) truce: Option<String>,
+}
+
+impl Problems {
+    /// The worst one.
+    pub(super) fn worst(&self) -> Option<&String> {
+        [&self.watch, &self.truce, &self.write].into_iter().find_map(Option::as_ref)
+    }
+}
+
+/// What the task knows besides the publisher.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    pub(super) problems: Problems,
+    /// The slices of other drivers.
+    pub(super) others: Others,
+    /// The parts of devices whose loss was logged.
+    pub(super) dropped: BTreeSet<Dropped>,
+    /// The latest offer.
+    pub(super) offer: Option<Offer>,
+    /// The version of the API server.
+    pub(super) version: Option<String>,
+    /// Whether the slices were listed for the first time, or after a failure. Then another API
+    /// server may answer, or a newer one.
+    pub(super) is_connected_anew: bool,
+}
+
+impl Known {
+    /// What a report of the watch means. `is_answer` is true if it ends a list.
+    pub(super) fn noticed(
+        &mut self,
+        event: WatchEvent<ResourceSlice>,
+        is_answer: bool,
+    ) -> Vec<Event> {
+        match event {
+            WatchEvent::Listed(slices, _) => {
+                self.is_connected_anew = self.problems.watch.take().is_some();
+                self.is_connected_anew |= self.version.is_none();
+                self.others.list(&slices);
+                vec![Event::Listed(slices)]
+            }
+            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                self.others.change(&slice);
+                vec![Event::Changed(slice)]
+            }
+            WatchEvent::Deleted(slice) => {
+                self.others.delete(&slice);
+                vec![Event::Deleted(slice)]
+            }
+            WatchEvent::Failed { error, pause } => {
+                metrics::slices_watch_failed(error.as_str());
+                if self.problems.watch.replace(not_published(&error)).is_none() {
+                    tracing::warn!(%error, ?pause, "cannot watch the slices of this node");
+                }
+                let failed = is_answer.then(|| Event::Failed(failure(&error)));
+                failed.into_iter().chain([Event::WatchLost]).collect()
+            }
+        }
+    }
+
+    /// Logs what the publisher reports.
+    pub(super) fn report(&mut self, reports: Vec<Report>) {
+        for report in reports {
+            match report {
+                Report::Uncontended => {
+                    self.problems.truce = None;
+                    tracing::info!("no other program writes the slices of this node any more");
+                }
+                Report::Contended(slice) => {
+                    tracing::warn!(slice, "another program writes the slices of this node");
+                    self.problems.truce = Some(format!(
+                        "another program writes the ResourceSlice `{slice}` of this node; one try \
+                         is made every 30 s"
+                    ));
+                }
+                Report::Refused { slice, status, why, retry_after } => {
+                    tracing::warn!(slice, status, why, ?retry_after, "cannot publish the devices");
+                    // That of a list has been noticed with its watch.
+                    if self.problems.watch.is_none() {
+                        self.problems.write = Some(format!("cannot publish the devices: {why}"));
+                    }
+                }
+                Report::FieldsDropped(fields) => {
+                    tracing::warn!(
+                        fields,
+                        "the API server drops fields of devices: a feature gate is off"
+                    );
+                }
+                Report::DeviceRefused { pool, device, why } => {
+                    tracing::warn!(pool, device, why, "the API server refuses a device");
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn not_published(error: &ClusterError) -> String {
+    format!("cannot publish the devices: {error}")
+}
+
+/// The result of a write in one word, for the metrics.
+pub(super) fn result_of(error: Option<&ClusterError>) -> &'static str {
+    match error {
+        None => "ok",
+        Some(error) => match error.code() {
+            Some(_) if error.is_of_policy() => "policy",
+            Some(401 | 403) => "forbidden",
+            Some(404) => "not_found",
+            Some(409) => "conflict",
+            Some(422) => "invalid",
+            Some(429) => "throttled",
+            _ => "error",
+        },
+    }
+}
+
+pub(super) fn failure(error: &ClusterError) -> Failure {
+    let causes = error.details().map(|details| details.causes.as_slice()).unwrap_or_default();
+    let cause = |cause: &crate::cluster::Cause| Cause {
+        field: cause.field.clone(),
+        message: cause.message.clone(),
+    };
+    Failure {
+        status: error.code(),
+        message: error.to_string(),
+        causes: causes.iter().map(cause).collect(),
+        retry_after: error.retry_after(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Details;
+    use std::time::Duration;
+
+    fn refused(code: u16, message: &str) -> ClusterError {
+        let details = Details {
+            path: "/apis/resource.k8s.io/v1/resourceslices".into(),
+            ..Details::default()
+        };
+        let message = message.to_owned();
+        ClusterError::Refused { code, message, retry_after: None, details: Box::new(details) }
+    }
+
+    #[test]
+    fn each_part_ends_its_own_problem_only() {
+        let mut known = Known::default();
+        let worst = |known: &Known| known.problems.worst().cloned().unwrap_or_default();
+        known.report(vec![Report::Contended("s-0".into())]);
+        let retry_after = Duration::from_secs(60);
+        let why = "denied".to_owned();
+        known.report(vec![Report::Refused { slice: "s-0".into(), status: 403, why, retry_after }]);
+        assert!(worst(&known).contains("another program writes the ResourceSlice `s-0`"));
+        let pause = Duration::from_secs(1);
+        let lost = || WatchEvent::Failed { error: refused(503, "starting"), pause };
+        assert_eq!(known.noticed(lost(), true).len(), 2, "the list and the watch have failed");
+        assert!(worst(&known).contains("503: starting"));
+        assert_eq!(known.noticed(WatchEvent::Listed(Vec::new(), "1".into()), true).len(), 1);
+        assert!(known.is_connected_anew && worst(&known).contains("another program"));
+        known.report(vec![Report::Uncontended]);
+        assert_eq!(worst(&known), "cannot publish the devices: denied");
+        known.problems.write = None;
+        assert_eq!(known.problems, Problems::default());
+    }
+
+    #[test]
+    fn a_denial_of_a_policy_is_no_missing_right() {
+        let policy =
+            "s is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no";
+        let results = [(403, policy, "policy"), (422, policy, "policy"), (403, "no", "forbidden")];
+        for (code, message, result) in results {
+            let error = refused(code, message);
+            assert_eq!(result_of(Some(&error)), result, "{error}");
+            let text = not_published(&error);
+            assert_eq!(text.contains("a right is not missing"), message == policy, "{text}");
+            assert_eq!(text.contains("; grant"), (code, message) == (403, "no"), "{text}");
+        }
+        assert_eq!(result_of(None), "ok");
+    }
+}
