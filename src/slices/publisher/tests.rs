@@ -516,6 +516,21 @@ fn without_permission_one_try_is_made_each_minute() {
 }
 
 #[test]
+fn the_pause_that_the_server_asks_for_is_kept_and_not_much_longer() {
+    let mut world = World::new();
+    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.step().unwrap();
+    assert!(matches!(world.publisher.next(world.now), Action::Create(_)));
+    let retry_after = Some(Duration::from_secs(20));
+    world.on(Event::Failed(Failure { status: Some(429), retry_after, ..Failure::default() }));
+    let Action::Wait(Some(until)) = world.publisher.next(world.now) else { panic!("a pause") };
+    let pause = until - world.now;
+    assert!((20..25).contains(&pause.as_secs()), "{pause:?}");
+    world.run(pause + ms(1));
+    assert_eq!(world.names(), ["d001"]);
+}
+
+#[test]
 fn a_server_that_drops_taints_has_no_tainted_device() {
     let mut world = World::new();
     world.server.drops_taints = true;
