@@ -57,9 +57,9 @@ impl Status {
         for why in &self.dra_problems {
             add(
                 why.clone(),
-                "Holdfast retries automatically; pods with claims wait. If this persists, check \
-                 `cluster.credentials`, the rights of Holdfast in the cluster, and the kubelet's \
-                 directory (docs/dra.md)",
+                "Holdfast retries what has failed; if this persists, docs/dra.md has each problem and \
+                 what to do, and `holdfast doctor` checks the rights in the cluster and the kubelet's \
+                 directories",
             );
         }
         if let Some(why) = &self.nvidia_driver {
