@@ -1,28 +1,18 @@
 //! A pod gets its GPU by its CDI name alone: the answer has no variable, no mount and no node, and
-//! containerd reads the rest from the daemon's CDI file. The node is made: plain files are the
-//! driver's libraries, and the device nodes have numbers of NVIDIA's driver, which is not loaded.
-//! As with the driver container of NVIDIA's operator, all of them are below `/run/nvidia/driver`.
+//! containerd reads the rest from the daemon's CDI file. The node is made.
 
 use crate::daemon::Daemon;
 use crate::node::Node;
 use crate::pods::{self, Pod};
+use crate::real::gpus::{self, LIBRARIES, RELEASE, SHARED_NODES};
 use crate::sandbox::output;
 use crate::{SOON, checks, say, wait_for};
-use holdfast::lab::sim::hardware::{GPUS, SimNode};
+use holdfast::lab::sim::hardware::GPUS;
 use nix::sys::signal::Signal;
-use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 const GPU: &str = "nvidia.com/gpu";
-/// The driver's major number (`Documentation/admin-guide/devices.txt`).
-const MAJOR: u64 = 195;
-const RELEASE: &str = "580.95.05";
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// The nodes of the driver as a whole, with their minor numbers.
-const SHARED_NODES: [(&str, u64); 3] =
-    [("nvidiactl", 255), ("nvidia-uvm", 254), ("nvidia-uvm-tools", 253)];
 /// The first release of containerd that knows the CDI field of the CRI.
 const CONTAINERD_MIN: (u32, u32) = (1, 7);
 
@@ -46,33 +36,9 @@ pub(crate) fn missing() -> Option<String> {
     (!release_is_new).then(|| format!("containerd {release} has no CDI; 1.7 and newer have it"))
 }
 
-/// Makes the node's files below `root`, and the driver's files where the runtime finds them.
-fn make(root: &Path) {
-    SimNode::create(root).unwrap();
-    let driver = root.join("run/nvidia/driver");
-    fs::create_dir_all(driver.join("dev")).unwrap();
-    fs::create_dir_all(driver.join(LIBRARIES)).unwrap();
-    let gpus = (0..GPUS).map(|gpu| (format!("nvidia{gpu}"), gpu as u64));
-    let shared = SHARED_NODES.map(|(name, minor)| (name.to_owned(), minor));
-    for (name, minor) in gpus.chain(shared) {
-        fs::remove_file(root.join("dev").join(&name)).unwrap();
-        let (mode, number) = (Mode::from_bits_truncate(0o666), makedev(MAJOR, minor));
-        mknod(&driver.join("dev").join(name), SFlag::S_IFCHR, mode, number).unwrap();
-    }
-    for library in ["libcuda.so", "libnvidia-ml.so"] {
-        fs::write(driver.join(LIBRARIES).join(format!("{library}.{RELEASE}")), "").unwrap();
-        std::os::unix::fs::symlink(
-            format!("{library}.{RELEASE}"),
-            driver.join(LIBRARIES).join(format!("{library}.1")),
-        )
-        .unwrap();
-    }
-    output(Command::new("mount").arg("--bind").arg(root.join("run/nvidia")).arg("/run/nvidia"));
-}
-
 pub(crate) fn all(dir: &Path, kubelet: &Path) {
     let root = dir.join("host");
-    make(&root);
+    gpus::make(&root);
     let mut node = Node::start(dir, kubelet);
     let daemon = Daemon::start_below(dir, &root, CONFIG);
     wait_for("the GPUs are registered", SOON, || daemon.is_registered().then_some(()));

@@ -1,10 +1,11 @@
 //! The checks, in the order of a node's life. Every figure is printed.
 
-use crate::daemon::{self, Daemon, Held};
+use crate::daemon::{Daemon, Held};
 use crate::health;
 use crate::ledger;
 use crate::node::Node;
 use crate::pods::{self, Pod};
+use crate::real::binary::is_named;
 use crate::timeline::{first_list_ms, first_pods_ms, median};
 use crate::{EXCLUSIVE, SHARED, SOON, say, wait_for};
 use nix::sys::signal::Signal;
@@ -36,7 +37,7 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     ledger::a_static_pod_that_returns_releases_its_former_device(node, daemon);
     assert_eq!(daemon.disagreements(), [""; 0], "no other plugin registers the resources");
     // Last, so that a failure here hides no other result.
-    if daemon::is_named() {
+    if is_named() {
         assert!(
             idle.resident_kib <= 14 * 1024,
             "{} KiB resident: more than 14 MiB",

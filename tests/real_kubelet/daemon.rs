@@ -1,6 +1,7 @@
 //! The daemon under test, and its verbs.
 
-use crate::node::Process;
+use crate::real::binary::{as_in_unit, binary};
+use crate::real::process::Process;
 use crate::sandbox::output;
 use crate::systemd::Systemd;
 use nix::sys::signal::Signal;
@@ -10,11 +11,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Whether `HOLDFAST_BIN` names a binary. Only then figures are measured.
-pub(crate) fn is_named() -> bool {
-    std::env::var_os("HOLDFAST_BIN").is_some()
-}
 
 /// The link to a made host root, in the directory of a run that has one.
 const HOST_ROOT: &str = "host-root";
@@ -39,30 +35,14 @@ pub(crate) struct Held {
     pub(crate) holder: Option<String>,
 }
 
-/// The binary under test: `HOLDFAST_BIN`, otherwise the one just built.
-pub(crate) fn binary() -> PathBuf {
-    std::env::var_os("HOLDFAST_BIN")
-        .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
-}
-
 /// Runs one of its verbs.
 fn holdfast(dir: &Path) -> Command {
     with_options(Command::new(binary()), dir)
 }
 
-/// The daemon, with the environment and the priority of its systemd unit. The environment decides
-/// how much memory it keeps. Without the priority its start waits for threads of the kubelet and
-/// the runtime.
+/// The daemon.
 fn run(dir: &Path) -> Command {
-    let nice = unit("Nice=").next().expect("the unit has a priority");
-    let mut command = Command::new("nice");
-    command.args(["-n", nice]).arg(binary());
-    command.envs(
-        unit("Environment=")
-            .flat_map(str::split_whitespace)
-            .filter_map(|pair| pair.split_once('=')),
-    );
-    command = with_options(command, dir);
+    let mut command = with_options(as_in_unit(), dir);
     command.arg("run");
     command
 }
@@ -74,13 +54,6 @@ fn with_options(mut command: Command, dir: &Path) -> Command {
     }
     command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
     command
-}
-
-/// The values of this key in the unit, one for each line.
-fn unit(key: &str) -> impl Iterator<Item = &'static str> {
-    include_str!("../../systemd/holdfast.service")
-        .lines()
-        .filter_map(move |line| line.strip_prefix(key))
 }
 
 /// The grants of a document of `who -o json`.

@@ -19,12 +19,12 @@ mod daemon;
 mod daemon_set;
 mod handover;
 mod health;
-mod image;
 mod ledger;
 mod network;
 mod node;
 mod pods;
-mod sandbox;
+#[path = "../common/real/mod.rs"]
+mod real;
 mod shipped;
 #[path = "../common/systemd.rs"]
 mod systemd;
@@ -34,9 +34,9 @@ mod view;
 
 use daemon::Daemon;
 use node::Node;
-use std::io::Write;
+use real::{image, sandbox, say, wait_for};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The shared resource: `/dev/urandom`, sixteen times.
 const SHARED: &str = "example.com/urandom";
@@ -62,24 +62,6 @@ paths = [{ host = "/dev/full", container = "/dev/exclusive/" }, { host = "/dev/z
 
 /// A limit against hanging, long enough for a busy machine.
 const SOON: Duration = Duration::from_secs(90);
-
-/// Prints at once: the test harness would capture it.
-fn say(text: impl std::fmt::Display) {
-    // If standard error is closed, no reader is left.
-    drop(writeln!(std::io::stderr(), "{text}"));
-}
-
-/// Repeats `read` until it returns a value.
-fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(began.elapsed() < limit, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// The kubelet to test with. Prints a message if there is none.
 fn kubelet() -> Option<PathBuf> {

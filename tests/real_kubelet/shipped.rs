@@ -1,8 +1,8 @@
 //! The shipped files: the image, built by the project's own script, and the pod of the DaemonSet.
 
-use crate::daemon;
 use crate::image::architecture;
 use crate::network;
+use crate::real::binary::binary;
 use crate::sandbox::{find, output};
 use crate::{CONFIG, say};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     let (stage, archive) = (dir.join("stage"), dir.join("holdfast.oci.tar"));
     fs::create_dir_all(&stage).unwrap();
     // The shipped binary has no symbols either. With them a debug build is three times as large.
-    output(Command::new("strip").arg("-o").arg(stage.join("holdfast")).arg(daemon::binary()));
+    output(Command::new("strip").arg("-o").arg(stage.join("holdfast")).arg(binary()));
     // The image needs these files; no test reads them.
     fs::write(stage.join("NOTICES.gz"), "").unwrap();
     let mut build = Command::new("packaging/image/build");

@@ -1,7 +1,7 @@
 //! A small image in the format of `docker save`: a static busybox, and a link for each applet that
 //! the pods call.
 
-use crate::sandbox::{find, output};
+use super::sandbox::{find, output};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ pub(crate) const PAUSE: &str = "holdfast.test/pause:1";
 /// The command of the containers.
 pub(crate) const BUSYBOX: &str = "holdfast.test/busybox:1";
 
-const APPLETS: [&str; 4] = ["sh", "env", "ls", "sleep"];
+const APPLETS: [&str; 5] = ["sh", "env", "ls", "nc", "sleep"];
 
 /// Writes the archive below `dir`. Returns its path.
 pub(crate) fn write(dir: &Path) -> PathBuf {

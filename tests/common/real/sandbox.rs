@@ -1,13 +1,15 @@
 //! The namespaces of the test, and its requirements.
 
-use crate::say;
+use super::say;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use tempfile::TempDir;
 
 /// Set inside: the directory of this run.
-const INSIDE: &str = "HOLDFAST_REAL_KUBELET_DIR";
+const INSIDE: &str = "HOLDFAST_SANDBOX_DIR";
 
 /// Programs that must be on the `PATH`, and their Debian packages.
 const TOOLS: [(&str, &str); 9] = [
@@ -56,10 +58,13 @@ pub(crate) fn work_dir() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// The path of a program.
+/// The path of a program on the `PATH`.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
+    find_in(&std::env::var_os("PATH").unwrap_or_default(), program)
+}
+
+fn find_in(path: &OsStr, program: &str) -> Option<PathBuf> {
+    std::env::split_paths(path).map(|dir| dir.join(program)).find(|path| path.is_file())
 }
 
 /// Runs a program to its end. Returns its output.
@@ -69,53 +74,96 @@ pub(crate) fn output(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// A run of this binary inside the namespaces.
+#[derive(Debug)]
+pub(crate) struct Sandbox<'a> {
+    /// The variable that names what is tested with, and its value inside.
+    pub(crate) variable: &'a str,
+    pub(crate) value: PathBuf,
+    /// The `PATH` inside.
+    pub(crate) path: OsString,
+    /// Programs that must be on it in addition to the usual ones, with their Debian packages.
+    pub(crate) tools: &'a [(&'a str, &'a str)],
+    /// Whether it has a network of its own, with nothing but a loopback interface that is down.
+    pub(crate) has_network: bool,
+}
+
 /// Runs `test` of this binary again, inside the namespaces.
 pub(crate) fn run(test: &str, kubelet: &Path) {
-    assert!(
-        nix::unistd::geteuid().is_root(),
-        "KUBELET_BIN is set, but a kubelet needs root: run this test as root, or unset it"
-    );
     assert!(kubelet.is_file(), "KUBELET_BIN names {}, which is no file", kubelet.display());
-    for (program, package) in TOOLS {
-        assert!(
-            find(program).is_some(),
-            "KUBELET_BIN is set, but `{program}` is missing: apt-get install {package}"
-        );
-    }
-    // Ports and cgroups are shared with the machine.
-    let lock_path = std::env::temp_dir().join("holdfast-real-kubelet.lock");
-    let lock = File::create(&lock_path).unwrap();
-    if lock.try_lock().is_err() {
-        say(format_args!("another run holds {}: waiting for it", lock_path.display()));
-        lock.lock().unwrap();
-    }
-    let kubelet_socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
-    let in_use = std::os::unix::net::UnixStream::connect(kubelet_socket).is_ok();
-    assert!(
-        !in_use,
-        "a kubelet runs on this machine ({}): this test is not for nodes",
-        kubelet_socket.display()
-    );
-    // A kubelet ends every process in the cgroups of pods that it does not know.
-    let others = clear_cgroups();
-    assert!(others.is_empty(), "pods run on this machine ({others:?}): this test would end them");
-
-    let dir = tempfile::Builder::new().prefix("real-kubelet").tempdir().unwrap();
-    let mut inside = Command::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, dir.path())
-        .env("KUBELET_BIN", fs::canonicalize(kubelet).unwrap())
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let held = inside.stdin.take();
-    let status = inside.wait().unwrap();
-    drop(held);
-    let _left = clear_cgroups();
-    if !status.success() {
+    let sandbox = Sandbox {
+        variable: "KUBELET_BIN",
+        value: fs::canonicalize(kubelet).unwrap(),
+        path: std::env::var_os("PATH").unwrap_or_default(),
+        tools: &[],
+        has_network: false,
+    };
+    let (dir, has_succeeded) =
+        sandbox.enter(|inside| inside.args(["--exact", test, "--nocapture"]));
+    if !has_succeeded {
         panic!("the checks failed; the logs are in {}", dir.keep().display());
+    }
+}
+
+impl Sandbox<'_> {
+    /// Runs this binary inside to its end, with the arguments of `with`. Returns the directory of
+    /// the run, and whether it has succeeded.
+    pub(crate) fn enter(&self, with: impl FnOnce(&mut Command) -> &mut Command) -> (TempDir, bool) {
+        self.check();
+        // Ports and cgroups are shared with the machine.
+        let lock_path = std::env::temp_dir().join("holdfast-real-kubelet.lock");
+        let lock = File::create(&lock_path).unwrap();
+        if lock.try_lock().is_err() {
+            say(format_args!("another run holds {}: waiting for it", lock_path.display()));
+            lock.lock().unwrap();
+        }
+        let kubelet_socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
+        let in_use = std::os::unix::net::UnixStream::connect(kubelet_socket).is_ok();
+        assert!(
+            !in_use,
+            "a kubelet runs on this machine ({}): this test is not for nodes",
+            kubelet_socket.display()
+        );
+        // A kubelet ends every process in the cgroups of pods that it does not know.
+        let others = clear_cgroups();
+        assert!(
+            others.is_empty(),
+            "pods run on this machine ({others:?}): this test would end them"
+        );
+
+        let dir = tempfile::Builder::new().prefix("real-kubelet").tempdir().unwrap();
+        let mut inside = Command::new("unshare");
+        inside.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        if self.has_network {
+            inside.arg("--net");
+        }
+        inside.arg(std::env::current_exe().unwrap());
+        let mut inside = with(&mut inside)
+            .env(INSIDE, dir.path())
+            .env(self.variable, &self.value)
+            .env("PATH", &self.path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let held = inside.stdin.take();
+        let status = inside.wait().unwrap();
+        drop(held);
+        let _left = clear_cgroups();
+        (dir, status.success())
+    }
+
+    fn check(&self) {
+        let variable = self.variable;
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "{variable} is set, but a kubelet needs root: run this test as root, or unset it"
+        );
+        for (program, package) in TOOLS.iter().chain(self.tools) {
+            assert!(
+                find_in(&self.path, program).is_some(),
+                "{variable} is set, but `{program}` is missing: apt-get install {package}"
+            );
+        }
     }
 }
 

@@ -1,0 +1,132 @@
+//! Holdfast on a control plane: etcd, the API server, the controller manager, the scheduler, a
+//! kubelet and containerd with CDI, all of them real. The subject is Dynamic Resource Allocation.
+//!
+//! `HOLDFAST_CLUSTER_BIN` names the folder with the binaries (`plane::BINARIES`; Kubernetes 1.34 or
+//! newer, containerd 2). Without it each test is skipped with a message. It needs root and the
+//! Debian packages `runc busybox-static openssl iproute2`. `HOLDFAST_BIN` names another binary than
+//! the one just built, such as a release build: figures are compared with their limits only then.
+//!
+//! The tests of one process share one control plane, which takes half a minute to start. The first
+//! one runs this binary again with the same arguments, in mount, network and process namespaces,
+//! and there the tests run one after another. The end of the first process there ends all others,
+//! and with the namespaces their mounts and addresses end too.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod api;
+#[path = "../hardware/captures/archive.rs"]
+#[allow(dead_code, reason = "this reads the captures and damages none")]
+mod archive;
+mod cluster;
+mod daemon;
+mod figures;
+mod hardware;
+mod health;
+mod holders;
+mod node;
+mod objects;
+mod outages;
+mod pki;
+mod plane;
+#[path = "../common/real/mod.rs"]
+mod real;
+mod rights;
+mod slices;
+mod socket;
+
+use cluster::Cluster;
+use real::{sandbox, say, wait_for};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The folder of the binaries.
+const VARIABLE: &str = "HOLDFAST_CLUSTER_BIN";
+/// Programs that must be on the `PATH` too, and their Debian packages.
+const TOOLS: [(&str, &str); 2] = [("openssl", "openssl"), ("ip", "iproute2")];
+/// A limit against hanging, long enough for a busy machine and a repeated Prepare.
+const SOON: Duration = Duration::from_secs(180);
+
+/// Outside: runs all tests inside, once, and checks the result of this one. Inside: runs it on the
+/// control plane.
+fn test(name: &str, checks: impl FnOnce(&mut Cluster)) {
+    let Some(binaries) = std::env::var_os(VARIABLE).map(PathBuf::from) else {
+        return say(format_args!(
+            "SKIPPED: {name}: {VARIABLE} is not set, so nothing was tested on a control plane; it names a folder with {}",
+            plane::BINARIES.join(", ")
+        ));
+    };
+    match sandbox::work_dir() {
+        None => assert!(passed(binaries).contains(name), "it failed inside; its output is above"),
+        Some(dir) => {
+            checks(&mut Cluster::lend(&dir));
+            fs::write(dir.join("passed").join(name), "").unwrap();
+        }
+    }
+}
+
+/// The tests that passed inside.
+fn passed(binaries: PathBuf) -> &'static BTreeSet<String> {
+    static PASSED: OnceLock<BTreeSet<String>> = OnceLock::new();
+    PASSED.get_or_init(|| {
+        for binary in plane::BINARIES {
+            assert!(
+                binaries.join(binary).is_file(),
+                "{VARIABLE} names {}, which has no `{binary}`",
+                binaries.display()
+            );
+        }
+        let binaries = fs::canonicalize(binaries).unwrap();
+        let usual = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::iter::once(binaries.clone()).chain(std::env::split_paths(&usual));
+        let sandbox = sandbox::Sandbox {
+            variable: VARIABLE,
+            path: std::env::join_paths(path).unwrap(),
+            value: binaries,
+            tools: &TOOLS,
+            has_network: true,
+        };
+        let (dir, has_succeeded) = sandbox.enter(|inside| {
+            let same = std::env::args_os().skip(1);
+            inside.args(same).envs([("RUST_TEST_THREADS", "1"), ("RUST_TEST_NOCAPTURE", "1")])
+        });
+        let names = fs::read_dir(dir.path().join("passed")).into_iter().flatten();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        if !has_succeeded {
+            say(format_args!("tests failed; the logs are in {}", dir.keep().display()));
+        }
+        names
+    })
+}
+
+/// Defines tests by the function that checks.
+macro_rules! tests {
+    ($($name:ident: $checks:path,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                test(stringify!($name), $checks);
+            }
+        )*
+    };
+}
+
+tests! {
+    the_slices_of_every_capture_are_accepted_unchanged: slices::are_accepted_unchanged,
+    slices_return_after_each_start_of_the_kubelet: slices::return_after_a_wipe,
+    a_pod_with_a_claim_sees_its_devices: holders::a_pod_sees_its_devices,
+    two_pods_share_a_claim: holders::two_pods_share_a_claim,
+    the_next_pod_starts_after_the_end_of_a_forcibly_deleted_one: holders::force_delete,
+    a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
+    a_kubelet_may_be_killed_during_prepare: outages::killed_kubelet,
+    claims_survive_a_reboot: outages::reboot,
+    claims_survive_two_minutes_without_the_api_server: outages::no_api_server,
+    a_cordoned_device_is_tainted_until_it_is_uncordoned: health::taints,
+    a_device_that_is_cordoned_with_eviction_loses_its_pod: health::eviction,
+    a_kubelet_may_write_only_slices_of_its_node: rights::kubelet,
+    a_service_account_may_write_only_slices_of_its_node: rights::service_account,
+    prepare_takes_as_long_as_its_parts: figures::prepare,
+    the_daemon_stays_small: figures::memory,
+}

@@ -1,0 +1,228 @@
+//! The node: its network, its `/dev`, containerd and the kubelet.
+
+use crate::SOON;
+use crate::pki::kubeconfig;
+use crate::real::process::Process;
+use crate::real::sandbox::output;
+use crate::real::{containerd, gpus};
+use crate::wait_for;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub(crate) const NODE: &str = "node-1";
+/// An address that no network uses: it is reserved for documentation.
+pub(crate) const ADDRESS: &str = "192.0.2.1";
+/// Devices for claims are `/dev/claimed0` and so on; one is for the device plugin.
+pub(crate) const DEVICES: usize = 4;
+pub(crate) const PLUGIN_DEVICE: &str = "/dev/counted";
+/// A major number for local use, without a driver (`Documentation/admin-guide/devices.txt`): a
+/// container that may open such a node gets ENXIO, and another one EPERM.
+const MAJOR: u64 = 240;
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub(crate) const CDI: &str = "/var/run/cdi";
+
+/// A shorter `syncFrequency` than the usual minute repeats a failed Prepare sooner.
+const KUBELET: &str = r"
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: ADDRESS
+healthzBindAddress: ADDRESS
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix://SOCKET
+volumePluginDir: DIR/volume-plugins
+syncFrequency: 5s
+nodeStatusUpdateFrequency: 5s
+cgroupDriver: cgroupfs
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+localStorageCapacityIsolation: false
+evictionHard: {}
+imageGCHighThresholdPercent: 100
+makeIPTablesUtilChains: false
+resolvConf: ''
+logging: {verbosity: 3}
+";
+
+/// Pods have the network of the node, so no plugin is ever called. Without a network the node would
+/// not be ready.
+const NETWORK: &str =
+    r#"{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}"#;
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    dir: PathBuf,
+    containerd: Process,
+    kubelet: Option<Process>,
+    starts: usize,
+}
+
+/// The network and the files of the node, before anything starts.
+pub(crate) fn furnish(dir: &Path) {
+    output(Command::new("ip").args(["link", "set", "lo", "up"]));
+    output(Command::new("ip").args(["address", "add", &format!("{ADDRESS}/32"), "dev", "lo"]));
+    // A copy of /dev: what a test creates in it does not appear on the machine.
+    let own = dir.join("dev");
+    fs::create_dir(&own).unwrap();
+    output(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "tmpfs"]).arg(&own));
+    output(Command::new("cp").args(["-a", "/dev/."]).arg(&own));
+    for below in ["pts", "shm", "mqueue"].map(|name| Path::new("/dev").join(name)) {
+        let target = own.join(below.file_name().unwrap());
+        if below.is_dir() && target.is_dir() {
+            output(Command::new("mount").arg("--rbind").arg(&below).arg(target));
+        }
+    }
+    output(Command::new("mount").args(["--move"]).arg(&own).arg("/dev"));
+    (0..DEVICES).for_each(|n| gpus::make_node(Path::new(&device(n)), MAJOR, n as u64));
+    gpus::make_node(Path::new(PLUGIN_DEVICE), MAJOR, DEVICES as u64);
+    // Another one after each simulated reboot.
+    fs::write(dir.join("boot_id"), fs::read(BOOT_ID).unwrap()).unwrap();
+    output(Command::new("mount").arg("--bind").arg(dir.join("boot_id")).arg(BOOT_ID));
+}
+
+/// The node of a device for claims.
+pub(crate) fn device(n: usize) -> String {
+    format!("/dev/claimed{n}")
+}
+
+impl Node {
+    pub(crate) fn start(dir: &Path) -> Self {
+        let config = KUBELET
+            .replace("ADDRESS", ADDRESS)
+            .replace("SOCKET", containerd::socket(dir).to_str().unwrap())
+            .replace("DIR", dir.to_str().unwrap());
+        fs::write(dir.join("kubelet.yaml"), config).unwrap();
+        fs::create_dir_all(dir.join("cni")).unwrap();
+        fs::write(dir.join("cni/none.conflist"), NETWORK).unwrap();
+        let containerd = containerd::start(dir, Path::new("/opt/cni/bin"));
+        containerd::import_image(dir);
+        let mut node = Node { dir: dir.to_owned(), containerd, kubelet: None, starts: 0 };
+        node.start_kubelet();
+        node
+    }
+
+    /// Panics if a process has ended.
+    pub(crate) fn check(&mut self) {
+        self.containerd.check();
+        self.kubelet.iter_mut().for_each(Process::check);
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.kubelet.is_some()
+    }
+
+    /// Starts the kubelet without waiting for it.
+    pub(crate) fn launch_kubelet(&mut self) {
+        self.starts += 1;
+        let mut command = Command::new("kubelet");
+        command
+            .arg(format!("--config={}", self.dir.join("kubelet.yaml").display()))
+            .arg(format!("--kubeconfig={}", kubeconfig(&self.dir, "kubelet").display()))
+            .arg(format!("--cert-dir={}", self.dir.join("kubelet-certificates").display()))
+            .arg(format!("--hostname-override={NODE}"))
+            .arg(format!("--node-ip={ADDRESS}"));
+        let log = self.dir.join(format!("kubelet-{}.log", self.starts));
+        self.kubelet = Some(Process::start(&mut command, log));
+    }
+
+    /// Starts the kubelet and waits until it answers.
+    pub(crate) fn start_kubelet(&mut self) {
+        self.launch_kubelet();
+        wait_for("the kubelet answers", SOON, || {
+            self.check();
+            TcpStream::connect((ADDRESS, 10248)).ok()
+        });
+    }
+
+    /// Kills the kubelet; its containers continue to run.
+    pub(crate) fn kill_kubelet(&mut self) {
+        self.kubelet.take().unwrap().stop(Signal::SIGKILL);
+    }
+
+    /// What a reboot does to the runtime: no process and no file in memory stays, and the boot has
+    /// another id. The kubelet is down afterwards.
+    pub(crate) fn reboot(&mut self) {
+        self.kill_kubelet();
+        self.containerd.stop(Signal::SIGKILL);
+        // The shims do not start a container again, and end with it.
+        let processes = pod_processes().into_iter().chain(processes_of("containerd-shim"));
+        for pid in processes {
+            // It may have ended with another one.
+            let _ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        wait_for("no process of a pod runs", SOON, || pod_processes().is_empty().then_some(()));
+        let state = self.dir.join("containerd-state");
+        for folder in [Path::new(CDI), Path::new("/run/containerd"), &state] {
+            empty(folder);
+        }
+        let id = uuid::Uuid::now_v7().to_string();
+        fs::write(self.dir.join("boot_id"), format!("{id}\n")).unwrap();
+        self.containerd = containerd::start(&self.dir, Path::new("/opt/cni/bin"));
+    }
+}
+
+/// Removes everything in a folder, and what is mounted there.
+fn empty(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    let below = points.map(Path::new).filter(|point| point.starts_with(folder) && *point != folder);
+    for point in below.collect::<Vec<_>>().into_iter().rev() {
+        output(Command::new("umount").arg("--lazy").arg(point));
+    }
+    for entry in fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_dir() {
+            fs::remove_dir_all(entry.path()).unwrap();
+        } else {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+/// The processes in the cgroups of all pods.
+pub(crate) fn pod_processes() -> Vec<i32> {
+    let mount = Path::new("/sys/fs/cgroup");
+    let controllers = fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut found = Vec::new();
+    for root in controllers.chain([mount.to_owned()]) {
+        collect_processes(&root.join("kubepods"), &mut found);
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The processes in the cgroup of one pod.
+pub(crate) fn processes_of_pod(uid: &str) -> Vec<i32> {
+    let of_pod = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        groups.contains(&format!("pod{uid}"))
+    };
+    pod_processes().into_iter().filter(of_pod).collect()
+}
+
+fn collect_processes(group: &Path, found: &mut Vec<i32>) {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    found.extend(text.lines().filter_map(|pid| pid.parse::<i32>().ok()));
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_processes(&entry.path(), found);
+        }
+    }
+}
+
+/// The processes of this namespace with this in the name of their program.
+fn processes_of(program: &str) -> Vec<i32> {
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let named = |pid: &i32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        // The kernel cuts a name to 15 characters.
+        name.trim().starts_with(&program[..program.len().min(15)])
+    };
+    pids.filter(named).collect()
+}

@@ -1,0 +1,124 @@
+//! The published devices: what the API server accepts, and how soon they are back after a kubelet
+//! has deleted them.
+
+use crate::api::{Event, SLICES};
+use crate::cluster::Cluster;
+use crate::daemon::Daemon;
+use crate::node::{DEVICES, NODE};
+use crate::objects::text_of;
+use crate::real::binary::binary;
+use crate::{SOON, archive, say, wait_for};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// Starts of the kubelet.
+const WIPES: usize = 50;
+/// How long a node may be without slices after such a start.
+const BACK_MAX: Duration = Duration::from_secs(1);
+const DRIVER: &str = "holdfast.dev";
+
+impl Cluster {
+    /// The slices of the driver, once they have this number of devices, by name.
+    pub(crate) fn published(&self, devices: usize) -> Vec<Value> {
+        wait_for(&format!("{devices} devices are published"), SOON, || {
+            let mut slices = self.api.list(SLICES);
+            slices.retain(|slice| slice["spec"]["driver"] == DRIVER);
+            let count = |slice: &Value| slice["spec"]["devices"].as_array().map_or(0, Vec::len);
+            (slices.iter().map(count).sum::<usize>() == devices).then_some(slices)
+        })
+    }
+
+    /// The published device with this value of an attribute.
+    pub(crate) fn device(&self, attribute: &str, value: &str) -> Option<Value> {
+        let slices = self.api.list(SLICES);
+        let devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array());
+        let has = |device: &&Value| device["attributes"][attribute]["string"] == value;
+        devices.flatten().find(has).cloned()
+    }
+}
+
+/// What a slice has, except for the time that the API server adds to a taint.
+fn spec(slice: &Value) -> Value {
+    let mut spec = slice["spec"].clone();
+    for device in spec["devices"].as_array_mut().into_iter().flatten() {
+        for taint in device["taints"].as_array_mut().into_iter().flatten() {
+            taint.as_object_mut().unwrap().remove("timeAdded");
+        }
+    }
+    spec
+}
+
+pub(crate) fn are_accepted_unchanged(cluster: &mut Cluster) {
+    let Some(captures) = archive::captures() else { return };
+    let config = cluster.dir.join("default.toml");
+    fs::write(&config, "").unwrap();
+    let (mut slices, mut devices) = (0, 0);
+    for capture in captures {
+        for slice in discovered(&capture.root, &config) {
+            let accepted = cluster.api.create(SLICES, &slice);
+            assert_eq!(spec(&accepted), spec(&slice), "{} was changed", capture.name);
+            slices += 1;
+            devices += slice["spec"]["devices"].as_array().map_or(0, Vec::len);
+            cluster.api.delete(&format!("{SLICES}/{}", text_of(&accepted, "name")), None);
+        }
+    }
+    assert!(slices > 0 && devices > 0, "the captures have no device for claims");
+    say(format_args!("{slices} slices with {devices} devices are accepted unchanged"));
+}
+
+/// The slices of a captured machine with the default resources.
+fn discovered(root: &Path, config: &Path) -> Vec<Value> {
+    let mut discover = Command::new(binary());
+    discover.arg("--host-root").arg(root).arg("--config").arg(config);
+    discover.args(["--state-dir", "/nonexistent", "discover", "--slices"]);
+    let output = discover.args(["--node-name", "captured", "-o", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    list["items"].as_array().unwrap().clone()
+}
+
+pub(crate) fn return_after_a_wipe(cluster: &mut Cluster) {
+    let _daemon = Daemon::start(cluster);
+    let before = cluster.published(DEVICES);
+    let events = cluster.api.watch(SLICES);
+    let mut times = Vec::new();
+    for _ in 0..WIPES {
+        cluster.node.kill_kubelet();
+        while events.try_recv().is_ok() {}
+        cluster.node.launch_kubelet();
+        let deleted = last(&events, "DELETED", before.len());
+        let back = last(&events, "ADDED", before.len());
+        times.push(back.duration_since(deleted));
+        let after = cluster.published(DEVICES);
+        let specs = |slices: &[Value]| -> Vec<Value> { slices.iter().map(spec).collect() };
+        assert_eq!(specs(&after), specs(&before), "other slices after a start of the kubelet");
+    }
+    times.sort_unstable();
+    let in_time = times.iter().filter(|time| **time <= BACK_MAX).count();
+    say(format_args!(
+        "the slices are back after {in_time} of {WIPES} starts of the kubelet within {BACK_MAX:?}: p50 {:.0?}, max {:.0?}",
+        times[WIPES / 2],
+        times[WIPES - 1]
+    ));
+    assert_eq!(in_time, WIPES, "{times:?}");
+    assert!(cluster.api.list(SLICES).iter().all(|slice| slice["spec"]["nodeName"] == NODE));
+}
+
+/// The time of the last of `count` slices with this kind of event.
+fn last(events: &Receiver<Event>, kind: &str, count: usize) -> Instant {
+    let mut names = BTreeSet::new();
+    loop {
+        let event = events.recv_timeout(SOON).unwrap_or_else(|_| panic!("no slice is {kind}"));
+        if event.kind == kind {
+            names.insert(text_of(&event.object, "name"));
+        }
+        if names.len() == count {
+            return event.at;
+        }
+    }
+}
