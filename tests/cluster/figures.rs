@@ -17,13 +17,6 @@ use std::time::{Duration, Instant};
 const RUNS: usize = 100;
 const RESIDENT_KIB_MAX: u64 = 24 * 1024;
 
-#[derive(Default)]
-struct Times {
-    get: Vec<Duration>,
-    allocate: Vec<Duration>,
-    prepare: Vec<Duration>,
-}
-
 fn median(times: &[Duration]) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -37,24 +30,33 @@ async fn timed<F: Future>(times: &mut Vec<Duration>, call: F) -> F::Output {
     output
 }
 
-/// Reads the claim, allocates a device of the plugin and prepares the claim, again and again.
-async fn measure(client: &Client, claim: &ClaimRef) -> Times {
-    let (mut driver, mut plugin) = (Driver::connect().await, Plugin::connect().await);
-    let mut times = Times::default();
+/// Allocates devices of the plugin: another one each time.
+async fn allocate() -> Vec<Duration> {
+    let (mut plugin, mut times) = (Plugin::connect().await, Vec::new());
     for id in plugin.ids.clone().iter().take(RUNS) {
-        let found = timed(&mut times.get, client.claim(&claim.namespace, &claim.name)).await;
+        timed(&mut times, plugin.allocate(id)).await;
+    }
+    times
+}
+
+/// Reads the claim and prepares it, again and again.
+async fn measure(client: &Client, claim: &ClaimRef) -> (Vec<Duration>, Vec<Duration>) {
+    let mut driver = Driver::connect().await;
+    let (mut reads, mut prepares) = (Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        let found = timed(&mut reads, client.claim(&claim.namespace, &claim.name)).await;
         assert!(found.unwrap().is_some(), "there is no claim");
-        timed(&mut times.allocate, plugin.allocate(id)).await;
-        let prepared = timed(&mut times.prepare, driver.prepare(claim)).await;
+        let prepared = timed(&mut prepares, driver.prepare(claim)).await;
         assert_eq!(prepared, Ok(1));
         driver.unprepare(claim).await;
     }
-    times
+    (reads, prepares)
 }
 
 pub(crate) fn prepare(cluster: &mut Cluster) {
     let daemon = Daemon::start(cluster);
     cluster.published(DEVICES);
+    let allocate = median(&socket::wait(allocate()));
     // The kubelet is down: the pod never starts, and the calls are the test's.
     cluster.node.kill_kubelet();
     cluster.create_holder("measured", &[0], LISTS);
@@ -71,9 +73,8 @@ pub(crate) fn prepare(cluster: &mut Cluster) {
     };
     let credentials = ApiCredentials::Kubeconfig(kubeconfig(&cluster.dir, "kubelet"));
     let credentials = Credentials::new(&credentials, Path::new("/var/lib/kubelet"), Path::new("/"));
-    let times = socket::wait(measure(&Client::new(credentials), &claim));
-    let [get, allocate, prepare] =
-        [&times.get, &times.allocate, &times.prepare].map(|times| median(times));
+    let (reads, prepares) = socket::wait(measure(&Client::new(credentials), &claim));
+    let (get, prepare) = (median(&reads), median(&prepares));
     say(format_args!(
         "medians of {RUNS}: Prepare {prepare:.2?}; GET of the claim with the kubelet's credentials {get:.2?}, \
          durable Allocate {allocate:.2?}"

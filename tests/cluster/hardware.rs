@@ -18,6 +18,8 @@ use std::process::Command;
 /// A function of the second adapter. The first GPUs in the slice are below the other root, so
 /// without the constraint the scheduler would take one of those.
 const FUNCTION: &str = "0000:9e:00.2";
+/// The number of its node: five for each adapter, the second virtual function of the second one.
+const VERBS_NODE: &str = "7";
 /// The RDMA verbs' major number (`drivers/infiniband/core/uverbs_main.c`).
 const VERBS: u64 = 231;
 const SCRIPT: &str = "env; ls /dev/nvidia* /dev/infiniband/*; echo done; exec sleep 1000000";
@@ -99,7 +101,11 @@ pub(crate) fn the_same_root(cluster: &mut Cluster) {
     let gpus: Vec<usize> =
         (0..GPUS).filter(|gpu| log.contains(&format!("/dev/nvidia{gpu}\n"))).collect();
     assert!(matches!(gpus[..], [gpu] if gpu >= GPUS / 2), "{gpus:?}: {log}");
-    assert_eq!(log.matches("/dev/infiniband/uverbs").count(), 1, "{log}");
+    let verbs: Vec<&str> = log
+        .lines()
+        .filter_map(|line| Some(line.split_once(" /dev/infiniband/uverbs")?.1))
+        .collect();
+    assert_eq!(verbs, [VERBS_NODE], "{log}");
     assert!(log.contains("PCIDEVICE_EXAMPLE_COM_VERBS_0000_9E_00_2=0000:9e:00.2\n"), "{log}");
     assert!(log.contains("NVIDIA_VISIBLE_DEVICES=void\n"), "{log}");
     say(format_args!("a pod gets GPU {} with {FUNCTION}, below the same root", gpus[0]));

@@ -63,9 +63,9 @@ impl Plugin {
         let sockets = fs::read_dir("/var/lib/kubelet/device-plugins/.holdfast").unwrap();
         let sockets = sockets.map(|entry| entry.unwrap().path());
         let is_socket = |path: &PathBuf| path.extension().is_some_and(|it| it == "sock");
-        let sockets: Vec<PathBuf> = sockets.filter(is_socket).collect();
-        let [socket] = &sockets[..] else { panic!("{sockets:?}") };
-        let mut client = DevicePluginClient::new(uds::connect(socket.clone()).await.unwrap());
+        // Their names end with the number of the registration; the last one is in use.
+        let socket = sockets.filter(is_socket).max().unwrap();
+        let mut client = DevicePluginClient::new(uds::connect(socket).await.unwrap());
         let mut lists = client.list_and_watch(Empty {}).await.unwrap().into_inner();
         let list = lists.message().await.unwrap().unwrap();
         Plugin { client, ids: list.devices.into_iter().map(|device| device.id).collect() }
