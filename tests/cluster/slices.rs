@@ -21,6 +21,8 @@ const WIPES: usize = 50;
 /// How long a node may be without slices after such a start.
 const BACK_MAX: Duration = Duration::from_secs(1);
 const DRIVER: &str = "holdfast.dev";
+/// The classes of devices that captured machines have.
+const CLASSES: [&str; 6] = ["gpu", "fpga", "rdma", "nic", "nvme", "accelerator"];
 
 impl Cluster {
     /// The slices of the driver, once they have this number of devices, by name.
@@ -55,8 +57,9 @@ fn spec(slice: &Value) -> Value {
 
 pub(crate) fn are_accepted_unchanged(cluster: &mut Cluster) {
     let Some(captures) = archive::captures() else { return };
-    let config = cluster.dir.join("default.toml");
-    fs::write(&config, "").unwrap();
+    let config = cluster.dir.join("captures.toml");
+    let resources = CLASSES.map(resource).concat();
+    fs::write(&config, format!("[dra]\nenabled = true\n{resources}")).unwrap();
     let (mut slices, mut devices) = (0, 0);
     for capture in captures {
         for slice in discovered(&capture.root, &config) {
@@ -71,7 +74,15 @@ pub(crate) fn are_accepted_unchanged(cluster: &mut Cluster) {
     say(format_args!("{slices} slices with {devices} devices are accepted unchanged"));
 }
 
-/// The slices of a captured machine with the default resources.
+/// A resource with all devices of a class; two pods may have each GPU.
+fn resource(class: &str) -> String {
+    let replicas = if class == "gpu" { "replicas = 2\n" } else { "" };
+    format!(
+        "[[resource]]\nname = \"example.com/{class}\"\nclass = \"{class}\"\n{replicas}api = \"dra\"\n"
+    )
+}
+
+/// The slices of a captured machine.
 fn discovered(root: &Path, config: &Path) -> Vec<Value> {
     let mut discover = Command::new(binary());
     discover.arg("--host-root").arg(root).arg("--config").arg(config);
