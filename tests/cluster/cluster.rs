@@ -4,6 +4,7 @@ use crate::api::{Api, CLAIMS, NODES, PODS, SLICES};
 use crate::node::{self, NODE, Node};
 use crate::plane::Plane;
 use crate::{SOON, pki, sandbox, wait_for};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,6 +63,7 @@ impl Cluster {
 
     /// Ends what a former test left.
     fn clear(&mut self) {
+        self.plane.api_server.signal(Signal::SIGCONT);
         if !self.node.is_up() {
             self.node.start_kubelet();
         }
