@@ -23,15 +23,8 @@ impl Wiring {
         }
         metrics::dra_begins();
         self.publishers.published.send_replace(Some(Arc::default()));
-        let node = config.node.api_name().ok_or_else(|| "set `NODE_NAME`".to_owned());
-        let node = match node.and_then(|it| NodeName::new(&it).map_err(|error| error.to_string())) {
-            Ok(node) => node,
-            Err(why) => {
-                let why = format!("the name of this node is unknown: {why}");
-                tracing::error!(why, "devices are not given to claims");
-                self.publishers.dra_sockets.send_replace(Some(why));
-                return Vec::new();
-            }
+        let Some(node) = self.node_name() else {
+            return Vec::new();
         };
         let roots = &self.settings.roots;
         let credentials = Credentials::new(&config.credentials, &roots.kubelet, &roots.host);
@@ -68,11 +61,14 @@ impl Wiring {
         let (health, healths) = watch::channel(Arc::from([]));
         let (notices, noticed) = watch::channel(None);
         let driver = Driver { preparer: Arc::new(preparer), health: healths };
+        self.sockets.dra.set_served();
         let sockets = SocketsTask {
             root: roots.kubelet.clone(),
             driver,
             notices,
             problem: self.publishers.dra_sockets.clone(),
+            sockets: Arc::clone(&self.sockets),
+            leaving: self.leaving.subscribe(),
         };
         let healths = Healths {
             inventory: views.inventory.clone(),
@@ -99,6 +95,18 @@ impl Wiring {
             tokio::spawn(sockets.run()),
             tokio::spawn(slices.run()),
         ]
+    }
+
+    /// The name of this node, or `None`, which is logged.
+    fn node_name(&self) -> Option<NodeName> {
+        let name = self.settings.config.node.api_name().ok_or_else(|| "set `NODE_NAME`".to_owned());
+        name.and_then(|name| NodeName::new(&name).map_err(|error| error.to_string()))
+            .map_err(|why| {
+                let why = format!("the name of this node is unknown: {why}");
+                tracing::error!(why, "devices are not given to claims");
+                self.publishers.dra_sockets.send_replace(Some(why));
+            })
+            .ok()
     }
 }
 

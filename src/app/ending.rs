@@ -84,7 +84,8 @@ impl App {
             checkpoint(&store).await;
         }
         leaving.send_replace(true);
-        if tokio::time::timeout(DRAIN_DEADLINE, sockets.connections.idle()).await.is_err() {
+        let idle = sockets.connections.idle(keep_files);
+        if tokio::time::timeout(DRAIN_DEADLINE, idle).await.is_err() {
             tracing::warn!("a call is still in flight; aborting it");
         }
         // Immediately after the drain: no call is read in between.
@@ -125,29 +126,35 @@ impl App {
     /// kubelet closes them.
     pub fn receive(&mut self, passed: PassedFds) {
         let inventory = self.views.lists.borrow().clone();
+        let sockets = &self.shared.sockets;
         let is_offered = |label: &Label| match label {
             Label::Socket(resource) | Label::Connection { resource, .. } => {
                 inventory.resources.contains_key(resource)
             }
+            Label::DraSocket(_) | Label::DraConnection => sockets.dra.is_served(),
         };
         let (offered, gone): (Vec<_>, Vec<_>) =
             passed.0.into_iter().partition(|(label, _)| is_offered(label));
-        // This instance does not serve these resources. The end of their connections shows that to
-        // the kubelet.
+        // This instance does not serve these. The end of their connections shows that to the
+        // kubelet, and so do the missing files of the DRA driver's sockets.
+        let gone = sockets.dra.remove(gone);
         PassedFds(gone).end();
         if offered.is_empty() {
             return;
         }
-        let mut connections = Vec::new();
+        let (mut connections, mut dra) = (Vec::new(), Vec::new());
         for (label, fd) in offered {
-            let Label::Socket(resource) = &label else {
-                connections.push((label, fd));
-                continue;
-            };
-            if let Err(error) = serve_passed(&self.shared, resource, fd) {
-                tracing::warn!(%resource, %error, "cannot serve a socket of the earlier instance");
+            match label {
+                Label::Socket(resource) => {
+                    if let Err(error) = serve_passed(&self.shared, &resource, fd) {
+                        tracing::warn!(%resource, %error, "cannot serve a socket of the earlier instance");
+                    }
+                }
+                Label::DraSocket(socket) => dra.push((socket, fd)),
+                Label::Connection { .. } | Label::DraConnection => connections.push((label, fd)),
             }
         }
+        sockets.dra.pass(dra);
         tracing::info!(
             connections = connections.len(),
             "continuing with the kubelet's connections of the earlier instance"

@@ -25,6 +25,9 @@
 //! that one is back. So NEW holds them open until the kubelet closes them, which it does when it is
 //! restarted. Calls that the kubelet sends during the handover wait for NEW's start.
 //!
+//! **The DRA driver** keeps the paths of its sockets. NEW continues with OLD's listening sockets,
+//! and refuses all calls on the passed connections, so the kubelet connects again and repeats them.
+//!
 //! **Either side may die.** The connection between the two is open while both live. When OLD dies,
 //! NEW continues: it has the descriptors. When NEW dies, OLD starts again in its own process. If
 //! NEW had not confirmed, OLD uses its own copies of the descriptors.

@@ -5,6 +5,7 @@
 //! two processes ends.
 
 use crate::domain::ResourceName;
+use crate::kubelet::dra::DraSocket;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,6 +24,24 @@ pub enum Label {
         /// The HTTP/2 stream id of ListAndWatch, 0 if there is none.
         lists: u32,
     },
+    /// A listening socket of the DRA driver.
+    DraSocket(DraSocket),
+    /// A connection that the kubelet has opened to the DRA driver.
+    DraConnection,
+}
+
+impl Label {
+    /// Whether it is a connection, and no listening socket.
+    #[must_use]
+    pub fn is_connection(&self) -> bool {
+        matches!(self, Label::Connection { .. } | Label::DraConnection)
+    }
+
+    /// Whether it is of the DRA driver.
+    #[must_use]
+    pub fn is_dra(&self) -> bool {
+        matches!(self, Label::DraSocket(_) | Label::DraConnection)
+    }
 }
 
 /// Descriptors with their labels.
@@ -61,14 +80,14 @@ impl PassedFds {
     /// The number of connections.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.0.iter().filter(|(label, _)| matches!(label, Label::Connection { .. })).count()
+        self.0.iter().filter(|(label, _)| label.is_connection()).count()
     }
 
     /// Shuts the connections down, also for other processes that hold them. The kubelet's
     /// unanswered calls fail, and it sees that the devices are absent.
     pub fn end(self) {
         for (label, fd) in self.0 {
-            if let Label::Connection { .. } = label {
+            if label.is_connection() {
                 // One that has ended already needs no shutdown.
                 let _ended = shutdown(fd, Shutdown::Both);
             }

@@ -58,7 +58,7 @@ fn serve(shared: Shared, resource: ResourceName, number: RegistrationNumber, bou
             Arc::clone(&sockets.connections.changed),
             Arc::clone(&on_early_close),
         );
-        sockets.connections.serve(&served, &stream);
+        sockets.connections.serve(Some(&served), &stream);
         stream
     });
     // A server whose incoming stream ends would send GOAWAY on each connection.

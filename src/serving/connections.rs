@@ -26,13 +26,25 @@ pub(crate) struct Connections {
     held: Mutex<Held>,
     held_max: usize,
     /// Notified when a call may have been answered.
-    pub(super) changed: Arc<Notify>,
+    pub(crate) changed: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct Served {
-    resource: ResourceName,
+    /// `None` for the DRA driver.
+    resource: Option<ResourceName>,
     connection: Weak<Tracked>,
+}
+
+impl Served {
+    fn label(&self, connection: &Tracked) -> Label {
+        match &self.resource {
+            Some(resource) => {
+                Label::Connection { resource: resource.clone(), lists: connection.lists() }
+            }
+            None => Label::DraConnection,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -59,16 +71,17 @@ impl Connections {
         }
     }
 
-    /// Adds a connection that this instance serves. If there are too many, an idle one is closed,
-    /// or else one with a call in flight, but never one with a ListAndWatch stream.
-    pub(super) fn serve(&self, resource: &ResourceName, stream: &TrackedStream) {
+    /// Adds a connection that this instance serves, to the socket of a resource, or of the DRA
+    /// driver (`None`). If there are too many, an idle one is closed, or else one with a call in
+    /// flight, but never one with a ListAndWatch stream or a stream of health.
+    pub(crate) fn serve(&self, resource: Option<&ResourceName>, stream: &TrackedStream) {
         let mut served = lock(&self.served);
         served.retain(|other| other.connection.strong_count() > 0);
         served.set_use(|other| {
             other.connection.upgrade().map_or(Use::Idle, |connection| connection.usage())
         });
         let added =
-            Served { resource: resource.clone(), connection: Arc::downgrade(stream.tracked()) };
+            Served { resource: resource.cloned(), connection: Arc::downgrade(stream.tracked()) };
         let (_, evicted) = served.add((), added);
         drop(served);
         let evicted = evicted.and_then(|evicted| evicted.connection.upgrade());
@@ -105,8 +118,12 @@ impl Connections {
     }
 
     /// Waits until every call is answered. The kubelet may send the next call at any time.
-    pub(crate) async fn idle(&self) {
-        while !self.connections().iter().all(|connection| connection.is_idle()) {
+    ///
+    /// Calls to the DRA driver do not count if another process continues with its connections: a
+    /// Prepare may wait for 35 s, and the kubelet sends it to that process again.
+    pub(crate) async fn idle(&self, dra_continues: bool) {
+        let counts = |served: &Served| !(dra_continues && served.resource.is_none());
+        while !self.connections(counts).iter().all(|connection| connection.is_idle()) {
             self.changed.notified().await;
         }
     }
@@ -114,12 +131,13 @@ impl Connections {
     /// Stops all reads and writes, and ends the tasks. A connection that another process also holds
     /// stays open.
     pub(super) fn release(&self) {
-        self.connections().iter().for_each(|connection| connection.release());
+        self.connections(|_| true).iter().for_each(|connection| connection.release());
         *lock(&self.held) = Held::default();
     }
 
-    fn connections(&self) -> Vec<Arc<Tracked>> {
-        lock(&self.served).all().filter_map(|of| of.connection.upgrade()).collect()
+    fn connections(&self, select: impl Fn(&Served) -> bool) -> Vec<Arc<Tracked>> {
+        let served = lock(&self.served);
+        served.all().filter(|one| select(one)).filter_map(|one| one.connection.upgrade()).collect()
     }
 
     /// Copies of the connections that the kubelet has not closed. If there are too many, those of
@@ -149,14 +167,11 @@ impl Connections {
                 copy(label.clone(), stream.as_fd());
             }
         }
-        for Served { resource, connection } in lock(&self.served).all() {
-            if let Some(connection) = connection.upgrade()
+        for served in lock(&self.served).all() {
+            if let Some(connection) = served.connection.upgrade()
                 && let Some(fd) = connection.fd()
             {
-                copy(
-                    Label::Connection { resource: resource.clone(), lists: connection.lists() },
-                    fd,
-                );
+                copy(served.label(&connection), fd);
             }
         }
         copies
@@ -172,8 +187,14 @@ fn stream(fd: OwnedFd) -> io::Result<UnixStream> {
 /// Refuses the pending calls, and then reads until the kubelet closes the connection, so that a
 /// kubelet that is sending a call does not block.
 async fn hold(stream: &UnixStream, label: &Label) -> io::Result<()> {
-    if let Label::Connection { lists, .. } = label {
-        let frames = h2::refuse_pending_calls(*lists);
+    let lists = match label {
+        Label::Connection { lists, .. } => Some(*lists),
+        // The kubelet opens its stream of health again, and no device is unknown until then.
+        Label::DraConnection => Some(0),
+        Label::Socket(_) | Label::DraSocket(_) => None,
+    };
+    if let Some(lists) = lists {
+        let frames = h2::refuse_pending_calls(lists);
         let mut rest = frames.as_slice();
         while !rest.is_empty() {
             stream.writable().await?;
@@ -220,7 +241,7 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let stream = UnixStream::from_std(ours).unwrap();
         let served = TrackedStream::new(stream, Arc::clone(&connections.changed), Arc::new(|| {}));
-        connections.serve(&gpu(), &served);
+        connections.serve(Some(&gpu()), &served);
         (served, kubelet)
     }
 
@@ -240,7 +261,7 @@ mod tests {
     fn lists(connections: &Connections) -> Vec<u32> {
         let lists = |(label, _): (Label, OwnedFd)| match label {
             Label::Connection { lists, .. } => lists,
-            Label::Socket(_) => u32::MAX,
+            _ => u32::MAX,
         };
         connections.copies().into_iter().map(lists).collect()
     }
@@ -340,7 +361,7 @@ mod tests {
         };
         tokio::select! {
             () = answering => {}
-            () = connections.idle() => {}
+            () = connections.idle(false) => {}
         }
         assert_eq!(answered, [3, 5]);
         kubelet.write_all(&frame(HEADERS, END, 7)).unwrap();

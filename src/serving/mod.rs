@@ -25,6 +25,7 @@ mod before_start;
 pub mod claims;
 mod connections;
 pub(crate) mod core;
+mod dra_sockets;
 mod files;
 mod gpu_specs;
 mod nvidia_extras;

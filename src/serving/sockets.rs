@@ -6,6 +6,7 @@
 //! one.
 
 use super::connections::Connections;
+use super::dra_sockets::DraSockets;
 use crate::domain::ResourceName;
 use crate::domain::limits::ConnectionLimits;
 use crate::handover::{Label, PassedFds};
@@ -57,6 +58,8 @@ pub struct Sockets {
     open: Mutex<BTreeMap<Key, Socket>>,
     /// The kubelet's connections.
     pub(crate) connections: Connections,
+    /// The sockets of the DRA driver.
+    pub(crate) dra: DraSockets,
     /// Whether another process may have copies of the sockets. Their files stay then.
     is_shared: AtomicBool,
 }
@@ -81,6 +84,7 @@ impl Sockets {
             stamp: format!("{millis:x}"),
             open: Mutex::default(),
             connections: Connections::new(limits.plugin, limits.held),
+            dra: DraSockets::default(),
             is_shared: AtomicBool::new(false),
         }
     }
@@ -233,6 +237,7 @@ impl Sockets {
                 }
             }
         }
+        copies.extend(self.dra.copies());
         PassedFds(copies)
     }
 
@@ -251,15 +256,16 @@ impl Sockets {
     pub(crate) fn release(&self, keep_files: bool) -> (PassedFds, Vec<watch::Sender<bool>>) {
         let copies = self.copies();
         self.connections.release();
+        let keep_files = keep_files || self.is_shared.load(Ordering::Relaxed);
         let released = std::mem::take(&mut *self.table()).into_values();
         let servers = released.map(|Socket { path, close, .. }| {
             close.send_replace(true);
-            if !keep_files && !self.is_shared.load(Ordering::Relaxed) {
+            if !keep_files {
                 drop(std::fs::remove_file(path));
             }
             close
         });
-        let servers = servers.collect();
+        let servers = servers.chain(self.dra.release(keep_files)).collect();
         // It is removed only if no other process has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
         (copies, servers)

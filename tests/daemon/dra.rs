@@ -20,7 +20,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    async fn new(gpus: usize) -> World {
+    pub(crate) async fn new(gpus: usize) -> World {
         World::with_telemetry(gpus, "off").await
     }
 
@@ -105,7 +105,7 @@ impl World {
     }
 }
 
-fn claim_ref(name: &str) -> ClaimRef {
+pub(crate) fn claim_ref(name: &str) -> ClaimRef {
     ClaimRef { uid: format!("uid-{name}"), namespace: "ml".into(), name: name.into() }
 }
 

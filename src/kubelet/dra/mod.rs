@@ -24,8 +24,8 @@ pub mod state;
 mod tests;
 
 pub use registration::{Notice, SERVICES};
-pub use server::Server;
-pub use sockets::{Listeners, registration_socket, service_socket};
+pub use server::{OnEnd, Server, Tracking};
+pub use sockets::{DraSocket, Listeners, registration_socket, remove_passed, service_socket};
 
 use crate::domain::{ClaimHealth, ClaimRef, PreparedDevice};
 use std::sync::Arc;

@@ -1,22 +1,49 @@
 //! Answers on both sockets of the driver.
 
 use super::registration::Notice;
-use super::sockets::{Listeners, Listening};
+use super::sockets::{DraSocket, Listeners, Listening};
 use super::{Claims, health, plugin, registration};
 use crate::kubelet::api;
 use crate::kubelet::services::Services;
 use crate::kubelet::tracked_stream::TrackedStream;
-use futures_util::TryStreamExt as _;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use std::fmt;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
 
 /// Connections of one socket. A kubelet has one; more wait in the socket's queue.
 pub(super) const CONNECTIONS_MAX: usize = 16;
 
-/// How long a stop waits for calls in flight. The kubelet waits for 45 s.
-const ANSWER_WITHIN: Duration = Duration::from_secs(45);
+/// What is called with a connection that ends.
+pub type OnEnd = Arc<dyn Fn() + Send + Sync>;
+
+/// What a server has to know so that another process can continue with its connections.
+#[derive(Clone)]
+pub struct Tracking {
+    /// Tracks a connection. The second value lives as long as the connection.
+    pub track: Arc<dyn Fn(UnixStream, OnEnd) -> TrackedStream + Send + Sync>,
+    /// Becomes true when this instance ends or hands over. Later connections wait in the queues of
+    /// the sockets, for another process.
+    pub leaving: watch::Receiver<bool>,
+}
+
+impl Tracking {
+    /// For a server whose connections no other process continues with.
+    #[must_use]
+    pub fn none() -> Self {
+        let track = |stream, on_end| TrackedStream::new(stream, Arc::default(), on_end);
+        Tracking { track: Arc::new(track), leaving: watch::channel(false).1 }
+    }
+}
+
+impl fmt::Debug for Tracking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tracking").field("leaving", &self.leaving).finish_non_exhaustive()
+    }
+}
 
 /// The services of the driver, on both sockets. Dropping it closes them and removes their files.
 #[derive(Debug)]
@@ -31,19 +58,20 @@ pub struct Server {
 struct Served {
     socket: Arc<Listening>,
     close: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    /// Whether the file stays when it is closed.
+    keeps_file: AtomicBool,
 }
 
 impl Server {
     /// Answers with `claims`. Must be called inside a tokio runtime.
     #[must_use]
-    pub fn start<C: Claims>(listeners: Listeners, claims: &C) -> Self {
+    pub fn start<C: Claims>(listeners: Listeners, claims: &C, tracking: &Tracking) -> Self {
         let (notify, notices) = watch::channel(None);
         let endpoint = listeners.service.path.to_string_lossy().into_owned();
-        let service = Served::start(listeners.service, |closed| {
+        let service = Served::start(listeners.service, tracking, |closed| {
             plugin::serve(claims, health::serve(claims, closed, Services::default()))
         });
-        let registration = Served::start(listeners.registration, |_| {
+        let registration = Served::start(listeners.registration, tracking, |_| {
             registration::serve(endpoint, notify, Services::default())
         });
         Server { service, registration, notices }
@@ -61,17 +89,28 @@ impl Server {
         self.service.socket.has_file() && self.registration.socket.has_file()
     }
 
-    /// Stops: the kubelet forgets the driver, the health streams end, and calls in flight are
-    /// answered. Ends after 45 s for each socket at the latest.
-    pub async fn stop(mut self) {
-        self.registration.close();
-        self.service.close();
-        for served in [&mut self.registration, &mut self.service] {
-            if tokio::time::timeout(ANSWER_WITHIN, &mut served.task).await.is_err() {
-                tracing::warn!(path = %served.socket.path.display(), "calls on a DRA socket were not answered in time");
-                served.task.abort();
-            }
-        }
+    /// Copies of both sockets, for another process. This one continues to serve.
+    ///
+    /// # Errors
+    /// If the process cannot open more descriptors.
+    pub fn copies(&self) -> std::io::Result<[(DraSocket, OwnedFd); 2]> {
+        let copy = |served: &Served| served.socket.listener.as_fd().try_clone_to_owned();
+        Ok([
+            (DraSocket::Service, copy(&self.service)?),
+            (DraSocket::Registration, copy(&self.registration)?),
+        ])
+    }
+
+    /// Ends: calls in flight are answered, and the health streams end. The kubelet forgets the
+    /// driver, unless `keep_files`: then another process has the sockets. Returns a channel for
+    /// each socket that closes when its server has ended.
+    #[must_use]
+    pub fn release(self, keep_files: bool) -> [watch::Sender<bool>; 2] {
+        [&self.registration, &self.service].map(|served| {
+            served.keeps_file.store(keep_files, Ordering::Relaxed);
+            served.close();
+            served.close.clone()
+        })
     }
 }
 
@@ -84,22 +123,36 @@ impl Drop for Server {
 }
 
 impl Served {
-    fn start(socket: Listening, services: impl FnOnce(watch::Receiver<bool>) -> Services) -> Self {
+    fn start(
+        socket: Listening,
+        Tracking { track, leaving }: &Tracking,
+        services: impl FnOnce(watch::Receiver<bool>) -> Services,
+    ) -> Self {
         let (close, mut closed) = watch::channel(false);
         let services = services(closed.clone());
         let socket = Arc::new(socket);
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let incoming = Arc::clone(&socket.listener).incoming().and_then(move |stream| {
-            let connections = Arc::clone(&connections);
+        let (track, mut leaving) = (Arc::clone(track), leaving.clone());
+        let left = async move {
+            // An error means that no other process follows.
+            if leaving.wait_for(|leaving| *leaving).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let accepted = Arc::clone(&socket.listener).incoming().take_until(left);
+        let tracked = accepted.and_then(move |stream| {
+            let (connections, track) = (Arc::clone(&connections), Arc::clone(&track));
             async move {
                 let permit = connections.acquire_owned().await.map_err(std::io::Error::other)?;
                 // Kept with the connection, and never called for a kubelet that reads no lists.
-                let held: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
+                let held: OnEnd = Arc::new(move || {
                     let _held = &permit;
                 });
-                Ok(TrackedStream::new(stream, Arc::default(), held))
+                Ok(track(stream, held))
             }
         });
+        // A server whose incoming stream ends would send GOAWAY on each connection.
+        let incoming = tracked.chain(stream::pending());
         let closed = async move {
             // An error means that the daemon is ending.
             drop(closed.wait_for(|closed| *closed).await);
@@ -108,17 +161,17 @@ impl Served {
         let server =
             api::server().serve_with_incoming_shutdown(services, incoming, Box::pin(closed));
         let path = socket.path.clone();
-        let task = tokio::spawn(async move {
+        tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(path = %path.display(), %error, "gRPC server of a DRA socket failed");
             }
         });
-        Served { socket, close, task }
+        Served { socket, close, keeps_file: AtomicBool::new(false) }
     }
 
-    /// Removes the file, and stops to accept connections and calls.
+    /// Removes the file unless it is kept, and stops to accept connections and calls.
     fn close(&self) {
-        if !self.close.send_replace(true) {
+        if !self.close.send_replace(true) && !self.keeps_file.load(Ordering::Relaxed) {
             self.socket.remove();
         }
     }

@@ -5,8 +5,10 @@ use crate::host::peer::{TrustedListener, is_stale};
 use crate::host::private::make_open_folder;
 use crate::kubelet::uds::SOCKET_PATH_MAX;
 use crate::telemetry::metrics;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +55,29 @@ fn invalid(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, problem)
 }
 
+/// One of the driver's two sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DraSocket {
+    /// Prepare, Unprepare and health.
+    Service,
+    /// The kubelet finds the driver by it.
+    Registration,
+}
+
+impl DraSocket {
+    /// The path of the socket below the kubelet's directory.
+    ///
+    /// # Errors
+    /// As [`service_socket`].
+    pub(super) fn path(self, root: &Path) -> io::Result<PathBuf> {
+        match self {
+            DraSocket::Service => service_socket(root),
+            DraSocket::Registration => registration_socket(root),
+        }
+    }
+}
+
 /// Both sockets, open. Dropping them leaves their files.
 #[derive(Debug)]
 pub struct Listeners {
@@ -68,13 +93,46 @@ impl Listeners {
     /// # Errors
     /// `AddrInUse` if another process serves one of them, and if one cannot be made.
     pub fn open(root: &Path) -> io::Result<Self> {
-        let service = Listening::open(service_socket(root)?)?;
-        match registration_socket(root).and_then(Listening::open) {
+        let service = Listening::open(DraSocket::Service.path(root)?)?;
+        match DraSocket::Registration.path(root).and_then(Listening::open) {
             Ok(registration) => Ok(Listeners { service, registration }),
             Err(error) => {
                 service.remove();
                 Err(error)
             }
+        }
+    }
+
+    /// Continues with the sockets of an earlier instance. The kubelet notices nothing: the files
+    /// stay.
+    ///
+    /// # Errors
+    /// If one is missing, is below another directory, or has no file.
+    pub fn adopt(root: &Path, passed: &[(DraSocket, OwnedFd)]) -> io::Result<Self> {
+        let adopt = |socket: DraSocket| {
+            let path = socket.path(root)?;
+            let (_, fd) = passed.iter().find(|(of, _)| *of == socket).ok_or_else(|| {
+                invalid(format!("the DRA socket `{}` was not passed on", path.display()))
+            })?;
+            Listening::adopt(path, fd)
+        };
+        let (service, registration) = (adopt(DraSocket::Service)?, adopt(DraSocket::Registration)?);
+        Ok(Listeners { service, registration })
+    }
+}
+
+/// Removes the files of sockets that no instance serves. The kubelet forgets the driver.
+pub fn remove_passed(passed: &[(DraSocket, OwnedFd)]) {
+    // The registration socket first, so that no new call comes.
+    let newest_last = [DraSocket::Registration, DraSocket::Service];
+    for (_, fd) in newest_last.iter().flat_map(|of| passed.iter().filter(move |(it, _)| it == of)) {
+        let path = TrustedListener::adopt(fd, || metrics::refused("plugin"))
+            .map(|listener| listener.path());
+        if let Ok(Some(path)) = path
+            && let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot remove a DRA socket");
         }
     }
 }
@@ -102,6 +160,18 @@ impl Listening {
         let listener =
             TrustedListener::bind(&path, || metrics::refused("plugin")).map_err(with_path)?;
         let file = file(&path).map_err(with_path)?;
+        Ok(Listening { listener: Arc::new(listener), path, file })
+    }
+
+    fn adopt(path: PathBuf, socket: &OwnedFd) -> io::Result<Self> {
+        let listener = TrustedListener::adopt(socket, || metrics::refused("plugin"))?;
+        if listener.path().as_ref() != Some(&path) {
+            return Err(invalid(format!(
+                "a DRA socket that was passed on is not `{}`",
+                path.display()
+            )));
+        }
+        let file = file(&path)?;
         Ok(Listening { listener: Arc::new(listener), path, file })
     }
 

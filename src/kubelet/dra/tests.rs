@@ -84,7 +84,7 @@ fn health(device: &str, is_healthy: Option<bool>, message: &str) -> ClaimHealth 
 /// A served driver below a directory of its own.
 fn served(driver: &InMemory) -> (tempfile::TempDir, Server) {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(Listeners::open(dir.path()).unwrap(), driver);
+    let server = Server::start(Listeners::open(dir.path()).unwrap(), driver, &Tracking::none());
     (dir, server)
 }
 
@@ -331,11 +331,13 @@ async fn a_stop_answers_the_calls_in_flight_and_ends_the_health_streams() {
     let prepared = tokio::spawn(async move { kubelet.node_prepare_resources(request).await });
     let stopped = async {
         driver.asked.acquire().await.unwrap().forget();
-        let stopping = tokio::spawn(server.stop());
+        let stopping = server.release(false);
         while health.message().await.is_ok_and(|list| list.is_some()) {}
         assert!(sockets.iter().all(|socket| !socket.exists()), "the files go first");
         driver.permits.add_permits(1);
-        stopping.await.unwrap();
+        for server in stopping {
+            server.closed().await;
+        }
     };
     let (prepared, ()) = tokio::join!(prepared, stopped);
     let answer = prepared.unwrap().unwrap().into_inner();
@@ -350,10 +352,43 @@ async fn a_dropped_server_removes_its_sockets_and_the_next_one_opens_them() {
     assert!(socket.exists());
     drop(server);
     assert!(!socket.exists() && !registration_socket(dir.path()).unwrap().exists());
-    let _next = Server::start(Listeners::open(dir.path()).unwrap(), &driver);
+    let _next = Server::start(Listeners::open(dir.path()).unwrap(), &driver, &Tracking::none());
     let mut kubelet = PluginV1::new(service(dir.path()).await);
     let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim("u-1", "gpu")] };
     assert_eq!(kubelet.node_prepare_resources(request).await.unwrap().into_inner().claims.len(), 1);
+}
+
+#[tokio::test]
+async fn another_server_continues_with_the_sockets_and_the_calls_in_their_queues() {
+    let (former, next) = (InMemory::new(), InMemory::new());
+    let dir = tempfile::tempdir().unwrap();
+    let (leave, leaving) = watch::channel(false);
+    let tracking = Tracking { leaving, ..Tracking::none() };
+    let server = Server::start(Listeners::open(dir.path()).unwrap(), &former, &tracking);
+    let sockets = [service_socket(dir.path()).unwrap(), registration_socket(dir.path()).unwrap()];
+    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+    let inodes = sockets.each_ref().map(|path| inode(path));
+    leave.send_replace(true);
+    let passed = server.copies().unwrap();
+    let mut kubelet = PluginV1::new(uds::connect_lazy(&sockets[0]));
+    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim("u-1", "gpu")] };
+    let answer = tokio::spawn(async move { kubelet.node_prepare_resources(request).await });
+    for server in server.release(true) {
+        server.closed().await;
+    }
+    assert!(Listeners::adopt(&dir.path().join("other"), &passed).is_err(), "another directory");
+    assert!(Listeners::adopt(dir.path(), &passed[..1]).is_err(), "one is missing");
+    let listeners = Listeners::adopt(dir.path(), &passed).unwrap();
+    drop(passed);
+    let server = Server::start(listeners, &next, &Tracking::none());
+    assert_eq!(answer.await.unwrap().unwrap().into_inner().claims.len(), 1);
+    assert_eq!((former.uids().len(), next.uids().len()), (0, 1));
+    assert_eq!(sockets.each_ref().map(|path| inode(path)), inodes);
+    assert!(server.is_reachable());
+
+    // No instance serves these: the kubelet forgets the driver.
+    remove_passed(&server.copies().unwrap());
+    assert!(sockets.iter().all(|socket| !socket.exists()) && !server.is_reachable());
 }
 
 #[tokio::test]

@@ -173,6 +173,7 @@ impl ClaimPreparer {
     ) -> Result<Vec<ClaimHold>, NotPrepared> {
         let allocation = digest(claim);
         let not_recorded = |why| NotPrepared::NotRecorded { claim: of.clone(), why };
+        let mut is_logged = false;
         loop {
             let decided = self.decided(of, claim, &allocation)?;
             let step = self.step(of).await;
@@ -191,6 +192,9 @@ impl ClaimPreparer {
             };
             // Unprepare may come while the claim waits.
             drop(step);
+            if !std::mem::replace(&mut is_logged, true) {
+                tracing::info!(claim = %of, uid = of.uid, why, "claim waits for its devices");
+            }
             let again = self.clock.now() + BLOCKED_AGAIN;
             if again >= deadline {
                 return Err(NotPrepared::Blocked { claim: of.clone(), why });

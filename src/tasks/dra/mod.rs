@@ -23,7 +23,9 @@ pub(crate) use self::recorder::Recorder;
 pub(crate) use self::slices::SlicesTask;
 
 use crate::domain::{ClaimHealth, ClaimHold, ClaimRef, Grant, PreparedDevice};
-use crate::kubelet::dra::{Answers, Claims, Listeners, Notice, Server};
+use crate::kubelet::dra::{Answers, Claims, Listeners, Notice, Server, Tracking};
+use crate::kubelet::tracked_stream::TrackedStream;
+use crate::serving::Sockets;
 use crate::serving::claims::{ClaimFiles, ClaimPreparer, NotPrepared};
 use crate::telemetry::metrics;
 use futures_util::future::join_all;
@@ -33,8 +35,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Between two attempts to open the sockets. During an upgrade the former instance has them for
-/// some 100 ms more.
+/// Between two attempts to open the sockets.
 const OPEN_AGAIN: Duration = Duration::from_millis(250);
 /// How often the files of the sockets are checked. Without them, a kubelet that restarts does not
 /// find the driver.
@@ -85,17 +86,23 @@ pub(crate) struct SocketsTask {
     pub(crate) notices: watch::Sender<Option<Notice>>,
     /// Why the driver is not served at present.
     pub(crate) problem: watch::Sender<Option<String>>,
+    /// Keeps the server, which outlives this task, and the connections.
+    pub(crate) sockets: Arc<Sockets>,
+    /// Becomes true when this instance ends or hands over.
+    pub(crate) leaving: watch::Receiver<bool>,
 }
 
 impl SocketsTask {
     /// Opens the sockets and answers on them, again whenever their files have disappeared.
     pub(crate) async fn run(self) {
+        let tracking = self.tracking();
         loop {
             let listeners = self.open().await;
-            let server = Server::start(listeners, &self.driver);
+            let server = Server::start(listeners, &self.driver, &tracking);
             let mut notices = server.notices();
+            self.sockets.dra.set_server(Some(server));
             let mut check = tokio::time::interval(CHECK_SOCKETS);
-            while server.is_reachable() {
+            while self.sockets.dra.is_reachable() {
                 tokio::select! {
                     changed = notices.changed() => {
                         if changed.is_err() {
@@ -112,6 +119,7 @@ impl SocketsTask {
                     _ = check.tick() => {}
                 }
             }
+            self.sockets.dra.set_server(None);
             tracing::warn!(
                 root = %self.root.display(),
                 "a socket of the DRA driver has disappeared, or its server has ended; opening both again"
@@ -119,9 +127,34 @@ impl SocketsTask {
         }
     }
 
+    /// The connections are passed on with those of the device plugin.
+    fn tracking(&self) -> Tracking {
+        let sockets = Arc::clone(&self.sockets);
+        let track = Arc::new(move |stream, on_end| {
+            let changed = Arc::clone(&sockets.connections.changed);
+            let stream = TrackedStream::new(stream, changed, on_end);
+            sockets.connections.serve(None, &stream);
+            stream
+        });
+        Tracking { track, leaving: self.leaving.clone() }
+    }
+
+    /// Continues with the sockets of an earlier instance if there are any, and else opens new ones.
     async fn open(&self) -> Listeners {
         loop {
-            match Listeners::open(&self.root) {
+            let passed = self.sockets.dra.take_passed();
+            let adopted = match passed.is_empty() {
+                true => None,
+                false => match Listeners::adopt(&self.root, &passed) {
+                    Ok(listeners) => Some(listeners),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot continue with the DRA sockets of the earlier instance; opening new ones");
+                        None
+                    }
+                },
+            };
+            drop(passed);
+            match adopted.map_or_else(|| Listeners::open(&self.root), Ok) {
                 Ok(listeners) => {
                     self.problem.send_replace(None);
                     return listeners;
@@ -133,7 +166,10 @@ impl SocketsTask {
                     }
                 }
             }
-            tokio::time::sleep(OPEN_AGAIN).await;
+            tokio::select! {
+                () = tokio::time::sleep(OPEN_AGAIN) => {}
+                () = self.sockets.dra.passed() => {}
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::kubelet::proto::dra_v1beta1::dra_plugin_client::DraPluginClient as Pl
 use crate::kubelet::proto::{dra_health_v1, dra_health_v1alpha1, dra_v1, dra_v1beta1};
 use crate::kubelet::uds;
 use crate::lab::sim::kubelet::error::rpc_error;
+use crate::lab::sim::kubelet::sockets::channel::call;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -195,12 +196,15 @@ impl Callee {
         claims: Vec<ClaimRef>,
         within: Duration,
     ) -> Result<ByUid<Vec<CheckpointClaimDevice>>, String> {
-        macro_rules! call {
+        macro_rules! prepare {
             ($api:ident, $client:ident, $share_id:expr) => {{
                 let claims = claims.into_iter().map(|claim| claim!($api, claim)).collect();
-                let request = limited($api::NodePrepareResourcesRequest { claims }, within);
-                let mut client = $client::new(self.channel()?);
-                let answer = in_time(within, client.node_prepare_resources(request)).await?;
+                let request = $api::NodePrepareResourcesRequest { claims };
+                let client = $client::new(self.channel()?);
+                let answering = call(&client, request, |mut client, request| async move {
+                    client.node_prepare_resources(limited(request, within)).await
+                });
+                let answer = in_time(within, answering).await?;
                 let device = |device: $api::Device| CheckpointClaimDevice {
                     share_id: $share_id(&device),
                     name: DraName { pool: device.pool_name, device: device.device_name },
@@ -219,9 +223,11 @@ impl Callee {
         }
         match self.version {
             Version::V1 => {
-                call!(dra_v1, PluginV1, |device: &dra_v1::Device| device.share_id.clone())
+                prepare!(dra_v1, PluginV1, |device: &dra_v1::Device| device.share_id.clone())
             }
-            Version::V1Beta1 => call!(dra_v1beta1, PluginV1Beta1, |_: &dra_v1beta1::Device| None),
+            Version::V1Beta1 => {
+                prepare!(dra_v1beta1, PluginV1Beta1, |_: &dra_v1beta1::Device| None)
+            }
         }
     }
 
@@ -230,12 +236,15 @@ impl Callee {
         claims: Vec<ClaimRef>,
         within: Duration,
     ) -> Result<ByUid<()>, String> {
-        macro_rules! call {
+        macro_rules! unprepare {
             ($api:ident, $client:ident) => {{
                 let claims = claims.into_iter().map(|claim| claim!($api, claim)).collect();
-                let request = limited($api::NodeUnprepareResourcesRequest { claims }, within);
-                let mut client = $client::new(self.channel()?);
-                let answer = in_time(within, client.node_unprepare_resources(request)).await?;
+                let request = $api::NodeUnprepareResourcesRequest { claims };
+                let client = $client::new(self.channel()?);
+                let answering = call(&client, request, |mut client, request| async move {
+                    client.node_unprepare_resources(limited(request, within)).await
+                });
+                let answer = in_time(within, answering).await?;
                 let result = |answer: $api::NodeUnprepareResourceResponse| {
                     if answer.error.is_empty() { Ok(()) } else { Err(answer.error) }
                 };
@@ -243,8 +252,8 @@ impl Callee {
             }};
         }
         match self.version {
-            Version::V1 => call!(dra_v1, PluginV1),
-            Version::V1Beta1 => call!(dra_v1beta1, PluginV1Beta1),
+            Version::V1 => unprepare!(dra_v1, PluginV1),
+            Version::V1Beta1 => unprepare!(dra_v1beta1, PluginV1Beta1),
         }
     }
 }

@@ -105,6 +105,8 @@ pub struct ClaimsConfig {
 /// One registered instance of a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceView {
+    /// The number of its registration, counted from the kubelet's start.
+    pub number: u64,
     /// The path of its socket.
     pub endpoint: String,
     /// The version that the kubelet has chosen.
@@ -317,6 +319,7 @@ impl ClaimManager {
     #[must_use]
     pub fn instances(&self, driver: &str) -> Vec<InstanceView> {
         let view = |instance: &Instance| InstanceView {
+            number: instance.number,
             endpoint: instance.endpoint.clone(),
             version: instance.version,
             is_connected: instance.channel.is_some(),

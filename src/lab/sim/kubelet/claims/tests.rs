@@ -5,7 +5,7 @@ use super::*;
 use crate::domain::{CheckpointClaim, DRA_DRIVER, PreparedDevice};
 use crate::kubelet::dra::state::read_claims;
 use crate::kubelet::dra::{
-    Answers, Claims, Listeners, Server, registration_socket, service_socket,
+    Answers, Claims, Listeners, Server, Tracking, registration_socket, service_socket,
 };
 use crate::kubelet::proto::pluginregistration as api;
 use crate::kubelet::proto::pluginregistration::registration_server::{
@@ -63,7 +63,7 @@ impl Driver {
     }
 
     fn serve(&self) -> Server {
-        Server::start(Listeners::open(&self.root).unwrap(), self)
+        Server::start(Listeners::open(&self.root).unwrap(), self, &Tracking::none())
     }
 
     fn record(&self) {
@@ -327,7 +327,7 @@ async fn the_newest_connected_instance_is_called_and_an_endpoint_is_registered_o
     connected(&kubelet, 1).await;
     // A second process with a socket of its own, registered with the same kubelet.
     let newer = Driver { name: "second", ..Driver::new(dir.path()) };
-    let second = Server::start(Listeners::open(other.path()).unwrap(), &newer);
+    let second = Server::start(Listeners::open(other.path()).unwrap(), &newer, &Tracking::none());
     let endpoint = service_socket(other.path()).unwrap();
     register_at(dir.path(), "second@reg.sock", &endpoint, &["v1.DRAPlugin"]);
     connected(&kubelet, 2).await;

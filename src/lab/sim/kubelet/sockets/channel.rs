@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 
 /// Makes a call, and repeats it if it was not sent or the other side reports that it has not
 /// started it. grpc-go does so automatically (its A6, transparent retries).
-pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Status>>>(
+pub(in super::super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Status>>>(
     client: &C,
     request: R,
     make: impl Fn(C, R) -> F,

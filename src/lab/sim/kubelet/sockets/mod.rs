@@ -2,7 +2,7 @@
 //! clock.
 
 mod alpha;
-mod channel;
+pub(super) mod channel;
 pub(super) mod checkpoint;
 mod connection;
 pub(super) mod files;
