@@ -13,8 +13,9 @@
 //! | serving | `Record`, `RecordClaim`, `ReleaseClaim`, `CheckStart` | ledger |
 //! | hook runner | `HookEnded` | ledger |
 //! | discovery | `Remember`, `Found` | ledger |
-//! | host watch | `Reconcile` | ledger |
-//! | admin | `Publish` | ledger |
+//! | host watch, dra | `Reconcile` | ledger |
+//! | admin | `Publish`, `ReleaseStuck` | ledger |
+//! | dra | `RestoreClaims` | ledger |
 //! | app | `TakeOver` | ledger |
 //! | ledger | `Forget` | health |
 //! | ledger | the grants (watch) | health, telemetry, cli |
@@ -28,8 +29,9 @@
 //! (see [`Mailbox::call`]). So every message is idempotent.
 
 use crate::domain::{
-    CheckResult, ClaimRef, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
-    OperatorRequest, PendingHook, Plan, Reason, Refusal, ResourceName, StartBlocked, Verdict,
+    CheckResult, ClaimRef, DeviceEvent, DeviceId, Evidence, Grant, KubeletClaims,
+    KubeletGeneration, Moment, NamedDevices, NotReleased, OperatorRequest, PendingHook, Plan,
+    Reason, Refusal, ResourceName, StartBlocked, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -228,6 +230,30 @@ pub struct RecordClaim {
 pub struct ReleaseClaim {
     /// The claim. Its UID identifies it.
     pub claim: ClaimRef,
+}
+
+/// dra → ledger, as [`WithReply`]: record the devices of these claims that no live grant of the same
+/// claim has. Answered with the number of new grants when they are durable.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<usize, Arc<StoreError>>")]
+pub struct RestoreClaims {
+    /// The claims, as the kubelet has them.
+    pub kept: Arc<KubeletClaims>,
+    /// The devices that they name, as far as this node has them.
+    pub named: Arc<NamedDevices>,
+}
+
+/// admin → ledger, as [`WithReply`]: an operator releases a claim. Answered with the claim when that
+/// is durable.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<ClaimRef, NotReleased>")]
+pub struct ReleaseStuck {
+    /// The claim's UID, or its namespace and name.
+    pub claim: String,
+    /// Whether the operator vouches for a claim whose pods are not known.
+    pub is_confirmed: bool,
+    /// The kubelet's record; `None` if it cannot be read.
+    pub kept: Option<Arc<KubeletClaims>>,
 }
 
 /// Why a grant is refused.

@@ -8,17 +8,21 @@ mod client;
 mod document;
 mod ledger;
 
-pub use client::{ControlError, get, hand_over as ask_to_hand_over, order, read_ledger, verify};
-pub use document::{Installed, LedgerEnd, Order, Upgrade};
+pub use client::{
+    ControlError, get, hand_over as ask_to_hand_over, order, read_ledger, release as release_claim,
+    verify,
+};
+pub use document::{Installed, LedgerEnd, Order, ReleaseOrder, Upgrade};
 
 use self::ledger::{stream, verify as verify_ledger};
 use super::devices;
 use super::processors;
 use super::{Status, Views};
-use crate::domain::{Grant, OperatorRequest};
+use crate::domain::{DRA_DRIVER, Grant, NotReleased, OperatorRequest};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
-use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish};
+use crate::kubelet::dra::state::read_record;
+use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish, ReleaseStuck};
 use crate::store::Store;
 use crate::telemetry::metrics;
 use crate::telemetry::server::{self, Limits, Listener};
@@ -58,6 +62,14 @@ pub(crate) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
 
+/// The actors that orders go to.
+#[derive(Debug, Clone)]
+pub(crate) struct Mailboxes {
+    pub(crate) publish: Mailbox<Publish>,
+    pub(crate) operator: Mailbox<ApplyOperatorRequest>,
+    pub(crate) release: Mailbox<ReleaseStuck>,
+}
+
 /// The state that the routes answer from.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
@@ -65,8 +77,8 @@ pub(crate) struct Source {
     /// Weak: a long request must not keep the ledger from an instance that takes it over.
     store: Weak<Mutex<Store>>,
     started: Instant,
-    publish: Mailbox<Publish>,
-    operator: Mailbox<ApplyOperatorRequest>,
+    mailboxes: Mailboxes,
+    kubelet_dir: PathBuf,
     processors: processors::CpuQuery,
     upgrade: mpsc::Sender<UpgradeOrder>,
     /// The output of hooks and checks. Only the control socket shows it.
@@ -78,8 +90,8 @@ impl Source {
     pub(crate) fn new(
         views: Views,
         store: &Arc<Mutex<Store>>,
-        publish: Mailbox<Publish>,
-        operator: Mailbox<ApplyOperatorRequest>,
+        mailboxes: Mailboxes,
+        kubelet_dir: &Path,
         processors: processors::CpuQuery,
         upgrade: mpsc::Sender<UpgradeOrder>,
         outputs: Outputs,
@@ -90,8 +102,8 @@ impl Source {
             views,
             store,
             started: Instant::now(),
-            publish,
-            operator,
+            mailboxes,
+            kubelet_dir: kubelet_dir.to_owned(),
             processors,
             upgrade,
             outputs,
@@ -102,7 +114,7 @@ impl Source {
     /// The views, with every grant that was answered so far. Waits a bounded time for a ledger that
     /// hangs.
     async fn views(&self) -> &Views {
-        if let Err(error) = self.publish.call(Publish, PUBLISH_DEADLINE).await {
+        if let Err(error) = self.mailboxes.publish.call(Publish, PUBLISH_DEADLINE).await {
             tracing::debug!(%error, "cannot refresh the grants; they may be slightly out of date");
         }
         &self.views
@@ -184,16 +196,28 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     if let Some(why) = evicts.then(|| source.views.evicts_nothing(&device)).flatten() {
         return Err((StatusCode::CONFLICT, why));
     }
-    match source
-        .operator
-        .call(ApplyOperatorRequest { device, instruction }, OPERATOR_DEADLINE)
-        .await
-    {
+    let request = ApplyOperatorRequest { device, instruction };
+    match source.mailboxes.operator.call(request, OPERATOR_DEADLINE).await {
         Ok(Ok(())) => reply(&()),
         Ok(Err(error @ OperatorRequestError::Unknown(_))) => {
             Err((StatusCode::BAD_REQUEST, error.to_string()))
         }
         Ok(Err(error)) => Err(failure(error)),
+        Err(error) => Err(failure(error)),
+    }
+}
+
+async fn release(State(source): State<Source>, body: Bytes) -> Reply {
+    let ReleaseOrder { claim, force } = parsed(&body)?;
+    let dir = source.kubelet_dir.clone();
+    let kept = tokio::task::spawn_blocking(move || read_record(&dir, DRA_DRIVER)).await;
+    // What cannot be read is not known. The operator vouches for the claim.
+    let kept = kept.ok().and_then(Result::ok).map(Arc::new);
+    let request = ReleaseStuck { claim, is_confirmed: force, kept };
+    match source.mailboxes.release.call(request, OPERATOR_DEADLINE).await {
+        Ok(Ok(claim)) => reply(&claim),
+        Ok(Err(error @ NotReleased::NotRecorded(_))) => Err(failure(error)),
+        Ok(Err(error)) => Err((StatusCode::CONFLICT, error.to_string())),
         Err(error) => Err(failure(error)),
     }
 }
@@ -247,6 +271,7 @@ pub(crate) fn serve(
         .route("/v1/verify", route(verify_ledger))
         .route("/v1/processors", route(processors))
         .route("/v1/devices", route(devices).post(instruct))
+        .route("/v1/claims", post(release))
         .route("/v1/status", route(status))
         .route("/v1/handover", post(hand_over))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))

@@ -19,8 +19,9 @@ mod views;
 
 pub use config_report::ConfigReport;
 pub use control::{
-    ControlError, Installed, LedgerEnd, Order, Upgrade, UpgradeOrder, ask_to_hand_over,
-    get as control_get, order as control_order, read_ledger, verify as verify_ledger,
+    ControlError, Installed, LedgerEnd, Order, ReleaseOrder, Upgrade, UpgradeOrder,
+    ask_to_hand_over, get as control_get, order as control_order, read_ledger, release_claim,
+    verify as verify_ledger,
 };
 pub use devices::DeviceReport;
 pub use measures::write_held;

@@ -55,8 +55,8 @@ pub struct Status {
     #[serde(default)]
     pub labels_not_followed: Option<String>,
     /// Why pods with claims wait, or what an operator must decide about DRA: the driver's sockets,
-    /// the API server, another driver with the same devices. Empty without a problem, and if
-    /// `[dra]` is off.
+    /// the API server, claims that the ledger has lost, another driver with the same devices. Empty
+    /// without a problem, and if `[dra]` is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dra_problems: Vec<String>,
     /// The hooks after release that are due or have failed. Until then their devices are free and

@@ -60,8 +60,9 @@ pub struct Views {
     pub not_served: watch::Receiver<Option<String>>,
     /// Why the labels of the node are not followed. `None` if they are, or need not be.
     pub not_followed: watch::Receiver<Option<String>>,
-    /// Why claims do not get devices: the kubelet's sockets, and the API server.
-    pub dra: [watch::Receiver<Option<String>>; 2],
+    /// Why claims do not get devices: the kubelet's sockets, the API server, and claims that the
+    /// ledger has lost.
+    pub dra: [watch::Receiver<Option<String>>; 3],
     /// What the API server has of this node's devices. `None` if `[dra]` is off.
     pub published: watch::Receiver<Option<Arc<Published>>>,
     /// Why containers lack a part of NVIDIA's driver.

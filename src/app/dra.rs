@@ -7,7 +7,8 @@ use crate::serving::Preparer;
 use crate::serving::claims::{ClaimPreparer, NameOf};
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
-    ApiClaims, Driver, Healths, Recorder, SlicesTask, SocketsTask, keep_files, live_claims,
+    ApiClaims, Driver, EvidenceTask, Healths, Recorder, Restorer, SlicesTask, SocketsTask,
+    keep_files, live_claims,
 };
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -31,7 +32,9 @@ impl Wiring {
         let client = Client::new(credentials.clone());
         let (views, actors) = (&self.views, &self.actors);
         let files = self.spec_files.claims.clone();
-        // The directory is empty after a boot, and the kubelet may start containers at once.
+        // The directory is empty after a boot, and the kubelet may start containers at once. The
+        // files of other claims stay until it is known whether the ledger has lost them.
+        files.spare_all();
         if let Err(error) = files.keep(live_claims(&views.grants.borrow())) {
             tracing::warn!(%error, "cannot update the CDI files of claims");
         }
@@ -50,14 +53,26 @@ impl Wiring {
             self.boot_id.clone(),
             views.kubelet.clone(),
         );
+        let devices = Arc::new(devices);
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
             Arc::new(ApiClaims(client.clone())),
             Arc::new(recorder),
-            Arc::new(devices),
+            Arc::clone(&devices) as _,
             Arc::clone(&name_of),
             files.clone(),
         );
+        let restorer = Restorer {
+            kubelet_dir: roots.kubelet.clone(),
+            files: files.clone(),
+            devices,
+            name_of: Arc::clone(&name_of),
+            restore: actors.ledger.replying_mailbox(),
+            grants: views.grants.clone(),
+            inventory: views.inventory.clone(),
+            problem: self.publishers.dra_claims.clone(),
+        };
+        let evidence = self.claim_evidence(node.clone(), Client::new(credentials.clone()));
         let (health, healths) = watch::channel(Arc::from([]));
         let (notices, noticed) = watch::channel(None);
         let driver = Driver { preparer: Arc::new(preparer), health: healths };
@@ -89,11 +104,10 @@ impl Wiring {
             problem: self.publishers.dra_slices.clone(),
             published: self.publishers.published.clone(),
         };
+        let keep = keep_files(files, views.grants.clone());
         vec![
             tokio::spawn(healths.keep()),
-            tokio::spawn(keep_files(files, views.grants.clone())),
-            tokio::spawn(sockets.run()),
-            tokio::spawn(slices.run()),
+            tokio::spawn(begin(restorer, keep, sockets, slices, evidence)),
         ]
     }
 
@@ -108,6 +122,33 @@ impl Wiring {
             })
             .ok()
     }
+
+    fn claim_evidence(&self, node: NodeName, client: Client) -> EvidenceTask {
+        let (views, roots) = (&self.views, &self.settings.roots);
+        EvidenceTask {
+            node,
+            client,
+            host_root: roots.host.clone(),
+            kubelet_dir: roots.kubelet.clone(),
+            grants: views.grants.clone(),
+            kubelet: views.kubelet.clone(),
+            evidence: self.publishers.claim_evidence.clone(),
+            reconcile: self.actors.ledger.mailbox(),
+        }
+    }
+}
+
+/// Restores lost claims first: then no claim gets a device that another one holds, and the slices
+/// keep the devices of all claims.
+async fn begin(
+    mut restorer: Restorer,
+    keep: impl Future<Output = ()>,
+    sockets: SocketsTask,
+    slices: SlicesTask,
+    evidence: EvidenceTask,
+) {
+    let left = restorer.begin().await;
+    tokio::join!(keep, sockets.run(), slices.run(), evidence.run(), restorer.follow(left));
 }
 
 /// The names of this node's devices in the DRA API. A class without a family is never published, so

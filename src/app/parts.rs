@@ -2,8 +2,9 @@
 //! tasks and the servers.
 
 use super::wiring::Wiring;
+use crate::admin::control::{self, Mailboxes};
 use crate::admin::processors::CpuQuery;
-use crate::admin::{UpgradeOrder, control, listen, status};
+use crate::admin::{UpgradeOrder, listen, status};
 use crate::discovery::DiscoveryConfig;
 use crate::domain::{Durability, NvmlQuery, NvmlSnapshot};
 use crate::handover::{self, Asked, Offer};
@@ -43,8 +44,7 @@ impl Wiring {
             host_root: self.settings.roots.host.clone(),
             boot_id: self.boot_id.clone(),
             kubelet: views.kubelet.clone(),
-            // Nothing reads the evidence about claims yet, and what is missing proves nothing.
-            claims: watch::channel(Arc::default()).1,
+            claims: publishers.claim_evidence.subscribe(),
             gate: Arc::clone(&self.gate),
         }
     }
@@ -281,8 +281,12 @@ impl Wiring {
         let source = control::Source::new(
             self.views.clone(),
             &self.store,
-            self.actors.ledger.mailbox(),
-            self.actors.health.mailbox(),
+            Mailboxes {
+                publish: self.actors.ledger.mailbox(),
+                operator: self.actors.health.mailbox(),
+                release: self.actors.ledger.replying_mailbox(),
+            },
+            &roots.kubelet,
             processors,
             upgrade,
             self.executor.outputs().clone(),

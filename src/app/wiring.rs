@@ -6,8 +6,8 @@ use super::{Actors, Settings, specs};
 use crate::admin::Views;
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
-    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed, MpsStates,
-    NvidiaNode, Plan, ResourceName, Unread,
+    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed,
+    MpsStates, NvidiaNode, Plan, ResourceName, Unread,
 };
 use crate::health::Judgement;
 use crate::hook::HookExecutor;
@@ -80,6 +80,10 @@ pub(super) struct Publishers {
     pub(super) dra_slices: watch::Sender<Option<String>>,
     /// What the API server has of the devices for claims.
     pub(super) published: watch::Sender<Option<Arc<Published>>>,
+    /// Which claims the ledger has lost, and holds without their names.
+    pub(super) dra_claims: watch::Sender<Option<String>>,
+    /// The evidence about claims that may have ended. Empty without the DRA driver.
+    pub(super) claim_evidence: watch::Sender<Arc<ClaimEvidence>>,
     pub(super) ready: watch::Sender<bool>,
 }
 
@@ -109,6 +113,8 @@ impl Publishers {
             dra_sockets: watch::Sender::default(),
             dra_slices: watch::Sender::default(),
             published: watch::Sender::default(),
+            dra_claims: watch::Sender::default(),
+            claim_evidence: watch::Sender::default(),
         }
     }
 }
@@ -154,7 +160,11 @@ impl Wiring {
             mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
-            dra: [publishers.dra_sockets.subscribe(), publishers.dra_slices.subscribe()],
+            dra: [
+                publishers.dra_sockets.subscribe(),
+                publishers.dra_slices.subscribe(),
+                publishers.dra_claims.subscribe(),
+            ],
             published: publishers.published.subscribe(),
             nvidia_driver: spec_files.gpus.problem(),
             ready: publishers.ready.subscribe(),

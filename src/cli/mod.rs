@@ -14,6 +14,7 @@ mod lab_command;
 pub mod ledger;
 pub mod migrate;
 pub mod query;
+pub mod release;
 pub mod run;
 pub mod slices;
 pub mod source;
@@ -76,6 +77,8 @@ enum Verb {
     /// Show the health of devices; cordon or uncordon a device
     #[command(subcommand)]
     Device(device::Verb),
+    /// Release the devices of a `ResourceClaim` that has ended and is still held
+    Release(release::Options),
     /// Hand over from the running daemon to this binary without a failed Allocate; use it after an
     /// upgrade
     Handover,
@@ -164,6 +167,7 @@ pub fn main() -> ExitCode {
         Verb::Who(options) => who::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),
         Verb::Device(verb) => device::run(&global, &verb),
+        Verb::Release(options) => release::run(&global, &options),
         Verb::Config(verb) => configuration::run(&global, &verb),
         Verb::Migrate(verb) => migrate::run(&global, &verb),
         Verb::Ledger(verb) => ledger::run(&global, &verb),

@@ -111,7 +111,16 @@ impl Client {
         &self,
         collection: &Collection,
     ) -> Result<List<T>, ClusterError> {
-        let question = Question::get(collection.query(""), JSON);
+        self.list_as(collection, JSON).await
+    }
+
+    /// The objects of a collection in one of their forms.
+    pub(super) async fn list_as<T: DeserializeOwned>(
+        &self,
+        collection: &Collection,
+        accept: &'static str,
+    ) -> Result<List<T>, ClusterError> {
+        let question = Question::get(collection.query(""), accept);
         read(&self.ask(&question, LIST_BYTES_MAX).await?)
     }
 

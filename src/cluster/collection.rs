@@ -2,6 +2,8 @@
 
 /// The collection of nodes.
 pub const NODES: &str = "/api/v1/nodes";
+/// The collection of pods of all namespaces.
+pub const PODS: &str = "/api/v1/pods";
 /// The collection of `ResourceSlice` objects.
 pub const RESOURCE_SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 

@@ -44,7 +44,7 @@ mod watch;
 mod tests;
 
 pub use client::Client;
-pub use collection::{Collection, NODES, RESOURCE_SLICES};
+pub use collection::{Collection, NODES, PODS, RESOURCE_SLICES};
 pub use credentials::Credentials;
 pub use error::{Cause, ClusterError, Details};
 pub use metadata::{List, ObjectMeta};

@@ -1,11 +1,13 @@
 //! The requests for objects whose parts this program reads.
 
 use super::client::Client;
-use super::collection::{Collection, NODES, escaped};
+use super::collection::{Collection, NODES, PODS, escaped};
 use super::error::ClusterError;
-use super::metadata::ObjectMeta;
+use super::metadata::{List, Object, ObjectMeta};
 use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo, VersionInfo};
+use super::watch::METADATA;
 use serde_json::json;
+use std::collections::BTreeSet;
 
 /// The collection of `SelfSubjectReview` objects, which are not stored.
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -50,6 +52,17 @@ impl Client {
     pub async fn version(&self) -> Result<String, ClusterError> {
         let info: VersionInfo = self.get("/version").await?;
         Ok(info.git_version)
+    }
+
+    /// The UIDs of the pods that are bound to a node, also of those that have ended and still
+    /// exist. A kubelet's credentials may list the pods of its own node only.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn pods_of(&self, node: &str) -> Result<BTreeSet<String>, ClusterError> {
+        let pods = Collection::at(PODS).with_field("spec.nodeName", node);
+        let list: List<Object> = self.list_as(&pods, METADATA.list).await?;
+        Ok(list.items.into_iter().map(|pod| pod.metadata.uid).collect())
     }
 
     /// Who the API server takes this program for.

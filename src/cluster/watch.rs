@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 /// The forms of the answers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Forms {
-    list: &'static str,
+    pub(super) list: &'static str,
     object: &'static str,
 }
 

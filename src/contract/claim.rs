@@ -13,6 +13,7 @@ use super::{Request, add_configured, by_contract, nvidia, nvidia_cdi, sriov};
 use crate::domain::{
     Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, Contract, Device, DeviceId,
 };
+use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// The kind of the names in the files of claims.
@@ -82,6 +83,35 @@ pub fn file<'a>(
         edits.iter().map(|(name, edits)| (name.as_str(), edits)).collect();
     let text = (!devices.is_empty()).then(|| text(KIND, &devices)).flatten()?;
     Some(SpecFile { name, text })
+}
+
+/// Whether the holds have the content of each of their devices in the file. A device whose contract
+/// could not be fulfilled when it was restored has none.
+pub fn is_whole<'a>(holds: impl IntoIterator<Item = &'a ClaimHold>) -> bool {
+    let is_whole = |claim: &ClaimRef, device: &ClaimedDevice| {
+        let own = format!("{KIND}={}", device_name(claim, &device.allocated));
+        !device.cdi_devices.contains(&own) || Edits::from(&device.edits) != Edits::default()
+    };
+    holds.into_iter().all(|hold| hold.devices.iter().all(|device| is_whole(&hold.claim, device)))
+}
+
+/// The names of the devices in a claim's file, and the qualified CDI name of each.
+#[must_use]
+pub fn devices_in(text: &[u8], uid: &str) -> Vec<(String, String)> {
+    #[derive(Deserialize)]
+    struct Spec {
+        devices: Vec<Named>,
+    }
+    #[derive(Deserialize)]
+    struct Named {
+        name: String,
+    }
+    let Ok(Spec { devices }) = serde_json::from_slice(text) else { return Vec::new() };
+    let of_claim = |Named { name }: Named| {
+        let device = name.strip_prefix(uid)?.strip_prefix('-')?.to_owned();
+        Some((device, format!("{KIND}={name}")))
+    };
+    devices.into_iter().filter_map(of_claim).collect()
 }
 
 /// The name of a claim's file; `None` for a text that is no UID.

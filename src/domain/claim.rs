@@ -23,10 +23,23 @@ pub struct ClaimRef {
     pub name: String,
 }
 
+impl ClaimRef {
+    /// Whether namespace and name are known. They are not if the claim was restored from its CDI
+    /// file.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        !self.name.is_empty()
+    }
+}
+
 impl fmt::Display for ClaimRef {
-    /// `namespace/name`.
+    /// `namespace/name`, or the UID where the name is not known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        if self.is_named() {
+            write!(f, "{}/{}", self.namespace, self.name)
+        } else {
+            f.write_str(&self.uid)
+        }
     }
 }
 

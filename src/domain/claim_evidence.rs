@@ -1,7 +1,11 @@
 //! The evidence about claims outside of the ledger. All of it may be missing, and what is missing
 //! proves nothing.
 
-use super::claim::{ClaimRef, PreparedDevice};
+use super::checkpoint_claim::CheckpointClaim;
+use super::claim::{ClaimRef, DraName, PreparedDevice};
+use super::edits::ContainerEdits;
+use super::grant::GrantedDevice;
+use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +13,8 @@ use std::time::Duration;
 /// What the API server and the kubelet last showed of claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClaimEvidence {
-    /// The last answer of the API server about a claim, by the claim's UID.
+    /// The last answer of the API server about a claim, by the claim's UID. Only claims that may
+    /// have ended are asked about.
     pub api: BTreeMap<String, ClaimLook>,
     /// The kubelet's file of claims; `None` if it is missing or cannot be read.
     pub kubelet: Option<KubeletClaims>,
@@ -19,9 +24,11 @@ pub struct ClaimEvidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClaimLook {
     /// Whether nothing on this node is allocated to the claim any longer: the server has no such
-    /// claim, or one with another UID, or its allocation has no device of this driver and node.
+    /// claim, or one with another UID, or its allocation has no device of this driver and node. A
+    /// kubelet's credentials get no answer about a deleted claim. For them: none of the pods that
+    /// the claim was prepared for is bound to this node.
     pub is_gone: bool,
-    /// When the server answered (`CLOCK_BOOTTIME`).
+    /// When the server was asked (`CLOCK_BOOTTIME`). Its answer is no older.
     pub at: Duration,
 }
 
@@ -47,3 +54,33 @@ pub struct KubeletClaim {
     /// The devices in the answer of this driver; empty if there was no answer yet.
     pub devices: Vec<PreparedDevice>,
 }
+
+impl From<CheckpointClaim> for KubeletClaim {
+    /// A device that was answered for several requests is one device of each.
+    fn from(CheckpointClaim { claim, pods, devices }: CheckpointClaim) -> Self {
+        let devices = devices.into_iter().flat_map(|device| {
+            let requests = device.requests.into_iter();
+            requests.map(move |request| PreparedDevice {
+                request,
+                name: device.name.clone(),
+                cdi_devices: device.cdi_devices.clone(),
+                share_id: device.share_id.clone(),
+            })
+        });
+        KubeletClaim { claim, pods, devices: devices.collect() }
+    }
+}
+
+/// A device of this node, found by its name in the DRA API.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedDevice {
+    /// Its resource.
+    pub resource: ResourceName,
+    /// Its id, with its objects.
+    pub device: GrantedDevice,
+    /// What its CDI device contains.
+    pub edits: ContainerEdits,
+}
+
+/// The devices of this node by their names in the DRA API.
+pub type NamedDevices = BTreeMap<DraName, NamedDevice>;

@@ -24,6 +24,7 @@ mod hook;
 mod inventory;
 pub mod limits;
 mod mps;
+mod not_released;
 mod nvidia_driver;
 mod nvidia_feature;
 mod nvidia_node;
@@ -56,7 +57,9 @@ pub use claim::{
     Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
     DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,
 };
-pub use claim_evidence::{ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims};
+pub use claim_evidence::{
+    ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims, NamedDevice, NamedDevices,
+};
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
@@ -77,6 +80,7 @@ pub use hook::{
 };
 pub use inventory::{Inventory, Offered, Offering};
 pub use mps::{MPS_CLIENTS_MAX, MpsSetup, MpsState, MpsStates, mps_run_here};
+pub use not_released::NotReleased;
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_feature::{NvidiaFeature, NvidiaFeatures, Switch};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};

@@ -5,10 +5,15 @@
 
 use super::actor::LedgerActor;
 use super::committer::Reply;
-use super::core::{Recording, is_one_claim, record_claim, release_claim};
-use crate::domain::{Entry, Grant, Refusal};
+use super::core::{
+    Recording, Vouched, is_one_claim, record_claim, release_claim, release_stuck, restore_claims,
+    stuck_claim,
+};
+use crate::domain::{AllocId, Entry, Grant, NotReleased, Refusal};
 use crate::host;
-use crate::messages::{RecordClaim, RecordError, ReleaseClaim, WithReply};
+use crate::messages::{
+    Reconcile, RecordClaim, RecordError, ReleaseClaim, ReleaseStuck, RestoreClaims, WithReply,
+};
 use actix::{AsyncContext, Context, Handler};
 use std::sync::Arc;
 
@@ -67,6 +72,75 @@ impl Handler<WithReply<ReleaseClaim>> for LedgerActor {
             return drop(request.reply.send(Ok(())));
         }
         self.schedule_commit(entries, Reply::Internal(request.reply), context);
+    }
+}
+
+impl Handler<WithReply<RestoreClaims>> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, request: WithReply<RestoreClaims>, context: &mut Self::Context) {
+        let RestoreClaims { kept, named } = &request.message;
+        if kept.claims.keys().any(|uid| self.is_written(uid)) {
+            return context.notify(request);
+        }
+        let new_id = || AllocId::new(uuid::Uuid::now_v7().to_string());
+        let named = |name: &_| named.get(name).cloned();
+        let restored = restore_claims(kept, &self.ledger, named, new_id, host::now().wall);
+        let count = restored.grants.len();
+        if count == 0 {
+            return drop(request.reply.send(Ok(0)));
+        }
+        let entries = restored.grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant)));
+        let written = self.submit(entries.collect(), context);
+        actix::spawn(async move {
+            // If the actor fails before the commit, the caller sends its message again.
+            if let Ok(written) = written.await {
+                drop(request.reply.send(written.map(|()| count)));
+            }
+        });
+        // The kubelet's record does not have the pods' names.
+        context.notify(Reconcile);
+    }
+}
+
+impl Handler<WithReply<ReleaseStuck>> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, request: WithReply<ReleaseStuck>, context: &mut Self::Context) {
+        let ReleaseStuck { claim, is_confirmed, kept } = &request.message;
+        let claim = match stuck_claim(&self.ledger, claim) {
+            Ok(claim) => claim,
+            Err(error) => return drop(request.reply.send(Err(error))),
+        };
+        if self.is_written(&claim.uid) {
+            return context.notify(request);
+        }
+        let entries = {
+            let written: Vec<&Entry> = self.committer.entries().collect();
+            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+            let pods = Vouched { kept: kept.as_deref(), is_confirmed: *is_confirmed };
+            release_stuck(
+                &self.ledger,
+                &self.hooks,
+                &written,
+                &claim,
+                pods,
+                &cgroup,
+                host::now().wall,
+            )
+        };
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(error) => return drop(request.reply.send(Err(error))),
+        };
+        tracing::warn!(%claim, uid = claim.uid, "an operator releases a claim");
+        let written = self.submit(entries, context);
+        actix::spawn(async move {
+            if let Ok(written) = written.await {
+                let done = written.map_err(|error| NotReleased::NotRecorded(error.to_string()));
+                drop(request.reply.send(done.map(|()| claim)));
+            }
+        });
     }
 }
 

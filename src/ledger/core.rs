@@ -22,8 +22,8 @@
 //! Allocates, and each has its own record.
 //!
 //! A claim of DRA has states of its own: `Prepared`, and `Released` by one of `unprepared`,
-//! `reallocated` ([`record_claim()`]), `claim_gone` and `never_prepared` ([`reconcile()`]). No
-//! evidence about device plugins moves it.
+//! `reallocated` ([`record_claim()`]), `claim_gone` and `never_prepared` ([`reconcile()`]), and
+//! `operator` ([`release_stuck()`]). No evidence about device plugins moves it.
 
 mod agenda;
 mod claim_end;
@@ -37,6 +37,7 @@ mod rebuild;
 mod reconcile;
 mod refusal;
 mod restore;
+mod stuck;
 
 #[cfg(test)]
 mod tests;
@@ -54,7 +55,8 @@ pub use self::reconcile::{
     HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile,
 };
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_by_another};
-pub use self::restore::{NamedDevice, Restored, restore_claims};
+pub use self::restore::{Restored, restore_claims};
+pub use self::stuck::{OPERATOR, Vouched, release_stuck, stuck_claim};
 
 use crate::domain::{
     AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed,

@@ -226,6 +226,12 @@ impl NodeName {
         format!("{}/{family}", self.0)
     }
 
+    /// Whether a pool is one of this node.
+    #[must_use]
+    pub fn has_pool(&self, pool: &str) -> bool {
+        pool.strip_prefix(self.as_str()).is_some_and(|rest| rest.starts_with('/'))
+    }
+
     /// The name of the object of a slice: the same after each start, so that an instance finds the
     /// slices of the one before it. A DNS subdomain.
     #[must_use]

@@ -1,7 +1,8 @@
 //! The client side of the control socket: how a verb queries the running daemon.
 
-use super::document::{Installed, LedgerEnd, Line, Order, Upgrade};
+use super::document::{Installed, LedgerEnd, Line, Order, ReleaseOrder, Upgrade};
 use super::socket_path;
+use crate::domain::ClaimRef;
 use crate::store::{ExportLine, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -71,6 +72,24 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
         let request =
             hyper::Request::post("/v1/devices").header("content-type", "application/json");
         in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
+    };
+    with(run_dir, query).await
+}
+
+/// Makes the daemon of `run_dir` release a claim. Returns the claim when that is durable.
+///
+/// # Errors
+/// As [`get`], and when the claim may be in use.
+pub async fn release(run_dir: &Path, order: &ReleaseOrder) -> Result<ClaimRef, ControlError> {
+    let query = async |stream| {
+        let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        let request = hyper::Request::post("/v1/claims").header("content-type", "application/json");
+        let body = in_time(ANSWER_DEADLINE, send(stream, "/v1/claims", request, order)).await??;
+        let body = in_time(ANSWER_DEADLINE, body.collect())
+            .await?
+            .map_err(|error| error.to_string())?
+            .to_bytes();
+        serde_json::from_slice(&body).map_err(invalid_answer)
     };
     with(run_dir, query).await
 }

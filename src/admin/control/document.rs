@@ -36,6 +36,15 @@ pub struct Order {
     pub instruction: OperatorRequest,
 }
 
+/// An operator's order to release a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseOrder {
+    /// The claim's UID, or its namespace and name.
+    pub claim: String,
+    /// Whether the operator vouches for a claim whose pods are not known.
+    pub force: bool,
+}
+
 /// What `holdfast handover` asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Upgrade {

@@ -290,6 +290,21 @@ async fn a_claim_is_read_with_the_rights_of_a_kubelet() {
 }
 
 #[tokio::test]
+async fn a_kubelet_may_list_the_pods_of_its_node_and_a_service_account_may_not() {
+    let Scene { folder: _folder, server, client } = scene().await;
+    for (name, node) in [("a", "gpu-7"), ("b", "gpu-7"), ("c", "gpu-8")] {
+        let metadata = json!({ "namespace": "team", "name": name, "uid": format!("uid-{name}") });
+        server.put(Kind::Pod, json!({ "metadata": metadata, "spec": { "nodeName": node } }));
+    }
+    server.add_user(Some("first"), User::Kubelet("gpu-7".into()));
+    let pods = client.pods_of("gpu-7").await.unwrap();
+    assert_eq!(pods.into_iter().collect::<Vec<_>>(), ["uid-a", "uid-b"]);
+    assert_eq!(client.pods_of("gpu-8").await.unwrap_err().code(), Some(403));
+    server.add_user(Some("first"), User::Pod(Some("gpu-7".into())));
+    assert_eq!(client.pods_of("gpu-7").await.unwrap_err().code(), Some(403));
+}
+
+#[tokio::test]
 async fn a_claim_that_does_not_exist_is_none_and_a_list_is_no_claim() {
     let Scene { folder: _folder, server, client } = scene().await;
     server.add_user(Some("first"), User::Pod(Some("gpu-7".into())));

@@ -5,12 +5,16 @@
 //! CRC-32 (IEEE) of that text. A kubelet does not start with another checksum. Unknown fields are
 //! ignored.
 
-use crate::domain::{CheckpointClaim, CheckpointClaimDevice, ClaimRef, DraName};
+use crate::domain::{
+    CheckpointClaim, CheckpointClaimDevice, ClaimRef, DraName, KubeletClaim, KubeletClaims,
+    Timestamp,
+};
 use crate::host::read_bounded;
 use crate::kubelet::checkpoint::{BYTES_MAX, kind};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -158,6 +162,25 @@ fn read_all(root: &Path) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
         Err(source) => return Err(ClaimStateError::Unreadable { path, source }),
     };
     parse(&bytes, path)
+}
+
+/// The kubelet's record as evidence: its claims with a device of `driver`, and when it was written.
+///
+/// # Errors
+/// As [`read_claims`].
+pub fn read_record(root: &Path, driver: &str) -> Result<KubeletClaims, ClaimStateError> {
+    let path = root.join(FILE_NAME);
+    // Before the content: a file that is replaced in between counts as the older one.
+    let written_at = match fs::metadata(&path).and_then(|file| file.modified()) {
+        Ok(at) => Timestamp::from_system(at),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(ClaimStateError::Absent { path });
+        }
+        Err(source) => return Err(ClaimStateError::Unreadable { path, source }),
+    };
+    let claims = read_claims(root, driver)?.into_iter().map(KubeletClaim::from);
+    let claims = claims.map(|kept| (kept.claim.uid.clone(), kept)).collect();
+    Ok(KubeletClaims { claims, written_at })
 }
 
 fn parse(bytes: &[u8], path: PathBuf) -> Result<Vec<ClaimInfoState>, ClaimStateError> {

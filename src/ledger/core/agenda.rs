@@ -1,7 +1,9 @@
 //! The agenda of reconciliation: what the next pass checks, and when.
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, CgroupState, Grant, GrantState, Observation, Timestamp};
+use crate::domain::{
+    AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Observation, Timestamp,
+};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ pub struct Agenda {
     pub pods: BTreeSet<String>,
     /// The UIDs of the pods that use a claim.
     pub claim_pods: BTreeSet<String>,
+    /// The UIDs of the claims.
+    pub claims: BTreeSet<String>,
     /// Whether the kubelet's listing is needed in any case.
     pub list: bool,
     /// The grants that the kubelet's checkpoint should have.
@@ -50,7 +54,9 @@ impl Agenda {
             .filter(|grant| grant.is_placed())
             .map(|grant| grant.alloc_id.clone())
             .collect();
-        Agenda { pods, claim_pods, list, placed }
+        let claims = ledger.grants().filter_map(|grant| grant.claim.as_ref());
+        let claims = claims.map(|hold| hold.claim.uid.clone()).collect();
+        Agenda { pods, claim_pods, claims, list, placed }
     }
 
     /// Whether the kubelet must be asked for its pods, after its files and the cgroups were read.
@@ -61,7 +67,13 @@ impl Agenda {
         let is_known = |id: &AllocId| {
             files.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.answered(id).is_some())
         };
-        self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(is_known)
+        // The kubelet's file of claims comes first. A listing replaces it where it cannot be seen.
+        let ClaimEvidence { api, kubelet } = &*files.claims;
+        let may_be_gone = |uid: &String| api.get(uid).is_some_and(|look| look.is_gone);
+        self.list
+            || !self.pods.iter().all(lives)
+            || !self.placed.iter().all(is_known)
+            || (kubelet.is_none() && self.claims.iter().any(may_be_gone))
     }
 }
 

@@ -252,7 +252,7 @@ pub fn release_claim(
 }
 
 /// The releases of grants, with their pending hooks first.
-fn ends(
+pub(super) fn ends(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
     written: &[&Entry],

@@ -140,6 +140,25 @@ impl<'a> Evidence<'a> {
         }
     }
 
+    /// Whether a settled kubelet's listing does not have the pod. Without a name it may be any
+    /// listed one.
+    pub(super) fn is_unlisted(&self, pod: &PodRef) -> bool {
+        let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return false };
+        let name = (namespace.as_str(), name.as_str());
+        // A running pod of another UID has the name now.
+        let is_other = |listed: &Vec<&ListedPod>| {
+            let mut namesakes = self.namesakes.get(&name).into_iter().flatten();
+            let is_alive =
+                |uid: &&&str| **uid != pod.uid && self.cgroup(uid) == CgroupState::Populated;
+            listed.len() == 1
+                && self.cgroup(&pod.uid).is_dead()
+                && namesakes.any(|uid| is_alive(&uid))
+        };
+        self.observation.kubelet_settled
+            && self.observation.pods.is_some()
+            && self.listed.get(&name).is_none_or(is_other)
+    }
+
     /// Whether a listed pod of our name is our pod: true unless it is proven to be another.
     fn is_ours(&self, grant: &Grant, uid: &str, name: Name<'_>, listed: &ListedPod) -> bool {
         if has_one_of(listed, &grant.resource, &ids(grant)) && self.checkpoint_has(uid) {

@@ -5,8 +5,9 @@
 //!
 //! - `unprepared`: the kubelet has unprepared it, and no process of its pods runs.
 //! - `claim_gone`: the API server has answered twice, [`ABSENCE_MIN`] apart, that nothing is
-//!   allocated to it any longer. The kubelet's file, newer than the grant, lacks it. The cgroups of
-//!   its pods are absent.
+//!   allocated to it any longer. The kubelet's file, newer than the grant, lacks it; where the file
+//!   cannot be seen, as in a DaemonSet, the listing of a settled kubelet lacks all of its pods. The
+//!   cgroups of its pods are absent.
 //! - `never_prepared`: nothing was answered for it since the start of this process. The file of a
 //!   settled kubelet, newer than the grant, has lacked it for [`NEVER_PREPARED_MIN`]. The cgroups
 //!   of its pods are absent.
@@ -145,12 +146,15 @@ fn proof(
     let lacks = file.zip(recorded_at.max()).is_some_and(|(file, recorded_at)| {
         file.written_at > recorded_at && !file.claims.contains_key(uid)
     });
-    let mut pods = grants.iter().flat_map(|grant| grant.pods());
-    let may_be = lacks && pods.all(|pod| cgroup(&pod.uid) == CgroupState::Absent);
+    let pods = || grants.iter().flat_map(|grant| grant.pods());
+    let are_removed = pods().all(|pod| cgroup(&pod.uid) == CgroupState::Absent);
+    // A grant without pods was restored. A listing shows nothing about it.
+    let are_unlisted = || pods().next().is_some() && pods().all(|pod| evidence.is_unlisted(pod));
+    let may_be = are_removed && if file.is_some() { lacks } else { are_unlisted() };
     if watch.is_gone(uid, &observation.claims, may_be) {
         return Some(CLAIM_GONE);
     }
-    let may_be = may_be && observation.kubelet_settled;
+    let may_be = lacks && are_removed && observation.kubelet_settled;
     watch.was_never_prepared(uid, now.boot, may_be).then_some(NEVER_PREPARED)
 }
 

@@ -9,21 +9,11 @@ use super::Ledger;
 use super::rebuild::REBUILT;
 use crate::domain::{
     AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DraName, Grant, GrantState,
-    GrantedDevice, KubeletClaim, KubeletClaims, PodRef, PreparedDevice, ResourceName, Timestamp,
+    GrantedDevice, KubeletClaim, KubeletClaims, NamedDevice, PodRef, PreparedDevice, ResourceName,
+    Timestamp,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// A device of this node, found by its name in the DRA API.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedDevice {
-    /// Its resource.
-    pub resource: ResourceName,
-    /// Its id, with its objects.
-    pub device: GrantedDevice,
-    /// What its CDI device contains.
-    pub edits: ContainerEdits,
-}
 
 /// The claims that could be restored, and those that could not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

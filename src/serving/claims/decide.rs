@@ -185,10 +185,10 @@ fn kind(config: &OpaqueConfig) -> String {
 
 /// A device of the node, in a list.
 #[derive(Debug, Clone, Copy)]
-struct Found<'a> {
-    offering: &'a Offering,
-    id: &'a DeviceId,
-    offered: &'a Offered,
+pub(super) struct Found<'a> {
+    pub(super) offering: &'a Offering,
+    pub(super) id: &'a DeviceId,
+    pub(super) offered: &'a Offered,
 }
 
 impl Found<'_> {
@@ -206,7 +206,8 @@ pub(super) fn decide(
     name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
 ) -> Result<DecidedClaim, NotPrepared> {
     let inventory = devices.inventory();
-    let by_name = find(&inventory, claim, name_of);
+    let is_allocated = |name: &DraName| claim.devices.iter().any(|of| of.name == *name);
+    let by_name = find(&inventory, is_allocated, name_of);
     let mut allocated: Vec<&Allocated> = claim.devices.iter().collect();
     allocated.sort_unstable();
     let mut pools: BTreeMap<&str, &str> = BTreeMap::new();
@@ -239,17 +240,17 @@ pub(super) fn decide(
     })
 }
 
-/// The allocated devices among those of the node.
-fn find<'a>(
+/// The wanted devices among those of the node.
+pub(super) fn find<'a>(
     inventory: &'a Inventory,
-    claim: &AllocatedClaim,
+    is_wanted: impl Fn(&DraName) -> bool,
     name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
 ) -> BTreeMap<DraName, Found<'a>> {
     let mut by_name: BTreeMap<DraName, Found<'a>> = BTreeMap::new();
     for offering in inventory.resources.values() {
         for (id, offered) in &offering.devices {
             let name = name_of(id, offered.device.class);
-            if !claim.devices.iter().any(|of| of.name == name) {
+            if !is_wanted(&name) {
                 continue;
             }
             let found = Found { offering, id, offered };

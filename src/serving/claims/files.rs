@@ -1,19 +1,21 @@
 //! The CDI files of claims: one for each prepared claim, in the folder of the other CDI files.
 
-use crate::contract::cdi::SpecFile;
 use crate::contract::claim;
 use crate::domain::{ClaimHold, ClaimRef};
-use crate::host::SpecFolder;
+use crate::host::{SpecFolder, read_bounded};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The largest file of a claim that is read: of 32 devices with hundreds of nodes each.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// The files.
 #[derive(Debug, Clone)]
 pub struct ClaimFiles {
     folder: Arc<SpecFolder>,
     /// The claims whose file was written since a snapshot of the ledger had them. A snapshot is
-    /// published after the record, so an older one may lack them.
+    /// published after the record, so an older one may lack them. Also the claims that are spared.
     fresh: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -24,6 +26,33 @@ impl ClaimFiles {
         ClaimFiles { folder, fresh: Arc::default() }
     }
 
+    /// Spares the files that exist from [`ClaimFiles::keep`], because the ledger may have lost their
+    /// claims. To be called at the start.
+    pub fn spare_all(&self) {
+        let own = self.folder.own();
+        let uids = own.iter().filter_map(|name| claim::uid_of_file(name));
+        self.fresh().extend(uids.map(str::to_owned));
+    }
+
+    /// Spares only the files of these claims from now on.
+    pub fn spare_only(&self, uids: &BTreeSet<String>) {
+        self.fresh().retain(|uid| uids.contains(uid));
+    }
+
+    /// The claims that have a file and are not among the known ones: the UID, and the names of the
+    /// devices, each with its qualified CDI name. A file that cannot be read has no device.
+    #[must_use]
+    pub fn unknown(&self, known: &BTreeSet<String>) -> BTreeMap<String, Vec<(String, String)>> {
+        let own = self.folder.own();
+        let uids = own.iter().filter_map(|name| Some((name, claim::uid_of_file(name)?)));
+        let unknown = uids.filter(|(_, uid)| !known.contains(*uid));
+        let devices = |(name, uid): (&String, &str)| {
+            let text = read_bounded(&self.folder.file(name), FILE_BYTES_MAX).unwrap_or_default();
+            (uid.to_owned(), claim::devices_in(&text, uid))
+        };
+        unknown.map(devices).collect()
+    }
+
     /// Ensures that the file of a claim is as the record has it.
     ///
     /// # Errors
@@ -31,7 +60,7 @@ impl ClaimFiles {
     pub fn ensure(&self, of: &ClaimRef, holds: &[ClaimHold]) -> io::Result<()> {
         let mut fresh = self.fresh();
         fresh.insert(of.uid.clone());
-        self.write(of, claim::file(of, holds))
+        self.write(of, &holds.iter().collect::<Vec<_>>())
     }
 
     /// Removes the file of a released claim.
@@ -60,7 +89,7 @@ impl ClaimFiles {
         let mut result = Ok(());
         for holds in claims.values() {
             let Some(of) = holds.first().map(|hold| &hold.claim) else { continue };
-            result = result.and(self.write(of, claim::file(of, holds.iter().copied())));
+            result = result.and(self.write(of, holds));
         }
         let own = self.folder.own();
         let stale = own.iter().filter(|name| {
@@ -73,9 +102,13 @@ impl ClaimFiles {
         result
     }
 
-    /// A claim without content has no file.
-    fn write(&self, of: &ClaimRef, file: Option<SpecFile>) -> io::Result<()> {
-        match file {
+    /// A claim without content has no file. Of a claim whose content is not known, an earlier
+    /// process may have left the file.
+    fn write(&self, of: &ClaimRef, holds: &[&ClaimHold]) -> io::Result<()> {
+        if !claim::is_whole(holds.iter().copied()) {
+            return Ok(());
+        }
+        match claim::file(of, holds.iter().copied()) {
             Some(file) => self.folder.ensure(&file.name, &file.text),
             None => claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name)),
         }

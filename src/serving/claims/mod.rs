@@ -13,11 +13,13 @@ mod decide;
 mod digest;
 mod files;
 mod flow;
+mod named;
 
 pub use decide::NotPrepared;
 pub use digest::digest;
 pub use files::ClaimFiles;
 pub use flow::{ClaimPreparer, Clock, PREPARE_BUDGET};
+pub use named::named_devices;
 
 use crate::domain::{
     AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, DeviceClass, DeviceId, DraName,

@@ -19,7 +19,7 @@ impl ClaimSource for ApiClaims {
 }
 
 /// The parts of a claim that are about this driver.
-fn of_this_driver(claim: ResourceClaim) -> AllocatedClaim {
+pub(super) fn of_this_driver(claim: ResourceClaim) -> AllocatedClaim {
     let ResourceClaim { metadata, status } = claim;
     let pod = |name: String, uid: String| PodRef {
         uid,

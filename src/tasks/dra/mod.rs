@@ -12,14 +12,19 @@
 //! not depend on either.
 
 mod api_claims;
+mod evidence;
 mod health;
 mod known;
 mod recorder;
+mod restorer;
 mod slices;
+mod suspects;
 
 pub(crate) use self::api_claims::ApiClaims;
+pub(crate) use self::evidence::EvidenceTask;
 pub(crate) use self::health::Healths;
 pub(crate) use self::recorder::Recorder;
+pub(crate) use self::restorer::Restorer;
 pub(crate) use self::slices::SlicesTask;
 
 use crate::domain::{ClaimHealth, ClaimHold, ClaimRef, Grant, PreparedDevice};

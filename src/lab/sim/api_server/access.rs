@@ -85,6 +85,7 @@ impl User {
                 Kind::ResourceSlice => true,
                 Kind::ResourceClaim => verb == Verb::Get,
                 Kind::Node => matches!(verb, Verb::Get | Verb::List | Verb::Watch),
+                Kind::Pod => false,
             },
             User::Kubelet(node) => match (target.kind, verb) {
                 (Kind::Node, Verb::Get | Verb::Update) => name == node,
@@ -92,7 +93,8 @@ impl User {
                     selector.required("metadata.name") == Some(node)
                 }
                 (Kind::ResourceSlice, Verb::Create) => true,
-                (Kind::ResourceSlice, Verb::List | Verb::Watch | Verb::DeleteAll) => {
+                (Kind::Pod, Verb::List | Verb::Watch)
+                | (Kind::ResourceSlice, Verb::List | Verb::Watch | Verb::DeleteAll) => {
                     selector.required("spec.nodeName") == Some(node)
                 }
                 // The authorizer only knows the slices that exist: for others it answers 403.

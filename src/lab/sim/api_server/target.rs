@@ -12,6 +12,8 @@ pub enum Kind {
     ResourceSlice,
     /// Claims for devices; in a namespace.
     ResourceClaim,
+    /// Pods; in a namespace. Only their collection of all namespaces has a path.
+    Pod,
 }
 
 impl Kind {
@@ -20,6 +22,7 @@ impl Kind {
             Kind::Node => "nodes",
             Kind::ResourceSlice => "resourceslices",
             Kind::ResourceClaim => "resourceclaims",
+            Kind::Pod => "pods",
         }
     }
 
@@ -28,19 +31,24 @@ impl Kind {
             Kind::Node => "Node",
             Kind::ResourceSlice => "ResourceSlice",
             Kind::ResourceClaim => "ResourceClaim",
+            Kind::Pod => "Pod",
         }
     }
 
     pub(super) fn group(self) -> &'static str {
-        if self == Kind::Node { "" } else { "resource.k8s.io" }
+        if self.is_core() { "" } else { "resource.k8s.io" }
     }
 
     pub(super) fn api_version(self) -> &'static str {
-        if self == Kind::Node { "v1" } else { "resource.k8s.io/v1" }
+        if self.is_core() { "v1" } else { "resource.k8s.io/v1" }
     }
 
     pub(super) fn is_namespaced(self) -> bool {
-        self == Kind::ResourceClaim
+        matches!(self, Kind::ResourceClaim | Kind::Pod)
+    }
+
+    fn is_core(self) -> bool {
+        matches!(self, Kind::Node | Kind::Pod)
     }
 
     /// The fields that a selector may name.
@@ -49,6 +57,7 @@ impl Kind {
             Kind::Node => &["metadata.name", "spec.unschedulable"],
             Kind::ResourceSlice => &["metadata.name", "spec.nodeName", "spec.driver"],
             Kind::ResourceClaim => &["metadata.name", "metadata.namespace"],
+            Kind::Pod => &["metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"],
         }
     }
 }
@@ -69,6 +78,7 @@ impl Target {
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         let (kind, namespace, rest) = match parts.as_slice() {
             ["api", "v1", "nodes", rest @ ..] => (Kind::Node, "", rest),
+            ["api", "v1", "pods"] => (Kind::Pod, "", &[][..]),
             ["apis", "resource.k8s.io", "v1", rest @ ..] => match rest {
                 ["resourceslices", rest @ ..] => (Kind::ResourceSlice, "", rest),
                 ["resourceclaims"] => (Kind::ResourceClaim, "", &[][..]),
@@ -189,7 +199,8 @@ mod tests {
         for path in [
             "/apis/resource.k8s.io/v1beta1/resourceslices".to_owned(),
             format!("{slices}/a/status"),
-            "/api/v1/pods".to_owned(),
+            "/api/v1/configmaps".to_owned(),
+            "/api/v1/pods/p".to_owned(),
             "/apis/resource.k8s.io/v1/resourceclaims/c".to_owned(),
             String::new(),
         ] {

@@ -395,6 +395,8 @@ fn a_kubelet_and_a_pod_only_reach_what_is_theirs() {
     let select = |text: &str| Selector::read(text, Kind::ResourceSlice).unwrap();
     let (none, mine) = (Selector::default(), select("spec.nodeName=n1"));
     let (a, all) = (target(Some("a")), target(None));
+    let pods = Target::of("/api/v1/pods").unwrap();
+    let of_pods = |text: &str| Selector::read(text, Kind::Pod).unwrap();
     for (verb, target, selector, old, by_kubelet, by_pod) in [
         (Verb::List, &all, &none, None, false, true),
         (Verb::List, &all, &mine, None, true, true),
@@ -411,6 +413,10 @@ fn a_kubelet_and_a_pod_only_reach_what_is_theirs() {
         (Verb::Get, &node("n1"), &none, None, true, true),
         (Verb::Get, &node("n2"), &none, None, false, true),
         (Verb::Update, &node("n2"), &none, None, false, false),
+        (Verb::List, &pods, &of_pods("spec.nodeName=n1"), None, true, false),
+        (Verb::List, &pods, &of_pods("spec.nodeName=n2"), None, false, false),
+        (Verb::List, &pods, &none, None, false, false),
+        (Verb::Create, &pods, &none, None, false, false),
     ] {
         for (user, expected) in [
             (User::Kubelet("n1".into()), by_kubelet),

@@ -4,13 +4,13 @@
 use super::*;
 use crate::domain::{
     AllocId, Allocated, ClaimEvidence, ClaimLook, ClaimRef, ClaimedDevice, ContainerEdits,
-    DeviceId, DraName, EditDevice, GrantedDevice, HookState, KubeletClaim, KubeletClaims, Moment,
-    Object, Observation, PendingHook, PodName, PreparedDevice, ResourceName, Sharing, Verdicts,
-    overlap,
+    DeviceId, DraName, EditDevice, GrantedDevice, HookState, KubeletClaim, KubeletClaims,
+    ListedPod, Moment, NamedDevice, NotReleased, Object, Observation, PendingHook, PodName,
+    PreparedDevice, ResourceName, Sharing, Verdicts, overlap,
 };
 use crate::ledger::core::{
-    ABSENCE_MIN, CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN, NamedDevice, POD_GONE, Watchlist,
-    ended, is_calm, reconcile, restore_claims,
+    ABSENCE_MIN, Agenda, CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN, OPERATOR, POD_GONE,
+    Vouched, Watchlist, ended, is_calm, reconcile, release_stuck, restore_claims, stuck_claim,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -110,6 +110,10 @@ struct World {
     cgroups: BTreeMap<String, CgroupState>,
     watchlist: Watchlist,
     evidence: ClaimEvidence,
+    /// The pods that the kubelet lists, by name; `None` if it does not answer.
+    listed: Option<Vec<&'static str>>,
+    names: BTreeMap<String, PodName>,
+    is_settled: bool,
 }
 
 impl World {
@@ -120,6 +124,9 @@ impl World {
             cgroups: BTreeMap::new(),
             watchlist: Watchlist::default(),
             evidence: ClaimEvidence::default(),
+            listed: None,
+            names: BTreeMap::new(),
+            is_settled: true,
         };
         for grant in live {
             world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
@@ -164,9 +171,16 @@ impl World {
     }
 
     fn look(&mut self, seconds: u64) -> Vec<Entry> {
+        let pod = |name: &&str| ListedPod {
+            namespace: "ml".into(),
+            name: (*name).to_owned(),
+            containers: Vec::new(),
+        };
         let seen = Observation {
             boot_id: BOOT.into(),
-            kubelet_settled: true,
+            kubelet_settled: self.is_settled,
+            pods: self.listed.as_ref().map(|names| names.iter().map(pod).collect()),
+            names: self.names.clone(),
             cgroups: self.cgroups.clone(),
             claims: Arc::new(self.evidence.clone()),
             ..Observation::default()
@@ -532,6 +546,164 @@ fn any_missing_evidence_keeps_a_claim() {
         world.evidence.api = gone(true, 25);
         assert_eq!(proofs(&world.look(25)), [CLAIM_GONE]);
     }
+}
+
+/// The same where the kubelet's file cannot be seen, as in a DaemonSet.
+fn unlisted_claim() -> World {
+    let mut world = gone_claim();
+    world.evidence.kubelet = None;
+    world.listed = Some(vec!["another"]);
+    world
+}
+
+#[test]
+fn a_listing_without_the_pods_replaces_a_file_that_cannot_be_seen() {
+    let mut world = unlisted_claim();
+    assert_eq!(world.look(10), []);
+    world.evidence.api = gone(true, 15);
+    assert_eq!(proofs(&world.look(16)), [CLAIM_GONE]);
+
+    // Another pod has the name now, and runs.
+    let mut world = unlisted_claim();
+    world.listed = Some(vec!["pod-u1"]);
+    world.sees("u2", CgroupState::Populated);
+    world.names.insert("u2".into(), PodName { namespace: "ml".into(), name: "pod-u1".into() });
+    assert_eq!(world.look(10), []);
+    world.evidence.api = gone(true, 15);
+    assert_eq!(proofs(&world.look(16)), [CLAIM_GONE]);
+}
+
+#[test]
+fn an_incomplete_listing_keeps_a_claim() {
+    type Change = fn(&mut World);
+    let nameless = |world: &mut World| {
+        let mut grant = Grant::clone(world.ledger.grants().next().unwrap());
+        let GrantState::Prepared { pods, .. } = &mut grant.state else { panic!("{grant:?}") };
+        pods[0].name = None;
+        world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
+    };
+    let podless = |world: &mut World| {
+        let mut grant = Grant::clone(world.ledger.grants().next().unwrap());
+        let GrantState::Prepared { pods, .. } = &mut grant.state else { panic!("{grant:?}") };
+        pods.clear();
+        world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
+    };
+    let changes: [(&str, Change); 8] = [
+        ("no listing", |world| world.listed = None),
+        ("a young kubelet", |world| world.is_settled = false),
+        ("the pod is listed", |world| world.listed = Some(vec!["another", "pod-u1"])),
+        ("two pods of its name are listed", |world| {
+            world.listed = Some(vec!["pod-u1", "pod-u1"]);
+            world.sees("u2", CgroupState::Populated);
+            let name = PodName { namespace: "ml".into(), name: "pod-u1".into() };
+            world.names.insert("u2".into(), name);
+        }),
+        ("its cgroup remains", |world| world.sees("u1", CgroupState::Empty)),
+        ("it is allocated", |world| world.evidence.api = gone(false, 20)),
+        ("its pod has no name", nameless),
+        ("its pods are not known", podless),
+    ];
+    for (what, change) in changes {
+        let mut world = unlisted_claim();
+        change(&mut world);
+        for seconds in 0..100 {
+            for look in world.evidence.api.values_mut() {
+                look.at = at(20 + seconds).boot;
+            }
+            assert_eq!(world.look(20 + seconds), [], "{what}");
+        }
+    }
+}
+
+#[test]
+fn the_kubelet_is_asked_for_its_pods_only_if_a_claim_may_be_gone_and_the_file_is_missing() {
+    let needs = |world: &World| {
+        let agenda = Agenda::of(&world.ledger, &world.watchlist, at(0).boot);
+        let claims = Arc::new(world.evidence.clone());
+        agenda.needs_listing(&Observation { claims, ..Observation::default() })
+    };
+    let mut world = unlisted_claim();
+    assert!(needs(&world));
+    world.evidence.api = gone(false, 10);
+    assert!(!needs(&world));
+    assert!(!needs(&gone_claim()), "the file decides");
+}
+
+#[test]
+fn an_operator_releases_a_claim_whose_pods_are_removed_and_whose_hook_runs() {
+    let release = |world: &World, kept: Option<&KubeletClaims>, is_confirmed| {
+        let claim = stuck_claim(&world.ledger, "ml/claim-c1").unwrap();
+        let cgroup = |uid: &str| world.cgroups.get(uid).copied().unwrap_or_default();
+        let vouched = Vouched { kept, is_confirmed };
+        release_stuck(&world.ledger, &world.hooks, &[], &claim, vouched, &cgroup, at(1).wall)
+    };
+    let of = |n, uid: &str| of_claim(n, uid, "x", GPU, &[&format!("a-{n}")], "u1");
+    let mut world = World::new([of(1, "c1"), of(2, "c2")]).with_hook();
+    for (state, why) in [
+        (CgroupState::Populated, "a process of pod ml/pod-u1 runs"),
+        (CgroupState::Empty, "exists"),
+        (CgroupState::Unknown, "cannot be read"),
+    ] {
+        world.sees("u1", state);
+        // A confirmation does not replace what is seen.
+        let refused = release(&world, None, true).unwrap_err().to_string();
+        assert!(refused.contains(why), "{state:?}: {refused}");
+    }
+    world.sees("u1", CgroupState::Absent);
+    let kept = file(&["c1"], 10);
+    let refused = release(&world, kept.as_ref(), true).unwrap_err();
+    assert_eq!(refused, NotReleased::Kept(claim("c1")));
+    let entries = release(&world, file(&["c2"], 10).as_ref(), false).unwrap();
+    assert!(matches!(entries[0], Entry::Hook(_)), "{entries:?}");
+    assert_eq!(proofs(&entries), [OPERATOR]);
+    world.apply(&entries);
+    assert_eq!(world.ledger.of_claim("c1").count(), 0);
+    assert_eq!(world.ledger.of_claim("c2").count(), 1);
+    for text in ["c1", "ml/claim-c1", "ml/claim", "", "claim-c2"] {
+        let unknown = stuck_claim(&world.ledger, text).unwrap_err();
+        assert_eq!(unknown, NotReleased::Unknown(text.into()));
+    }
+    assert_eq!(stuck_claim(&world.ledger, "c2"), Ok(claim("c2")));
+}
+
+#[test]
+fn a_claim_with_unknown_pods_needs_a_confirmation_and_an_ambiguous_name_a_uid() {
+    let mut podless = of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
+    let GrantState::Prepared { pods, .. } = &mut podless.state else { panic!("{podless:?}") };
+    pods.clear();
+    let mut later = of_claim(2, "c2", "x", GPU, &["a-2"], "u2");
+    let mut hold = ClaimHold::clone(later.claim.as_ref().unwrap());
+    hold.claim.name = claim("c1").name;
+    later.claim = Some(Arc::new(hold));
+    let world = World::new([podless, later]);
+    let several = stuck_claim(&world.ledger, "ml/claim-c1").unwrap_err().to_string();
+    assert!(several.contains("c1, c2"), "{several}");
+    let release = |is_confirmed| {
+        let vouched = Vouched { kept: None, is_confirmed };
+        let absent = |_: &str| CgroupState::Absent;
+        release_stuck(&world.ledger, &world.hooks, &[], &claim("c1"), vouched, &absent, at(1).wall)
+    };
+    assert_eq!(release(false), Err(NotReleased::PodsUnknown(claim("c1"))));
+    assert_eq!(proofs(&release(true).unwrap()), [OPERATOR]);
+}
+
+/// A claim that was restored from its CDI file has neither requests nor pods.
+#[test]
+fn a_claim_without_pods_is_replaced_by_its_next_prepare_and_blocks_all_others() {
+    let mut restored = of_claim(1, "c1", "", GPU, &["a-1"], "u1");
+    let mut hold = ClaimHold::clone(restored.claim.as_ref().unwrap());
+    hold.claim = ClaimRef { uid: "c1".into(), namespace: String::new(), name: String::new() };
+    hold.devices[0].allocated.request = String::new();
+    restored.claim = Some(Arc::new(hold));
+    let GrantState::Prepared { pods, .. } = &mut restored.state else { panic!("{restored:?}") };
+    pods.clear();
+    let mut world = World::new([restored]);
+    let refused = world.refused(&[of_claim(2, "c2", "x", GPU, &["a-1"], "u2")]);
+    assert!(refused.contains("claim c1"), "{refused}");
+    let answer = world.record(&[of_claim(3, "c1", "x", GPU, &["a-1"], "u1")]).unwrap();
+    assert_eq!(ids(&answer), ["a-000003"]);
+    let live: Vec<String> = world.ledger.of_claim("c1").map(|it| it.alloc_id.to_string()).collect();
+    assert_eq!(live, ["a-000003"]);
 }
 
 #[test]

@@ -1,0 +1,198 @@
+//! Restores the claims that the ledger has lost, before the kubelet finds the driver.
+//!
+//! The kubelet's record (`dra_manager_state`) has each claim with its pods and our answer. Where
+//! the record cannot be read, as in a DaemonSet, the claims' own CDI files show which devices
+//! containers of this boot may have. They have neither the claim's name nor its pods, so such a
+//! claim is held until the kubelet prepares it again or unprepares it, or an operator releases it.
+//!
+//! Each start compares: an intact ledger may be older than the kubelet's record, if it was put back
+//! from a copy.
+
+use super::live_claims;
+use crate::domain::{
+    ClaimRef, DRA_DRIVER, DeviceClass, DeviceId, DraName, Grant, Inventory, KubeletClaim,
+    KubeletClaims, PreparedDevice,
+};
+use crate::host;
+use crate::kubelet::dra::state::{ClaimStateError, read_record};
+use crate::messages::{Mailbox, RestoreClaims};
+use crate::serving::claims::{ClaimDevices, ClaimFiles, NameOf, named_devices};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long the ledger may take to record the claims.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The UIDs of claims in a problem; of more, the number is shown.
+const UIDS_SHOWN: usize = 4;
+
+/// Restores claims.
+pub(crate) struct Restorer {
+    /// The kubelet's directory.
+    pub(crate) kubelet_dir: PathBuf,
+    pub(crate) files: ClaimFiles,
+    pub(crate) devices: Arc<dyn ClaimDevices>,
+    pub(crate) name_of: NameOf,
+    pub(crate) restore: Mailbox<RestoreClaims>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    /// Which claims are held without their names.
+    pub(crate) problem: watch::Sender<Option<String>>,
+}
+
+impl Restorer {
+    /// Restores all claims that can be restored. Returns those with a device that this node does
+    /// not have now, or that could not be recorded.
+    pub(crate) async fn begin(&mut self) -> BTreeSet<String> {
+        let kept = match self.read().await {
+            Ok(kept) => kept,
+            Err(error) => self.by_files(&error),
+        };
+        let left = self.restore(&kept).await;
+        // The files of other claims are stale.
+        self.files.spare_only(&kept.claims.into_keys().collect());
+        if let Err(error) = self.files.keep(live_claims(&self.grants.borrow())) {
+            tracing::warn!(%error, "cannot update the CDI files of claims");
+        }
+        left
+    }
+
+    /// Restores the claims that were left when their devices appear, and reports those without
+    /// names while they are held.
+    pub(crate) async fn follow(mut self, mut left: BTreeSet<String>) {
+        loop {
+            self.report();
+            tokio::select! {
+                changed = self.grants.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                changed = self.inventory.changed(), if !left.is_empty() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let mut kept = match self.read().await {
+                        Ok(kept) => kept,
+                        Err(error) => self.by_files(&error),
+                    };
+                    kept.claims.retain(|uid, _| left.contains(uid));
+                    left = self.restore(&kept).await;
+                }
+            }
+        }
+    }
+
+    async fn read(&self) -> Result<KubeletClaims, ClaimStateError> {
+        let dir = self.kubelet_dir.clone();
+        let read = move || read_record(&dir, DRA_DRIVER);
+        let read = tokio::task::spawn_blocking(read).await;
+        // A panic of the reader: nothing is known.
+        read.unwrap_or_else(|error| {
+            let (path, source) = (self.kubelet_dir.clone(), std::io::Error::other(error));
+            Err(ClaimStateError::Unreadable { path, source })
+        })
+    }
+
+    /// The claims that only their CDI files show.
+    fn by_files(&self, error: &ClaimStateError) -> KubeletClaims {
+        let known: BTreeSet<String> =
+            live_claims(&self.grants.borrow()).map(|hold| hold.claim.uid.clone()).collect();
+        let unknown = self.files.unknown(&known);
+        if unknown.is_empty() {
+            tracing::debug!(%error, "no claim can be restored from the kubelet's record");
+        } else {
+            tracing::warn!(%error, claims = unknown.len(), "the ledger lacks claims that have CDI files");
+        }
+        of_files(unknown, &self.inventory.borrow(), &*self.name_of)
+    }
+
+    async fn restore(&mut self, kept: &KubeletClaims) -> BTreeSet<String> {
+        self.inventory.mark_unchanged();
+        let devices = |claim: &KubeletClaim| {
+            claim.devices.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>()
+        };
+        let wanted: BTreeSet<DraName> = kept.claims.values().flat_map(devices).collect();
+        if wanted.is_empty() {
+            return BTreeSet::new();
+        }
+        let is_wanted = |name: &DraName| wanted.contains(name);
+        let named = named_devices(&*self.devices, is_wanted, &*self.name_of);
+        let is_here = |claim: &KubeletClaim| devices(claim).iter().all(|it| named.contains_key(it));
+        let mut left: BTreeSet<String> = kept
+            .claims
+            .iter()
+            .filter(|(_, claim)| !is_here(claim))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        if !left.is_empty() {
+            tracing::warn!(claims = ?left, "claims have devices that this node does not have now");
+        }
+        let message = RestoreClaims { kept: Arc::new(kept.clone()), named: Arc::new(named) };
+        let restored = self.restore.call(message, ANSWER_WITHIN).await;
+        let restored = restored.map_err(|error| error.to_string());
+        match restored.and_then(|restored| restored.map_err(|error| error.to_string())) {
+            Ok(0) => {}
+            Ok(grants) => tracing::warn!(grants, "the ledger lacked claims; they are back"),
+            Err(error) => {
+                tracing::error!(error, "cannot restore the claims that the ledger lacks");
+                left.extend(kept.claims.keys().cloned());
+            }
+        }
+        left
+    }
+
+    /// Reports the claims without names.
+    fn report(&mut self) {
+        let grants = self.grants.borrow_and_update().clone();
+        let nameless = live_claims(&grants).filter(|hold| !hold.claim.is_named());
+        let uids: BTreeSet<&str> = nameless.map(|hold| hold.claim.uid.as_str()).collect();
+        let problem = (!uids.is_empty()).then(|| {
+            let shown: Vec<&str> = uids.iter().copied().take(UIDS_SHOWN).collect();
+            let more = uids.len().saturating_sub(UIDS_SHOWN);
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            format!(
+                "the ledger was lost, and the kubelet's record of claims cannot be read: the \
+                 devices of claims {}{more} stay held until the kubelet unprepares the claims; \
+                 `holdfast release --claim UID --force` releases a claim that no container uses",
+                shown.join(", ")
+            )
+        });
+        self.problem.send_if_modified(|known| {
+            let is_changed = *known != problem;
+            if is_changed {
+                *known = problem;
+            }
+            is_changed
+        });
+    }
+}
+
+/// Claims as their CDI files show them.
+fn of_files(
+    unknown: BTreeMap<String, Vec<(String, String)>>,
+    inventory: &Inventory,
+    name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
+) -> KubeletClaims {
+    let offerings = inventory.resources.values();
+    let devices = offerings.flat_map(|offering| &offering.devices);
+    let pools: BTreeMap<String, String> = devices
+        .map(|(id, offered)| name_of(id, offered.device.class))
+        .map(|name| (name.device, name.pool))
+        .collect();
+    let device = |(device, qualified): (String, String)| PreparedDevice {
+        // A file has no request.
+        request: String::new(),
+        name: DraName { pool: pools.get(&device).cloned().unwrap_or_default(), device },
+        cdi_devices: vec![qualified],
+        share_id: None,
+    };
+    let claim = |(uid, devices): (String, Vec<(String, String)>)| {
+        let claim = ClaimRef { uid: uid.clone(), namespace: String::new(), name: String::new() };
+        let devices = devices.into_iter().map(device).collect();
+        (uid, KubeletClaim { claim, pods: BTreeSet::new(), devices })
+    };
+    KubeletClaims { claims: unknown.into_iter().map(claim).collect(), written_at: host::now().wall }
+}
