@@ -16,8 +16,8 @@ use std::path::PathBuf;
 /// which is killed.
 struct Forgotten {
     world: World,
-    /// Its listings count as proof at once.
-    _kubelet: Kubelet,
+    /// It has the cgroups of the pods.
+    kubelet: Kubelet,
     names: Vec<String>,
 }
 
@@ -26,25 +26,23 @@ impl World {
         self.node.path("kubelet/dra_manager_state")
     }
 
-    /// The kubelet loses its claims with its file, and makes a new file for another claim.
-    async fn forget(&self, next: Option<&Claim>) {
+    /// The kubelet loses its claims with its file, and makes a new one.
+    async fn forget(&self) {
         self.manager.stop().await;
-        fs::remove_file(self.record()).unwrap();
+        let data = r#"{"kind":"DRACheckpoint","apiVersion":"checkpoint.dra.kubelet.k8s.io/v1","ClaimInfoStateList":[]}"#;
+        let document = json!({ "Data": data, "Checksum": crc32fast::hash(data.as_bytes()) });
+        fs::write(self.record(), document.to_string()).unwrap();
         self.manager.start_again().unwrap();
-        if let Some(claim) = next {
-            self.until_registered().await;
-            let pod = claim.pods.first().unwrap();
-            self.manager.prepare(pod, std::slice::from_ref(claim)).await.unwrap();
-        }
     }
 
     fn history(&self, claim: &str) -> String {
         self.node.json(&["history", "--claim", &format!("ml/{claim}")]).to_string()
     }
 
-    async fn until_released(&self, claim: &str, proof: &str) {
-        let held = || self.holders(claim).len();
-        until("the release", held, |held| *held == 0).await;
+    /// Waits for the log: while a verb runs, the kubelet of this thread answers nothing.
+    async fn until_released(&self, daemon: &Daemon, claim: &str, proof: &str) {
+        daemon.logged("grant released").await;
+        assert!(self.holders(claim).is_empty());
         let history = self.history(claim);
         assert!(history.contains(proof), "{history}");
         let file = self.cdi_file(claim);
@@ -59,7 +57,9 @@ impl World {
     }
 
     fn problems(&self) -> String {
-        self.node.json(&["status"])["dra_problems"].to_string()
+        let output = self.node.output(&["status", "-o", "json"]);
+        let status: Option<Value> = serde_json::from_slice(&output.stdout).ok();
+        status.map(|status| status["dra_problems"].to_string()).unwrap_or_default()
     }
 
     fn release(&self, arguments: &[&str]) -> Result<Value, String> {
@@ -81,7 +81,7 @@ async fn forgotten(claims: &[&str], user: Option<User>) -> Forgotten {
     if let Some(user) = user {
         world.server.add_user(Some("token"), user);
     }
-    let kubelet = world.node.start_old_kubelet(world.node.kubelet_config()).await;
+    let kubelet = world.node.start_kubelet().await;
     let mut daemon = world.start();
     let names = world.until_published(claims.len() + 1).await;
     world.until_registered().await;
@@ -96,18 +96,17 @@ async fn forgotten(claims: &[&str], user: Option<User>) -> Forgotten {
         world.manager.prepare(&pod, &[claim]).await.unwrap();
     }
     daemon.kill();
-    Forgotten { world, _kubelet: kubelet, names }
+    Forgotten { world, kubelet, names }
 }
 
 #[test]
 fn a_claim_that_was_deleted_while_the_daemon_was_away_is_released() {
     run(async {
-        let Forgotten { world, names, .. } = forgotten(&["train"], None).await;
-        // Where the kubelet's file cannot be seen, its listing of the pods counts.
-        world.forget(None).await;
+        let Forgotten { world, kubelet: _kubelet, names } = forgotten(&["train"], None).await;
+        world.forget().await;
         world.server.remove(Kind::ResourceClaim, "ml", "train");
         let daemon = world.start();
-        world.until_released("train", "claim_gone").await;
+        world.until_released(&daemon, "train", "claim_gone").await;
         let next = world.allocate("next", "pod-next", &names[..1]);
         world.until_registered().await;
         world.manager.prepare("pod-next", std::slice::from_ref(&next)).await.unwrap();
@@ -119,15 +118,13 @@ fn a_claim_that_was_deleted_while_the_daemon_was_away_is_released() {
 #[test]
 fn a_claim_in_the_kubelets_record_is_kept_and_one_that_it_lacks_is_released() {
     run(async {
-        let Forgotten { world, names, .. } = forgotten(&["train"], None).await;
+        let Forgotten { world, kubelet: _kubelet, .. } = forgotten(&["train"], None).await;
         world.server.remove(Kind::ResourceClaim, "ml", "train");
         let daemon = world.start();
         until("a third question", || world.asked("train"), |asked| *asked >= 4).await;
         assert_eq!(world.holders("train").len(), 1, "the kubelet has it in its record");
-        let next = world.allocate("next", "pod-next", &names[1..]);
-        world.forget(Some(&next)).await;
-        world.until_released("train", "claim_gone").await;
-        assert_eq!(world.holders("next").len(), 1);
+        world.forget().await;
+        world.until_released(&daemon, "train", "claim_gone").await;
         stop(daemon).await;
     });
 }
@@ -136,9 +133,9 @@ fn a_claim_in_the_kubelets_record_is_kept_and_one_that_it_lacks_is_released() {
 /// have been too.
 async fn kept_while_another_is_released(
     fault: impl Fn() -> Fault + Send + 'static,
-) -> (World, Daemon) {
-    let Forgotten { world, .. } = forgotten(&["a", "b"], None).await;
-    world.forget(None).await;
+) -> (World, Kubelet, Daemon) {
+    let Forgotten { world, kubelet, .. } = forgotten(&["a", "b"], None).await;
+    world.forget().await;
     for claim in ["a", "b"] {
         world.server.remove(Kind::ResourceClaim, "ml", claim);
     }
@@ -147,16 +144,17 @@ async fn kept_while_another_is_released(
         (is_first || request.path == "/api/v1/pods").then(&fault)
     });
     let daemon = world.start();
-    world.until_released("b", "claim_gone").await;
+    world.until_released(&daemon, "b", "claim_gone").await;
     assert!(world.asked("a") > 0);
     assert_eq!(world.holders("a").len(), 1);
-    (world, daemon)
+    (world, kubelet, daemon)
 }
 
 #[test]
 fn a_refusal_of_the_api_server_releases_nothing() {
     run(async {
-        let (world, daemon) = kept_while_another_is_released(|| Fault::Refuse(403, None)).await;
+        let (world, _kubelet, daemon) =
+            kept_while_another_is_released(|| Fault::Refuse(403, None)).await;
         assert!(world.server.requests().iter().any(|it| it == "GET /api/v1/pods"));
         stop(daemon).await;
     });
@@ -165,7 +163,8 @@ fn a_refusal_of_the_api_server_releases_nothing() {
 #[test]
 fn an_api_server_that_is_away_releases_nothing() {
     run(async {
-        let (_world, daemon) = kept_while_another_is_released(|| Fault::BreakBefore).await;
+        let (_world, _kubelet, daemon) =
+            kept_while_another_is_released(|| Fault::BreakBefore).await;
         stop(daemon).await;
     });
 }
@@ -175,14 +174,14 @@ fn an_api_server_that_is_away_releases_nothing() {
 fn with_the_kubelets_credentials_a_claim_is_kept_while_one_of_its_pods_exists() {
     run(async {
         let user = User::Kubelet(NODE.into());
-        let Forgotten { world, .. } = forgotten(&["a", "b"], Some(user)).await;
-        world.forget(None).await;
+        let Forgotten { world, kubelet: _kubelet, .. } = forgotten(&["a", "b"], Some(user)).await;
+        world.forget().await;
         for claim in ["a", "b"] {
             world.server.remove(Kind::ResourceClaim, "ml", claim);
         }
         world.server.remove(Kind::Pod, "ml", "pod-b");
         let daemon = world.start();
-        world.until_released("b", "claim_gone").await;
+        world.until_released(&daemon, "b", "claim_gone").await;
         assert!(world.asked("a") > 0);
         assert_eq!(world.holders("a").len(), 1);
         stop(daemon).await;
@@ -198,7 +197,7 @@ fn devices(holders: &[Value]) -> Vec<Value> {
 #[test]
 fn claims_that_the_ledger_lost_come_back_from_the_kubelets_record_with_the_same_answer() {
     run(async {
-        let Forgotten { world, names, .. } = forgotten(&["train"], None).await;
+        let Forgotten { world, kubelet: _kubelet, names } = forgotten(&["train"], None).await;
         let claim = claim_ref("train");
         let train = Claim {
             claim: claim.clone(),
@@ -206,7 +205,9 @@ fn claims_that_the_ledger_lost_come_back_from_the_kubelets_record_with_the_same_
             drivers: [DRA_DRIVER.to_owned()].into(),
         };
         let daemon = world.start();
-        let held = until("the claim", || world.holders("train"), |held| held.len() == 1).await;
+        daemon.logged("ready").await;
+        let held = world.holders("train");
+        assert_eq!(held.len(), 1);
         let (answer, file) = (world.cdi_names(&train), fs::read(world.cdi_file("train")).unwrap());
         stop(daemon).await;
         fs::remove_dir_all(world.node.state()).unwrap();
@@ -244,13 +245,14 @@ fn claims_that_the_ledger_lost_come_back_from_the_kubelets_record_with_the_same_
 #[test]
 fn without_a_record_the_cdi_files_show_which_devices_are_held_and_status_reports_it() {
     run(async {
-        let Forgotten { world, names, .. } = forgotten(&["train"], None).await;
+        let Forgotten { world, kubelet: _kubelet, names } = forgotten(&["train"], None).await;
         fs::remove_dir_all(world.node.state()).unwrap();
         // The kubelet knows the claim, but its record cannot be read from here.
         fs::remove_file(world.record()).unwrap();
         fs::create_dir(world.record()).unwrap();
         let file = fs::read(world.cdi_file("train")).unwrap();
         let daemon = world.start();
+        daemon.logged("the ledger lacked claims; they are back").await;
         world.until_registered().await;
         let problems =
             until("the problem", || world.problems(), |it| it.contains("uid-train")).await;
@@ -281,18 +283,18 @@ fn without_a_record_the_cdi_files_show_which_devices_are_held_and_status_reports
 #[test]
 fn an_operator_releases_a_claim_only_if_no_pod_of_it_is_left() {
     run(async {
-        let Forgotten { world, .. } = forgotten(&["train"], None).await;
+        let Forgotten { world, kubelet: _kubelet, .. } = forgotten(&["train"], None).await;
         let absent = world.release(&["--claim", "ml/train"]).unwrap_err();
         assert!(absent.contains("no holdfast daemon answers"), "{absent}");
         let daemon = world.start();
-        until("the claim", || world.holders("train").len(), |held| *held == 1).await;
+        daemon.logged("ready").await;
         let refused = |expected: &str| {
             let refused = world.release(&["--claim", "ml/train", "--force"]).unwrap_err();
             assert!(refused.contains(expected), "{refused}");
             assert_eq!(world.holders("train").len(), 1);
         };
         refused("dra_manager_state");
-        world.forget(None).await;
+        world.forget().await;
         let cgroup = world.cgroup("pod-train");
         fs::create_dir_all(&cgroup).unwrap();
         fs::write(cgroup.join("cgroup.events"), "populated 1\n").unwrap();
@@ -304,7 +306,7 @@ fn an_operator_releases_a_claim_only_if_no_pod_of_it_is_left() {
         assert!(unknown.contains("no device is held by a claim `ml/other`"), "{unknown}");
         let released = world.release(&["--claim", "ml/train"]).unwrap();
         assert_eq!(released["claim"]["uid"], "uid-train");
-        world.until_released("train", "operator").await;
+        world.until_released(&daemon, "train", "operator").await;
         stop(daemon).await;
     });
 }
