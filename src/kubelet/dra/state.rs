@@ -295,6 +295,26 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_record_has_the_time_of_the_file_and_a_device_of_each_request() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(read_record(dir.path(), DRA_DRIVER).unwrap_err().is_absent());
+        let path = dir.path().join(FILE_NAME);
+        fs::write(&path, golden()).unwrap();
+        let written = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_123);
+        File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+        let record = read_record(dir.path(), DRA_DRIVER).unwrap();
+        assert_eq!(record.written_at, Timestamp(1_700_000_000_123));
+        assert_eq!(record.claims.len(), 2);
+        assert!(record.claims["u-2"].devices.is_empty());
+        let devices = &record.claims["067798be-454e-4be4-9047-1aa06aea63f7"].devices;
+        let requests = devices.iter().map(|it| (it.request.as_str(), it.name.device.as_str()));
+        let expected = [("gpu", "gpu-5a7c"), ("gpu", "gpu-6b1d"), ("all", "gpu-6b1d")];
+        assert_eq!(requests.collect::<Vec<_>>(), expected);
+        fs::write(&path, "{}").unwrap();
+        assert!(!read_record(dir.path(), DRA_DRIVER).unwrap_err().is_absent());
+    }
+
     /// The checksum that Go's `hash/crc32` computes for this text (its IEEE table).
     #[test]
     fn the_checksum_is_crc_32_ieee() {

@@ -204,6 +204,49 @@ mod tests {
     }
 
     #[test]
+    fn the_files_of_claims_that_the_ledger_may_have_lost_are_spared_and_name_their_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = files(dir.path());
+        before.keep(&[hold("a"), hold("b"), hold("c")]).unwrap();
+        std::fs::write(dir.path().join("holdfast-claim-d.json"), "no JSON").unwrap();
+        let now = files(dir.path());
+        now.spare_all();
+        now.keep(&[hold("a")]).unwrap();
+        assert_eq!(there(dir.path()).len(), 4);
+        let known = BTreeSet::from(["a".to_owned()]);
+        let fuse = |uid| vec![("fuse".to_owned(), format!("{}={uid}-fuse", claim::KIND))];
+        let unknown = [("b", fuse("b")), ("c", fuse("c")), ("d", Vec::new())];
+        let unknown = unknown.map(|(uid, devices)| (uid.to_owned(), devices));
+        assert_eq!(now.unknown(&known), BTreeMap::from(unknown));
+        now.spare_only(&BTreeSet::from(["b".to_owned()]));
+        now.keep(&[hold("a")]).unwrap();
+        assert_eq!(there(dir.path()), ["holdfast-claim-a.json", "holdfast-claim-b.json"]);
+        // The ledger has it again, and it ends later.
+        now.keep(&[hold("a"), hold("b")]).unwrap();
+        now.keep(&[hold("a")]).unwrap();
+        assert_eq!(there(dir.path()), ["holdfast-claim-a.json"]);
+    }
+
+    #[test]
+    fn the_file_of_a_claim_with_unknown_content_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        files(dir.path()).keep(&[hold("a")]).unwrap();
+        let text = || std::fs::read(dir.path().join("holdfast-claim-a.json")).unwrap();
+        let before = text();
+        let mut restored = hold("a");
+        restored.devices[0].edits = ContainerEdits::default();
+        restored.devices[0].cdi_devices = vec![format!("{}=a-fuse", claim::KIND)];
+        let now = files(dir.path());
+        now.keep(&[restored.clone()]).unwrap();
+        now.ensure(&restored.claim, &[restored.clone()]).unwrap();
+        assert_eq!(text(), before);
+        // A device without content has no name in the file.
+        restored.devices[0].cdi_devices.clear();
+        now.keep(&[restored]).unwrap();
+        assert!(there(dir.path()).is_empty());
+    }
+
+    #[test]
     fn a_hostile_uid_never_leaves_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cdi");

@@ -731,3 +731,30 @@ fn prepare_and_unprepare_of_one_claim_never_mix() {
         }
     });
 }
+
+#[test]
+fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled() {
+    let devices = Devices {
+        inventory: Mutex::new(Arc::new(Inventory {
+            resources: [offering("gpu", DeviceClass::Gpu, &["GPU-A", "GPU-B"])].into(),
+            ..Inventory::default()
+        })),
+        node: Mutex::new("/dev".into()),
+        unusable: Mutex::new(None),
+    };
+    let name_of = |id: &DeviceId, _| DraName {
+        pool: "n1/gpu".into(),
+        device: id.as_str().to_ascii_lowercase(),
+    };
+    let wanted = DraName { pool: "n1/gpu".into(), device: "gpu-a".into() };
+    let named = |devices: &Devices| named_devices(devices, |name| *name == wanted, &name_of);
+    let found = named(&devices);
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&wanted]);
+    assert_eq!(found[&wanted].device.id, DeviceId::new("GPU-A"));
+    assert_eq!(found[&wanted].resource.to_string(), "x.y/gpu");
+    assert_eq!(found[&wanted].edits.devices[0].host, "/dev/GPU-A");
+    *devices.unusable.lock().unwrap() = Some("its node is missing".into());
+    let found = named(&devices);
+    assert_eq!(found[&wanted].device.id, DeviceId::new("GPU-A"), "a container may have it");
+    assert_eq!(found[&wanted].edits, ContainerEdits::default());
+}

@@ -196,3 +196,40 @@ fn of_files(
     };
     KubeletClaims { claims: unknown.into_iter().map(claim).collect(), written_at: host::now().wall }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Attributes, Device, Health, Offered, Offering, ResourceSpec};
+
+    #[test]
+    fn a_file_shows_a_claim_without_its_name_and_devices_in_the_pools_of_this_node() {
+        let device = Device {
+            id: DeviceId::new("misc:fuse"),
+            key: String::new(),
+            class: DeviceClass::Char,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: Attributes::default(),
+        };
+        let spec = ResourceSpec::new("example.com/fuse".parse().unwrap(), DeviceClass::Char);
+        let (spec, id) = (Arc::new(spec), device.id.clone());
+        let offered = Offered { device: Arc::new(device), health: Health::Healthy };
+        let offering = Offering { devices: [(id, offered)].into(), spec: Arc::clone(&spec) };
+        let inventory = Inventory {
+            resources: [(spec.name.clone(), Arc::new(offering))].into(),
+            ..Inventory::default()
+        };
+        let name_of =
+            |_: &DeviceId, _| DraName { pool: "n1/char".into(), device: "misc-fuse".into() };
+        let devices = ["misc-fuse", "gone"].map(|name| (name.to_owned(), format!("k={name}")));
+        let unknown = BTreeMap::from([("u1".to_owned(), devices.to_vec())]);
+        let kept = of_files(unknown, &inventory, &name_of);
+        let KubeletClaim { claim, pods, devices } = &kept.claims["u1"];
+        assert!(!claim.is_named() && pods.is_empty());
+        let names: Vec<String> = devices.iter().map(|device| device.name.to_string()).collect();
+        assert_eq!(names, ["n1/char/misc-fuse", "/gone"]);
+        assert_eq!(devices[0].cdi_devices, ["k=misc-fuse"]);
+    }
+}
