@@ -169,7 +169,7 @@ pub enum GrantState {
         released_at: Timestamp,
         /// The proof, as the documentation names it: `pod_gone`, `handed_on`, `superseded`,
         /// `never_started`; for a claim `unprepared`, `claim_gone`, `reallocated`,
-        /// `never_prepared`.
+        /// `never_prepared`, `operator`.
         released_by: String,
         /// The other pods that used the claim.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

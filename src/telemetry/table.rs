@@ -183,7 +183,7 @@ table! {
     Registrations = Counter "holdfast_registrations_total" ["resource", "result"]
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
-        "Released grants by proof (pod_gone, handed_on, superseded or never_started; for a claim unprepared, reallocated, claim_gone or never_prepared).";
+        "Released grants by proof (pod_gone, handed_on, superseded or never_started; for a claim unprepared, reallocated, claim_gone, never_prepared or operator).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
         "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]

@@ -732,28 +732,49 @@ fn prepare_and_unprepare_of_one_claim_never_mix() {
     });
 }
 
+/// The same devices, which also have a name in the CDI file of another program.
+struct Named(Devices);
+
+impl ClaimDevices for Named {
+    fn inventory(&self) -> Arc<Inventory> {
+        self.0.inventory()
+    }
+
+    fn claimed(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> Result<(ContainerEdits, GrantedDevice), String> {
+        let (mut edits, granted) = self.0.claimed(offering, id, offered)?;
+        edits.cdi_devices.push(format!("x.y/gpu={id}"));
+        Ok((edits, granted))
+    }
+}
+
 #[test]
 fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled() {
-    let devices = Devices {
+    let devices = Named(Devices {
         inventory: Mutex::new(Arc::new(Inventory {
             resources: [offering("gpu", DeviceClass::Gpu, &["GPU-A", "GPU-B"])].into(),
             ..Inventory::default()
         })),
         node: Mutex::new("/dev".into()),
         unusable: Mutex::new(None),
-    };
+    });
     let name_of = |id: &DeviceId, _| DraName {
         pool: "n1/gpu".into(),
         device: id.as_str().to_ascii_lowercase(),
     };
     let wanted = DraName { pool: "n1/gpu".into(), device: "gpu-a".into() };
-    let named = |devices: &Devices| named_devices(devices, |name| *name == wanted, &name_of);
+    let named = |devices: &Named| named_devices(devices, |name| *name == wanted, &name_of);
     let found = named(&devices);
     assert_eq!(found.keys().collect::<Vec<_>>(), [&wanted]);
     assert_eq!(found[&wanted].device.id, DeviceId::new("GPU-A"));
     assert_eq!(found[&wanted].resource.to_string(), "x.y/gpu");
     assert_eq!(found[&wanted].edits.devices[0].host, "/dev/GPU-A");
-    *devices.unusable.lock().unwrap() = Some("its node is missing".into());
+    assert!(found[&wanted].edits.cdi_devices.is_empty(), "the answer has the names");
+    *devices.0.unusable.lock().unwrap() = Some("its node is missing".into());
     let found = named(&devices);
     assert_eq!(found[&wanted].device.id, DeviceId::new("GPU-A"), "a container may have it");
     assert_eq!(found[&wanted].edits, ContainerEdits::default());

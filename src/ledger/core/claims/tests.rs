@@ -734,6 +734,51 @@ fn a_claim_that_was_never_answered_is_released_when_the_kubelet_lacks_it_for_a_m
 }
 
 #[test]
+fn a_young_kubelet_proves_no_claim_unprepared() {
+    let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+    world.sees("u1", CgroupState::Absent);
+    world.evidence.kubelet = file(&[], 10);
+    world.is_settled = false;
+    for seconds in 1..20 {
+        assert_eq!(world.look(seconds * 10), []);
+    }
+    world.is_settled = true;
+    assert_eq!(world.look(200), [], "the proof begins now");
+    assert_eq!(proofs(&world.look(260)), [NEVER_PREPARED]);
+}
+
+#[test]
+fn another_prepare_or_another_grant_of_the_claim_starts_its_proofs_again() {
+    let mut world = gone_claim();
+    assert_eq!(world.look(10), []);
+    world.watchlist.note_answered("c1", at(12).boot);
+    world.evidence.api = gone(true, 17);
+    assert_eq!(world.look(17), [], "one answer since the Prepare");
+    world.evidence.api = gone(true, 22);
+    assert_eq!(proofs(&world.look(22)), [CLAIM_GONE]);
+
+    let unanswered = || of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
+    let mut world = World::new([unanswered()]);
+    world.sees("u1", CgroupState::Absent);
+    world.evidence.kubelet = file(&[], 10);
+    assert_eq!(world.look(10), []);
+    let released = world.unprepare("c1");
+    assert_eq!(proofs(&released), [UNPREPARED]);
+    assert_eq!(world.look(20), []);
+    let again = Grant { alloc_id: AllocId::new("a-000009"), ..unanswered() };
+    world.apply(&[Entry::Grant(Arc::new(again))]);
+    assert_eq!(world.look(75), [], "it has been lacking for an earlier grant only");
+    assert_eq!(proofs(&world.look(135)), [NEVER_PREPARED]);
+}
+
+#[test]
+fn a_claim_without_a_running_pod_is_looked_at() {
+    let world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+    assert!(is_calm(&world.ledger, &world.watchlist, |uid| uid == "u1"));
+    assert!(!is_calm(&world.ledger, &world.watchlist, |_| false));
+}
+
+#[test]
 fn the_evidence_about_device_plugins_and_a_reboot_release_no_claim() {
     let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
     for seconds in 0..50 {
