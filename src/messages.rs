@@ -28,10 +28,13 @@
 //! An actor may die and be rebuilt between a message and its answer. The message is then sent again
 //! (see [`Mailbox::call`]). So every message is idempotent.
 
+mod claims;
+
+pub use claims::{RecordClaim, ReleaseClaim, ReleaseStuck, RestoreClaims};
+
 use crate::domain::{
-    CheckResult, ClaimRef, DeviceEvent, DeviceId, Evidence, Grant, KubeletClaims,
-    KubeletGeneration, Moment, NamedDevices, NotReleased, OperatorRequest, PendingHook, Plan,
-    Reason, Refusal, ResourceName, StartBlocked, Verdict,
+    CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
+    OperatorRequest, PendingHook, Plan, Reason, Refusal, ResourceName, StartBlocked, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -206,54 +209,6 @@ pub struct Record {
     /// Whether only one container at a time may have its devices. Then a running container that has
     /// one of them blocks the grant (I2).
     pub exclusive: bool,
-}
-
-/// serving → ledger, as [`WithReply`]: record the grants of a claim, one for each resource, in one
-/// commit. Answered with the grants in force when they are durable (I1).
-///
-/// The answer for one allocation of a claim has the same devices every time, as they were recorded
-/// first. A refusal may change within seconds, when a holder or a hook ends: it writes nothing, and
-/// the caller sends the message again as long as the kubelet waits.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<Vec<Arc<Grant>>, RecordError>")]
-pub struct RecordClaim {
-    /// The grants. They have the same claim and allocation, are in the state
-    /// [`crate::domain::GrantState::Prepared`], and name the pods of this request.
-    pub grants: Vec<Arc<Grant>>,
-}
-
-/// serving → ledger, as [`WithReply`]: the kubelet unprepares this claim. Answered when that is
-/// durable. An unknown claim is no error. A claim with a process that runs, or that may run, stays
-/// held until that process has ended.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<(), Arc<StoreError>>")]
-pub struct ReleaseClaim {
-    /// The claim. Its UID identifies it.
-    pub claim: ClaimRef,
-}
-
-/// dra → ledger, as [`WithReply`]: record the devices of these claims that no live grant of the same
-/// claim has. Answered with the number of new grants when they are durable.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<usize, Arc<StoreError>>")]
-pub struct RestoreClaims {
-    /// The claims, as the kubelet has them.
-    pub kept: Arc<KubeletClaims>,
-    /// The devices that they name, as far as this node has them.
-    pub named: Arc<NamedDevices>,
-}
-
-/// admin → ledger, as [`WithReply`]: an operator releases a claim. Answered with the claim when that
-/// is durable.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<ClaimRef, NotReleased>")]
-pub struct ReleaseStuck {
-    /// The claim's UID, or its namespace and name.
-    pub claim: String,
-    /// Whether the operator vouches for a claim whose pods are not known.
-    pub is_confirmed: bool,
-    /// The kubelet's record; `None` if it cannot be read.
-    pub kept: Option<Arc<KubeletClaims>>,
 }
 
 /// Why a grant is refused.

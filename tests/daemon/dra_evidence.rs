@@ -129,8 +129,8 @@ fn a_claim_in_the_kubelets_record_is_kept_and_one_that_it_lacks_is_released() {
     });
 }
 
-/// Another claim, which is asked about later, is the clock: when it is released, the first one would
-/// have been too.
+/// Another claim, which is asked about later, is the clock: when it is released, the first one
+/// would have been released too.
 async fn kept_while_another_is_released(
     fault: impl Fn() -> Fault + Send + 'static,
 ) -> (World, Kubelet, Daemon) {
@@ -188,7 +188,7 @@ fn with_the_kubelets_credentials_a_claim_is_kept_while_one_of_its_pods_exists() 
     });
 }
 
-/// The grants of a claim without what each process sets anew.
+/// The grants of a claim without what each process sets again.
 fn devices(holders: &[Value]) -> Vec<Value> {
     let part = |grant: &Value| json!([grant["resource"], grant["devices"], grant["claim"]["uid"]]);
     holders.iter().map(part).collect()

@@ -15,7 +15,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 pub struct ClaimFiles {
     folder: Arc<SpecFolder>,
     /// The claims whose file was written since a snapshot of the ledger had them. A snapshot is
-    /// published after the record, so an older one may lack them. Also the claims that are spared.
+    /// published after the record, so an older one may lack them. Also the claims that are
+    /// spared.
     fresh: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -26,8 +27,8 @@ impl ClaimFiles {
         ClaimFiles { folder, fresh: Arc::default() }
     }
 
-    /// Spares the files that exist from [`ClaimFiles::keep`], because the ledger may have lost their
-    /// claims. To be called at the start.
+    /// Spares the files that exist from [`ClaimFiles::keep`], because the ledger may have lost
+    /// their claims. To be called at the start.
     pub fn spare_all(&self) {
         let own = self.folder.own();
         let uids = own.iter().filter_map(|name| claim::uid_of_file(name));

@@ -69,7 +69,8 @@ impl Suspects {
         self.next().map(|(_, next)| next)
     }
 
-    /// Notes a question and its answer: whether the claim is gone; `None` without an answer.
+    /// Notes a question and its answer: whether nothing of this node is allocated to the claim;
+    /// `None` without an answer.
     pub(super) fn note_answer(&mut self, uid: &str, is_gone: Option<bool>, now: Duration) {
         self.asked_at = Some(now);
         if let Some((_, next)) = self.claims.get_mut(uid) {
