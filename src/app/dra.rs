@@ -4,7 +4,7 @@ use super::wiring::Wiring;
 use crate::cluster::{Client, Credentials};
 use crate::domain::{DeviceClass, DeviceId, DraName, NvmlSnapshot};
 use crate::serving::Preparer;
-use crate::serving::claims::{ClaimPreparer, NameOf};
+use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
     ApiClaims, Driver, EvidenceTask, Healths, Recorder, Restorer, SlicesTask, SocketsTask,
@@ -62,16 +62,7 @@ impl Wiring {
             Arc::clone(&name_of),
             files.clone(),
         );
-        let restorer = Restorer {
-            kubelet_dir: roots.kubelet.clone(),
-            files: files.clone(),
-            devices,
-            name_of: Arc::clone(&name_of),
-            restore: actors.ledger.replying_mailbox(),
-            grants: views.grants.clone(),
-            inventory: views.inventory.clone(),
-            problem: self.publishers.dra_claims.clone(),
-        };
+        let restorer = self.restorer(files.clone(), devices, Arc::clone(&name_of));
         let evidence = self.claim_evidence(node.clone(), Client::new(credentials.clone()));
         let (health, healths) = watch::channel(Arc::from([]));
         let (notices, noticed) = watch::channel(None);
@@ -121,6 +112,24 @@ impl Wiring {
                 self.publishers.dra_sockets.send_replace(Some(why));
             })
             .ok()
+    }
+
+    fn restorer(
+        &self,
+        files: ClaimFiles,
+        devices: Arc<dyn ClaimDevices>,
+        name_of: NameOf,
+    ) -> Restorer {
+        Restorer {
+            kubelet_dir: self.settings.roots.kubelet.clone(),
+            files,
+            devices,
+            name_of,
+            restore: self.actors.ledger.replying_mailbox(),
+            grants: self.views.grants.clone(),
+            inventory: self.views.inventory.clone(),
+            problem: self.publishers.dra_claims.clone(),
+        }
     }
 
     fn claim_evidence(&self, node: NodeName, client: Client) -> EvidenceTask {

@@ -8,9 +8,10 @@ use crate::admin::Processors;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
-use crate::domain::{DeviceId, Grant, GrantState, Timestamp};
+use crate::domain::{ClaimRef, DeviceId, Grant, GrantState, Timestamp};
 use crate::ledger::core::{
-    CLAIM_GONE, NEVER_PREPARED, NEVER_STARTED, POD_GONE, REALLOCATED, SUPERSEDED, UNPREPARED,
+    CLAIM_GONE, NEVER_PREPARED, NEVER_STARTED, OPERATOR, POD_GONE, REALLOCATED, SUPERSEDED,
+    UNPREPARED,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -268,13 +269,16 @@ pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
 }
 
 /// Namespace, pod and container; empty if unknown. A pod without a known name is shown by its UID.
-/// The grant of a claim has the names of all its pods, and the claim's name instead of a container.
+/// The grant of a claim has the names of all its pods, and the claim's name, or else its UID,
+/// instead of a container.
 fn holder(grant: &Grant) -> [String; 3] {
     if let Some(hold) = &grant.claim {
         let names =
             grant.pods().map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
         let pods = names.collect::<Vec<_>>().join(",");
-        return [hold.claim.namespace.clone(), pods, format!("claim:{}", hold.claim.name)];
+        let ClaimRef { uid, namespace, name } = &hold.claim;
+        let claim = if hold.claim.is_named() { name } else { uid };
+        return [namespace.clone(), pods, format!("claim:{claim}")];
     }
     let pod = grant.pod();
     let name = pod.map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
@@ -341,6 +345,10 @@ pub fn proof_in_words(released_by: &str) -> String {
         NEVER_PREPARED => {
             format!("{released_by}: the claim was never prepared, and the kubelet did not have it")
         }
+        OPERATOR => format!(
+            "{released_by}: an operator released the claim, and the cgroups of its pods were \
+             removed"
+        ),
         other => other.to_owned(),
     }
 }
@@ -363,8 +371,8 @@ mod tests {
     use super::*;
     use crate::console::screen::Screen;
     use crate::domain::{
-        AllocId, Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, DraName,
-        GrantedDevice, PodRef,
+        AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DraName, GrantedDevice,
+        PodRef,
     };
     use std::sync::Arc;
 
@@ -570,6 +578,12 @@ ml         a,uid:u2  claim:train  nvidia.com/gpu  unprepared at 2023-11-14T22:13
         let grants = [prepared(None), prepared(Some(Timestamp(1_700_000_010_000)))];
         assert_eq!(table(&grants, &[], &UnhealthyDevices::new()), wanted);
         assert_eq!(holder_in_words(&grants[0]), "claim ml/train, pods ml/a, u2");
+        // A claim that was restored from its CDI file.
+        let mut nameless = hold.clone();
+        nameless.claim =
+            ClaimRef { uid: "c9".into(), namespace: String::new(), name: String::new() };
+        let nameless = Grant { claim: Some(Arc::new(nameless)), ..prepared(None) };
+        assert_eq!(holder(&nameless), ["", "a,uid:u2", "claim:c9"].map(str::to_owned));
         let json = serde_json::to_value(document(&grants, &[], &UnhealthyDevices::new())).unwrap();
         let row = &json["grants"][1];
         assert_eq!(

@@ -11,7 +11,7 @@ use serde::Serialize;
 /// Options of the verb.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// The `ResourceClaim`: its UID, or its namespace and name as in ml/train
+    /// The `ResourceClaim`: its namespace and name as in ml/train, or its UID
     #[arg(long, value_name = "CLAIM", value_parser = crate::console::non_empty)]
     claim: String,
     /// Also release a claim whose pods are not known. First make sure that no container has its

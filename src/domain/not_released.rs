@@ -32,7 +32,7 @@ pub enum NotReleased {
         /// The claim.
         claim: ClaimRef,
         /// The pod.
-        pod: PodRef,
+        pod: Box<PodRef>,
     },
     /// A pod of it may start its containers again.
     #[error(
@@ -43,7 +43,7 @@ pub enum NotReleased {
         /// The claim.
         claim: ClaimRef,
         /// The pod.
-        pod: PodRef,
+        pod: Box<PodRef>,
     },
     /// It is not known whether a pod of it runs.
     #[error("the cgroup of pod {pod} cannot be read, which uses claim {claim}; try again")]
@@ -51,7 +51,7 @@ pub enum NotReleased {
         /// The claim.
         claim: ClaimRef,
         /// The pod.
-        pod: PodRef,
+        pod: Box<PodRef>,
     },
     /// A claim that was restored without its pods.
     #[error(

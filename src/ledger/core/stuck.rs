@@ -16,15 +16,17 @@ use std::sync::Arc;
 /// `released_by` of a claim that an operator has released.
 pub const OPERATOR: &str = "operator";
 
-/// The claim with live grants that a text names: its UID, or its namespace and name.
+/// The claim with live grants that a text names: its UID, also as `uid:…`, or its namespace and
+/// name.
 ///
 /// # Errors
 /// When it names no claim, or several.
 pub fn stuck_claim(ledger: &Ledger, text: &str) -> Result<ClaimRef, NotReleased> {
+    let uid = text.strip_prefix("uid:").unwrap_or(text);
     let claims: BTreeMap<&str, &ClaimRef> = ledger
         .grants()
         .filter_map(|grant| grant.claim.as_ref())
-        .filter(|hold| hold.claim.uid == text || hold.claim.to_string() == text)
+        .filter(|hold| hold.claim.uid == uid || hold.claim.to_string() == text)
         .map(|hold| (hold.claim.uid.as_str(), &hold.claim))
         .collect();
     match claims.values().collect::<Vec<_>>()[..] {
@@ -68,7 +70,8 @@ pub fn release_stuck(
         return Err(NotReleased::PodsUnknown(claim.clone()));
     }
     for pod in pods {
-        let (claim, pod, state) = (claim.clone(), pod.clone(), cgroup(&pod.uid));
+        let (claim, state) = (claim.clone(), cgroup(&pod.uid));
+        let pod = Box::new(pod.clone());
         match state {
             CgroupState::Absent => {}
             CgroupState::Populated => return Err(NotReleased::Running { claim, pod }),

@@ -757,7 +757,6 @@ fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled()
     let devices = Named(Devices {
         inventory: Mutex::new(Arc::new(Inventory {
             resources: [offering("gpu", DeviceClass::Gpu, &["GPU-A", "GPU-B"])].into(),
-            ..Inventory::default()
         })),
         node: Mutex::new("/dev".into()),
         unusable: Mutex::new(None),

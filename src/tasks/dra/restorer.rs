@@ -217,10 +217,7 @@ mod tests {
         let (spec, id) = (Arc::new(spec), device.id.clone());
         let offered = Offered { device: Arc::new(device), health: Health::Healthy };
         let offering = Offering { devices: [(id, offered)].into(), spec: Arc::clone(&spec) };
-        let inventory = Inventory {
-            resources: [(spec.name.clone(), Arc::new(offering))].into(),
-            ..Inventory::default()
-        };
+        let inventory = Inventory { resources: [(spec.name.clone(), Arc::new(offering))].into() };
         let name_of =
             |_: &DeviceId, _| DraName { pool: "n1/char".into(), device: "misc-fuse".into() };
         let devices = ["misc-fuse", "gone"].map(|name| (name.to_owned(), format!("k={name}")));

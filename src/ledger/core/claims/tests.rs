@@ -663,7 +663,9 @@ fn an_operator_releases_a_claim_whose_pods_are_removed_and_whose_hook_runs() {
         let unknown = stuck_claim(&world.ledger, text).unwrap_err();
         assert_eq!(unknown, NotReleased::Unknown(text.into()));
     }
-    assert_eq!(stuck_claim(&world.ledger, "c2"), Ok(claim("c2")));
+    for text in ["c2", "uid:c2", "ml/claim-c2"] {
+        assert_eq!(stuck_claim(&world.ledger, text), Ok(claim("c2")));
+    }
 }
 
 #[test]
