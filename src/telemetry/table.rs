@@ -114,7 +114,7 @@ table! {
         "Devices of other DRA drivers on this node, of at most 16: those that they publish \
          (same_hardware is no), and the devices of Holdfast among them (yes).";
     DraProblems = Gauge "holdfast_dra_problems" ["part"]
-        "1 while a part of the DRA driver has a problem (sockets, slices or drivers); the status \
+        "1 while a part of the DRA driver has a problem (sockets, slices, claims or drivers); the status \
          verb shows it.";
     DraDevices = Gauge "holdfast_dra_published_devices" ["pool"]
         "Devices in the ResourceSlices of this node, as the API server has them.";

@@ -16,7 +16,7 @@ use std::process::{Command, Output};
 pub(crate) const COUNTED: &str = "example.com/counted";
 
 /// Logged after each registration with the kubelet.
-const REGISTERED: &str = "the kubelet registered the DRA driver";
+pub(crate) const REGISTERED: &str = "the kubelet registered the DRA driver";
 
 /// The configuration of all but the resources for claims.
 fn common(credentials: &Path) -> String {
@@ -100,6 +100,20 @@ impl Daemon {
         self.process = run(&self.dir, &self.host_root, self.starts);
     }
 
+    /// Starts another instance that takes over, and ends this one. The log is the new one's.
+    pub(crate) fn hand_over(&mut self) {
+        self.starts += 1;
+        let new = take_over(&self.dir, &self.host_root, self.starts);
+        let mut old = std::mem::replace(&mut self.process, new);
+        self.wait_until_logged("took over from another instance");
+        old.stop(Signal::SIGTERM);
+    }
+
+    /// Waits until the log has this text.
+    pub(crate) fn wait_until_logged(&self, text: &str) {
+        wait_for(text, SOON, || self.log().contains(text).then_some(()));
+    }
+
     /// The answer of a verb; `None` from a daemon that does not answer yet.
     fn ask(&self, verb: &[&str]) -> Option<Value> {
         let output = self.verb(&[verb, &["-o", "json"]].concat());
@@ -162,8 +176,16 @@ impl Drop for Daemon {
 }
 
 fn run(dir: &Path, host_root: &Path, start: usize) -> Process {
+    start_with(&["run"], dir, host_root, start)
+}
+
+fn take_over(dir: &Path, host_root: &Path, start: usize) -> Process {
+    start_with(&["run", "--take-over"], dir, host_root, start)
+}
+
+fn start_with(verb: &[&str], dir: &Path, host_root: &Path, start: usize) -> Process {
     let mut command = as_in_unit();
-    with_options(&mut command, dir, host_root).arg("run").env("NODE_NAME", NODE);
+    with_options(&mut command, dir, host_root).args(verb).env("NODE_NAME", NODE);
     Process::start(&mut command, dir.join(format!("log-{start}")))
 }
 

@@ -33,6 +33,7 @@ mod real;
 mod rights;
 mod slices;
 mod socket;
+mod upgrades;
 
 use cluster::Cluster;
 use real::{sandbox, say, wait_for};
@@ -122,6 +123,7 @@ tests! {
     a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
     a_kubelet_may_be_killed_during_prepare: outages::killed_kubelet,
     claims_survive_a_reboot: outages::reboot,
+    a_prepare_survives_an_upgrade: upgrades::during_prepare,
     claims_survive_two_minutes_without_the_api_server: outages::no_api_server,
     a_cordoned_device_is_tainted_until_it_is_uncordoned: health::taints,
     a_device_that_is_cordoned_with_eviction_loses_its_pod: health::eviction,
