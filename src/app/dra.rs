@@ -44,6 +44,7 @@ impl Wiring {
             grants: views.grants.clone(),
             boot_id: self.boot_id.clone(),
             kubelet: views.kubelet.clone(),
+            kubelet_dir: roots.kubelet.clone(),
         };
         // The one of the device plugin knows only the lists for the kubelet.
         let devices = Preparer::new(

@@ -4,6 +4,7 @@
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::pod::PodRef;
+use super::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -161,7 +162,9 @@ impl ClaimHold {
     #[must_use]
     pub fn is_same_allocation(&self, other: &ClaimHold) -> bool {
         self.claim.uid == other.claim.uid
-            && (self.allocation == other.allocation || self.is_restored_part_of(other))
+            && (self.allocation == other.allocation
+                || self.is_restored_part_of(other)
+                || !Safeguard::ClaimAllocation.is_on())
     }
 
     fn is_restored_part_of(&self, other: &ClaimHold) -> bool {

@@ -21,9 +21,56 @@ pub enum Safeguard {
     RefusalOnProof,
     /// An object that a container holds by one id is not granted by another id (I2).
     HeldObjects,
+    /// A claim is answered after its record is durable (I1).
+    DurableAnswer,
+    /// The same for a record that an earlier process has written.
+    DurableRecord,
+    /// A device with another holder is not given to a claim, nor a claim's device by number (I2).
+    ClaimGate,
+    /// A claim is answered from its record.
+    ClaimRecord,
+    /// The claim of the API server has the UID that the kubelet asks for.
+    ClaimUid,
+    /// A record with another allocation is no answer.
+    ClaimAllocation,
+    /// Prepare reads the claim each time, also one that is recorded.
+    ClaimRead,
+    /// A claim is not released while a process of its pods runs.
+    ClaimInUse,
+    /// A Prepare makes an earlier Unprepare void.
+    ClaimInUseAgain,
+    /// The pods that the kubelet has added to a claim since its Prepare use it too.
+    ClaimPods,
+    /// A claim that was unprepared early is released after its last process.
+    ClaimEnd,
+    /// A claim's file is written before the answer.
+    ClaimFile,
+    /// The record and the file of a claim change in one step.
+    ClaimStep,
+    /// A part of a record, which a torn write leaves, is no answer.
+    ClaimWhole,
 }
 
 impl Safeguard {
+    /// The safeguards of claims.
+    #[cfg(test)]
+    pub(crate) const OF_CLAIMS: [Safeguard; 14] = [
+        Safeguard::DurableAnswer,
+        Safeguard::DurableRecord,
+        Safeguard::ClaimGate,
+        Safeguard::ClaimRecord,
+        Safeguard::ClaimUid,
+        Safeguard::ClaimAllocation,
+        Safeguard::ClaimRead,
+        Safeguard::ClaimInUse,
+        Safeguard::ClaimInUseAgain,
+        Safeguard::ClaimPods,
+        Safeguard::ClaimEnd,
+        Safeguard::ClaimFile,
+        Safeguard::ClaimStep,
+        Safeguard::ClaimWhole,
+    ];
+
     /// Whether it is on.
     #[cfg(not(test))]
     #[must_use]

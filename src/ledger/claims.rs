@@ -1,7 +1,8 @@
 //! The ledger's part in claims of DRA: it records and releases them.
 //!
 //! A request waits in the mailbox behind a commit that concerns the same claim. So each decision
-//! knows every earlier one.
+//! knows every earlier one. A request that changes nothing has a commit without entries: a process
+//! that was killed before its fdatasync may have left the record in memory only.
 
 use super::actor::LedgerActor;
 use super::committer::Reply;
@@ -46,9 +47,6 @@ impl Handler<WithReply<RecordClaim>> for LedgerActor {
             }
             Ok(grants) => {
                 self.reconciler.watchlist.note_answered(uid, host::now().boot);
-                if entries.is_empty() {
-                    return drop(request.reply.send(Ok(grants)));
-                }
                 self.schedule_commit(entries, Reply::Claim(request.reply, grants), context);
             }
         }
@@ -59,18 +57,16 @@ impl Handler<WithReply<ReleaseClaim>> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, request: WithReply<ReleaseClaim>, context: &mut Self::Context) {
-        let uid = &request.message.claim.uid;
+        let ReleaseClaim { claim, pods } = &request.message;
+        let uid = &claim.uid;
         if self.is_written(uid) {
             return context.notify(request);
         }
         let entries = {
             let written: Vec<&Entry> = self.committer.entries().collect();
             let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            release_claim(&self.ledger, &self.hooks, &written, uid, &cgroup, host::now().wall)
+            release_claim(&self.ledger, &self.hooks, &written, uid, pods, &cgroup, host::now().wall)
         };
-        if entries.is_empty() {
-            return drop(request.reply.send(Ok(())));
-        }
         self.schedule_commit(entries, Reply::Internal(request.reply), context);
     }
 }

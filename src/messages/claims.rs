@@ -30,6 +30,9 @@ pub struct RecordClaim {
 pub struct ReleaseClaim {
     /// The claim. Its UID identifies it.
     pub claim: ClaimRef,
+    /// The UIDs of its pods in the kubelet's record; empty if that cannot be read. The kubelet
+    /// prepares a claim once for all of its pods.
+    pub pods: BTreeSet<String>,
 }
 
 /// dra → ledger, as [`WithReply`]: record the devices of these claims that no live grant of the

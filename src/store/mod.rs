@@ -130,15 +130,15 @@ impl Store {
         Ok(())
     }
 
-    /// The first half of [`Store::append`]: makes the entries durable. A process that is killed
-    /// before [`Store::after_commit`] leaves a lock file with an older last entry, which is correct
-    /// too.
+    /// The first half of [`Store::append`]: makes the entries durable, and those that were found at
+    /// the start. A process that is killed before [`Store::after_commit`] leaves a lock file with
+    /// an older last entry, which is correct too.
     ///
     /// # Errors
     /// As [`Store::append`].
     pub fn commit(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         if entries.is_empty() {
-            return Ok(());
+            return self.sync_recovered();
         }
         let payloads = encode_all(entries)?;
         self.retry_unwritten()?;
@@ -155,6 +155,15 @@ impl Store {
         let first = self.next_seq - payloads.len() as u64;
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
             self.apply_and_index(seq, entry, payload);
+        }
+        Ok(())
+    }
+
+    /// Makes durable what an earlier process has written without a sync. Costs nothing after the
+    /// first commit, or a few seconds after a start.
+    fn sync_recovered(&mut self) -> Result<(), StoreError> {
+        if self.durability == Durability::PowerLoss && !self.journal.is_broken() {
+            return self.journal.sync();
         }
         Ok(())
     }

@@ -902,6 +902,31 @@ fn data_is_synced_before_it_is_relied_on() {
     assert_eq!(take_steps(), ["sync"]);
 }
 
+/// A process that is killed between a write and its sync leaves an entry that a power cut would
+/// lose. The next process of the same boot finds it, and does not sync at its start.
+#[test]
+fn a_commit_without_entries_makes_durable_what_was_found_at_the_start() {
+    use super::testing::take_steps;
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open_again(dir.path());
+    store.append(&[made(1)]).unwrap();
+    drop(store);
+    let (mut store, recovered) = open_again(dir.path());
+    assert_eq!(ids(&recovered), [1]);
+    take_steps();
+    store.commit(&[]).unwrap();
+    assert_eq!(take_steps(), ["sync", "sync directory"], "the head with the entry, and its name");
+    store.commit(&[]).unwrap();
+    assert!(take_steps().is_empty(), "nothing is new");
+    store.append(&[made(2)]).unwrap();
+    assert_eq!(take_steps(), ["write", "sync"]);
+    drop(store);
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash, None).unwrap();
+    take_steps();
+    store.commit(&[]).unwrap();
+    assert!(take_steps().is_empty(), "this durability syncs after the answer");
+}
+
 #[test]
 fn with_a_whole_journal_of_this_boot_a_start_does_not_wait_for_the_database() {
     let dir = tempfile::tempdir().unwrap();

@@ -12,6 +12,7 @@ use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Reconcile, Record, RecordClaim, RecordError, ReleaseClaim, WithReply};
 use holdfast::store::{self, Store};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -75,7 +76,7 @@ impl Ledger {
     }
 
     async fn unprepare(&self, uid: &str) {
-        let answer = self.ask(ReleaseClaim { claim: claim(uid) });
+        let answer = self.ask(ReleaseClaim { claim: claim(uid), pods: BTreeSet::new() });
         soon("the answer", answer).await.unwrap().unwrap();
     }
 }
@@ -166,7 +167,7 @@ fn requests_for_one_claim_that_come_at_once_have_one_answer_and_it_is_durable() 
         let prepared = ledger.ask(RecordClaim {
             grants: vec![Arc::new(of_claim("a-20", "c1", "example.com/a", "x", "u2"))],
         });
-        let unprepared = ledger.ask(ReleaseClaim { claim: claim("c1") });
+        let unprepared = ledger.ask(ReleaseClaim { claim: claim("c1"), pods: BTreeSet::new() });
         soon("the Prepare", prepared).await.unwrap().unwrap();
         soon("the Unprepare", unprepared).await.unwrap().unwrap();
         assert_eq!(live(dir.path()), Vec::<String>::new(), "no process of any pod runs");

@@ -1,6 +1,7 @@
 //! The end of a claim's grant: what every proof of it needs, and the released state.
 
-use crate::domain::{CgroupState, Grant, GrantState, Timestamp};
+use crate::domain::{CgroupState, Grant, GrantState, PodRef, Safeguard, Timestamp};
+use std::collections::BTreeSet;
 
 /// `released_by` of a claim that the kubelet has unprepared.
 pub const UNPREPARED: &str = "unprepared";
@@ -11,6 +12,17 @@ pub const UNPREPARED: &str = "unprepared";
 pub(super) fn has_ended(grant: &Grant, cgroup: &impl Fn(&str) -> CgroupState) -> bool {
     matches!(&grant.state, GrantState::Prepared { pods, .. }
         if pods.iter().all(|pod| cgroup(&pod.uid).is_dead()))
+}
+
+/// The pods that the kubelet has for a claim (`listed`) and its grant lacks. The kubelet prepares a
+/// claim once for all of its pods: a later pod is only in the kubelet's record.
+pub(super) fn lacking(grant: &Grant, listed: &BTreeSet<String>) -> Vec<PodRef> {
+    if !Safeguard::ClaimPods.is_on() {
+        return Vec::new();
+    }
+    let is_known = |uid: &str| grant.pods().any(|pod| pod.uid == uid);
+    let unknown = listed.iter().filter(|uid| !is_known(uid));
+    unknown.map(|uid| PodRef { uid: uid.clone(), namespace: None, name: None }).collect()
 }
 
 /// The released state of a claim's grant, with all its pods.

@@ -17,7 +17,9 @@
 //! ([`super::held_by_another`]), and while a hook of it is pending. A claim that waits holds
 //! nothing: all of it is recorded, or nothing. Its caller asks again.
 //!
-//! An Unprepare releases the claim if no process of its pods runs. The kubelet also unprepares a
+//! An Unprepare releases the claim if no process of its pods runs. These are the pods of each
+//! Prepare, and those that the kubelet's record has: it prepares a claim once for all of its pods,
+//! and records each of them until the claim is unprepared. The kubelet also unprepares a
 //! claim while a container of a force-deleted pod runs, and up to 1.36 while another pod uses it.
 //! Then only the request is recorded ([`GrantState::Prepared`]), and reconciliation releases the
 //! claim after the last process ([`super::prepared`]). A cgroup without a process is proof here,
@@ -29,10 +31,12 @@
 //! to a pod. A record here could refuse a valid Prepare forever.
 
 use super::Ledger;
-use super::claim_end::{UNPREPARED, has_ended, released};
+use super::claim_end::{UNPREPARED, has_ended, lacking, released};
 use super::hooks::{ReleaseHooks, owing};
 use super::refusal::held_by_another;
-use crate::domain::{CgroupState, ClaimHold, Entry, Grant, GrantState, PodRef, Refusal, Timestamp};
+use crate::domain::{
+    CgroupState, ClaimHold, Entry, Grant, GrantState, PodRef, Refusal, Safeguard, Timestamp,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -218,34 +222,44 @@ fn joined(
         surplus -= usize::from(is_surplus);
         !is_surplus
     });
-    let is_changed = pods != *known || unprepared_at.is_some();
+    let unprepared_after = unprepared_at.filter(|_| !Safeguard::ClaimInUseAgain.is_on());
+    let is_changed = pods != *known || *unprepared_at != unprepared_after;
     is_changed.then_some(GrantState::Prepared {
         pods,
         prepared_at: *prepared_at,
-        unprepared_at: None,
+        unprepared_at: unprepared_after,
     })
 }
 
 /// The entries of an Unprepare. None if no live grant is of this claim, or if nothing changes.
+/// `listed` are the UIDs of the claim's pods in the kubelet's record, as far as it can be read.
 pub fn release_claim(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
     written: &[&Entry],
     uid: &str,
+    listed: &BTreeSet<String>,
     cgroup: &impl Fn(&str) -> CgroupState,
     now: Timestamp,
 ) -> Vec<Entry> {
     let grants: Vec<&Arc<Grant>> = ledger.of_claim(uid).collect();
     // A torn write may have left different pods in the grants.
-    if grants.iter().all(|grant| has_ended(grant, cgroup)) {
+    let runs = |pod: &PodRef| !cgroup(&pod.uid).is_dead();
+    let is_over = grants
+        .iter()
+        .all(|grant| has_ended(grant, cgroup) && !lacking(grant, listed).iter().any(runs));
+    if is_over || !Safeguard::ClaimInUse.is_on() {
         return ends(ledger, hooks, written, &grants, UNPREPARED, now);
     }
     let noted = |grant: &&Arc<Grant>| {
-        let GrantState::Prepared { pods, prepared_at, unprepared_at: None } = &grant.state else {
+        let GrantState::Prepared { pods, prepared_at, unprepared_at } = &grant.state else {
             return None;
         };
-        let (pods, prepared_at) = (pods.clone(), *prepared_at);
-        let state = GrantState::Prepared { pods, prepared_at, unprepared_at: Some(now) };
+        let (mut pods, prepared_at) = (pods.clone(), *prepared_at);
+        pods.extend(lacking(grant, listed));
+        let unprepared_at = unprepared_at.or(Some(now));
+        let state = GrantState::Prepared { pods, prepared_at, unprepared_at };
+        (state != grant.state).then_some(())?;
         Some(Entry::Moved { alloc_id: grant.alloc_id.clone(), state })
     };
     grants.iter().filter_map(noted).collect()

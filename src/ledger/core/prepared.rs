@@ -21,10 +21,10 @@
 //! unprepared and the ledger lost that.
 
 use super::Ledger;
-use super::claim_end::{UNPREPARED, has_ended, released};
+use super::claim_end::{UNPREPARED, has_ended, lacking, released};
 use super::evidence::{ABSENCE_MIN, Evidence};
 use crate::domain::{
-    CgroupState, ClaimEvidence, Entry, Grant, GrantState, Moment, Observation, PodName,
+    CgroupState, ClaimEvidence, Entry, Grant, GrantState, Moment, Observation, PodName, Safeguard,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -94,8 +94,8 @@ impl ClaimWatch {
     }
 }
 
-/// Decides which claims end, and fills in the names of pods. All grants of a claim are one holder:
-/// they end together, although a torn write may have left different pods in them.
+/// Decides which claims end, and fills in pods and their names. All grants of a claim are one
+/// holder: they end together, although a torn write may have left different pods in them.
 pub(super) fn prepared(
     watch: &mut ClaimWatch,
     ledger: &Ledger,
@@ -109,13 +109,18 @@ pub(super) fn prepared(
             claims.entry(&hold.claim.uid).or_default().push(grant);
         }
     }
-    let mut entries = Vec::new();
+    let (mut entries, none) = (Vec::new(), BTreeSet::new());
     for (uid, grants) in claims {
-        let proof = proof(watch, uid, &grants, evidence, observation, now);
+        let entry = observation.claims.kubelet.as_ref().and_then(|file| file.claims.get(uid));
+        let listed = entry.map(|entry| &entry.pods).unwrap_or(&none);
+        // The cgroups of pods that were not known are in the next observation.
+        let is_known = grants.iter().all(|grant| lacking(grant, listed).is_empty());
+        let proof = is_known.then(|| proof(watch, uid, &grants, evidence, observation, now));
+        let proof = proof.flatten();
         entries.extend(grants.into_iter().filter_map(|grant| {
             let state = match proof {
                 Some(proof) => released(grant, proof, now.wall),
-                None => named(grant, observation)?,
+                None => completed(grant, listed, observation)?,
             };
             Some(Entry::Moved { alloc_id: grant.alloc_id.clone(), state })
         }));
@@ -135,7 +140,9 @@ fn proof(
     let cgroup = |uid: &str| evidence.cgroup(uid);
     let is_unprepared =
         |grant: &&Grant| matches!(grant.state, GrantState::Prepared { unprepared_at: Some(_), .. });
-    if grants.iter().all(is_unprepared) && grants.iter().all(|grant| has_ended(grant, &cgroup)) {
+    let is_over =
+        grants.iter().all(is_unprepared) && grants.iter().all(|grant| has_ended(grant, &cgroup));
+    if is_over && Safeguard::ClaimEnd.is_on() {
         return Some(UNPREPARED);
     }
     let recorded_at = grants.iter().filter_map(|grant| match grant.state {
@@ -158,10 +165,16 @@ fn proof(
     watch.was_never_prepared(uid, now.boot, may_be).then_some(NEVER_PREPARED)
 }
 
-/// The state of a grant with the names of its pods; `None` if there are no new ones.
-fn named(grant: &Grant, observation: &Observation) -> Option<GrantState> {
+/// The state of a grant with the pods that the kubelet has added, and with the names of its pods;
+/// `None` if there is nothing new.
+fn completed(
+    grant: &Grant,
+    listed: &BTreeSet<String>,
+    observation: &Observation,
+) -> Option<GrantState> {
     let mut state = grant.state.clone();
     let GrantState::Prepared { pods, .. } = &mut state else { return None };
+    pods.extend(lacking(grant, listed));
     for pod in pods.iter_mut().filter(|pod| pod.name.is_none()) {
         if let Some(PodName { namespace, name }) = observation.names.get(&pod.uid) {
             (pod.namespace, pod.name) = (Some(namespace.clone()), Some(name.clone()));

@@ -161,6 +161,9 @@ pub fn held_by_another<'a>(
     });
     let (device, holder) = by_pending.or_else(|| ledger.other_holder(wanted))?;
     if holder.claim.is_some() || wanted.claim.is_some() {
+        if !Safeguard::ClaimGate.is_on() {
+            return None;
+        }
         return Some(held_refusal(wanted, device, holder));
     }
     let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);

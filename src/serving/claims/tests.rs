@@ -114,6 +114,8 @@ struct Ledger {
     blocked: Mutex<usize>,
     fails: Mutex<Option<String>>,
     records: Mutex<usize>,
+    /// The last request to record.
+    last: Mutex<Option<DecidedClaim>>,
 }
 
 #[tonic::async_trait]
@@ -127,6 +129,7 @@ impl ClaimLedger for Ledger {
         // The call may be dropped before the commit, and after it.
         time().pass().await;
         *self.records.lock().unwrap() += 1;
+        *self.last.lock().unwrap() = Some(decided.clone());
         let result = self.commit(decided);
         time().pass().await;
         result
@@ -313,6 +316,23 @@ fn names(answer: &[PreparedDevice]) -> Vec<String> {
 }
 
 const ANSWER: [&str; 3] = ["gpu n1/gpu/gpu-a", "nics n1/nic/nic-a", "nics n1/nic/nic-b"];
+
+/// A power cut may leave the first of two grants of one commit.
+#[test]
+fn a_part_of_a_record_is_no_answer() {
+    virtually(async {
+        let world = World::new();
+        world.prepare().await.unwrap();
+        {
+            let mut recorded = world.ledger.recorded.lock().unwrap();
+            recorded.get_mut(UID).unwrap().holds.truncate(1);
+        }
+        world.prepare().await.unwrap();
+        let asked = world.ledger.last.lock().unwrap().clone().unwrap();
+        let devices: Vec<usize> = asked.holds.iter().map(|each| each.hold.devices.len()).collect();
+        assert_eq!(devices, [1, 2], "the ledger is asked to record the lost part too");
+    });
+}
 
 #[test]
 fn a_claim_is_recorded_written_and_answered() {

@@ -165,9 +165,18 @@ impl World {
 
     fn unprepare(&mut self, uid: &str) -> Vec<Entry> {
         let cgroup = |uid: &str| self.cgroups.get(uid).copied().unwrap_or_default();
-        let entries = release_claim(&self.ledger, &self.hooks, &[], uid, &cgroup, at(1).wall);
+        let listed = self.listed(uid);
+        let entries =
+            release_claim(&self.ledger, &self.hooks, &[], uid, &listed, &cgroup, at(1).wall);
         self.apply(&entries);
         entries
+    }
+
+    /// The pods of the claim in the kubelet's record.
+    fn listed(&self, uid: &str) -> BTreeSet<String> {
+        let file = self.evidence.kubelet.as_ref();
+        let entry = file.and_then(|file| file.claims.get(uid));
+        entry.map(|entry| entry.pods.clone()).unwrap_or_default()
     }
 
     fn look(&mut self, seconds: u64) -> Vec<Entry> {
@@ -467,6 +476,51 @@ fn file(uids: &[&str], written: u64) -> Option<KubeletClaims> {
 
 fn gone(is_gone: bool, seconds: u64) -> BTreeMap<String, ClaimLook> {
     BTreeMap::from([("c1".to_owned(), ClaimLook { is_gone, at: at(seconds).boot })])
+}
+
+/// The kubelet prepares a claim once for all of its pods: only its record has the later ones.
+#[test]
+fn a_pod_that_the_kubelet_has_added_since_the_prepare_uses_the_claim_too() {
+    let held = || {
+        let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+        world.sees("u1", CgroupState::Absent);
+        world.sees("u2", CgroupState::Populated);
+        let mut kept = file(&["c1"], 0);
+        let entry = kept.as_mut().and_then(|kept| kept.claims.get_mut("c1")).unwrap();
+        entry.pods = ["u2".to_owned()].into();
+        world.evidence.kubelet = kept;
+        world
+    };
+    let is_waiting = |entries: &[Entry]| {
+        matches!(entries, [Entry::Moved {
+            state: GrantState::Prepared { pods, unprepared_at: Some(_), .. }, ..
+        }] if pods.iter().map(|pod| pod.uid.as_str()).eq(["u1", "u2"]))
+    };
+    // It was deleted by force, and its container runs.
+    let mut world = held();
+    let entries = world.unprepare("c1");
+    assert!(is_waiting(&entries), "{entries:?}");
+    assert_eq!(world.unprepare("c1"), [], "it is recorded once");
+    world.evidence.kubelet = file(&[], 10);
+    assert_eq!(world.look(10), [], "still held");
+    world.sees("u2", CgroupState::Empty);
+    assert_eq!(proofs(&world.look(11)), [UNPREPARED]);
+
+    // The kubelet drops it from the record before the claim's last pod ends.
+    let mut world = held();
+    assert_eq!(world.look(1).len(), 1, "it is recorded when it is seen");
+    world.evidence.kubelet = file(&["c1"], 10);
+    let entries = world.unprepare("c1");
+    assert!(is_waiting(&entries), "{entries:?}");
+
+    // An Unprepare whose file is read before the ledger knows of the pod.
+    let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+    world.sees("u1", CgroupState::Populated);
+    world.unprepare("c1");
+    world.sees("u1", CgroupState::Absent);
+    world.evidence.kubelet = held().evidence.kubelet;
+    let entries = world.look(1);
+    assert!(is_waiting(&entries), "it is added first: {entries:?}");
 }
 
 /// A claim that was answered in this process's life, and that has ended by every evidence.
@@ -1155,7 +1209,8 @@ fn unprepare(world: &mut World, facts: &mut Facts, claim: u8) -> Result<(), Test
     facts.unprepared.insert(uid.clone());
     let cgroup = |uid: &str| world.cgroups.get(uid).copied().unwrap_or_default();
     let now = at(facts.clock).wall;
-    let entries = release_claim(&world.ledger, &world.hooks, &[], &uid, &cgroup, now);
+    let listed = world.listed(&uid);
+    let entries = release_claim(&world.ledger, &world.hooks, &[], &uid, &listed, &cgroup, now);
     every_release_is_proven(world, facts, &entries)?;
     world.apply(&entries);
     Ok(())
