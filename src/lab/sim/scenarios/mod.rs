@@ -18,6 +18,7 @@
 //! all its events.
 
 mod auditing;
+mod claims;
 mod daemon;
 mod durable;
 mod hardware;

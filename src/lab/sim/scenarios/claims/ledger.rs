@@ -1,0 +1,353 @@
+//! The ledger of a daemon: what its actor does around the cores.
+
+mod looks;
+
+use super::daemon::edits;
+use super::machine::devices;
+use super::world::{MS, Step, Tasks, World, by_number, name_of};
+use crate::domain::{
+    AllocId, ClaimHold, ClaimLook, ClaimRef, ContainerEdits, DeviceId, DraName, Entry, Grant,
+    GrantState, GrantedDevice, Object, Safeguard,
+};
+use crate::lab::sim::executor::Task;
+use crate::ledger::core::{
+    Ledger, NamedDevice, Recording, ReleaseHooks, Watchlist, held_by_another, is_one_claim,
+    record_claim, release_claim, restore_claims,
+};
+use crate::ledger::observe::KubeletAge;
+use crate::serving::claims::{ClaimFiles, ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};
+use crate::tasks::dra::live_claims;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot, watch};
+
+/// The ledger of one instance of the daemon.
+pub(super) struct LedgerShell {
+    pub(super) world: Arc<World>,
+    pub(super) tasks: Mutex<Tasks>,
+    cores: Mutex<Cores>,
+    /// The published grants.
+    pub(super) snapshot: watch::Sender<Arc<Vec<Arc<Grant>>>>,
+    pub(super) files: ClaimFiles,
+    to_commit: Notify,
+    to_look: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Cores {
+    ledger: Ledger,
+    watchlist: Watchlist,
+    age: KubeletAge,
+    /// The entries of the next commit, and those of the present one.
+    waiting: Vec<Entry>,
+    writing: Vec<Entry>,
+    replies: Vec<oneshot::Sender<()>>,
+    looks: BTreeMap<String, ClaimLook>,
+}
+
+impl Cores {
+    fn written(&self) -> impl Iterator<Item = &Entry> {
+        self.writing.iter().chain(&self.waiting)
+    }
+
+    /// Whether an entry of the claim waits for the commit.
+    fn is_written(&self, uid: &str) -> bool {
+        let is_its = |grant: &Grant| grant.claim.as_ref().is_some_and(|of| of.claim.uid == uid);
+        self.written().any(|entry| match entry {
+            Entry::Grant(grant) => is_its(grant),
+            Entry::Moved { alloc_id, .. } => {
+                self.ledger.grant(alloc_id).is_some_and(|grant| is_its(grant))
+            }
+            _ => false,
+        })
+    }
+}
+
+impl std::fmt::Debug for LedgerShell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LedgerShell").finish_non_exhaustive()
+    }
+}
+
+impl LedgerShell {
+    pub(super) fn start(world: &Arc<World>, files: ClaimFiles) -> Arc<Self> {
+        restore(world);
+        let ledger = world.machine().read_ledger();
+        let grants: Vec<Arc<Grant>> = ledger.grants().cloned().collect();
+        // The folder is empty after a boot, and the kubelet may start containers at once.
+        files.keep(live_claims(&grants)).unwrap();
+        let shell = Arc::new(LedgerShell {
+            world: Arc::clone(world),
+            tasks: Mutex::default(),
+            cores: Mutex::new(Cores { ledger, ..Cores::default() }),
+            snapshot: watch::Sender::new(Arc::new(grants)),
+            files,
+            to_commit: Notify::new(),
+            to_look: Notify::new(),
+        });
+        shell.spawn(Arc::clone(&shell).commit_all());
+        shell.spawn(Arc::clone(&shell).reconcile_all());
+        shell.spawn(Arc::clone(&shell).keep_files());
+        shell
+    }
+
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        let task = self.world.handle.spawn(task);
+        self.tasks.lock().unwrap().add(&task);
+        task
+    }
+
+    fn cores(&self) -> MutexGuard<'_, Cores> {
+        self.cores.lock().unwrap()
+    }
+
+    /// Writes, syncs and applies the entries that wait, again and again.
+    async fn commit_all(self: Arc<Self>) {
+        loop {
+            let replies = {
+                let mut cores = self.cores();
+                cores.writing = std::mem::take(&mut cores.waiting);
+                std::mem::take(&mut cores.replies)
+            };
+            if replies.is_empty() {
+                self.to_commit.notified().await;
+                continue;
+            }
+            let world = &self.world;
+            world.pause(MS / 20, MS).await;
+            world.machine().write_entries(&self.cores().writing);
+            world.step(Step::Written).await;
+            if !Safeguard::DurableAnswer.is_on() {
+                self.apply(replies);
+                self.sync().await;
+                continue;
+            }
+            self.sync().await;
+            world.step(Step::Synced).await;
+            self.apply(replies);
+        }
+    }
+
+    async fn sync(&self) {
+        let most = if self.world.random(|random| random.chance(0.1)) { 400 * MS } else { 5 * MS };
+        self.world.pause(MS / 20, most).await;
+        self.world.machine().sync_entries();
+    }
+
+    fn apply(&self, replies: Vec<oneshot::Sender<()>>) {
+        let grants: Vec<Arc<Grant>> = {
+            let mut cores = self.cores();
+            let Cores { ledger, writing, .. } = &mut *cores;
+            for entry in writing.drain(..) {
+                ledger.evolve(&entry);
+            }
+            ledger.grants().cloned().collect()
+        };
+        self.snapshot.send_replace(Arc::new(grants));
+        for reply in replies {
+            // The caller may be dead.
+            let _ = reply.send(());
+        }
+    }
+
+    /// Adds entries to the next commit.
+    fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
+        let (reply, done) = oneshot::channel();
+        let mut cores = self.cores();
+        cores.waiting.extend(entries);
+        cores.replies.push(reply);
+        drop(cores);
+        self.to_commit.notify_one();
+        done
+    }
+
+    /// Waits behind a commit that concerns the claim.
+    async fn behind_its_commit(&self, uid: &str) {
+        self.world.handle.pass().await;
+        while self.cores().is_written(uid) {
+            self.world.pause(MS / 20, MS).await;
+        }
+    }
+
+    /// Gives devices by number.
+    pub(super) async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<AllocId, String> {
+        self.world.step(Step::Requested).await;
+        let grant = Grant {
+            claim: None,
+            state: GrantState::Granted,
+            ..self.grant(by_number(), ids.iter().map(granted).collect(), None)
+        };
+        let alloc_id = grant.alloc_id.clone();
+        let done = {
+            let refusal = {
+                let cores = self.cores();
+                let pending = cores.written().filter_map(as_grant);
+                held_by_another(&cores.ledger, pending, &grant)
+            };
+            if let Some(refusal) = refusal {
+                return Err(refusal.to_string());
+            }
+            self.submit(vec![Entry::Grant(Arc::new(grant))])
+        };
+        done.await.map_err(|_| "the daemon ends".to_owned())?;
+        Ok(alloc_id)
+    }
+
+    fn grant(
+        &self,
+        resource: crate::domain::ResourceName,
+        devices: Vec<GrantedDevice>,
+        hold: Option<ClaimHold>,
+    ) -> Grant {
+        let (mut machine, now) = (self.world.machine(), self.world.moment().wall);
+        Grant {
+            alloc_id: AllocId::new(format!("a-{:08}", machine.next_id())),
+            resource,
+            devices,
+            edits: ContainerEdits::default(),
+            claim: hold.map(Arc::new),
+            boot_id: machine.boot_id(),
+            kubelet: machine.kubelet,
+            granted_at: now,
+            version: "1".into(),
+            state: GrantState::Granted,
+        }
+    }
+
+    /// Keeps the files of the claims with each snapshot, which may be old when its turn comes.
+    async fn keep_files(self: Arc<Self>) {
+        let mut grants = self.snapshot.subscribe();
+        while grants.changed().await.is_ok() {
+            let now = grants.borrow_and_update().clone();
+            self.world.pause(Duration::ZERO, 20 * MS).await;
+            self.files.keep(live_claims(&now)).unwrap();
+        }
+    }
+}
+
+/// Restores the claims that the kubelet has and the ledger lacks. An Unprepare whose answer was
+/// lost is such a case: the kubelet may give the claim to another pod without another Prepare.
+fn restore(world: &World) {
+    let mut machine = world.machine();
+    let (ledger, kept, driver) = (machine.read_ledger(), machine.kubelet_claims(), machine.driver);
+    let named = |name: &DraName| {
+        let mut all = devices().filter(|(id, pool)| name_of(id, pool.class) == *name);
+        let (id, pool) = all.next()?;
+        let resource = pool.resource.parse().ok()?;
+        Some(NamedDevice { resource, device: granted(&id), edits: edits(&id, driver) })
+    };
+    let new_id = || AllocId::new(format!("a-{:08}", machine.next_id()));
+    let restored = restore_claims(&kept, &ledger, named, new_id, world.moment().wall);
+    let entries = restored.grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant)));
+    let entries: Vec<Entry> = entries.collect();
+    if !entries.is_empty() {
+        machine.write_entries(&entries);
+        machine.sync_entries();
+    }
+}
+
+fn as_grant(entry: &Entry) -> Option<&Grant> {
+    if let Entry::Grant(grant) = entry { Some(&**grant) } else { None }
+}
+
+/// A device with its kernel object, which every resource that offers it has.
+pub(super) fn granted(id: &DeviceId) -> GrantedDevice {
+    GrantedDevice {
+        id: id.clone(),
+        key: format!("pci:{id}"),
+        numa_nodes: Vec::new(),
+        nodes: Vec::new(),
+        objects: vec![Object::node(&format!("/dev/{id}"))],
+    }
+}
+
+#[tonic::async_trait]
+impl ClaimLedger for LedgerShell {
+    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+        if !Safeguard::ClaimRecord.is_on() {
+            return None;
+        }
+        let grants = self.snapshot.borrow();
+        let of_claim = grants.iter().filter(|grant| grant.is_live()).filter_map(|grant| {
+            let hold = grant.claim.as_deref().filter(|hold| hold.claim.uid == claim.uid)?;
+            Some(DecidedHold {
+                resource: grant.resource.clone(),
+                devices: grant.devices.clone(),
+                hold: hold.clone(),
+            })
+        });
+        let mut holds: Vec<DecidedHold> = of_claim.collect();
+        holds.sort_by(|a, b| a.resource.cmp(&b.resource));
+        let known = DecidedClaim { claim: claim.clone(), reserved_for: Vec::new(), holds };
+        Some(known).filter(|known| !known.holds.is_empty())
+    }
+
+    async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
+        let uid = decided.claim.uid.clone();
+        self.world.step(Step::Requested).await;
+        self.behind_its_commit(&uid).await;
+        let now = self.world.moment();
+        let pods = decided.reserved_for;
+        let wanted: Vec<Arc<Grant>> = decided
+            .holds
+            .into_iter()
+            .map(|DecidedHold { resource, devices, hold }| {
+                let state = GrantState::Prepared {
+                    pods: pods.clone(),
+                    prepared_at: now.wall,
+                    unprepared_at: None,
+                };
+                Arc::new(Grant { state, ..self.grant(resource, devices, Some(hold)) })
+            })
+            .collect();
+        assert!(is_one_claim(&wanted), "{wanted:?}");
+        let (done, answer) = {
+            let cores = self.cores();
+            let written: Vec<&Entry> = cores.written().collect();
+            let machine = self.world.machine();
+            let cgroup = |uid: &str| machine.cgroup(uid);
+            let hooks = ReleaseHooks::default();
+            let Recording { entries, answer } =
+                record_claim(&cores.ledger, &hooks, &written, &wanted, &cgroup, now.wall);
+            drop((written, machine));
+            drop(cores);
+            if answer.is_ok() {
+                self.cores().watchlist.note_answered(&uid, now.boot);
+            }
+            // What an earlier process has recorded may not be on the disk yet.
+            let writes = answer.is_ok() && Safeguard::DurableRecord.is_on() || !entries.is_empty();
+            (writes.then(|| self.submit(entries)), answer)
+        };
+        let recorded = answer.map_err(|refusal| {
+            self.to_look.notify_one();
+            NotRecorded::Blocked(refusal.to_string())
+        })?;
+        if let Some(done) = done {
+            done.await.map_err(|_| NotRecorded::Failed("the daemon ends".into()))?;
+        }
+        self.world.step(Step::Recorded).await;
+        let grants = if Safeguard::ClaimRecord.is_on() { recorded } else { wanted };
+        Ok(grants.iter().filter_map(|grant| grant.claim.as_deref().cloned()).collect())
+    }
+
+    async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
+        self.behind_its_commit(&claim.uid).await;
+        let entries = {
+            let cores = self.cores();
+            let written: Vec<&Entry> = cores.written().collect();
+            let machine = self.world.machine();
+            let cgroup = |uid: &str| machine.cgroup(uid);
+            let (hooks, now) = (ReleaseHooks::default(), self.world.moment().wall);
+            let mut record = machine.kubelet_claims().claims;
+            let pods = record.remove(&claim.uid).map(|entry| entry.pods).unwrap_or_default();
+            release_claim(&cores.ledger, &hooks, &written, &claim.uid, &pods, &cgroup, now)
+        };
+        if entries.is_empty() && !Safeguard::DurableRecord.is_on() {
+            return Ok(());
+        }
+        self.submit(entries).await.map_err(|_| "the daemon ends".to_owned())?;
+        self.world.step(Step::Released).await;
+        Ok(())
+    }
+}

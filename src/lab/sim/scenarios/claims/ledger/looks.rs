@@ -1,0 +1,119 @@
+//! What the ledger sees of the node and the control plane, and what follows from it.
+
+use super::super::cluster;
+use super::super::machine::Machine;
+use super::super::world::{MS, World};
+use super::{Cores, LedgerShell};
+use crate::domain::{
+    CheckpointEntry, ClaimEvidence, ClaimHold, ClaimLook, Grant, ListedContainer, ListedPod,
+    Observation,
+};
+use crate::ledger::core::{Agenda, has_dead_holder, next_look, reconcile};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl LedgerShell {
+    pub(super) async fn reconcile_all(self: Arc<Self>) {
+        loop {
+            let dead = self.reconcile_once().await;
+            let wait = {
+                let cores = self.cores();
+                next_look(&cores.ledger, &cores.watchlist, dead, self.world.moment().wall)
+            };
+            tokio::select! {
+                biased;
+                () = self.to_look.notified() => {}
+                () = self.world.handle.sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn reconcile_once(&self) -> bool {
+        self.ask_for_claims().await;
+        let now = self.world.moment();
+        let (agenda, settled, looks) = {
+            let mut cores = self.cores();
+            let kubelet = self.world.machine().kubelet;
+            let settled = cores.age.is_settled(kubelet, now);
+            (Agenda::of(&cores.ledger, &cores.watchlist, now.boot), settled, cores.looks.clone())
+        };
+        let is_up = self.world.kubelet().is_some();
+        let mut observation = observe(&self.world.machine(), &agenda, settled, looks);
+        if is_up && agenda.needs_listing(&observation) {
+            observation.pods = Some(listing(&self.world));
+        }
+        self.world.handle.pass().await;
+        // The actor decides between two commits.
+        while self.cores().written().next().is_some() {
+            self.world.pause(MS / 20, MS).await;
+        }
+        let (entries, dead) = {
+            let mut cores = self.cores();
+            let Cores { ledger, watchlist, .. } = &mut *cores;
+            let dead = has_dead_holder(ledger, &observation);
+            (reconcile(watchlist, ledger, &observation, now), dead)
+        };
+        if !entries.is_empty() {
+            drop(self.submit(entries).await);
+        }
+        dead
+    }
+
+    /// Asks the API server for the claims whose pods have ended.
+    async fn ask_for_claims(&self) {
+        let suspicious: BTreeMap<String, ClaimHold> = {
+            let (cores, machine) = (self.cores(), self.world.machine());
+            let ended =
+                |grant: &&Arc<Grant>| grant.pods().all(|pod| machine.cgroup(&pod.uid).is_dead());
+            let holds =
+                cores.ledger.grants().filter(ended).filter_map(|grant| grant.claim.as_deref());
+            holds.map(|hold| (hold.claim.uid.clone(), hold.clone())).collect()
+        };
+        self.cores().looks.retain(|uid, _| suspicious.contains_key(uid));
+        for (uid, hold) in suspicious {
+            let Ok(found) = cluster::ask(&self.world, &hold.claim.name).await else { continue };
+            let at = self.world.moment().boot;
+            let found = found.filter(|found| found.claim.uid == uid);
+            let is_gone = found.is_none_or(|found| found.devices.is_empty());
+            self.cores().looks.insert(uid, ClaimLook { is_gone, at });
+        }
+    }
+}
+
+fn observe(
+    machine: &Machine,
+    agenda: &Agenda,
+    kubelet_settled: bool,
+    api: BTreeMap<String, ClaimLook>,
+) -> Observation {
+    let uids = agenda.pods.iter().chain(&agenda.claim_pods).chain(machine.names.keys());
+    Observation {
+        boot_id: machine.boot_id(),
+        kubelet: machine.kubelet,
+        kubelet_settled,
+        checkpoint: Some(machine.checkpoint()),
+        pods: None,
+        names: machine.names.clone(),
+        cgroups: uids.map(|uid| (uid.clone(), machine.cgroup(uid))).collect(),
+        claims: Arc::new(ClaimEvidence { api, kubelet: Some(machine.kubelet_claims()) }),
+    }
+}
+
+/// The pods that the kubelet lists, with their devices by number.
+fn listing(world: &World) -> Vec<ListedPod> {
+    let (machine, cluster) = (world.machine(), world.cluster());
+    let pod = |uid: &String| {
+        let entries = machine.checkpoint_entries().iter().filter(|entry| entry.pod_uid == *uid);
+        let container = |entry: &CheckpointEntry| ListedContainer {
+            name: entry.container.clone(),
+            devices: [(entry.resource.clone(), entry.device_ids.clone())].into(),
+            cpus: BTreeSet::new(),
+        };
+        ListedPod {
+            namespace: "ml".into(),
+            name: format!("pod-{uid}"),
+            containers: entries.map(container).collect(),
+        }
+    };
+    cluster.pods.values().filter(|pod| pod.is_bound).map(|of| pod(&of.uid)).collect()
+}

@@ -1,0 +1,214 @@
+//! The oracles.
+//!
+//! | oracle | checked | condition |
+//! | --- | --- | --- |
+//! | twice | always | an exclusive device is not in containers of a claim and of another holder |
+//! | lost | always | the durable ledger has the devices in a claim's containers |
+//! | durable | at each answer | the durable ledger has exactly the answered devices |
+//! | bytes | at each answer | the answer and the CDI file are those of before (below) |
+//! | allocation | at each answer | the devices were allocated to this UID during the call |
+//! | given | at each start | containers get each device of the claim once, and no other |
+//! | files | at each start | each CDI name is defined |
+//! | runs | when idle | every pod that the scheduler has bound runs |
+//! | slices | when idle | the slices are those of the ledger |
+//! | held | at the end | no claim is in the ledger, and none has a file |
+//!
+//! The same claim with the same devices has the same bytes until the kubelet's next Unprepare.
+
+use super::machine::{Held, Machine};
+use super::slices::offered;
+use super::world::{Crash, Step, World};
+use crate::domain::{ClaimRef, DeviceId, DraName, Grant, PreparedDevice};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A violated oracle.
+#[derive(Debug, Clone)]
+pub(super) struct Violation {
+    pub(super) oracle: &'static str,
+    pub(super) at: Duration,
+    pub(super) what: String,
+}
+
+/// What was covered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Covered {
+    pub(super) answers: u64,
+    /// Answers that repeat an earlier one.
+    pub(super) repeated: u64,
+    /// Pods whose containers have started.
+    pub(super) starts: u64,
+}
+
+impl Covered {
+    pub(super) fn plus(self, other: Covered) -> Covered {
+        Covered {
+            answers: self.answers + other.answers,
+            repeated: self.repeated + other.repeated,
+            starts: self.starts + other.starts,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Oracles {
+    pub(super) violation: Option<Violation>,
+    pub(super) crashes: BTreeMap<(Step, Crash), u64>,
+    pub(super) covered: Covered,
+    /// By claim and devices.
+    answers: BTreeMap<(String, BTreeSet<DraName>), (Vec<PreparedDevice>, Option<String>)>,
+    seen: u64,
+}
+
+impl Oracles {
+    pub(super) fn violated(&mut self, oracle: &'static str, at: Duration, what: String) {
+        self.violation.get_or_insert(Violation { oracle, at, what });
+    }
+
+    /// The kubelet has an answer for a claim. The call began at `from`.
+    pub(super) fn answered(
+        &mut self,
+        world: &World,
+        of: &ClaimRef,
+        devices: &[PreparedDevice],
+        from: Duration,
+    ) {
+        let now = world.handle.now();
+        world.log(format_args!("{} is answered: {devices:?}", of.uid));
+        self.covered.answers += 1;
+        let names: BTreeSet<DraName> = devices.iter().map(|device| device.name.clone()).collect();
+        let (text, durable) = {
+            let machine = world.machine();
+            let grants = machine.durable.of_claim(&of.uid);
+            let holds = grants.filter_map(|grant| grant.claim.as_deref());
+            let durable: BTreeSet<DraName> = holds
+                .flat_map(|hold| &hold.devices)
+                .map(|device| device.allocated.name.clone())
+                .collect();
+            (machine.cdi_text(&of.uid), durable)
+        };
+        if durable != names {
+            self.violated(
+                "durable",
+                now,
+                format!("{}: {names:?} is answered, {durable:?} is durable", of.uid),
+            );
+        }
+        if !world.cluster().had(&of.uid, &names, from) {
+            self.violated("allocation", now, format!("{}: {names:?} was not allocated", of.uid));
+        }
+        let key = (of.uid.clone(), names);
+        let answer = (devices.to_vec(), text);
+        match self.answers.get(&key) {
+            Some(first) => {
+                self.covered.repeated += 1;
+                if *first != answer {
+                    let what = format!("{}: {answer:?} after {first:?}", of.uid);
+                    self.violated("bytes", now, what);
+                }
+            }
+            None => drop(self.answers.insert(key, answer)),
+        }
+    }
+
+    /// The kubelet asks to unprepare a claim: the next Prepare may have another answer.
+    pub(super) fn asked_to_unprepare(&mut self, uid: &str) {
+        self.answers.retain(|(claim, _), _| claim != uid);
+    }
+
+    /// The containers of a pod start. `wanted` are the devices that its claims have by the kubelet.
+    pub(super) fn started(&mut self, now: Duration, wanted: &[DeviceId], held: &[Held]) {
+        self.covered.starts += 1;
+        let claimed = held.iter().filter(|held| held.claim.is_some());
+        let mut got: Vec<&DeviceId> = claimed.map(|held| &held.device).collect();
+        got.sort();
+        let mut wanted: Vec<&DeviceId> = wanted.iter().collect();
+        wanted.sort();
+        if got != wanted {
+            self.violated("given", now, format!("containers get {got:?} for {wanted:?}"));
+        }
+    }
+
+    /// Called after every step.
+    pub(super) fn check(&mut self, machine: &Machine, now: Duration) {
+        if self.seen == machine.changes || self.violation.is_some() {
+            return;
+        }
+        self.seen = machine.changes;
+        let mut holders: BTreeMap<&DeviceId, BTreeSet<(Option<&str>, &str)>> = BTreeMap::new();
+        for (pod, held) in &machine.containers {
+            for Held { device, claim, is_admin } in held {
+                if let Some(uid) = claim
+                    && !is_held(machine, uid, device)
+                {
+                    let what = format!("{pod} runs with {device} of claim {uid}");
+                    return self.violated("lost", now, what);
+                }
+                if !is_admin {
+                    let holder =
+                        (claim.as_deref(), if claim.is_some() { "" } else { pod.as_str() });
+                    holders.entry(device).or_default().insert(holder);
+                }
+            }
+        }
+        let twice = holders.into_iter().find(|(_, holders)| {
+            holders.len() > 1 && holders.iter().any(|(claim, _)| claim.is_some())
+        });
+        if let Some((device, holders)) = twice {
+            self.violated("twice", now, format!("{device} is held by {holders:?}"));
+        }
+    }
+
+    /// When everything works and nothing has changed for minutes.
+    pub(super) fn idle(&mut self, world: &World) {
+        let now = world.handle.now();
+        let (machine, cluster) = (world.machine(), world.cluster());
+        let waiting: Vec<&String> = cluster
+            .pods
+            .values()
+            .filter(|pod| pod.is_bound && !pod.is_deleted && !machine.runs(&pod.uid))
+            .map(|pod| &pod.uid)
+            .collect();
+        if !waiting.is_empty() {
+            self.violated("runs", now, format!("{waiting:?} do not run"));
+        }
+        let grants: Vec<Arc<Grant>> = machine.durable.grants().cloned().collect();
+        let wanted: BTreeMap<(String, String), bool> = offered(&grants)
+            .pools
+            .iter()
+            .flat_map(|(pool, devices)| {
+                let tainted = |it: &crate::slices::api::Device| !it.taints.is_empty();
+                devices.values().map(move |it| ((pool.clone(), it.name.clone()), tainted(it)))
+            })
+            .collect();
+        let published = cluster.published();
+        if published.as_ref() != Some(&wanted) {
+            self.violated("slices", now, format!("{published:?} for {wanted:?}"));
+        }
+    }
+
+    /// When no pod has existed for minutes.
+    pub(super) fn end(&mut self, world: &World) {
+        let (now, machine) = (world.handle.now(), world.machine());
+        let left: Vec<String> = machine
+            .durable
+            .grants()
+            .filter_map(|grant| Some(format!("{:?} {:?}", grant.claim.as_ref()?, grant.state)))
+            .collect();
+        let files = machine.cdi_claims();
+        if !left.is_empty() || !files.is_empty() {
+            self.violated("held", now, format!("{left:?}, files of {files:?}"));
+        }
+        let known: Vec<&String> = machine.claims_file().claims.keys().collect();
+        if !known.is_empty() {
+            self.violated("held", now, format!("the kubelet has {known:?}"));
+        }
+    }
+}
+
+/// Whether the durable ledger has the device as one of the claim's.
+fn is_held(machine: &Machine, uid: &str, device: &DeviceId) -> bool {
+    let mut grants = machine.durable.of_claim(uid);
+    grants.any(|grant| grant.devices.iter().any(|held| held.id == *device))
+}
