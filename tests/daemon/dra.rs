@@ -25,6 +25,11 @@ impl World {
     }
 
     pub(crate) async fn with_telemetry(gpus: usize, listen: &str) -> World {
+        World::with(gpus, listen, Times::default()).await
+    }
+
+    /// The same, with a kubelet that is as fast as this.
+    pub(crate) async fn with(gpus: usize, listen: &str, times: Times) -> World {
         let node = Node::with(&[("gpu", gpus), ("nic", 1)]);
         let server = ApiServer::start(NODE, &[]).await.unwrap();
         let kubeconfig = server.kubeconfig(&node.path("etc"), "token").unwrap();
@@ -40,7 +45,7 @@ impl World {
             kubelet_dir: node.path("kubelet"),
             release: Release::V1_36,
             appends: Some(true),
-            times: Times::default(),
+            times,
         });
         World { node, server, manager: manager.unwrap() }
     }
