@@ -39,7 +39,6 @@ use crate::domain::{
 use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -29,8 +29,6 @@ pub enum Safeguard {
     ClaimGate,
     /// A claim is answered from its record.
     ClaimRecord,
-    /// The claim of the API server has the UID that the kubelet asks for.
-    ClaimUid,
     /// A record with another allocation is no answer.
     ClaimAllocation,
     /// Prepare reads the claim each time, also one that is recorded.
@@ -54,12 +52,12 @@ pub enum Safeguard {
 impl Safeguard {
     /// The safeguards of claims.
     #[cfg(test)]
-    pub(crate) const OF_CLAIMS: [Safeguard; 14] = [
+    pub(crate) const OF_CLAIMS: [Safeguard; 13] = [
+        Safeguard::ClaimStep,
         Safeguard::DurableAnswer,
         Safeguard::DurableRecord,
         Safeguard::ClaimGate,
         Safeguard::ClaimRecord,
-        Safeguard::ClaimUid,
         Safeguard::ClaimAllocation,
         Safeguard::ClaimRead,
         Safeguard::ClaimInUse,
@@ -67,7 +65,6 @@ impl Safeguard {
         Safeguard::ClaimPods,
         Safeguard::ClaimEnd,
         Safeguard::ClaimFile,
-        Safeguard::ClaimStep,
         Safeguard::ClaimWhole,
     ];
 

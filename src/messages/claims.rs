@@ -6,6 +6,7 @@ use super::WithReply;
 use crate::domain::{ClaimRef, Grant, KubeletClaims, NamedDevices, NotReleased};
 use crate::store::StoreError;
 use actix::Message;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// serving → ledger, as [`WithReply`]: record the grants of a claim, one for each resource, in one

@@ -28,20 +28,12 @@ struct State {
     passed: Vec<(DraSocket, OwnedFd)>,
 }
 
+/// For the driver.
+#[cfg(feature = "cluster")]
 impl DraSockets {
-    /// Every change is a single step, so a panic elsewhere cannot leave one half done.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes that this instance has a DRA driver.
     pub(crate) fn set_served(&self) {
         self.state().is_served = true;
-    }
-
-    /// Whether this instance has a DRA driver.
-    pub(crate) fn is_served(&self) -> bool {
-        self.state().is_served
     }
 
     /// Keeps the server until this instance ends. The former one, if any, closes its sockets.
@@ -55,14 +47,6 @@ impl DraSockets {
         self.state().server.as_ref().is_some_and(Server::is_reachable)
     }
 
-    /// Keeps an earlier instance's sockets for the driver.
-    pub(crate) fn pass(&self, sockets: Vec<(DraSocket, OwnedFd)>) {
-        if !sockets.is_empty() {
-            self.state().passed = sockets;
-            self.passed.notify_one();
-        }
-    }
-
     /// Waits until there are sockets of an earlier instance.
     pub(crate) async fn passed(&self) {
         self.passed.notified().await;
@@ -71,6 +55,26 @@ impl DraSockets {
     /// The sockets of an earlier instance. They end when they are dropped.
     pub(crate) fn take_passed(&self) -> Vec<(DraSocket, OwnedFd)> {
         std::mem::take(&mut self.state().passed)
+    }
+}
+
+impl DraSockets {
+    /// Every change is a single step, so a panic elsewhere cannot leave one half done.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this instance has a DRA driver.
+    pub(crate) fn is_served(&self) -> bool {
+        self.state().is_served
+    }
+
+    /// Keeps an earlier instance's sockets for the driver.
+    pub(crate) fn pass(&self, sockets: Vec<(DraSocket, OwnedFd)>) {
+        if !sockets.is_empty() {
+            self.state().passed = sockets;
+            self.passed.notify_one();
+        }
     }
 
     /// Removes the files of the sockets among these, which this instance does not serve. Returns

@@ -112,7 +112,7 @@ pub(super) fn prepared(
     let (mut entries, none) = (Vec::new(), BTreeSet::new());
     for (uid, grants) in claims {
         let entry = observation.claims.kubelet.as_ref().and_then(|file| file.claims.get(uid));
-        let listed = entry.map(|entry| &entry.pods).unwrap_or(&none);
+        let listed = entry.map_or(&none, |entry| &entry.pods);
         // The cgroups of pods that were not known are in the next observation.
         let is_known = grants.iter().all(|grant| lacking(grant, listed).is_empty());
         let proof = is_known.then(|| proof(watch, uid, &grants, evidence, observation, now));

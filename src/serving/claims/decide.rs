@@ -4,7 +4,7 @@ use super::{ClaimDevices, DecidedClaim, DecidedHold};
 use crate::contract::claim;
 use crate::domain::{
     Allocated, AllocatedClaim, ClaimHold, ClaimRef, ConfigSource, DeviceClass, DeviceId, DraName,
-    Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName, Safeguard, printable,
+    Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName, printable,
 };
 use crate::domain::{Api, ClaimedDevice};
 use std::collections::BTreeMap;
@@ -144,8 +144,7 @@ pub(super) fn check<'a>(
     of: &ClaimRef,
     found: Option<&'a AllocatedClaim>,
 ) -> Result<&'a AllocatedClaim, NotPrepared> {
-    let is_same = |found: &&AllocatedClaim| found.claim.uid == of.uid;
-    let claim = found.filter(|found| is_same(found) || !Safeguard::ClaimUid.is_on());
+    let claim = found.filter(|found| found.claim.uid == of.uid);
     let claim = claim.ok_or_else(|| NotPrepared::Gone(of.clone()))?;
     if !claim.is_allocated {
         return Err(NotPrepared::NotAllocated(of.clone()));

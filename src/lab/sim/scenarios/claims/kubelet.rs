@@ -108,7 +108,7 @@ impl Kubelet {
     }
 
     /// Writes the file.
-    fn checkpoint(&self) {
+    pub(super) fn checkpoint(&self) {
         let claims = self.claims().clone();
         let now = self.world.moment().wall;
         self.world.machine().write_claims(claims, now);

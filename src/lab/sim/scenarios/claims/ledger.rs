@@ -7,12 +7,12 @@ use super::machine::devices;
 use super::world::{MS, Step, Tasks, World, by_number, name_of};
 use crate::domain::{
     AllocId, ClaimHold, ClaimLook, ClaimRef, ContainerEdits, DeviceId, DraName, Entry, Grant,
-    GrantState, GrantedDevice, Object, Safeguard,
+    GrantState, GrantedDevice, NamedDevice, Object, Safeguard,
 };
 use crate::lab::sim::executor::Task;
 use crate::ledger::core::{
-    Ledger, NamedDevice, Recording, ReleaseHooks, Watchlist, held_by_another, is_one_claim,
-    record_claim, release_claim, restore_claims,
+    Ledger, Recording, ReleaseHooks, Watchlist, held_by_another, is_one_claim, record_claim,
+    release_claim, restore_claims,
 };
 use crate::ledger::observe::KubeletAge;
 use crate::serving::claims::{ClaimFiles, ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};

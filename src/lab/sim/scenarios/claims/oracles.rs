@@ -23,6 +23,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The UID of a claim, and its devices.
+type Allocation = (String, BTreeSet<DraName>);
+/// The devices of an answer, and the text of the claim's CDI file.
+type Answer = (Vec<PreparedDevice>, Option<String>);
+
 /// A violated oracle.
 #[derive(Debug, Clone)]
 pub(super) struct Violation {
@@ -57,7 +62,7 @@ pub(super) struct Oracles {
     pub(super) crashes: BTreeMap<(Step, Crash), u64>,
     pub(super) covered: Covered,
     /// By claim and devices.
-    answers: BTreeMap<(String, BTreeSet<DraName>), (Vec<PreparedDevice>, Option<String>)>,
+    answers: BTreeMap<Allocation, Answer>,
     seen: u64,
 }
 

@@ -9,7 +9,7 @@ use crate::slices::attributes::Facts;
 use crate::slices::holders::Holders;
 use crate::slices::publisher::{Action, Event, Failure, Publisher};
 use crate::slices::wanted::{Inputs, Offer, offer};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -23,7 +23,6 @@ pub(super) fn offered(grants: &[Arc<Grant>]) -> Offer {
         resources: &resources,
         claimed: &claimed,
         held: &held,
-        evicted: &BTreeSet::new(),
         verdicts: &Verdicts::default(),
         facts: Facts { nvidia_driver: None, nvml: None },
     })

@@ -95,9 +95,18 @@ fn no_claim_is_lost_and_no_device_has_two_holders() {
 
 #[test]
 fn without_any_one_safeguard_of_claims_an_oracle_is_violated() {
+    // The seeds before the one that detects it need not run every time.
+    let from = |safeguard| match safeguard {
+        Safeguard::DurableRecord => 90,
+        Safeguard::ClaimInUseAgain | Safeguard::ClaimWhole => 150,
+        Safeguard::ClaimEnd => 370,
+        Safeguard::ClaimStep => 900,
+        _ => 0,
+    };
     let found = |safeguard: Safeguard| {
+        let runs = from(safeguard)..1000;
         safeguard.without(|| {
-            (0..1000).find_map(|seed| run(seed).violation.map(|violation| (seed, violation)))
+            runs.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation)))
         })
     };
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
