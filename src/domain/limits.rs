@@ -9,7 +9,7 @@
 //! | socket | connections | descriptors of each | at most | of L, at most |
 //! | --- | --- | --- | --- | --- |
 //! | telemetry | [`TELEMETRY_MAX`] | 1, plus [`BATCH`] being closed | 144 | L/16, plus [`BATCH`] |
-//! | plugin sockets, together | [`PLUGIN_MAX`] | 2: to serve it, and to pass it on | 512 | L/4 |
+//! | plugin and DRA sockets, together | [`PLUGIN_MAX`] | 2: to serve, and to pass on | 512 | L/4 |
 //! | control | [`CONTROL_MAX`] | 1 | 32 | L/32 |
 //! | handover | [`HANDOVER_MAX`] | 1; files of a message are closed | 8 | L/64 |
 //! | earlier instances' connections | [`HELD_MAX`] | 1, and a copy while passed on | 4,096 | L/4 |
@@ -25,8 +25,8 @@ use std::cmp::Reverse;
 /// browser.
 pub const TELEMETRY_MAX: usize = 128;
 
-/// Connections of the plugin sockets without a stream. The kubelet opens its stream within
-/// milliseconds.
+/// Connections of the plugin sockets and of the DRA driver without a stream. The kubelet opens its
+/// stream within milliseconds.
 pub const PLUGIN_MAX: usize = 256;
 
 /// Streams at one plugin socket. Each may keep one unread list in memory. The kubelet opens one,

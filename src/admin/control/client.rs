@@ -7,6 +7,7 @@ use crate::store::{ExportLine, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -67,13 +68,7 @@ pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
 /// # Errors
 /// As [`get`].
 pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
-    let query = async |stream| {
-        let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
-        let request =
-            hyper::Request::post("/v1/devices").header("content-type", "application/json");
-        in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
-    };
-    with(run_dir, query).await
+    post(run_dir, "/v1/devices", order, ANSWER_DEADLINE).await
 }
 
 /// Makes the daemon of `run_dir` release a claim. Returns the claim when that is durable.
@@ -81,17 +76,7 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
 /// # Errors
 /// As [`get`], and when the claim may be in use.
 pub async fn release(run_dir: &Path, order: &ReleaseOrder) -> Result<ClaimRef, ControlError> {
-    let query = async |stream| {
-        let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
-        let request = hyper::Request::post("/v1/claims").header("content-type", "application/json");
-        let body = in_time(ANSWER_DEADLINE, send(stream, "/v1/claims", request, order)).await??;
-        let body = in_time(ANSWER_DEADLINE, body.collect())
-            .await?
-            .map_err(|error| error.to_string())?
-            .to_bytes();
-        serde_json::from_slice(&body).map_err(invalid_answer)
-    };
-    with(run_dir, query).await
+    post(run_dir, "/v1/claims", order, ANSWER_DEADLINE).await
 }
 
 /// Makes the daemon of `run_dir` hand over to another binary. Returns when that instance serves.
@@ -99,19 +84,29 @@ pub async fn release(run_dir: &Path, order: &ReleaseOrder) -> Result<ClaimRef, C
 /// # Errors
 /// As [`get`]. The former daemon then continues to serve, unless its error states otherwise.
 pub async fn hand_over(run_dir: &Path, upgrade: &Upgrade) -> Result<Installed, ControlError> {
+    post(run_dir, "/v1/handover", upgrade, HANDOVER_DEADLINE).await
+}
+
+/// Sends a document, and reads the answer. The daemon may take until `deadline` to carry it out.
+async fn post<T: DeserializeOwned>(
+    run_dir: &Path,
+    resource: &str,
+    document: &impl Serialize,
+    deadline: Duration,
+) -> Result<T, ControlError> {
     let query = async |stream| {
-        let upgrade = serde_json::to_vec(upgrade).map_err(|error| error.to_string())?;
-        let request =
-            hyper::Request::post("/v1/handover").header("content-type", "application/json");
-        let body =
-            in_time(HANDOVER_DEADLINE, send(stream, "/v1/handover", request, upgrade)).await??;
-        let body = in_time(ANSWER_DEADLINE, body.collect())
-            .await?
-            .map_err(|error| error.to_string())?
-            .to_bytes();
-        serde_json::from_slice(&body).map_err(invalid_answer)
+        let document = serde_json::to_vec(document).map_err(|error| error.to_string())?;
+        let request = hyper::Request::post(resource).header("content-type", "application/json");
+        let body = in_time(deadline, send(stream, resource, request, document)).await??;
+        parsed(body, ANSWER_DEADLINE).await
     };
     with(run_dir, query).await
+}
+
+/// The document of an answer.
+async fn parsed<T: DeserializeOwned>(body: Incoming, deadline: Duration) -> Result<T, String> {
+    let body = in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&body.to_bytes()).map_err(invalid_answer)
 }
 
 async fn get_within<T: DeserializeOwned>(
@@ -121,9 +116,7 @@ async fn get_within<T: DeserializeOwned>(
 ) -> Result<T, ControlError> {
     let query = async |stream| {
         let body = in_time(deadline, query(stream, resource)).await??;
-        let body =
-            in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
-        serde_json::from_slice(&body).map_err(invalid_answer)
+        parsed(body, deadline).await
     };
     with(run_dir, query).await
 }

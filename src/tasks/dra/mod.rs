@@ -147,19 +147,7 @@ impl SocketsTask {
     /// Continues with the sockets of an earlier instance if there are any, and else opens new ones.
     async fn open(&self) -> Listeners {
         loop {
-            let passed = self.sockets.dra.take_passed();
-            let adopted = match passed.is_empty() {
-                true => None,
-                false => match Listeners::adopt(&self.root, &passed) {
-                    Ok(listeners) => Some(listeners),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot continue with the DRA sockets of the earlier instance; opening new ones");
-                        None
-                    }
-                },
-            };
-            drop(passed);
-            match adopted.map_or_else(|| Listeners::open(&self.root), Ok) {
+            match self.adopted().map_or_else(|| Listeners::open(&self.root), Ok) {
                 Ok(listeners) => {
                     self.problem.send_replace(None);
                     return listeners;
@@ -176,6 +164,16 @@ impl SocketsTask {
                 () = self.sockets.dra.passed() => {}
             }
         }
+    }
+
+    /// The sockets of an earlier instance. Those that cannot be used are closed.
+    fn adopted(&self) -> Option<Listeners> {
+        let passed = self.sockets.dra.take_passed();
+        if passed.is_empty() {
+            return None;
+        }
+        let failed = |error: &std::io::Error| tracing::warn!(%error, "cannot continue with the DRA sockets of the earlier instance; opening new ones");
+        Listeners::adopt(&self.root, &passed).inspect_err(failed).ok()
     }
 }
 

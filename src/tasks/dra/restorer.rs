@@ -46,10 +46,7 @@ impl Restorer {
     /// Restores all claims that can be restored. Returns those with a device that this node does
     /// not have now, or that could not be recorded.
     pub(crate) async fn begin(&mut self) -> BTreeSet<String> {
-        let kept = match self.read().await {
-            Ok(kept) => kept,
-            Err(error) => self.by_files(&error),
-        };
+        let kept = self.kept().await;
         let left = self.restore(&kept).await;
         // The files of other claims are stale.
         self.files.spare_only(&kept.claims.into_keys().collect());
@@ -74,15 +71,17 @@ impl Restorer {
                     if changed.is_err() {
                         return;
                     }
-                    let mut kept = match self.read().await {
-                        Ok(kept) => kept,
-                        Err(error) => self.by_files(&error),
-                    };
+                    let mut kept = self.kept().await;
                     kept.claims.retain(|uid, _| left.contains(uid));
                     left = self.restore(&kept).await;
                 }
             }
         }
+    }
+
+    /// The claims of the kubelet's record, or else those that only their CDI files show.
+    async fn kept(&self) -> KubeletClaims {
+        self.read().await.unwrap_or_else(|error| self.by_files(&error))
     }
 
     async fn read(&self) -> Result<KubeletClaims, ClaimStateError> {
