@@ -29,24 +29,31 @@ impl FromStr for PciAddress {
     type Err = ParsePciAddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parse = || {
-            let (domain, rest) = text.split_once(':')?;
-            let (bus, rest) = rest.split_once(':')?;
-            let (device, function) = rest.split_once('.')?;
-            let hex = |digits: &str, len: std::ops::RangeInclusive<usize>| {
-                (len.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
-                    .then(|| u32::from_str_radix(digits, 16).ok())
-                    .flatten()
-            };
-            let address = PciAddress {
-                domain: hex(domain, 4..=8)?,
-                bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
-                device: u8::try_from(hex(device, 2..=2)?).ok()?,
-                function: u8::try_from(hex(function, 1..=1)?).ok()?,
-            };
-            (address.device < 32 && address.function < 8).then_some(address)
+        Self::of_name(text).ok_or_else(|| ParsePciAddressError(text.to_owned()))
+    }
+}
+
+impl PciAddress {
+    /// The address that this name is; `None` for any other name. A scan asks it of every component
+    /// of every path, so it allocates nothing.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        let (domain, rest) = name.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        let hex = |digits: &str, len: std::ops::RangeInclusive<usize>| {
+            let digits = Some(digits).filter(|digits| len.contains(&digits.len()))?;
+            let value = |byte: u8| char::from(byte).to_digit(16);
+            digits.bytes().try_fold(0, |number, byte| Some(number << 4 | value(byte)?))
         };
-        parse().ok_or_else(|| ParsePciAddressError(text.to_owned()))
+        let byte = |digits: &str, len: usize| u8::try_from(hex(digits, len..=len)?).ok();
+        let address = PciAddress {
+            domain: hex(domain, 4..=8)?,
+            bus: byte(bus, 2)?,
+            device: byte(device, 2)?,
+            function: byte(function, 1)?,
+        };
+        (address.device < 32 && address.function < 8).then_some(address)
     }
 }
 

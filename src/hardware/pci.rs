@@ -74,7 +74,7 @@ fn functions_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let children = ClassChildren::read(root);
     let Some(bus) = root.folder(DEVICES) else { return failed(root, former) };
     let names: Vec<(&str, PciAddress)> =
-        bus.names().filter_map(|name| Some((name, name.parse().ok()?))).collect();
+        bus.names().filter_map(|name| Some((name, PciAddress::of_name(name)?))).collect();
     // If the listing failed, no function is known completely.
     let failures = root.take_failures();
     if !failures.is_empty() {
@@ -178,7 +178,7 @@ fn read_whole<T>(
         let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
         let first = FirstReads {
             target: target.as_deref(),
-            uevent: uevent.as_deref(),
+            uevent: Uevent::of(uevent.as_deref().unwrap_or_default()),
             group: group.as_deref(),
         };
         let function = read(folder.as_ref(), &first);
@@ -196,7 +196,7 @@ fn read_whole<T>(
 struct FirstReads<'a> {
     /// The target of the link to its folder.
     target: Option<&'a str>,
-    uevent: Option<&'a str>,
+    uevent: Uevent<'a>,
     group: Option<&'a str>,
 }
 
@@ -211,13 +211,13 @@ fn read(
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // `uevent` has most values. Other files are read only for what it lacks: most of a scan's time
     // is opening files.
-    let uevent = |key: &str| uevent_value(first.uevent?, key);
-    let (vendor, device) = id_pair(uevent("PCI_ID"));
-    let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
+    let uevent = &first.uevent;
+    let (vendor, device) = id_pair(uevent.id);
+    let (subsystem_vendor, subsystem_device) = id_pair(uevent.subsystem);
 
     // What only drivers and SR-IOV create is read only where these exist: most functions of a
     // server have neither.
-    let busy = folder.filter(|folder| !is_bare(folder, first.uevent.unwrap_or_default()));
+    let busy = folder.filter(|folder| !is_bare(folder, uevent));
     let entries = || busy.into_iter().flat_map(Folder::names);
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
@@ -230,25 +230,26 @@ fn read(
         let names = inner.iter().flat_map(Folder::names);
         names.filter(|name| is_numbered(name, prefix)).map(str::to_owned).collect()
     };
+    let children = children.of(address, busy);
     let function = PciFunction {
         address,
         vendor: vendor.or_else(|| hex16("vendor")),
         device: device.or_else(|| hex16("device")),
         subsystem_vendor: subsystem_vendor.or_else(|| hex16("subsystem_vendor")),
         subsystem_device: subsystem_device.or_else(|| hex16("subsystem_device")),
-        class: uevent("PCI_CLASS").and_then(parse_hex).or_else(|| parse_hex(&text("class")?)),
-        driver: uevent("DRIVER").map(str::to_owned).or_else(|| link("driver")),
-        physfn: link("physfn").and_then(|name| name.parse().ok()),
+        class: uevent.class().or_else(|| parse_hex(&text("class")?)),
+        driver: uevent.driver.map(str::to_owned).or_else(|| link("driver")),
+        physfn: link("physfn").and_then(|name| PciAddress::of_name(&name)),
         virtfns: Vec::new(),
         vf_index: None,
         sriov_totalvfs: count("sriov_totalvfs"),
         sriov_numvfs: count("sriov_numvfs"),
         iommu_group: first.group.and_then(|group| group.parse().ok()),
         bridges: bridges(first.target.unwrap_or_default(), address),
-        net: children.of(address, busy, "net"),
-        rdma: children.of(address, busy, "infiniband"),
-        nvme: children.of(address, busy, "nvme"),
-        drm: children.of(address, busy, "drm"),
+        net: children("net"),
+        rdma: children("infiniband"),
+        nvme: children("nvme"),
+        drm: children("drm"),
         mdevs: entries().filter(|entry| is_uuid(entry)).map(str::to_owned).collect(),
         vdpa: below("vdpa"),
         uio: inside("uio", "uio"),
@@ -263,16 +264,14 @@ fn read(
 /// A bridge has neither interfaces nor virtual functions, with any driver. In a uevent the kernel
 /// writes the driver first (`dev_uevent`) and `MODALIAS` last (`pci_uevent`). A capture may have
 /// the `driver` link and a truncated uevent.
-fn is_bare(folder: &Folder, uevent: &str) -> bool {
+fn is_bare(folder: &Folder, uevent: &Uevent<'_>) -> bool {
     const BRIDGE: u32 = 0x0604;
-    let value = |key| uevent_value(uevent, key);
-    let is_bridge =
-        value("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
-    let is_driven = value("DRIVER").is_some();
-    let driver_is_known = is_driven || value("MODALIAS").is_some() || folder.lacks("driver");
+    let is_bridge = uevent.class().is_some_and(|class| class >> 8 == BRIDGE);
+    let is_driven = uevent.driver.is_some();
+    let driver_is_known = is_driven || uevent.modalias.is_some() || folder.lacks("driver");
     let has_nothing = is_bridge
         || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
-    value("PCI_ID").is_some() && driver_is_known && has_nothing
+    uevent.id.is_some() && driver_is_known && has_nothing
 }
 
 /// The links `virtfn0`, `virtfn1`, … sorted by number, which is not the order of their names.
@@ -293,11 +292,7 @@ fn virtfns<'a>(
 /// the text of the link, since the folders between may be missing. Where the entry is no link, the
 /// bridges are unknown.
 fn bridges(target: &str, address: PciAddress) -> Vec<PciAddress> {
-    target
-        .split('/')
-        .filter_map(|component| component.parse().ok())
-        .filter(|bridge| *bridge != address)
-        .collect()
+    target.split('/').filter_map(PciAddress::of_name).filter(|bridge| *bridge != address).collect()
 }
 
 /// Parses a hexadecimal number, with or without `0x`.
@@ -310,10 +305,43 @@ pub(super) fn parse_hex(text: &str) -> Option<u32> {
         .flatten()
 }
 
-/// The value of `KEY=value` in a uevent file; `None` where it is empty.
-pub(super) fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
-    let value = uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?.trim();
-    (!value.is_empty()).then_some(value)
+/// The values of a function's `uevent` file; `None` for those that are empty or missing.
+#[derive(Debug, Default)]
+pub(super) struct Uevent<'a> {
+    /// `DRIVER`.
+    pub(super) driver: Option<&'a str>,
+    /// `PCI_CLASS`, hexadecimal.
+    class: Option<&'a str>,
+    /// `PCI_ID`: vendor and device.
+    id: Option<&'a str>,
+    /// `PCI_SUBSYS_ID`.
+    subsystem: Option<&'a str>,
+    /// `MODALIAS`.
+    modalias: Option<&'a str>,
+}
+
+impl<'a> Uevent<'a> {
+    /// Parses the lines `KEY=value`.
+    pub(super) fn of(text: &'a str) -> Self {
+        let mut uevent = Uevent::default();
+        for (key, value) in text.split('\n').filter_map(|line| line.split_once('=')) {
+            let known = match key {
+                "DRIVER" => &mut uevent.driver,
+                "PCI_CLASS" => &mut uevent.class,
+                "PCI_ID" => &mut uevent.id,
+                "PCI_SUBSYS_ID" => &mut uevent.subsystem,
+                "MODALIAS" => &mut uevent.modalias,
+                _ => continue,
+            };
+            *known = Some(value.trim()).filter(|value| !value.is_empty());
+        }
+        uevent
+    }
+
+    /// Base class, sub-class and programming interface.
+    fn class(&self) -> Option<u32> {
+        self.class.and_then(parse_hex)
+    }
 }
 
 /// Parses `8086:BCCE` of a uevent file.
@@ -325,11 +353,11 @@ fn id_pair(text: Option<&str>) -> (Option<u16>, Option<u16>) {
 
 /// The class devices by the function above them, for those that are not direct children of it. The
 /// interface of a virtio function is below `virtio0/`, and a capture may have `class/` only.
-struct ClassChildren(BTreeMap<(&'static str, PciAddress), BTreeSet<String>>);
+struct ClassChildren(BTreeMap<PciAddress, Vec<(&'static str, String)>>);
 
 impl ClassChildren {
     fn read(root: &HostRoot) -> Self {
-        let mut children: BTreeMap<(&'static str, PciAddress), BTreeSet<String>> = BTreeMap::new();
+        let mut children: BTreeMap<PciAddress, Vec<(&'static str, String)>> = BTreeMap::new();
         for class in ["net", "infiniband", "nvme", "drm"] {
             for name in root.entries(&format!("sys/class/{class}")) {
                 let entry = format!("sys/class/{class}/{name}");
@@ -337,21 +365,29 @@ impl ClassChildren {
                     .link_target(&entry)
                     .or_else(|| root.link_target(&format!("{entry}/device")));
                 // The nearest function is the last address: behind VMD the path has two domains.
-                let above = target
-                    .as_deref()
-                    .unwrap_or_default()
-                    .rsplit('/')
-                    .find_map(|component| component.parse().ok());
+                let above =
+                    target.as_deref().unwrap_or_default().rsplit('/').find_map(PciAddress::of_name);
                 if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
-                    children.entry((class, address)).or_default().insert(name);
+                    children.entry(address).or_default().push((class, name));
                 }
             }
         }
         ClassChildren(children)
     }
 
-    fn of(&self, address: PciAddress, folder: Option<&Folder>, class: &'static str) -> Vec<String> {
-        let mut names = self.0.get(&(class, address)).cloned().unwrap_or_default();
+    /// Those of a function, also from its folder where it may have some.
+    fn of(&self, address: PciAddress, folder: Option<&Folder>) -> impl Fn(&str) -> Vec<String> {
+        let known = self.0.get(&address).map(Vec::as_slice).unwrap_or_default();
+        move |class| Self::with_class(known, folder, class)
+    }
+
+    fn with_class(
+        known: &[(&'static str, String)],
+        folder: Option<&Folder>,
+        class: &str,
+    ) -> Vec<String> {
+        let of_class = known.iter().filter(|(known, _)| *known == class);
+        let mut names: BTreeSet<String> = of_class.map(|(_, name)| name.clone()).collect();
         for entry in folder.into_iter().flat_map(Folder::names) {
             let is_virtio = class == "net" && is_numbered(entry, "virtio");
             if entry != class && !is_virtio {
@@ -454,7 +490,7 @@ mod tests {
             let read = read_whole(&bus, name, |opened, first| {
                 times += 1;
                 let opened = opened?;
-                assert!(opened.has("numa_node") && first.uevent.is_some());
+                assert!(opened.has("numa_node") && first.uevent.driver.is_some());
                 meanwhile();
                 opened.read("numa_node")
             });
@@ -467,7 +503,10 @@ mod tests {
         // The kernel deletes `uevent` first: a folder without it is being removed.
         place(root, path, &whole[1..]);
         let bus = HostRoot::new(root).folder(DEVICES).unwrap();
-        assert_eq!(read_whole(&bus, name, |_, first| (remove(), first.uevent.is_some()).1), None);
+        assert_eq!(
+            read_whole(&bus, name, |_, first| (remove(), first.uevent.driver.is_some()).1),
+            None
+        );
 
         // If only one file is removed, as a driver does, the function is still there.
         place(root, path, &whole);

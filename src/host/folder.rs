@@ -4,9 +4,9 @@
 use super::failure::{Failures, call};
 use super::text::{read_bounded, text_of};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
-use rustix::fs::{FileType, RawDir};
+use rustix::fs::{FileType, RawDir, readlinkat_raw};
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::io;
@@ -20,6 +20,8 @@ use std::path::Path;
 const ENTRIES_BYTES: usize = 4096;
 /// The maximum size of an attribute of sysfs.
 const ATTRIBUTE_BYTES: u64 = 4096;
+/// More than the longest target of a link (`PATH_MAX` without its end).
+const LINK_BYTES: usize = 4096;
 
 /// The directory, and its content when it was first listed. Listing costs as much as all other
 /// reads of most devices.
@@ -147,7 +149,9 @@ impl Folder {
         if self.lacks_by_list(name) {
             return true;
         }
-        let link = call(|| Ok(readlinkat(&self.dir, name)?));
+        // The kernel cuts the target to the buffer. Its text is not needed.
+        let mut buffer = [MaybeUninit::<u8>::uninit()];
+        let link = call(|| Ok(readlinkat_raw(&self.dir, name, &mut buffer[..]).map(|_| ())?));
         self.note(name, &link);
         link.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
@@ -204,7 +208,9 @@ impl Folder {
         if self.lacks_by_list(name) {
             return None;
         }
-        self.found(name, call(|| Ok(readlinkat(&self.dir, name)?)))?.into_string().ok()
+        let mut buffer = [MaybeUninit::<u8>::uninit(); LINK_BYTES];
+        let read = call(|| Ok(readlinkat_raw(&self.dir, name, &mut buffer[..])?.0));
+        Some(str::from_utf8(self.found(name, read)?).ok()?.to_owned())
     }
 
     /// The last component of a link's target, like
@@ -237,7 +243,7 @@ impl Folder {
     }
 
     fn below(&self, name: &str) -> String {
-        format!("{}/{name}", self.path)
+        [&self.path, "/", name].concat()
     }
 }
 

@@ -25,7 +25,7 @@ mod pci;
 mod rdma;
 mod thermal;
 
-use super::pci::{folder, uevent_value};
+use super::pci::{Uevent, folder};
 use crate::domain::{
     Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom,
 };
@@ -175,7 +175,8 @@ impl Probe<'_> {
     /// an unbinding.
     fn keeps_driver(&self) -> bool {
         let uevent = self.read("uevent").unwrap_or_default();
-        let driver = uevent_value(&uevent, "DRIVER")
+        let driver = Uevent::of(&uevent)
+            .driver
             .map(str::to_owned)
             .or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
         driver.is_some() && driver == self.function.driver
