@@ -4,7 +4,7 @@ use super::client::Limits;
 use super::watch::Times;
 use super::{Client, ClusterError, Credentials, ObjectWatch, Report};
 use crate::domain::ApiCredentials;
-use crate::lab::sim::api_server::{ApiServer, Served};
+use crate::lab::sim::api_server::{ApiServer, Fault, Served};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -30,7 +30,7 @@ async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 
 /// A watch of `gpu-7` with the credentials of a kubeconfig.
 fn watch(kubeconfig: &Path, silence: Duration) -> ObjectWatch {
-    let times = Times { answer: HANG, silence, watch: HANG };
+    let times = Times { answer: HANG, quiet: HANG, silence, watch: HANG };
     ObjectWatch::with_times(credentials(kubeconfig), "gpu-7", times)
 }
 
@@ -144,6 +144,61 @@ async fn a_silent_watch_is_opened_again() {
     let error = failure(&mut watch).await;
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     assert_eq!(labels(&mut watch).await, "a=2");
+}
+
+/// The server accepts connections, and answers nothing.
+#[tokio::test]
+async fn a_server_that_hangs_is_reported_long_before_its_bookmark_is_due() {
+    let Scene { server, folder, .. } = scene(HANG).await;
+    let kubeconfig = server.kubeconfig(folder.path(), "first").unwrap();
+    let (answer, quiet) = (Duration::from_millis(300), Duration::from_millis(100));
+    let times = Times { answer, quiet, silence: HANG, watch: HANG };
+    let mut watch = ObjectWatch::with_times(credentials(&kubeconfig), "gpu-7", times);
+    assert_eq!(labels(&mut watch).await, "a=1");
+    served(&server, |served| served.watches == 1).await;
+    server.silence(true);
+    server.on_request(|_| Some(Fault::Delay(HANG)));
+    // The reader of the watch does other things in between.
+    let error = loop {
+        tokio::select! {
+            report = watch.next() => match report {
+                Report::Failed { error, .. } => break error,
+                other => panic!("{other:?}"),
+            },
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    };
+    assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
+    server.on_request(|_| None);
+    server.silence(false);
+    server.set_labels(&[("a", "2")]);
+    assert_eq!(labels(&mut watch).await, "a=2");
+}
+
+#[tokio::test]
+async fn a_quiet_watch_of_a_server_that_answers_stays_open() {
+    let Scene { server, folder, .. } = scene(HANG).await;
+    let kubeconfig = server.kubeconfig(folder.path(), "first").unwrap();
+    let quiet = Duration::from_millis(20);
+    let times = Times { answer: HANG, quiet, silence: HANG, watch: HANG };
+    let mut watch = ObjectWatch::with_times(credentials(&kubeconfig), "gpu-7", times);
+    assert_eq!(labels(&mut watch).await, "a=1");
+    let probes = || server.requests().iter().filter(|it| it.as_str() == "GET /version").count();
+    // Refusals are answers too.
+    server.on_request(|request| (request.path == "/version").then_some(Fault::Refuse(403, None)));
+    let quiet_watch = async {
+        while probes() < 5 {
+            tokio::select! {
+                report = watch.next() => panic!("{report:?}"),
+                () = tokio::time::sleep(quiet) => {}
+            }
+        }
+    };
+    soon("questions", quiet_watch).await;
+    server.set_labels(&[("a", "2")]);
+    assert_eq!(labels(&mut watch).await, "a=2");
+    assert_eq!(server.served().borrow().lists, 1, "it is the same watch");
+    assert_eq!(server.connections().borrow().all, 2, "and one more connection");
 }
 
 #[tokio::test]

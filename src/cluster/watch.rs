@@ -3,7 +3,12 @@
 //! Each round lists the objects, then watches their changes from that version on. A round ends when
 //! the API server ends the watch at its time limit, when it no longer has the changes (410), when
 //! nothing arrives, or with an error. After a pause the next round begins.
+//!
+//! A watch without changes has a bookmark a minute, so its silence shows little. After some of it
+//! the API server is asked for its version, which needs no right, on a connection of its own. Any
+//! answer shows that it works.
 
+use super::client::{Client, Limits};
 use super::collection::{Collection, escaped};
 use super::connection::{Connection, JSON, LIST_BYTES_MAX, Question, refused};
 use super::credentials::Credentials;
@@ -16,7 +21,8 @@ use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
-use tokio::time::{Instant, timeout};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// The forms of the answers.
 #[derive(Debug, Clone, Copy)]
@@ -38,8 +44,11 @@ pub(super) const METADATA: Forms = Forms {
 pub(super) struct Times {
     /// The limit of a connect, and of an answer.
     pub(super) answer: Duration,
+    /// After this time without anything, the API server is asked whether it answers. Its answer
+    /// is for the same time.
+    pub(super) quiet: Duration,
     /// The API server sends a bookmark about every minute. After this time without anything, the
-    /// connection counts as lost.
+    /// connection counts as lost, also if the API server answers.
     pub(super) silence: Duration,
     /// The least time after which the API server ends the watch, up to twice of it.
     pub(super) watch: Duration,
@@ -49,6 +58,7 @@ impl Default for Times {
     fn default() -> Self {
         Times {
             answer: Duration::from_secs(15),
+            quiet: Duration::from_secs(25),
             silence: Duration::from_secs(150),
             watch: Duration::from_secs(300),
         }
@@ -85,6 +95,8 @@ pub struct Watch<T> {
     times: Times,
     pauses: Pauses,
     random: RandomState,
+    /// Asks whether the API server answers.
+    client: Client,
     round: Option<Round>,
     /// The report that follows the last one at once.
     following: Option<WatchEvent<T>>,
@@ -100,6 +112,44 @@ struct Round {
     body: Incoming,
     lines: Lines,
     began: Instant,
+    /// When something arrived.
+    heard: Instant,
+    /// When the API server was last known to answer.
+    answered: Instant,
+    probe: Option<Probe>,
+}
+
+/// The question whether the API server answers. It ends with this value.
+#[derive(Debug)]
+struct Probe(JoinHandle<Result<(), ClusterError>>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Probe {
+    fn start(client: &Client) -> Self {
+        let client = client.clone();
+        Probe(tokio::spawn(async move { client.version().await.map(drop) }))
+    }
+
+    /// Why the API server does not answer. A refusal is an answer.
+    async fn failure(probe: &mut Option<Probe>) -> Option<ClusterError> {
+        let Some(Probe(task)) = probe else { return std::future::pending().await };
+        let result = task.await;
+        *probe = None;
+        let lost = |error: &ClusterError| {
+            matches!(
+                error,
+                ClusterError::Connect { .. }
+                    | ClusterError::Silent { .. }
+                    | ClusterError::Broken { .. }
+            )
+        };
+        result.ok().and_then(Result::err).filter(lost)
+    }
 }
 
 /// One event of a watch, as far as it matters.
@@ -123,7 +173,10 @@ impl<T: DeserializeOwned> Watch<T> {
         forms: Forms,
         times: Times,
     ) -> Self {
+        let limits =
+            Limits { answer: times.answer, idle: times.quiet + times.answer, age: times.watch };
         Watch {
+            client: Client::with_limits(credentials.clone(), limits),
             credentials,
             collection,
             forms,
@@ -159,7 +212,7 @@ impl<T: DeserializeOwned> Watch<T> {
                     Err(error) => return self.failed(error, began.elapsed()),
                 }
             };
-            match round.step(self.times.silence, self.collection.path()).await {
+            match round.step(&self.client, self.times, self.collection.path()).await {
                 Ok(Step::Report(report)) => return report,
                 Ok(Step::Nothing) => {}
                 Ok(Step::End) => {
@@ -193,7 +246,9 @@ impl<T: DeserializeOwned> Watch<T> {
         match connection.send(&watch).await {
             Ok(answer) => {
                 let body = answer.into_body();
-                self.round = Some(Round { connection, body, lines: Lines::default(), began });
+                let (lines, now) = (Lines::default(), Instant::now());
+                let (heard, answered, probe) = (now, now, None);
+                self.round = Some(Round { connection, body, lines, began, heard, answered, probe });
             }
             // The list is an answer all the same: it is reported before the error.
             Err(failed) => self.following = Some(self.failed(failed.error, began.elapsed())),
@@ -230,19 +285,37 @@ impl<T: DeserializeOwned> Watch<T> {
 }
 
 impl Round {
+    /// The next event. The future may be dropped: all times count from the events.
     async fn step<T: DeserializeOwned>(
         &mut self,
-        silence: Duration,
+        client: &Client,
+        times: Times,
         path: &str,
     ) -> Result<Step<T>, ClusterError> {
         if let Some(line) = self.lines.next() {
             return event(&line, path);
         }
-        match timeout(silence, self.body.frame()).await {
-            Err(_) => Err(self.connection.silent(silence)),
-            Ok(None) => Ok(Step::End),
-            Ok(Some(Err(error))) => Err(self.connection.broken(&error)),
-            Ok(Some(Ok(frame))) => {
+        let frame = tokio::select! {
+            biased;
+            frame = self.body.frame() => frame,
+            failure = Probe::failure(&mut self.probe) => {
+                self.answered = Instant::now();
+                return failure.map_or(Ok(Step::Nothing), Err);
+            }
+            () = tokio::time::sleep_until(self.heard + times.silence) => {
+                return Err(self.connection.silent(times.silence));
+            }
+            () = tokio::time::sleep_until(self.answered + times.quiet), if self.probe.is_none() => {
+                self.probe = Some(Probe::start(client));
+                return Ok(Step::Nothing);
+            }
+        };
+        let now = Instant::now();
+        (self.heard, self.answered, self.probe) = (now, now, None);
+        match frame {
+            None => Ok(Step::End),
+            Some(Err(error)) => Err(self.connection.broken(&error)),
+            Some(Ok(frame)) => {
                 let piece = frame.into_data().unwrap_or_default();
                 self.lines.add(&piece).map_err(|_| {
                     let server = self.connection.server();

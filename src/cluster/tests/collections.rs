@@ -19,7 +19,7 @@ async fn scene() -> Scene {
     server.add_user(Some("t"), User::Kubelet("gpu-7".into()));
     let kubeconfig = server.kubeconfig(folder.path(), "t").unwrap();
     let own = Collection::at(RESOURCE_SLICES).with_field("spec.nodeName", "gpu-7");
-    let times = Times { answer: HANG, silence: HANG, watch: HANG };
+    let times = Times { answer: HANG, quiet: HANG, silence: HANG, watch: HANG };
     let watch = Watch::with(credentials(&kubeconfig), own, WHOLE, times);
     Scene { client: client(&kubeconfig), _folder: folder, server, watch }
 }
@@ -74,7 +74,7 @@ async fn a_change_between_the_list_and_the_watch_is_not_lost() {
         if request.is_watch() && !puts.swap(true, std::sync::atomic::Ordering::Relaxed) {
             sender.send(()).unwrap();
             // The change is made while the request for the watch waits.
-            return Some(crate::lab::sim::api_server::Fault::Delay(Duration::from_millis(50)));
+            return Some(Fault::Delay(Duration::from_millis(50)));
         }
         None
     });
