@@ -7,8 +7,8 @@ use crate::serving::Preparer;
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
-    ApiClaims, Driver, EvidenceTask, Healths, Recorder, Restorer, SlicesTask, SocketsTask,
-    keep_files, live_claims,
+    ApiClaims, Driver, EvidenceTask, Healths, Recorder, Records, RecordsTask, Restorer, SlicesTask,
+    SocketsTask, keep_files, live_claims,
 };
 use crate::telemetry::metrics;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Wiring {
         let roots = &self.settings.roots;
         let credentials = Credentials::new(&config.credentials, &roots.kubelet, &roots.host);
         let client = Client::new(credentials.clone());
-        let (views, actors) = (&self.views, &self.actors);
+        let views = &self.views;
         let files = self.spec_files.claims.clone();
         // The directory is empty after a boot, and the kubelet may start containers at once. The
         // files of other claims stay until it is known whether the ledger has lost them.
@@ -38,14 +38,7 @@ impl Wiring {
         if let Err(error) = files.keep(live_claims(&views.grants.borrow())) {
             tracing::warn!(%error, "cannot update the CDI files of claims");
         }
-        let recorder = Recorder {
-            record: actors.ledger.replying_mailbox(),
-            release: actors.ledger.replying_mailbox(),
-            grants: views.grants.clone(),
-            boot_id: self.boot_id.clone(),
-            kubelet: views.kubelet.clone(),
-            kubelet_dir: roots.kubelet.clone(),
-        };
+        let records = Records::new(roots.kubelet.clone(), views.grants.clone());
         // The one of the device plugin knows only the lists for the kubelet.
         let devices = Preparer::new(
             views.inventory.clone(),
@@ -58,12 +51,12 @@ impl Wiring {
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
             Arc::new(ApiClaims(client.clone())),
-            Arc::new(recorder),
+            Arc::new(self.recorder(&records)),
             Arc::clone(&devices) as _,
             Arc::clone(&name_of),
             files.clone(),
         );
-        let restorer = self.restorer(files.clone(), devices, Arc::clone(&name_of));
+        let restorer = self.restorer(&records, files.clone(), devices, Arc::clone(&name_of));
         let evidence = self.claim_evidence(node.clone(), Client::new(credentials.clone()));
         let (health, healths) = watch::channel(Arc::from([]));
         let (notices, noticed) = watch::channel(None);
@@ -99,6 +92,7 @@ impl Wiring {
         let keep = keep_files(files, views.grants.clone());
         vec![
             tokio::spawn(healths.keep()),
+            tokio::spawn(self.claim_records(records).run()),
             tokio::spawn(begin(restorer, keep, sockets, slices, evidence)),
         ]
     }
@@ -115,14 +109,27 @@ impl Wiring {
             .ok()
     }
 
+    fn recorder(&self, records: &Records) -> Recorder {
+        let (views, ledger) = (&self.views, &self.actors.ledger);
+        Recorder {
+            record: ledger.replying_mailbox(),
+            release: ledger.replying_mailbox(),
+            grants: views.grants.clone(),
+            boot_id: self.boot_id.clone(),
+            kubelet: views.kubelet.clone(),
+            records: records.clone(),
+        }
+    }
+
     fn restorer(
         &self,
+        records: &Records,
         files: ClaimFiles,
         devices: Arc<dyn ClaimDevices>,
         name_of: NameOf,
     ) -> Restorer {
         Restorer {
-            kubelet_dir: self.settings.roots.kubelet.clone(),
+            records: records.clone(),
             files,
             devices,
             name_of,
@@ -133,13 +140,21 @@ impl Wiring {
         }
     }
 
+    fn claim_records(&self, records: Records) -> RecordsTask {
+        RecordsTask {
+            records,
+            grants: self.views.grants.clone(),
+            evidence: self.publishers.claim_evidence.clone(),
+            reconcile: self.actors.ledger.mailbox(),
+        }
+    }
+
     fn claim_evidence(&self, node: NodeName, client: Client) -> EvidenceTask {
         let (views, roots) = (&self.views, &self.settings.roots);
         EvidenceTask {
             node,
             client,
             host_root: roots.host.clone(),
-            kubelet_dir: roots.kubelet.clone(),
             grants: views.grants.clone(),
             kubelet: views.kubelet.clone(),
             evidence: self.publishers.claim_evidence.clone(),

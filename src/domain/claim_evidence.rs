@@ -5,10 +5,15 @@ use super::checkpoint_claim::CheckpointClaim;
 use super::claim::{ClaimRef, DraName, PreparedDevice};
 use super::edits::ContainerEdits;
 use super::grant::GrantedDevice;
+use super::pod::PodRef;
 use super::resource_name::ResourceName;
-use super::time::Timestamp;
+use super::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// The pods of a claim that are remembered. The API reserves a claim for at most 256 pods at a time
+/// (`resourceclaim.status.reservedFor`).
+pub const CLAIM_PODS_MAX: usize = 256;
 
 /// What the API server and the kubelet last showed of claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,7 +26,7 @@ pub struct ClaimEvidence {
 }
 
 /// An answer of the API server about one claim. An error is no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimLook {
     /// Whether nothing on this node is allocated to the claim any longer: the server has no such
     /// claim, or one with another UID, or its allocation has no device of this driver and node. A
@@ -30,6 +35,8 @@ pub struct ClaimLook {
     pub is_gone: bool,
     /// When the server was asked (`CLOCK_BOOTTIME`). Its answer is no older.
     pub at: Duration,
+    /// The pods that the claim is reserved for (`status.reservedFor`), of all nodes.
+    pub pods: Vec<PodRef>,
 }
 
 /// The kubelet's own record of claims (`dra_manager_state`), with the devices of this driver.
@@ -40,8 +47,27 @@ pub struct ClaimLook {
 pub struct KubeletClaims {
     /// Its entries, by the claim's UID.
     pub claims: BTreeMap<String, KubeletClaim>,
-    /// When the file was written.
-    pub written_at: Timestamp,
+    /// When it was read. Its content is no older.
+    pub read_at: Moment,
+}
+
+impl KubeletClaims {
+    /// Adds the pods that an earlier content has for the same claims, except those that are
+    /// recorded: the kubelet drops a pod that was deleted by force while its containers run.
+    /// `is_recorded` gets the UIDs of a claim and of a pod. At most [`CLAIM_PODS_MAX`] pods of a
+    /// claim are kept.
+    pub fn keep_pods_of(
+        &mut self,
+        earlier: &KubeletClaims,
+        is_recorded: impl Fn(&str, &str) -> bool,
+    ) {
+        for (uid, claim) in &mut self.claims {
+            let former = earlier.claims.get(uid).map(|claim| &claim.pods).into_iter().flatten();
+            let missing = former.filter(|pod| !is_recorded(uid, pod));
+            let free = CLAIM_PODS_MAX.saturating_sub(claim.pods.len());
+            claim.pods.extend(missing.take(free).cloned().collect::<Vec<_>>());
+        }
+    }
 }
 
 /// One entry of the kubelet's record.

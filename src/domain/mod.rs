@@ -58,7 +58,8 @@ pub use claim::{
     DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,
 };
 pub use claim_evidence::{
-    ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims, NamedDevice, NamedDevices,
+    CLAIM_PODS_MAX, ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims, NamedDevice,
+    NamedDevices,
 };
 pub use cluster::{ApiCredentials, NodeLabels};
 pub use contract::{

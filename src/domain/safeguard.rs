@@ -39,6 +39,8 @@ pub enum Safeguard {
     ClaimInUseAgain,
     /// The pods that the kubelet has added to a claim since its Prepare use it too.
     ClaimPods,
+    /// The kubelet's record of claims is read at each of its changes.
+    ClaimChanges,
     /// A claim that was unprepared early is released after its last process.
     ClaimEnd,
     /// A claim's file is written before the answer.
@@ -52,7 +54,7 @@ pub enum Safeguard {
 impl Safeguard {
     /// The safeguards of claims.
     #[cfg(test)]
-    pub(crate) const OF_CLAIMS: [Safeguard; 13] = [
+    pub(crate) const OF_CLAIMS: [Safeguard; 14] = [
         Safeguard::ClaimStep,
         Safeguard::DurableAnswer,
         Safeguard::DurableRecord,
@@ -63,6 +65,7 @@ impl Safeguard {
         Safeguard::ClaimInUse,
         Safeguard::ClaimInUseAgain,
         Safeguard::ClaimPods,
+        Safeguard::ClaimChanges,
         Safeguard::ClaimEnd,
         Safeguard::ClaimFile,
         Safeguard::ClaimWhole,

@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Timestamp {
 }
 
 /// The present time, on both clocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment {
     /// `CLOCK_BOOTTIME`: never jumps, and counts suspend. All waits and ages are measured with it.
     pub boot: Duration,

@@ -31,8 +31,8 @@ pub struct RecordClaim {
 pub struct ReleaseClaim {
     /// The claim. Its UID identifies it.
     pub claim: ClaimRef,
-    /// The UIDs of its pods in the kubelet's record; empty if that cannot be read. The kubelet
-    /// prepares a claim once for all of its pods.
+    /// The UIDs of its pods in the kubelet's record, or in the last one that could be read. The
+    /// kubelet prepares a claim once for all of its pods.
     pub pods: BTreeSet<String>,
 }
 

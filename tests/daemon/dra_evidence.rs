@@ -129,6 +129,37 @@ fn a_claim_in_the_kubelets_record_is_kept_and_one_that_it_lacks_is_released() {
     });
 }
 
+/// The kubelet does not ask to prepare a claim again for a later pod: it adds the pod to its
+/// record. A forced deletion removes the pod from there while its container runs.
+#[test]
+fn a_later_pod_that_was_deleted_by_force_keeps_the_claim_until_its_last_process_has_ended() {
+    run(async {
+        let world = World::new(1).await;
+        let _kubelet = world.node.start_kubelet().await;
+        let daemon = world.start();
+        let names = world.until_published(1).await;
+        world.until_registered().await;
+        let mut claim = world.allocate("train", "pod-first", &names);
+        claim.pods.insert("pod-later".to_owned());
+        for pod in ["pod-first", "pod-later"] {
+            world.manager.prepare(pod, std::slice::from_ref(&claim)).await.unwrap();
+        }
+        let holders = || serde_json::to_string(&world.holders("train")).unwrap();
+        until("the later pod", holders, |holders| holders.contains("pod-later")).await;
+        let cgroup = world.cgroup("pod-later");
+        fs::create_dir_all(&cgroup).unwrap();
+        fs::write(cgroup.join("cgroup.events"), "populated 1\n").unwrap();
+        for pod in ["pod-later", "pod-first"] {
+            world.manager.unprepare(pod).await.unwrap();
+        }
+        assert!(fs::read_to_string(world.record()).unwrap().contains(r#"List\":[]"#));
+        assert_eq!(world.holders("train").len(), 1, "a process of the later pod runs");
+        fs::remove_dir_all(&cgroup).unwrap();
+        world.until_released(&daemon, "train", "unprepared").await;
+        stop(daemon).await;
+    });
+}
+
 /// Another claim, which is asked about later, is the clock: when it is released, the first one
 /// would have been released too.
 async fn kept_while_another_is_released(

@@ -7,14 +7,12 @@
 
 use crate::domain::{
     CheckpointClaim, CheckpointClaimDevice, ClaimRef, DraName, KubeletClaim, KubeletClaims,
-    Timestamp,
 };
-use crate::host::read_bounded;
+use crate::host::{self, read_bounded};
 use crate::kubelet::checkpoint::{BYTES_MAX, kind};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -164,23 +162,16 @@ fn read_all(root: &Path) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
     parse(&bytes, path)
 }
 
-/// The kubelet's record as evidence: its claims with a device of `driver`, and when it was written.
+/// The kubelet's record as evidence: its claims with a device of `driver`, and when it was read.
 ///
 /// # Errors
 /// As [`read_claims`].
 pub fn read_record(root: &Path, driver: &str) -> Result<KubeletClaims, ClaimStateError> {
-    let path = root.join(FILE_NAME);
-    // Before the content: a file that is replaced in between counts as the older one.
-    let written_at = match fs::metadata(&path).and_then(|file| file.modified()) {
-        Ok(at) => Timestamp::from_system(at),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(ClaimStateError::Absent { path });
-        }
-        Err(source) => return Err(ClaimStateError::Unreadable { path, source }),
-    };
+    // Before the content: what the kubelet writes from now on may be missing in it.
+    let read_at = host::now();
     let claims = read_claims(root, driver)?.into_iter().map(KubeletClaim::from);
     let claims = claims.map(|kept| (kept.claim.uid.clone(), kept)).collect();
-    Ok(KubeletClaims { claims, written_at })
+    Ok(KubeletClaims { claims, read_at })
 }
 
 fn parse(bytes: &[u8], path: PathBuf) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
@@ -296,15 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn the_record_has_the_time_of_the_file_and_a_device_of_each_request() {
+    fn the_record_has_the_time_of_the_read_and_a_device_of_each_request() {
         let dir = tempfile::tempdir().unwrap();
         assert!(read_record(dir.path(), DRA_DRIVER).unwrap_err().is_absent());
         let path = dir.path().join(FILE_NAME);
         fs::write(&path, golden()).unwrap();
-        let written = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_700_000_000_123);
-        File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+        let before = host::now();
         let record = read_record(dir.path(), DRA_DRIVER).unwrap();
-        assert_eq!(record.written_at, Timestamp(1_700_000_000_123));
+        assert!(before.boot <= record.read_at.boot && record.read_at.boot <= host::now().boot);
         assert_eq!(record.claims.len(), 2);
         assert!(record.claims["u-2"].devices.is_empty());
         let devices = &record.claims["067798be-454e-4be4-9047-1aa06aea63f7"].devices;

@@ -1,7 +1,7 @@
 //! The end of a claim's grant: what every proof of it needs, and the released state.
 
-use crate::domain::{CgroupState, Grant, GrantState, PodRef, Safeguard, Timestamp};
-use std::collections::BTreeSet;
+use crate::domain::{CLAIM_PODS_MAX, CgroupState, Grant, GrantState, PodRef, Safeguard, Timestamp};
+use std::collections::BTreeMap;
 
 /// `released_by` of a claim that the kubelet has unprepared.
 pub const UNPREPARED: &str = "unprepared";
@@ -14,15 +14,29 @@ pub(super) fn has_ended(grant: &Grant, cgroup: &impl Fn(&str) -> CgroupState) ->
         if pods.iter().all(|pod| cgroup(&pod.uid).is_dead()))
 }
 
-/// The pods that the kubelet has for a claim (`listed`) and its grant lacks. The kubelet prepares a
-/// claim once for all of its pods: a later pod is only in the kubelet's record.
-pub(super) fn lacking(grant: &Grant, listed: &BTreeSet<String>) -> Vec<PodRef> {
+/// A pod without its names.
+pub(super) fn nameless(uid: &str) -> PodRef {
+    PodRef { uid: uid.to_owned(), namespace: None, name: None }
+}
+
+/// The pods of a claim that its grant lacks. The kubelet prepares a claim once for all of its pods:
+/// a later pod is only in the kubelet's record, and in the API server.
+pub(super) fn lacking(grant: &Grant, listed: &BTreeMap<String, PodRef>) -> Vec<PodRef> {
     if !Safeguard::ClaimPods.is_on() {
         return Vec::new();
     }
     let is_known = |uid: &str| grant.pods().any(|pod| pod.uid == uid);
-    let unknown = listed.iter().filter(|uid| !is_known(uid));
-    unknown.map(|uid| PodRef { uid: uid.clone(), namespace: None, name: None }).collect()
+    listed.values().filter(|pod| !is_known(&pod.uid)).cloned().collect()
+}
+
+/// Forgets the oldest pods without a cgroup if there are more than [`CLAIM_PODS_MAX`].
+pub(super) fn limit(pods: &mut Vec<PodRef>, cgroup: &impl Fn(&str) -> CgroupState) {
+    let mut surplus = pods.len().saturating_sub(CLAIM_PODS_MAX);
+    pods.retain(|pod| {
+        let is_surplus = surplus > 0 && cgroup(&pod.uid) == CgroupState::Absent;
+        surplus -= usize::from(is_surplus);
+        !is_surplus
+    });
 }
 
 /// The released state of a claim's grant, with all its pods.

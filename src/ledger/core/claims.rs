@@ -31,7 +31,7 @@
 //! to a pod. A record here could refuse a valid Prepare forever.
 
 use super::Ledger;
-use super::claim_end::{UNPREPARED, has_ended, lacking, released};
+use super::claim_end::{UNPREPARED, has_ended, lacking, limit, nameless, released};
 use super::hooks::{ReleaseHooks, owing};
 use super::refusal::held_by_another;
 use crate::domain::{
@@ -42,10 +42,6 @@ use std::sync::Arc;
 
 /// `released_by` of the former allocation of a claim that was allocated again.
 pub const REALLOCATED: &str = "reallocated";
-
-/// The pods of a claim that are remembered. The API reserves a claim for at most 256 pods at a
-/// time. Of more, the oldest without a cgroup are forgotten.
-const PODS_MAX: usize = 256;
 
 /// The result of a Prepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -216,12 +212,7 @@ fn joined(
             None => pods.push(PodRef::clone(pod)),
         }
     }
-    let mut surplus = pods.len().saturating_sub(PODS_MAX);
-    pods.retain(|pod| {
-        let is_surplus = surplus > 0 && cgroup(&pod.uid) == CgroupState::Absent;
-        surplus -= usize::from(is_surplus);
-        !is_surplus
-    });
+    limit(&mut pods, cgroup);
     let unprepared_after = unprepared_at.filter(|_| !Safeguard::ClaimInUseAgain.is_on());
     let is_changed = pods != *known || *unprepared_at != unprepared_after;
     is_changed.then_some(GrantState::Prepared {
@@ -243,6 +234,7 @@ pub fn release_claim(
     now: Timestamp,
 ) -> Vec<Entry> {
     let grants: Vec<&Arc<Grant>> = ledger.of_claim(uid).collect();
+    let listed = &listed.iter().map(|uid| (uid.clone(), nameless(uid))).collect();
     // A torn write may have left different pods in the grants.
     let runs = |pod: &PodRef| !cgroup(&pod.uid).is_dead();
     let is_over = grants

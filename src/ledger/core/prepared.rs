@@ -5,26 +5,28 @@
 //!
 //! - `unprepared`: the kubelet has unprepared it, and no process of its pods runs.
 //! - `claim_gone`: the API server has answered twice, [`ABSENCE_MIN`] apart, that nothing is
-//!   allocated to it any longer. The kubelet's file, newer than the grant, lacks it; where the file
-//!   cannot be seen, as in a DaemonSet, the listing of a settled kubelet lacks all of its pods. The
-//!   cgroups of its pods are absent.
+//!   allocated to it any longer. The kubelet's file, read after the last Prepare, lacks it; where
+//!   the file cannot be seen, as in a DaemonSet, the listing of a settled kubelet lacks all of its
+//!   pods. The cgroups of its pods are absent.
 //! - `never_prepared`: nothing was answered for it since the start of this process. The file of a
-//!   settled kubelet, newer than the grant, has lacked it for [`NEVER_PREPARED_MIN`]. The cgroups
-//!   of its pods are absent.
+//!   settled kubelet has lacked it for [`NEVER_PREPARED_MIN`]. The cgroups of its pods are absent.
 //!
 //! `reallocated` is decided at the next Prepare ([`super::claims`]). What cannot be read proves
 //! nothing, and starts a proof again. A reboot proves nothing: the kubelet prepares the claim again
 //! for the pod's new sandbox.
 //!
 //! The kubelet writes its entry before it asks to prepare a claim, and keeps it until the claim is
-//! unprepared. So an entry is missing only if the kubelet lost its file, or if the claim was
-//! unprepared and the ledger lost that.
+//! unprepared. It starts no container of a claim without an entry. So an entry is missing after a
+//! Prepare only if the kubelet lost its file, if the ledger lost an Unprepare, or if the kubelet
+//! has cancelled the Prepare and unprepared the claim before the record was written. The file
+//! itself may be older than the record: the kubelet writes it again only for another claim.
 
 use super::Ledger;
-use super::claim_end::{UNPREPARED, has_ended, lacking, released};
+use super::claim_end::{UNPREPARED, has_ended, lacking, limit, nameless, released};
 use super::evidence::{ABSENCE_MIN, Evidence};
 use crate::domain::{
-    CgroupState, ClaimEvidence, Entry, Grant, GrantState, Moment, Observation, PodName, Safeguard,
+    CgroupState, ClaimEvidence, Entry, Grant, GrantState, KubeletClaims, Moment, Observation,
+    PodName, PodRef, Safeguard, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -83,6 +85,14 @@ impl ClaimWatch {
         look.at.saturating_sub(since) >= ABSENCE_MIN
     }
 
+    /// Whether the kubelet's file lacks a claim, and was read after the last Prepare of it began.
+    /// Times of another process, and of an actor that has failed, are in the records.
+    fn is_lacking(&self, uid: &str, file: &KubeletClaims, recorded_at: Timestamp) -> bool {
+        let answered = self.answered.get(uid);
+        let is_newer = answered.is_none_or(|answered| *answered < file.read_at.boot);
+        is_newer && file.read_at.wall > recorded_at && !file.claims.contains_key(uid)
+    }
+
     /// Whether the kubelet's file has lacked an unanswered claim for long enough.
     fn was_never_prepared(&mut self, uid: &str, now: Duration, may_be: bool) -> bool {
         if !may_be || self.answered.contains_key(uid) {
@@ -109,23 +119,34 @@ pub(super) fn prepared(
             claims.entry(&hold.claim.uid).or_default().push(grant);
         }
     }
-    let (mut entries, none) = (Vec::new(), BTreeSet::new());
+    let mut entries = Vec::new();
     for (uid, grants) in claims {
-        let entry = observation.claims.kubelet.as_ref().and_then(|file| file.claims.get(uid));
-        let listed = entry.map_or(&none, |entry| &entry.pods);
+        let listed = listed(&observation.claims, uid);
         // The cgroups of pods that were not known are in the next observation.
-        let is_known = grants.iter().all(|grant| lacking(grant, listed).is_empty());
+        let is_known = grants.iter().all(|grant| lacking(grant, &listed).is_empty());
         let proof = is_known.then(|| proof(watch, uid, &grants, evidence, observation, now));
         let proof = proof.flatten();
         entries.extend(grants.into_iter().filter_map(|grant| {
             let state = match proof {
                 Some(proof) => released(grant, proof, now.wall),
-                None => completed(grant, listed, observation)?,
+                None => completed(grant, &listed, observation)?,
             };
             Some(Entry::Moved { alloc_id: grant.alloc_id.clone(), state })
         }));
     }
     entries
+}
+
+/// The pods of a claim by all evidence, by their UIDs. The API server has the names too.
+fn listed(claims: &ClaimEvidence, uid: &str) -> BTreeMap<String, PodRef> {
+    let reserved = claims.api.get(uid).into_iter().flat_map(|look| &look.pods);
+    let mut listed: BTreeMap<String, PodRef> =
+        reserved.map(|pod| (pod.uid.clone(), pod.clone())).collect();
+    let entry = claims.kubelet.as_ref().and_then(|file| file.claims.get(uid));
+    for pod in entry.into_iter().flat_map(|entry| &entry.pods) {
+        listed.entry(pod.clone()).or_insert_with_key(|uid| nameless(uid));
+    }
+    listed
 }
 
 /// The proof that a claim has ended, if it is complete.
@@ -150,9 +171,9 @@ fn proof(
         _ => None,
     });
     let file = observation.claims.kubelet.as_ref();
-    let lacks = file.zip(recorded_at.max()).is_some_and(|(file, recorded_at)| {
-        file.written_at > recorded_at && !file.claims.contains_key(uid)
-    });
+    let lacks = file
+        .zip(recorded_at.max())
+        .is_some_and(|(file, recorded_at)| watch.is_lacking(uid, file, recorded_at));
     let pods = || grants.iter().flat_map(|grant| grant.pods());
     let are_removed = pods().all(|pod| cgroup(&pod.uid) == CgroupState::Absent);
     // A grant without pods was restored. A listing shows nothing about it.
@@ -169,12 +190,13 @@ fn proof(
 /// `None` if there is nothing new.
 fn completed(
     grant: &Grant,
-    listed: &BTreeSet<String>,
+    listed: &BTreeMap<String, PodRef>,
     observation: &Observation,
 ) -> Option<GrantState> {
     let mut state = grant.state.clone();
     let GrantState::Prepared { pods, .. } = &mut state else { return None };
     pods.extend(lacking(grant, listed));
+    limit(pods, &|uid| observation.cgroups.get(uid).copied().unwrap_or_default());
     for pod in pods.iter_mut().filter(|pod| pod.name.is_none()) {
         if let Some(PodName { namespace, name }) = observation.names.get(&pod.uid) {
             (pod.namespace, pod.name) = (Some(namespace.clone()), Some(name.clone()));

@@ -6,10 +6,11 @@
 //! show which device was allocated for an administrator either, so each one counts as held.
 
 use super::Ledger;
+use super::claim_end::nameless;
 use super::rebuild::REBUILT;
 use crate::domain::{
     AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DraName, Grant, GrantState,
-    GrantedDevice, KubeletClaim, KubeletClaims, NamedDevice, PodRef, PreparedDevice, ResourceName,
+    GrantedDevice, KubeletClaim, KubeletClaims, NamedDevice, PreparedDevice, ResourceName,
     Timestamp,
 };
 use std::collections::BTreeMap;
@@ -55,7 +56,6 @@ pub fn restore_claims(
             let claimed = ClaimedDevice { allocated, id, cdi_devices, edits };
             lost.entry(resource).or_default().push((granted, claimed));
         }
-        let pod = |uid: &String| PodRef { uid: uid.clone(), namespace: None, name: None };
         for (resource, devices) in lost {
             let (mut devices, mut claimed): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
             claimed.sort_by(|one: &ClaimedDevice, other| one.allocated.cmp(&other.allocated));
@@ -73,7 +73,7 @@ pub fn restore_claims(
                 granted_at: now,
                 version: REBUILT.into(),
                 state: GrantState::Prepared {
-                    pods: pods.iter().map(pod).collect(),
+                    pods: pods.iter().map(|uid| nameless(uid)).collect(),
                     prepared_at: now,
                     unprepared_at: None,
                 },

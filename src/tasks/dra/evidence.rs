@@ -1,22 +1,23 @@
-//! Collects the evidence about claims that may have ended without an Unprepare: what the API server
-//! has of them, and the kubelet's record. Nothing is read or asked while the pods of all claims
-//! have cgroups.
+//! Asks the API server about claims that may have ended without an Unprepare. Nothing is asked
+//! while the pods of all claims have cgroups. The kubelet's record comes from [`super::records`].
 //!
 //! The API server is asked for the claim. A service account gets 404 for a claim that was deleted.
 //! To a kubelet the node authorizer answers 403 then, as it does for a claim that no pod of its
 //! node uses, so 403 alone proves nothing. But a kubelet may list the pods of its node, and a claim
 //! none of whose pods exists is no longer in use here.
+//!
+//! Where the kubelet's record cannot be seen, as in a DaemonSet, the answer alone shows pods that
+//! were added to the claim after its Prepare (`status.reservedFor`).
 
 use super::api_claims::of_this_driver;
 use super::suspects::{Seen, Suspects};
 use crate::cluster::{Client, ClusterError};
 use crate::domain::{
-    AllocatedClaim, CgroupState, ClaimEvidence, ClaimLook, ClaimRef, DRA_DRIVER, DraName, Grant,
-    KubeletClaims, KubeletGeneration,
+    AllocatedClaim, CgroupState, ClaimEvidence, ClaimLook, ClaimRef, DraName, Grant,
+    KubeletGeneration, PodRef,
 };
 use crate::host;
 use crate::host::pods::PodCgroups;
-use crate::kubelet::dra::state::read_record;
 use crate::messages::{Mailbox, Reconcile};
 use crate::slices::names::NodeName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,10 +35,9 @@ pub(crate) struct EvidenceTask {
     /// Its own: a slow answer about an old claim must not delay a Prepare.
     pub(crate) client: Client,
     pub(crate) host_root: PathBuf,
-    /// The kubelet's directory.
-    pub(crate) kubelet_dir: PathBuf,
     pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Its part about the API server.
     pub(crate) evidence: watch::Sender<Arc<ClaimEvidence>>,
     pub(crate) reconcile: Mailbox<Reconcile>,
 }
@@ -63,16 +63,18 @@ impl EvidenceTask {
             let due = suspects.due(host::now().boot).and_then(|claim| claims.get(&claim.uid));
             if let Some(claimed) = due {
                 let at = host::now().boot;
-                let is_gone = self.ask(claimed).await;
+                let answer = self.ask(claimed).await;
                 let uid = &claimed.claim.uid;
+                let is_gone = answer.as_ref().map(|(is_gone, _)| *is_gone);
                 suspects.note_answer(uid, is_gone, host::now().boot);
-                match is_gone {
-                    Some(is_gone) => drop(api.insert(uid.clone(), ClaimLook { is_gone, at })),
+                match answer {
+                    Some((is_gone, pods)) => {
+                        drop(api.insert(uid.clone(), ClaimLook { is_gone, at, pods }));
+                    }
                     None => drop(api.remove(uid)),
                 }
             }
-            let kubelet = if suspects.is_empty() { None } else { self.record().await };
-            self.publish(ClaimEvidence { api: api.clone(), kubelet });
+            self.publish(&api);
             let due = suspects.wake_at().map(|at| at.saturating_sub(host::now().boot));
             let wait = host::until_tick(LOOK_EVERY).min(due.unwrap_or(LOOK_EVERY));
             let is_open = if claims.is_empty() {
@@ -117,20 +119,22 @@ impl EvidenceTask {
         seen
     }
 
-    /// Whether nothing on this node is allocated to the claim any longer; `None` if that is not
-    /// known.
-    async fn ask(&self, Claimed { claim, devices, pods }: &Claimed) -> Option<bool> {
+    /// Whether nothing on this node is allocated to the claim any longer, and the pods that it is
+    /// reserved for; `None` if that is not known.
+    async fn ask(&self, Claimed { claim, devices, pods }: &Claimed) -> Option<(bool, Vec<PodRef>)> {
         let unknown = |error: ClusterError| {
             tracing::debug!(%claim, uid = claim.uid, %error, "cannot ask about a claim");
         };
         match self.client.claim(&claim.namespace, &claim.name).await {
             Ok(found) => {
                 let found = found.map(of_this_driver);
-                Some(is_gone(found.as_ref(), claim, devices, &self.node))
+                let is_gone = is_gone(found.as_ref(), claim, devices, &self.node);
+                let same = found.filter(|found| found.claim.uid == claim.uid);
+                Some((is_gone, same.map(|found| found.reserved_for).unwrap_or_default()))
             }
             Err(error) if error.code() == Some(403) && !pods.is_empty() => {
                 let bound = self.client.pods_of(self.node.as_str()).await.map_err(unknown).ok()?;
-                Some(bound.is_disjoint(pods))
+                Some((bound.is_disjoint(pods), Vec::new()))
             }
             Err(error) => {
                 unknown(error);
@@ -139,19 +143,12 @@ impl EvidenceTask {
         }
     }
 
-    /// The kubelet's record. A missing one proves nothing.
-    async fn record(&self) -> Option<KubeletClaims> {
-        let dir = self.kubelet_dir.clone();
-        let read = tokio::task::spawn_blocking(move || read_record(&dir, DRA_DRIVER)).await.ok()?;
-        read.inspect_err(|error| tracing::debug!(%error, "no record of claims")).ok()
-    }
-
-    /// Publishes the evidence, and has the ledger compare its claims with it.
-    fn publish(&self, evidence: ClaimEvidence) {
+    /// Publishes the answers, and has the ledger compare its claims with them.
+    fn publish(&self, api: &BTreeMap<String, ClaimLook>) {
         let is_changed = self.evidence.send_if_modified(|known| {
-            let is_changed = **known != evidence;
+            let is_changed = known.api != *api;
             if is_changed {
-                *known = Arc::new(evidence);
+                Arc::make_mut(known).api = api.clone();
             }
             is_changed
         });

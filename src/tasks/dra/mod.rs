@@ -6,6 +6,7 @@
 //!                                                             └─▶ Recorder  ─▶ ledger
 //! inventory, grants ─▶ slices ─▶ API server                    CDI files ◀─ files
 //!                   └▶ health ─▶ kubelet
+//! the kubelet's record ─▶ records ─▶ ledger
 //! ```
 //!
 //! The kubelet's sockets and the API server are tried again until they work. The device plugin does
@@ -16,6 +17,7 @@ mod evidence;
 mod health;
 mod known;
 mod recorder;
+mod records;
 mod restorer;
 mod slices;
 mod suspects;
@@ -24,6 +26,7 @@ pub(crate) use self::api_claims::ApiClaims;
 pub(crate) use self::evidence::EvidenceTask;
 pub(crate) use self::health::Healths;
 pub(crate) use self::recorder::Recorder;
+pub(crate) use self::records::{Records, RecordsTask};
 pub(crate) use self::restorer::Restorer;
 pub(crate) use self::slices::SlicesTask;
 

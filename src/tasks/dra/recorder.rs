@@ -1,14 +1,12 @@
 //! Claims in the ledger.
 
+use super::records::Records;
 use crate::domain::{
-    AllocId, ClaimHold, ClaimRef, ContainerEdits, DRA_DRIVER, Grant, GrantState, KubeletGeneration,
+    AllocId, ClaimHold, ClaimRef, ContainerEdits, Grant, GrantState, KubeletGeneration,
 };
 use crate::host;
-use crate::kubelet::dra::state::read_claims;
 use crate::messages::{Mailbox, RecordClaim, RecordError, ReleaseClaim};
 use crate::serving::claims::{ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};
-use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -24,8 +22,8 @@ pub(crate) struct Recorder {
     pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) boot_id: String,
     pub(crate) kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// The kubelet's directory.
-    pub(crate) kubelet_dir: PathBuf,
+    /// The kubelet's record, which has the claim until it is unprepared.
+    pub(crate) records: Records,
 }
 
 #[tonic::async_trait]
@@ -68,7 +66,8 @@ impl ClaimLedger for Recorder {
     }
 
     async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
-        let message = ReleaseClaim { claim: claim.clone(), pods: self.pods_of(claim).await };
+        let message =
+            ReleaseClaim { claim: claim.clone(), pods: self.records.pods_of(&claim.uid).await };
         match self.release.call(message, ANSWER_WITHIN).await {
             Ok(released) => released.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -77,24 +76,6 @@ impl ClaimLedger for Recorder {
 }
 
 impl Recorder {
-    /// The claim's pods in the kubelet's record, which has the claim until it is unprepared.
-    async fn pods_of(&self, claim: &ClaimRef) -> BTreeSet<String> {
-        let dir = self.kubelet_dir.clone();
-        let read = tokio::task::spawn_blocking(move || read_claims(&dir, DRA_DRIVER)).await;
-        match read {
-            Ok(Ok(claims)) => {
-                let mut same = claims.into_iter().filter(|of| of.claim.uid == claim.uid);
-                same.next().map(|of| of.pods).unwrap_or_default()
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(%claim, %error, "the pods of a claim are those of its Prepare");
-                BTreeSet::new()
-            }
-            // The reader has panicked, which is reported already.
-            Err(_) => BTreeSet::new(),
-        }
-    }
-
     /// One grant for each resource.
     fn grants_of(&self, decided: DecidedClaim) -> Vec<Arc<Grant>> {
         let (now, kubelet) = (host::now().wall, *self.kubelet.borrow());

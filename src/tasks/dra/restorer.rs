@@ -9,16 +9,16 @@
 //! from a copy.
 
 use super::live_claims;
+use super::records::Records;
 use crate::domain::{
-    ClaimRef, DRA_DRIVER, DeviceClass, DeviceId, DraName, Grant, Inventory, KubeletClaim,
-    KubeletClaims, PreparedDevice,
+    ClaimRef, DeviceClass, DeviceId, DraName, Grant, Inventory, KubeletClaim, KubeletClaims,
+    PreparedDevice,
 };
 use crate::host;
-use crate::kubelet::dra::state::{ClaimStateError, read_record};
+use crate::kubelet::dra::state::ClaimStateError;
 use crate::messages::{Mailbox, RestoreClaims};
 use crate::serving::claims::{ClaimDevices, ClaimFiles, NameOf, named_devices};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -30,8 +30,8 @@ const UIDS_SHOWN: usize = 4;
 
 /// Restores claims.
 pub(crate) struct Restorer {
-    /// The kubelet's directory.
-    pub(crate) kubelet_dir: PathBuf,
+    /// The kubelet's record.
+    pub(crate) records: Records,
     pub(crate) files: ClaimFiles,
     pub(crate) devices: Arc<dyn ClaimDevices>,
     pub(crate) name_of: NameOf,
@@ -81,18 +81,10 @@ impl Restorer {
 
     /// The claims of the kubelet's record, or else those that only their CDI files show.
     async fn kept(&self) -> KubeletClaims {
-        self.read().await.unwrap_or_else(|error| self.by_files(&error))
-    }
-
-    async fn read(&self) -> Result<KubeletClaims, ClaimStateError> {
-        let dir = self.kubelet_dir.clone();
-        let read = move || read_record(&dir, DRA_DRIVER);
-        let read = tokio::task::spawn_blocking(read).await;
-        // A panic of the reader: nothing is known.
-        read.unwrap_or_else(|error| {
-            let (path, source) = (self.kubelet_dir.clone(), std::io::Error::other(error));
-            Err(ClaimStateError::Unreadable { path, source })
-        })
+        match self.records.read().await {
+            Ok(record) => KubeletClaims::clone(&record),
+            Err(error) => self.by_files(&error),
+        }
     }
 
     /// The claims that only their CDI files show.
@@ -193,7 +185,7 @@ fn of_files(
         let devices = devices.into_iter().map(device).collect();
         (uid, KubeletClaim { claim, pods: BTreeSet::new(), devices })
     };
-    KubeletClaims { claims: unknown.into_iter().map(claim).collect(), written_at: host::now().wall }
+    KubeletClaims { claims: unknown.into_iter().map(claim).collect(), read_at: host::now() }
 }
 
 #[cfg(test)]

@@ -82,10 +82,6 @@ impl Suspects {
         self.claims.contains_key(uid)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.claims.is_empty()
-    }
-
     fn next(&self) -> Option<(&ClaimRef, Duration)> {
         let earliest = self.asked_at.map(|at| at + PAUSE).unwrap_or_default();
         let named = self.claims.values().filter(|(claim, _)| claim.is_named());

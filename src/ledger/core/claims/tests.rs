@@ -3,10 +3,10 @@
 
 use super::*;
 use crate::domain::{
-    AllocId, Allocated, ClaimEvidence, ClaimLook, ClaimRef, ClaimedDevice, ContainerEdits,
-    DeviceId, DraName, EditDevice, GrantedDevice, HookState, KubeletClaim, KubeletClaims,
-    ListedPod, Moment, NamedDevice, NotReleased, Object, Observation, PendingHook, PodName,
-    PreparedDevice, ResourceName, Sharing, Verdicts, overlap,
+    AllocId, Allocated, CLAIM_PODS_MAX, ClaimEvidence, ClaimLook, ClaimRef, ClaimedDevice,
+    ContainerEdits, DeviceId, DraName, EditDevice, GrantedDevice, HookState, KubeletClaim,
+    KubeletClaims, ListedPod, Moment, NamedDevice, NotReleased, Object, Observation, PendingHook,
+    PodName, PreparedDevice, ResourceName, Sharing, Verdicts, overlap,
 };
 use crate::ledger::core::{
     ABSENCE_MIN, Agenda, CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN, OPERATOR, POD_GONE,
@@ -465,17 +465,20 @@ fn a_prepare_of_the_same_allocation_makes_an_early_unprepare_void() {
     assert_eq!(world.look(100), [], "the kubelet has not unprepared it since");
 }
 
-fn file(uids: &[&str], written: u64) -> Option<KubeletClaims> {
+fn file(uids: &[&str], read: u64) -> Option<KubeletClaims> {
     let entry = |uid: &&str| {
         let kept = KubeletClaim { claim: claim(uid), pods: BTreeSet::new(), devices: Vec::new() };
         ((*uid).to_owned(), kept)
     };
     let claims = uids.iter().map(entry).collect();
-    Some(KubeletClaims { claims, written_at: at(written).wall })
+    Some(KubeletClaims { claims, read_at: at(read) })
 }
 
 fn gone(is_gone: bool, seconds: u64) -> BTreeMap<String, ClaimLook> {
-    BTreeMap::from([("c1".to_owned(), ClaimLook { is_gone, at: at(seconds).boot })])
+    BTreeMap::from([(
+        "c1".to_owned(),
+        ClaimLook { is_gone, at: at(seconds).boot, pods: Vec::new() },
+    )])
 }
 
 /// The kubelet prepares a claim once for all of its pods: only its record has the later ones.
@@ -521,6 +524,67 @@ fn a_pod_that_the_kubelet_has_added_since_the_prepare_uses_the_claim_too() {
     world.evidence.kubelet = held().evidence.kubelet;
     let entries = world.look(1);
     assert!(is_waiting(&entries), "it is added first: {entries:?}");
+}
+
+/// Where the kubelet's record cannot be seen, only the API server has the later pods.
+#[test]
+fn a_pod_that_the_api_server_has_reserved_a_claim_for_uses_it_too() {
+    let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+    world.sees("u1", CgroupState::Absent);
+    world.sees("u2", CgroupState::Populated);
+    world.evidence.api = gone(false, 10);
+    world.evidence.api.get_mut("c1").unwrap().pods = vec![pod("u1"), pod("u2")];
+    let entries = world.look(10);
+    let [Entry::Moved { state: GrantState::Prepared { pods, .. }, .. }] = &entries[..] else {
+        panic!("{entries:?}");
+    };
+    assert_eq!(pods[1..], [pod("u2")], "with its name");
+    assert_eq!(world.look(11), []);
+    world.evidence.api.clear();
+    world.unprepare("c1");
+    world.sees("u2", CgroupState::Empty);
+    assert_eq!(proofs(&world.look(12)), [UNPREPARED]);
+}
+
+#[test]
+fn of_the_pods_of_a_claim_the_oldest_without_a_cgroup_are_forgotten() {
+    let mut world = World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]);
+    world.sees("u1", CgroupState::Populated);
+    for n in 2..CLAIM_PODS_MAX + 50 {
+        world.sees(&format!("u{n}"), CgroupState::Absent);
+        let mut kept = file(&["c1"], 0);
+        let entry = kept.as_mut().and_then(|kept| kept.claims.get_mut("c1")).unwrap();
+        entry.pods = ["u1".to_owned(), format!("u{n}")].into();
+        world.evidence.kubelet = kept;
+        world.look(1);
+    }
+    let grant = world.ledger.of_claim("c1").next().unwrap();
+    let pods: Vec<&str> = grant.pods().map(|pod| pod.uid.as_str()).collect();
+    assert_eq!((pods.len(), pods[0], pods[1]), (CLAIM_PODS_MAX, "u1", "u51"));
+}
+
+/// The kubelet cancels a Prepare that waits, unprepares the claim, and writes its file, all before
+/// the claim is recorded. Nothing else makes it write the file again.
+#[test]
+fn a_claim_that_was_recorded_after_the_kubelet_gave_it_up_is_released() {
+    let mut grant = of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
+    grant.granted_at = at(20).wall;
+    if let GrantState::Prepared { prepared_at, .. } = &mut grant.state {
+        *prepared_at = at(20).wall;
+    }
+    let mut world = World::new([grant]);
+    world.watchlist.note_answered("c1", at(20).boot);
+    world.sees("u1", CgroupState::Absent);
+    let mut look = |read: u64, asked: u64| {
+        world.evidence.kubelet = file(&[], read);
+        world.evidence.api = gone(true, asked);
+        proofs(&world.look(asked)).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for asked in [21, 26, 31] {
+        assert!(look(20, asked).is_empty(), "the file may be from before the call");
+    }
+    assert!(look(21, 32).is_empty());
+    assert_eq!(look(21, 37), [CLAIM_GONE]);
 }
 
 /// A claim that was answered in this process's life, and that has ended by every evidence.
@@ -574,7 +638,7 @@ fn any_missing_evidence_keeps_a_claim() {
         ("an answer from before the Prepare", |world| world.evidence.api = gone(true, 0)),
         ("no file", |world| world.evidence.kubelet = None),
         ("the kubelet has it", |world| world.evidence.kubelet = file(&["c1"], 10)),
-        ("an old file", |world| world.evidence.kubelet = file(&[], 0)),
+        ("a file from before the Prepare", |world| world.evidence.kubelet = file(&[], 0)),
         ("it runs", |world| world.sees("u1", CgroupState::Populated)),
         ("its cgroup remains", |world| world.sees("u1", CgroupState::Empty)),
         ("its cgroup cannot be read", |world| world.sees("u1", CgroupState::Unknown)),
@@ -811,7 +875,11 @@ fn another_prepare_or_another_grant_of_the_claim_starts_its_proofs_again() {
     world.evidence.api = gone(true, 17);
     assert_eq!(world.look(17), [], "one answer since the Prepare");
     world.evidence.api = gone(true, 22);
-    assert_eq!(proofs(&world.look(22)), [CLAIM_GONE]);
+    assert_eq!(world.look(22), [], "the file was read before the Prepare");
+    world.evidence.kubelet = file(&["c2"], 23);
+    assert_eq!(world.look(23), []);
+    world.evidence.api = gone(true, 27);
+    assert_eq!(proofs(&world.look(27)), [CLAIM_GONE]);
 
     let unanswered = || of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
     let mut world = World::new([unanswered()]);
@@ -871,7 +939,7 @@ fn the_names_of_restored_pods_are_filled_in() {
 fn the_pods_of_a_claim_are_bounded_and_running_ones_are_never_forgotten() {
     let mut grant = of_claim(1, "c1", "x", GPU, &["a-1"], "u0");
     let (prepared_at, unprepared_at) = (Timestamp(WALL), None);
-    let pods: Vec<PodRef> = (0..PODS_MAX).map(|n| pod(&format!("u{n}"))).collect();
+    let pods: Vec<PodRef> = (0..CLAIM_PODS_MAX).map(|n| pod(&format!("u{n}"))).collect();
     grant.state = GrantState::Prepared { pods, prepared_at, unprepared_at };
     let mut world = World::new([grant]);
     world.sees("u0", CgroupState::Populated);
@@ -879,7 +947,7 @@ fn the_pods_of_a_claim_are_bounded_and_running_ones_are_never_forgotten() {
     world.sees("u2", CgroupState::Absent);
     let answer = world.record(&[of_claim(2, "c1", "x", GPU, &["a-1"], "new")]).unwrap();
     let known: Vec<&str> = answer[0].pods().map(|pod| pod.uid.as_str()).collect();
-    assert_eq!(known.len(), PODS_MAX);
+    assert_eq!(known.len(), CLAIM_PODS_MAX);
     assert!(known[..2] == ["u0", "u2"] && known.ends_with(&["new"]), "{known:?}");
 }
 
@@ -921,10 +989,7 @@ fn a_lost_claim_comes_back_from_the_kubelets_record_and_the_next_prepare_finds_i
         pods: BTreeSet::from(["u1".to_owned()]),
         devices: ["a-2", "a-1", "a-9"].map(answered).into(),
     };
-    let kept = KubeletClaims {
-        claims: BTreeMap::from([("c1".to_owned(), kept)]),
-        written_at: Timestamp(WALL),
-    };
+    let kept = KubeletClaims { claims: BTreeMap::from([("c1".to_owned(), kept)]), read_at: at(0) };
     let node = EditDevice {
         host: "/dev/x1".into(),
         container: "/dev/x1".into(),
@@ -1102,7 +1167,11 @@ fn every_release_is_proven(
         let cgroup = |pod: &PodRef| world.cgroups.get(&pod.uid).copied().unwrap_or_default();
         prop_assert!(grant.pods().all(|pod| cgroup(pod).is_dead()), "{proof}");
         let file = world.evidence.kubelet.as_ref();
-        let lacks = file.is_some_and(|file| !file.claims.contains_key(uid));
+        let answered = facts.answered.get(uid).map(|answered| at(*answered).boot);
+        let lacks = file.is_some_and(|file| {
+            let is_newer = answered.is_none_or(|answered| answered < file.read_at.boot);
+            is_newer && !file.claims.contains_key(uid)
+        });
         let is_removed = grant.pods().all(|pod| cgroup(pod) == CgroupState::Absent);
         match proof {
             UNPREPARED => prop_assert!(facts.unprepared.contains(uid)),
@@ -1262,7 +1331,9 @@ fn take(world: &mut World, facts: &mut Facts, step: Step) -> Result<(), TestCase
         Step::Api(claim, gone) => {
             let (uid, at) = (format!("c{claim}"), at(facts.clock).boot);
             match gone {
-                Some(is_gone) => drop(world.evidence.api.insert(uid, ClaimLook { is_gone, at })),
+                Some(is_gone) => drop(
+                    world.evidence.api.insert(uid, ClaimLook { is_gone, at, pods: Vec::new() }),
+                ),
                 None => drop(world.evidence.api.remove(&uid)),
             }
         }

@@ -1,13 +1,14 @@
 //! The ledger of a daemon: what its actor does around the cores.
 
 mod looks;
+mod record;
 
 use super::daemon::edits;
 use super::machine::devices;
 use super::world::{MS, Step, Tasks, World, by_number, name_of};
 use crate::domain::{
     AllocId, ClaimHold, ClaimLook, ClaimRef, ContainerEdits, DeviceId, DraName, Entry, Grant,
-    GrantState, GrantedDevice, NamedDevice, Object, Safeguard,
+    GrantState, GrantedDevice, KubeletClaims, NamedDevice, Object, Safeguard,
 };
 use crate::lab::sim::executor::Task;
 use crate::ledger::core::{
@@ -44,6 +45,8 @@ struct Cores {
     writing: Vec<Entry>,
     replies: Vec<oneshot::Sender<()>>,
     looks: BTreeMap<String, ClaimLook>,
+    /// The last read of the kubelet's file, with the pods that the ledger lacks.
+    record: KubeletClaims,
 }
 
 impl Cores {
@@ -88,6 +91,8 @@ impl LedgerShell {
         });
         shell.spawn(Arc::clone(&shell).commit_all());
         shell.spawn(Arc::clone(&shell).reconcile_all());
+        shell.spawn(Arc::clone(&shell).ask_all());
+        shell.spawn(Arc::clone(&shell).follow_record());
         shell.spawn(Arc::clone(&shell).keep_files());
         shell
     }
@@ -230,7 +235,8 @@ impl LedgerShell {
 /// lost is such a case: the kubelet may give the claim to another pod without another Prepare.
 fn restore(world: &World) {
     let mut machine = world.machine();
-    let (ledger, kept, driver) = (machine.read_ledger(), machine.kubelet_claims(), machine.driver);
+    let (ledger, driver) = (machine.read_ledger(), machine.driver);
+    let kept = machine.kubelet_claims(world.moment());
     let named = |name: &DraName| {
         let mut all = devices().filter(|(id, pool)| name_of(id, pool.class) == *name);
         let (id, pool) = all.next()?;
@@ -332,6 +338,8 @@ impl ClaimLedger for LedgerShell {
     }
 
     async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
+        let mut record = self.read_record().claims;
+        let pods = record.remove(&claim.uid).map(|entry| entry.pods).unwrap_or_default();
         self.behind_its_commit(&claim.uid).await;
         let entries = {
             let cores = self.cores();
@@ -339,8 +347,6 @@ impl ClaimLedger for LedgerShell {
             let machine = self.world.machine();
             let cgroup = |uid: &str| machine.cgroup(uid);
             let (hooks, now) = (ReleaseHooks::default(), self.world.moment().wall);
-            let mut record = machine.kubelet_claims().claims;
-            let pods = record.remove(&claim.uid).map(|entry| entry.pods).unwrap_or_default();
             release_claim(&cores.ledger, &hooks, &written, &claim.uid, &pods, &cgroup, now)
         };
         if entries.is_empty() && !Safeguard::DurableRecord.is_on() {

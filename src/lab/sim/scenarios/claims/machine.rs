@@ -4,7 +4,7 @@ use super::kubelet::ClaimInfo;
 use super::world::POOLS;
 use crate::domain::{
     CgroupState, Checkpoint, CheckpointEntry, DeviceId, Entry, KubeletClaim, KubeletClaims,
-    KubeletGeneration, PodName, Timestamp,
+    KubeletGeneration, Moment, PodName, Timestamp,
 };
 use crate::lab::sim::random::Random;
 use crate::ledger::core::Ledger;
@@ -27,7 +27,6 @@ pub(super) struct Held {
 #[derive(Debug, Clone, Default)]
 pub(super) struct ClaimsFile {
     pub(super) claims: BTreeMap<String, ClaimInfo>,
-    written_at: Timestamp,
 }
 
 #[derive(Debug)]
@@ -119,20 +118,20 @@ impl Machine {
     }
 
     /// Replaces the kubelet's file by a rename.
-    pub(super) fn write_claims(&mut self, claims: BTreeMap<String, ClaimInfo>, now: Timestamp) {
-        let file = ClaimsFile { claims, written_at: now };
+    pub(super) fn write_claims(&mut self, claims: BTreeMap<String, ClaimInfo>) {
+        let file = ClaimsFile { claims };
         self.former = Some(std::mem::replace(&mut self.claims, file));
     }
 
-    /// The kubelet's file as a reader parses it.
-    pub(super) fn kubelet_claims(&self) -> KubeletClaims {
+    /// The kubelet's file as a reader parses it now.
+    pub(super) fn kubelet_claims(&self, now: Moment) -> KubeletClaims {
         let entry = |info: &ClaimInfo| KubeletClaim {
             claim: info.of.clone(),
             pods: info.pods.clone(),
             devices: info.devices.clone(),
         };
         let claims = self.claims.claims.values().map(|info| (info.of.uid.clone(), entry(info)));
-        KubeletClaims { claims: claims.collect(), written_at: self.claims.written_at }
+        KubeletClaims { claims: claims.collect(), read_at: now }
     }
 
     pub(super) fn checkpoint(&self) -> Arc<Checkpoint> {

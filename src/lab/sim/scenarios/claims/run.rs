@@ -311,13 +311,7 @@ impl Run {
                 cluster.delete_claim(&name, now);
             }
         }
-        self.run_for(SETTLED / 2);
-        // The next claim on the node makes the kubelet write its file. A file that is older than a
-        // record proves nothing about a Prepare that was recorded after the kubelet gave it up.
-        if let Some(kubelet) = self.world.kubelet() {
-            kubelet.checkpoint();
-        }
-        self.run_for(SETTLED / 2);
+        self.run_for(SETTLED);
         if !self.is_over() {
             self.world.oracles().end(&self.world);
         }

@@ -133,6 +133,8 @@ pub(super) struct World {
     pub(super) kubelets: watch::Sender<u64>,
     /// Changes of the slices.
     pub(super) slices: watch::Sender<u64>,
+    /// Changes of the kubelet's file of claims.
+    pub(super) records: watch::Sender<u64>,
 }
 
 impl fmt::Debug for World {
@@ -155,6 +157,7 @@ impl World {
             habits,
             kubelets: watch::Sender::default(),
             slices: watch::Sender::default(),
+            records: watch::Sender::default(),
         })
     }
 

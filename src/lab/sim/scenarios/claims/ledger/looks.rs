@@ -11,6 +11,10 @@ use crate::domain::{
 use crate::ledger::core::{Agenda, has_dead_holder, next_look, reconcile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two rounds of questions.
+const ASK_EVERY: Duration = Duration::from_secs(5);
 
 impl LedgerShell {
     pub(super) async fn reconcile_all(self: Arc<Self>) {
@@ -29,16 +33,17 @@ impl LedgerShell {
     }
 
     async fn reconcile_once(&self) -> bool {
-        self.ask_for_claims().await;
         let now = self.world.moment();
-        let (agenda, settled, looks) = {
+        let (agenda, settled, evidence) = {
             let mut cores = self.cores();
             let kubelet = self.world.machine().kubelet;
             let settled = cores.age.is_settled(kubelet, now);
-            (Agenda::of(&cores.ledger, &cores.watchlist, now.boot), settled, cores.looks.clone())
+            let (api, kubelet) = (cores.looks.clone(), Some(cores.record.clone()));
+            let agenda = Agenda::of(&cores.ledger, &cores.watchlist, now.boot);
+            (agenda, settled, ClaimEvidence { api, kubelet })
         };
         let is_up = self.world.kubelet().is_some();
-        let mut observation = observe(&self.world.machine(), &agenda, settled, looks);
+        let mut observation = observe(&self.world.machine(), &agenda, settled, evidence);
         if is_up && agenda.needs_listing(&observation) {
             observation.pods = Some(listing(&self.world));
         }
@@ -59,8 +64,18 @@ impl LedgerShell {
         dead
     }
 
-    /// Asks the API server for the claims whose pods have ended.
-    async fn ask_for_claims(&self) {
+    /// Asks the API server, again and again. A slow answer delays no pass.
+    pub(super) async fn ask_all(self: Arc<Self>) {
+        loop {
+            if self.ask_for_claims().await {
+                self.to_look.notify_one();
+            }
+            self.world.handle.sleep(ASK_EVERY).await;
+        }
+    }
+
+    /// Asks the API server for the claims whose pods have ended. Returns whether there are any.
+    async fn ask_for_claims(&self) -> bool {
         let suspicious: BTreeMap<String, ClaimHold> = {
             let (cores, machine) = (self.cores(), self.world.machine());
             let ended =
@@ -70,13 +85,16 @@ impl LedgerShell {
             holds.map(|hold| (hold.claim.uid.clone(), hold.clone())).collect()
         };
         self.cores().looks.retain(|uid, _| suspicious.contains_key(uid));
+        let are_any = !suspicious.is_empty();
         for (uid, hold) in suspicious {
             let Ok(found) = cluster::ask(&self.world, &hold.claim.name).await else { continue };
             let at = self.world.moment().boot;
             let found = found.filter(|found| found.claim.uid == uid);
-            let is_gone = found.is_none_or(|found| found.devices.is_empty());
-            self.cores().looks.insert(uid, ClaimLook { is_gone, at });
+            let is_gone = found.as_ref().is_none_or(|found| found.devices.is_empty());
+            let pods = found.map(|found| found.reserved_for).unwrap_or_default();
+            self.cores().looks.insert(uid, ClaimLook { is_gone, at, pods });
         }
+        are_any
     }
 }
 
@@ -84,7 +102,7 @@ fn observe(
     machine: &Machine,
     agenda: &Agenda,
     kubelet_settled: bool,
-    api: BTreeMap<String, ClaimLook>,
+    evidence: ClaimEvidence,
 ) -> Observation {
     let uids = agenda.pods.iter().chain(&agenda.claim_pods).chain(machine.names.keys());
     Observation {
@@ -95,7 +113,7 @@ fn observe(
         pods: None,
         names: machine.names.clone(),
         cgroups: uids.map(|uid| (uid.clone(), machine.cgroup(uid))).collect(),
-        claims: Arc::new(ClaimEvidence { api, kubelet: Some(machine.kubelet_claims()) }),
+        claims: Arc::new(evidence),
     }
 }
 
