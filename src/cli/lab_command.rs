@@ -1,12 +1,12 @@
-//! `holdfast demo` and `holdfast bench` in a build without the feature `lab`. Both run
-//! `holdfast-lab`, a package of its own: the daemon on each node contains neither a simulator nor
-//! benchmarks.
+//! `holdfast demo`, `holdfast bench` and `holdfast kubectl` in a build without the features `lab`
+//! and `kubectl`. They run `holdfast-lab`, a package of its own: the daemon on each node contains
+//! neither a simulator nor benchmarks, nor the client of a workstation.
 
 use crate::console::exit::{FAILURE, Failed};
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
-#[cfg(not(feature = "lab"))]
+#[cfg(not(all(feature = "lab", feature = "kubectl")))]
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,11 +27,17 @@ pub(super) struct Arguments {
 ///
 /// # Errors
 /// When `holdfast-lab` is not installed or cannot be run. The error names the package.
-#[cfg(not(feature = "lab"))]
+#[cfg(not(all(feature = "lab", feature = "kubectl")))]
 pub(super) fn run(verb: &str) -> Result<(), Failed> {
     let executable = env::current_exe().unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
-    Err(replace(verb, &executable, &path, env::args_os().skip(1), CommandExt::exec))
+    Err(replace(
+        verb,
+        &executable,
+        &path,
+        super::command_line(env::args_os()).skip(1),
+        CommandExt::exec,
+    ))
 }
 
 /// Returns only if `exec` fails. A failed exec leaves SIGPIPE at its default, so tests pass another

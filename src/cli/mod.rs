@@ -9,7 +9,9 @@ pub mod document;
 pub mod found;
 pub mod handover;
 pub mod history;
-#[cfg(any(test, not(feature = "lab")))]
+#[cfg(feature = "kubectl")]
+pub mod kubectl;
+#[cfg(any(test, not(all(feature = "lab", feature = "kubectl"))))]
 mod lab_command;
 pub mod ledger;
 pub mod migrate;
@@ -33,6 +35,8 @@ use crate::lab::{bench, demo};
 use crate::telemetry::logging;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Offer the devices of a Kubernetes node to the kubelet, and record durably which container holds
@@ -48,7 +52,8 @@ struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
                           6 already running, 7 an actor died too often, 8 `who` found no holder, 9 `config import` left out wrong values, \
-                          10 `doctor` found a problem, 11 limits of the process.";
+                          10 `doctor` found a problem, 11 limits of the process, \
+                          12 `kubectl`: some nodes did not answer.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {
@@ -91,6 +96,12 @@ enum Verb {
     /// Export, import or verify the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
+    /// Ask all or selected nodes of a cluster, from a workstation; the same as `kubectl holdfast`
+    #[cfg(feature = "kubectl")]
+    Kubectl(kubectl::Options),
+    /// Ask all or selected nodes of a cluster, from a workstation (package holdfast-lab)
+    #[cfg(not(feature = "kubectl"))]
+    Kubectl(lab_command::Arguments),
     /// Run benchmarks
     #[cfg(feature = "lab")]
     #[command(subcommand)]
@@ -107,10 +118,23 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
+/// The name of kubectl's plugin. kubectl runs the program of this name in PATH for `kubectl
+/// holdfast`.
+const PLUGIN: &str = "kubectl-holdfast";
+
+/// The command line. As kubectl's plugin, this program has the verb `kubectl`.
+fn command_line(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut arguments = arguments.into_iter();
+    let program = arguments.next();
+    let name = program.as_ref().and_then(|program| Path::new(program).file_name());
+    let verb = name.filter(|name| *name == PLUGIN).map(|_| OsString::from("kubectl"));
+    program.into_iter().chain(verb).chain(arguments)
+}
+
 /// Parses the command line and runs its verb.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { global, verb } = match Cli::try_parse() {
+    let Cli { global, verb } = match Cli::try_parse_from(command_line(std::env::args_os())) {
         // Without a verb, print the help too; the exit code is that of a usage error.
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
             eprint(&Text::document(&command().render_help().to_string()));
@@ -157,6 +181,10 @@ pub fn main() -> ExitCode {
         Verb::Demo(_) => lab_command::run("demo"),
         #[cfg(not(feature = "lab"))]
         Verb::Bench(_) => lab_command::run("bench"),
+        #[cfg(feature = "kubectl")]
+        Verb::Kubectl(options) => kubectl::run(&global, &options),
+        #[cfg(not(feature = "kubectl"))]
+        Verb::Kubectl(_) => lab_command::run("kubectl"),
         Verb::Discover(options) if options.slices => {
             slices::run(&global, options.node_name.as_deref())
         }
@@ -188,4 +216,23 @@ fn usage(report: &str) -> String {
         problem.trim_start_matches("error: "),
         tip.unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plugin_of_kubectl_is_the_verb_kubectl() {
+        let line = |words: &str| {
+            let words = command_line(words.split(' ').map(OsString::from));
+            words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        for program in ["kubectl-holdfast", "/usr/bin/kubectl-holdfast"] {
+            assert_eq!(line(&format!("{program} who")), format!("{program} kubectl who"));
+        }
+        for other in ["holdfast who", "/kubectl-holdfast/holdfast who", "holdfast-lab demo"] {
+            assert_eq!(line(other), other);
+        }
+    }
 }

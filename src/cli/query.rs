@@ -54,6 +54,12 @@ impl GrantFilter {
     }
 }
 
+/// The beginnings of the sentences that report an unknown name. `kubectl holdfast` recognizes the
+/// nodes that do not have a device by them.
+pub const UNKNOWN_NAMES: [&str; 2] = [NO_DEVICE, NO_RESOURCE];
+const NO_DEVICE: &str = "the ledger knows no device `";
+const NO_RESOURCE: &str = "neither the daemon nor the ledger knows the resource `";
+
 /// The resources in the ledger, to distinguish an unused resource from an unknown one.
 #[derive(Debug, Clone, Default)]
 pub struct KnownResources(BTreeSet<ResourceName>);
@@ -93,10 +99,7 @@ impl KnownResources {
             self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
         near.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         let near = near.first().map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
-        Err(format!(
-            "neither the daemon nor the ledger knows the resource `{wanted}`; \
-             {near}`holdfast status` lists the offered resources"
-        ))
+        Err(format!("{NO_RESOURCE}{wanted}`; {near}`holdfast status` lists the offered resources"))
     }
 }
 
@@ -240,7 +243,7 @@ impl DeviceQuery {
                     format!("did you mean {}? ", near.join(", "))
                 };
                 Err(format!(
-                    "the ledger knows no device `{}`; {near}`holdfast discover` lists the \
+                    "{NO_DEVICE}{}`; {near}`holdfast discover` lists the \
                      devices of this node",
                     self.typed
                 ))

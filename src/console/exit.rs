@@ -26,6 +26,8 @@ pub const INCOMPLETE: u8 = 9;
 pub const FINDINGS: u8 = 10;
 /// The limits of the process are too low: threads, descriptors, memory.
 pub const LIMITS: u8 = 11;
+/// `kubectl holdfast`: some of the selected nodes did not answer.
+pub const PARTIAL: u8 = 12;
 
 /// `migrate check`: a pod needs a drain before the switch. The same as [`FAILURE`].
 pub const NEEDS_DRAIN: u8 = 1;
