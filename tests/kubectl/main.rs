@@ -2,11 +2,7 @@
 //! server that lists pods and nodes and runs commands over WebSocket. With `HOLDFAST_CLUSTER_BIN`
 //! also the real kubectl.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a helper of a test fails the test, and prints its figures"
-)]
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod server;
 
@@ -20,7 +16,7 @@ use server::{Behaviour, Server};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
@@ -299,7 +295,7 @@ fn real_nodes() -> (Workstation, TempDir) {
 }
 
 /// Runs a command of a container: the paths of the server's pods are those of a node.
-fn run_on(node: &PathBuf, words: &[String]) -> Behaviour {
+fn run_on(node: &Path, words: &[String]) -> Behaviour {
     let words = words.iter().map(|word| word.replace("/node", &node.display().to_string()));
     let output = Command::new(HOLDFAST).args(words).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
