@@ -4,7 +4,7 @@ use super::Views;
 use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
 use crate::domain::{
-    DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook, Source,
+    Api, DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook, Source,
     WhenNotDurable,
 };
 use crate::hook::NotRun;
@@ -101,6 +101,10 @@ pub struct ResourceReport {
     /// Whether its devices are given to claims only, so it is not registered.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub only_claims: bool,
+    /// The key `api` of the resource, `dra` or `both`; `null` if its devices are given by number
+    /// only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api: Option<String>,
     /// Ids in the list.
     pub devices: usize,
     /// Healthy ids among them.
@@ -120,13 +124,17 @@ pub struct ResourceReport {
 }
 
 impl ResourceReport {
-    /// `yes`, `no`, or `claims` for a resource that is not to be registered.
+    /// `yes`; `no`; `claims` for a resource that is not to be registered; `yes, claims` if claims
+    /// get its devices too; or `ending` if it is registered only for containers that have devices
+    /// by number.
     #[must_use]
     pub fn registered(&self) -> &'static str {
-        match (self.only_claims, self.registered) {
-            (true, _) => "claims",
-            (false, true) => "yes",
-            (false, false) => "no",
+        match (self.only_claims, self.registered, self.api.as_deref()) {
+            (true, ..) => "claims",
+            (false, false, _) => "no",
+            (false, true, None) => "yes",
+            (false, true, Some("dra")) => "ending",
+            (false, true, Some(_)) => "yes, claims",
         }
     }
 }
@@ -161,6 +169,9 @@ impl Status {
                     name: name.to_string(),
                     registered: registration.registered,
                     only_claims: !lists.resources.contains_key(name),
+                    api: Some(offering.spec.api.as_str())
+                        .filter(|api| *api != Api::Plugin.as_str())
+                        .map(str::to_owned),
                     devices: offering.devices.len(),
                     healthy: offering
                         .devices

@@ -2,7 +2,7 @@
 
 use super::config_report::ConfigReport;
 use crate::domain::{
-    Api, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, MpsStates, Plan,
+    DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, MpsStates, Plan,
     ResourceName, Unread,
 };
 use crate::health::Judgement;
@@ -93,13 +93,13 @@ impl Views {
         };
         let inventory = Arc::clone(&self.inventory.borrow());
         let mut offerings = inventory.resources.values().filter(|it| {
-            it.spec.api == Api::Dra && it.devices.values().any(|it| it.device.id == *device)
+            it.spec.api.serves_claims() && it.devices.values().any(|it| it.device.id == *device)
         });
         if offerings.next().is_none() {
             return Some(format!(
-                "no resource with `api = \"dra\"` has the device {device}, and --evict is for \
-                 devices of claims; cordon it without --evict, and delete the pods that use it \
-                 (`holdfast who`)"
+                "no resource with `api = \"dra\"` has the device {device}, and none with \"both\", and \
+                 --evict is for devices of claims; cordon it without --evict, and delete the pods \
+                 that use it (`holdfast who`)"
             ));
         }
         published.drops_taints.then(|| {

@@ -5,6 +5,7 @@ use crate::cluster::{Client, Credentials};
 use crate::domain::{DeviceClass, DeviceId, DraName, NvmlSnapshot};
 use crate::serving::Preparer;
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
+use crate::slices::holders::Lost;
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
     ApiClaims, Driver, EvidenceTask, Healths, Recorder, Records, RecordsTask, Restorer, SlicesTask,
@@ -39,6 +40,7 @@ impl Wiring {
             tracing::warn!(%error, "cannot update the CDI files of claims");
         }
         let records = Records::new(roots.kubelet.clone(), views.grants.clone());
+        let lost = watch::Sender::default();
         // The one of the device plugin knows only the lists for the kubelet.
         let devices = Preparer::new(
             views.inventory.clone(),
@@ -51,7 +53,7 @@ impl Wiring {
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
             Arc::new(ApiClaims(client.clone())),
-            Arc::new(self.recorder(&records)),
+            Arc::new(self.recorder(&records, &lost)),
             Arc::clone(&devices) as _,
             Arc::clone(&name_of),
             files.clone(),
@@ -72,6 +74,7 @@ impl Wiring {
         };
         let healths = Healths {
             inventory: views.inventory.clone(),
+            grants: views.grants.clone(),
             judgement: views.judgement.clone(),
             name_of,
             health,
@@ -85,6 +88,7 @@ impl Wiring {
             grants: views.grants.clone(),
             judgement: views.judgement.clone(),
             nvml,
+            lost: lost.subscribe(),
             notices: noticed,
             problem: self.publishers.dra_slices.clone(),
             published: self.publishers.published.clone(),
@@ -109,7 +113,7 @@ impl Wiring {
             .ok()
     }
 
-    fn recorder(&self, records: &Records) -> Recorder {
+    fn recorder(&self, records: &Records, lost: &watch::Sender<Arc<Lost>>) -> Recorder {
         let (views, ledger) = (&self.views, &self.actors.ledger);
         Recorder {
             record: ledger.replying_mailbox(),
@@ -118,6 +122,8 @@ impl Wiring {
             boot_id: self.boot_id.clone(),
             kubelet: views.kubelet.clone(),
             records: records.clone(),
+            lost: lost.clone(),
+            published: views.published.clone(),
         }
     }
 

@@ -15,6 +15,7 @@ mod error;
 mod parts;
 mod recovery;
 mod reload;
+mod returning;
 mod settings;
 mod specs;
 mod start;

@@ -12,11 +12,14 @@
 //!      registration registers new resources and ends removed ones ◀────────┘
 //! ```
 //!
+//! A resource that returns from claims to the device plugin does so in two steps (`returning.rs`).
+//!
 //! No actor gets a command: every actor follows the plan or the inventory. So an actor that was
 //! rebuilt uses the newest plan, and an unchanged resource is not touched. Keys that only a start
 //! can change are reported as such.
 
 use super::App;
+use super::returning::{self, Returning};
 use super::specs::{Specs, patterns};
 use crate::admin::ConfigReport;
 use crate::config::{Change, ComparedLabels, Config, ConfigError};
@@ -48,6 +51,7 @@ pub(super) struct Reloader {
     labels: watch::Sender<Arc<ComparedLabels>>,
     rescan: Mailbox<Rescan>,
     take_over: Mailbox<TakeOver>,
+    returning: Returning,
 }
 
 impl Reloader {
@@ -69,6 +73,7 @@ impl Reloader {
             labels: watch::Sender::new(Arc::new(config.compared_labels.clone())),
             rescan,
             take_over,
+            returning: Returning::default(),
         }
     }
 
@@ -120,13 +125,15 @@ impl Reloader {
     }
 
     /// Publishes the plan if it is a new one.
-    fn publish(&self, Specs { specs, patterns }: Specs) -> bool {
+    fn publish(&mut self, Specs { specs, patterns }: Specs) -> bool {
         let previous = self.plan.borrow().clone();
         // An equal resource keeps its previous value, so none is stored twice.
         let same = |spec: Arc<ResourceSpec>| {
             previous.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone)
         };
         let specs: Arc<[_]> = specs.iter().cloned().map(same).collect();
+        let specs = returning::after(&previous.specs, &specs);
+        let patterns = returning::after(&previous.specs, &patterns);
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
         let plan = Plan { number: previous.number, specs, patterns, health, ledger };
         let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter())
@@ -138,6 +145,7 @@ impl Reloader {
         self.plan.send_modify(|current| {
             *current = Arc::new(Plan { number: current.number + 1, ..plan });
         });
+        self.returning.follow(&previous, &self.plan, &self.rescan);
         true
     }
 

@@ -7,7 +7,8 @@ use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, show};
 use crate::domain::{
-    DeviceId, Grant, Health, Offered, Offering, Reason, ResourceName, Sharing, Verdicts,
+    Api, DeviceId, Grant, Health, Offered, Offering, Reason, ResourceName, ResourceSpec, Sharing,
+    Verdicts,
 };
 use crate::hardware::{self, Discovery};
 use crate::health::pool;
@@ -100,7 +101,7 @@ pub fn offerings(
         let health = reason.map_or(Health::Healthy, |reason| Health::Unhealthy(*reason));
         Offered { device: Arc::clone(device), health }
     };
-    let of = |spec: &Arc<crate::domain::ResourceSpec>| {
+    let of = |spec: &Arc<ResourceSpec>| {
         let selected = discovery.selection.resources.get(&spec.name)?;
         let mut members: Vec<Offered> = selected.iter().map(offered).collect();
         if let Sharing::Pool(_) = spec.sharing {
@@ -110,7 +111,10 @@ pub fn offerings(
             .iter()
             .flat_map(|member| spec.sharing.ids(&member.device.id).map(|id| (id, member.clone())));
         let devices: BTreeMap<DeviceId, Offered> = ids.collect();
-        Some((spec.name.clone(), Arc::new(Offering { spec: Arc::clone(spec), devices })))
+        // The slices that the resource would have if claims got its devices.
+        let api = if spec.api == Api::Plugin { Api::Dra } else { spec.api };
+        let spec = Arc::new(ResourceSpec { api, ..ResourceSpec::clone(spec) });
+        Some((spec.name.clone(), Arc::new(Offering { spec, devices })))
     };
     discovery.specs.iter().filter_map(of).collect()
 }

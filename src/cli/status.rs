@@ -139,6 +139,7 @@ mod tests {
             name: name.into(),
             registered,
             only_claims: false,
+            api: None,
             devices: 8,
             healthy: 8,
             held: 3,
@@ -353,6 +354,19 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         let row = text.lines().find(|line| line.starts_with("amd.com/gpu")).unwrap();
         assert_eq!(row.split_whitespace().nth(1), Some("claims"), "{text}");
         assert!(!text.contains("has not opened its stream"), "{text}");
+    }
+
+    #[test]
+    fn the_api_of_a_resource_is_shown_where_claims_get_its_devices() {
+        let with = |api: &str| ResourceReport {
+            api: Some(api.to_owned()),
+            ..resource("nvidia.com/gpu", true)
+        };
+        assert_eq!(with("both").registered(), "yes, claims");
+        assert_eq!(with("dra").registered(), "ending");
+        assert_eq!(ResourceReport { registered: false, ..with("both") }.registered(), "no");
+        assert_eq!(ResourceReport { only_claims: true, ..with("dra") }.registered(), "claims");
+        assert!(!serde_json::to_string(&resource("a.b/c", true)).unwrap().contains("\"api\""));
     }
 
     #[test]

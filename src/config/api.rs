@@ -7,65 +7,67 @@ use super::tree::{Is, Table, Value};
 use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer};
 
 /// The values of the key.
-const KNOWN: [&str; 2] = ["plugin", "dra"];
+const KNOWN: [&str; 3] = ["plugin", "dra", "both"];
 
 pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, String> {
-    match resource.api.as_deref() {
+    let api = match resource.api.as_deref() {
         None | Some("plugin") => return Ok(Api::Plugin),
-        Some("dra") => {}
-        Some("both") => {
-            return Err("`api` = \"both\" is not supported yet; use \"plugin\" or \"dra\"".into());
-        }
+        Some("dra") => Api::Dra,
+        Some("both") => Api::Both,
         Some(other) => return Err(unknown("value", other, &KNOWN)),
-    }
+    };
+    let key = format!("`api` = \"{}\"", api.as_str());
     if let Some(word) = [NODE, MIG_PROFILE].iter().find(|word| resource.name.contains(**word)) {
         return Err(format!(
-            "`api` = \"dra\" needs an ordinary name without `{word}`, because claims select \
-             devices by their attributes; name the resource once"
+            "{key} needs an ordinary name without `{word}`, because claims select devices by their \
+             attributes; name the resource once"
         ));
     }
     match contract {
         Contract::RdmaShared => {
-            return Err(
-                "the `contract` \"rdma-shared\" gives all devices to every container, but \
-                        a claim names its devices; use \"generic\" for `api` = \"dra\""
-                    .into(),
-            );
+            return Err(format!(
+                "the `contract` \"rdma-shared\" gives all devices to every container, but a claim \
+                 names its devices; use \"generic\" for {key}"
+            ));
         }
         Contract::Kubevirt => {
-            return Err("the `contract` \"kubevirt\" lists all devices of a container in one \
-                        variable, but a container may have several claims; use \"generic\" for \
-                        `api` = \"dra\""
-                .into());
+            return Err(format!(
+                "the `contract` \"kubevirt\" lists all devices of a container in one variable, but \
+                 a container may have several claims; use \"generic\" for {key}"
+            ));
         }
         Contract::Nvidia(options) if options.mps_root.is_some() => {
-            return Err("`mps_root` shares a GPU among the containers of one resource, but a \
-                        container may have claims of several; remove it for `api` = \"dra\""
-                .into());
+            return Err(format!(
+                "`mps_root` shares a GPU among the containers of one resource, but a container may \
+                 have claims of several; remove it for {key}"
+            ));
         }
         Contract::IntelFpga(options) if options.mode == FpgaMode::Region => {
             return Err("the `mode` \"region\" passes an annotation to Intel's hook, but CDI has \
-                        none; use \"af\" or \"regiondevel\" for `api` = \"dra\""
+                        none; use \"af\" or \"regiondevel\" for claims"
                 .into());
         }
         _ => {}
     }
     if resource.pool.is_some() {
-        return Err("`pool` gives all devices to every container, but a claim names its devices; \
-                    use `replicas` for `api` = \"dra\""
-            .into());
+        return Err(format!(
+            "`pool` gives all devices to every container, but a claim names its devices; use \
+             `replicas` for {key}"
+        ));
     }
     if resource.per_container.is_some_and(|limit| limit != PerContainer::Any) {
-        return Err("`per_container` limits the ids of one container, but the kubelet does not \
-                    name the containers of a claim; remove it for `api` = \"dra\""
-            .into());
+        return Err(format!(
+            "`per_container` limits the ids of one container, but the kubelet does not name the \
+             containers of a claim; remove it for {key}"
+        ));
     }
     if !matches!(resource.before_start, None | Some(Hook::None)) {
-        return Err("`before_start` cannot run, because the kubelet does not call before a \
-                    container with a claim starts; use `after_release` for `api` = \"dra\""
-            .into());
+        return Err(format!(
+            "`before_start` cannot run, because the kubelet does not call before a container with a \
+             claim starts; use `after_release` for {key}"
+        ));
     }
-    Ok(Api::Dra)
+    Ok(api)
 }
 
 /// The error of the merged files if a resource is for claims without the table `[dra]`, which any
@@ -77,9 +79,14 @@ pub(super) fn claims_without_dra(merged: &Table) -> Option<ConfigError> {
     }
     let resources = merged.get("resource").and_then(Value::as_list).unwrap_or_default();
     let mut apis = resources.iter().filter_map(|resource| resource.as_table()?.get("api"));
-    let claimed = apis.find(|api| api.as_text() == Some("dra"))?;
-    let problem = "`api` = \"dra\" gives devices to claims, which `dra.enabled` = true permits; add \
-                   `enabled = true` to the table [dra]";
+    let (claimed, api) = apis.find_map(|api| {
+        let text = api.as_text().filter(|text| ["dra", "both"].contains(text))?;
+        Some((api, text))
+    })?;
+    let problem = format!(
+        "`api` = \"{api}\" gives devices to claims, which `dra.enabled` = true permits; add \
+         `enabled = true` to the table [dra]"
+    );
     Some(ConfigError::new(problem).at(claimed.place.as_ref()))
 }
 
@@ -107,13 +114,15 @@ mod tests {
 
     #[cfg(feature = "cluster")]
     #[test]
-    fn a_resource_is_for_the_device_plugin_or_for_claims() {
+    fn a_resource_is_for_the_device_plugin_for_claims_or_for_both() {
         let config =
             |text: &str| examined(&format!("[dra]\nenabled = true\n{text}")).config().unwrap();
         for (keys, api) in [
             ("", Api::Plugin),
             ("api = \"plugin\"", Api::Plugin),
             ("api = \"dra\"", Api::Dra),
+            ("api = \"both\"", Api::Both),
+            ("api = \"both\"\nreplicas = 4\nafter_release = \"reset\"", Api::Both),
             ("api = \"dra\"\nreplicas = 4\nper_container = \"any\"", Api::Dra),
             ("api = \"dra\"\ncdi = [\"cri\"]\nbefore_start = \"none\"", Api::Dra),
             ("api = \"dra\"\nafter_release = \"reset\"", Api::Dra),
@@ -126,7 +135,9 @@ mod tests {
     #[test]
     fn what_a_claim_cannot_carry_is_one_sentence_at_its_place() {
         for (class, keys, line, expected) in [
-            ("gpu", "api = \"both\"", 6, "\"both\" is not supported yet; use \"plugin\" or"),
+            ("gpu", "api = \"bot\"", 6, "unknown value `bot`; did you mean `both`?"),
+            ("rdma", "api = \"both\"\npool = 4", 7, "use `replicas` for `api` = \"both\""),
+            ("gpu", "api = \"both\"\nper_container = \"one\"", 7, "remove it for `api` = \"both\""),
             ("gpu", "api = \"drb\"", 6, "unknown value `drb`; did you mean `dra`?"),
             ("rdma", "api = \"dra\"\npool = 4", 7, "`pool` gives all devices"),
             ("rdma", "pool = 4\ncontract = \"rdma-shared\"\napi = \"dra\"", 7, "\"rdma-shared\""),
@@ -176,6 +187,8 @@ mod tests {
             assert_eq!(line, Some(4));
             assert!(sentence.contains("add `enabled = true` to the table [dra]"), "{sentence}");
         }
+        let both = problem(&resource("nvme", "api = \"both\"")).unwrap();
+        assert!(both.1.starts_with("`api` = \"both\" gives devices to claims"), "{both:?}");
         let two = format!("{dra}{}", dra.replace("a.b/c", "a.b/d"));
         assert_eq!(problem(&two).unwrap().0, Some(4), "one mistake, once");
         assert_eq!(problem(&resource("nvme", "api = \"plugin\"")), None);

@@ -136,11 +136,11 @@ impl Config {
     /// its next start.
     #[must_use]
     pub fn offered(&self, dra: bool) -> Vec<Arc<ResourceSpec>> {
-        let offered = |spec: &Arc<ResourceSpec>| match spec.api {
-            Api::Dra if !dra => {
-                Arc::new(ResourceSpec { api: Api::Plugin, ..ResourceSpec::clone(spec) })
+        let offered = |spec: &Arc<ResourceSpec>| {
+            if dra || spec.api == Api::Plugin {
+                return Arc::clone(spec);
             }
-            _ => Arc::clone(spec),
+            Arc::new(ResourceSpec { api: Api::Plugin, ..ResourceSpec::clone(spec) })
         };
         self.resources.iter().map(offered).collect()
     }
@@ -291,11 +291,16 @@ mod tests {
 
     #[test]
     fn a_process_without_dra_keeps_the_device_plugin_until_its_next_start() {
+        for api in [Api::Dra, Api::Both] {
+            stays_with_the_device_plugin(api);
+        }
+    }
+
+    fn stays_with_the_device_plugin(api: Api) {
         let plugin = config(&resource("x", ""));
         let specs = plugin.resources.iter();
-        let claimed = specs
-            .map(|spec| Arc::new(ResourceSpec { api: Api::Dra, ..ResourceSpec::clone(spec) }))
-            .collect();
+        let claimed =
+            specs.map(|spec| Arc::new(ResourceSpec { api, ..ResourceSpec::clone(spec) })).collect();
         let after = Config { dra: true, resources: claimed, ..plugin.clone() };
         let change = Change::between(&plugin, &after);
         assert_eq!(change.to_string(), "~ a.b/x: api\n~ dra.enabled (at the next start)");

@@ -23,7 +23,7 @@ use self::common::{common_edits, create_symlinks};
 use self::format::{Edits, Node};
 use super::{attribute, nvidia, unanswerable};
 use crate::domain::{
-    Api, CdiHookProgram, Contract, Device, DeviceIdStrategy, DeviceNode, DriverFile, NvidiaDriver,
+    CdiHookProgram, Contract, Device, DeviceIdStrategy, DeviceNode, DriverFile, NvidiaDriver,
     NvidiaFeature, NvidiaOptions, ResourceSpec, Switch,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -220,7 +220,7 @@ impl Gpu {
 /// The options of a resource whose answers have CDI names. Those for claims always have them.
 fn options(spec: &ResourceSpec) -> Option<&NvidiaOptions> {
     let Contract::Nvidia(options) = &spec.contract else { return None };
-    (options.has_cdi_names() || spec.api == Api::Dra).then_some(options)
+    (options.has_cdi_names() || spec.api.serves_claims()).then_some(options)
 }
 
 /// Whether a container may draw with it: a whole GPU, or an instance of a profile for graphics.

@@ -297,6 +297,16 @@ impl Grant {
         }
     }
 
+    /// The holder in a message: its claim, or its pod as far as it is known.
+    #[must_use]
+    pub fn holder(&self) -> String {
+        match (&self.claim, self.pod()) {
+            (Some(hold), _) => format!("claim {}", hold.claim),
+            (None, Some(pod)) => format!("pod {pod}"),
+            (None, None) => format!("a container that got it by grant {}", self.alloc_id),
+        }
+    }
+
     /// All known pods: more than one only for a claim.
     pub fn pods(&self) -> impl Iterator<Item = &PodRef> {
         let others: &[PodRef] = match &self.state {

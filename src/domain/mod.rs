@@ -5,6 +5,7 @@
 //! device given to a container, and an [`Entry`] is one durable fact about it. All maps are
 //! ordered, so that the output of Holdfast is the same bytes every time.
 
+mod api;
 mod attributes;
 mod checkpoint;
 mod checkpoint_claim;
@@ -50,6 +51,7 @@ mod time;
 pub mod topology;
 mod verdict;
 
+pub use api::{Api, HeldBy, InSlice};
 pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use checkpoint_claim::{CheckpointClaim, CheckpointClaimDevice};
@@ -101,7 +103,7 @@ pub use pod::PodRef;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
-pub use resource::{Api, CharPath, MountSpec, NodePattern, ResourceSpec, Select};
+pub use resource::{CharPath, MountSpec, NodePattern, ResourceSpec, Select};
 pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;

@@ -1,6 +1,7 @@
 //! Reasons to refuse an Allocate. The kubelet shows the text as the reason of the pod's failure.
 
 use super::device_id::DeviceId;
+use super::grant::{AllocId, Grant, GrantState};
 use super::health::Reason;
 use super::hook::StartBlocked;
 use super::object::Object;
@@ -85,6 +86,9 @@ pub enum Refusal {
         holder: String,
         /// When the device is free, as a part of a sentence.
         free_when: &'static str,
+        /// The grant of the holder, if it is a container that got the device through the device
+        /// plugin.
+        container: Option<AllocId>,
     },
     /// A hook must run on the device before the claim gets it.
     #[error("device `{id}` of {resource} is not ready: {blocked}")]
@@ -173,6 +177,29 @@ pub enum Refusal {
     },
 }
 
+impl Refusal {
+    /// The refusal of a device that another claim, or another holder than the claim, has.
+    #[must_use]
+    pub fn held(resource: &ResourceName, id: &DeviceId, holder: &Grant) -> Self {
+        let free_when = match holder.state {
+            GrantState::Prepared { unprepared_at: None, .. } => {
+                "it is free when the kubelet has unprepared that claim"
+            }
+            GrantState::Prepared { unprepared_at: Some(_), .. } => {
+                "that claim is unprepared, and the device is free when no process of its pods runs"
+            }
+            _ => "it is free when the end of that pod is proven",
+        };
+        Refusal::Held {
+            resource: resource.clone(),
+            id: id.clone(),
+            holder: holder.holder(),
+            free_when,
+            container: holder.claim.is_none().then(|| holder.alloc_id.clone()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,6 +224,7 @@ mod tests {
                 id: id(),
                 holder: "claim ml/train".into(),
                 free_when: "it is free when the kubelet has unprepared that claim",
+                container: None,
             },
             Refusal::NotReady {
                 resource: resource(),

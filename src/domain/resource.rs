@@ -1,5 +1,6 @@
 //! Resources: the selection of devices, and what a container gets of them.
 
+use super::api::Api;
 use super::contract::{CdiAnswer, Contract};
 use super::device::DeviceClass;
 use super::device_id::DeviceId;
@@ -137,16 +138,6 @@ pub struct MountSpec {
     pub container: String,
     /// Whether the mount is read-only in the container.
     pub read_only: bool,
-}
-
-/// The API of Kubernetes that gives the devices of a resource to new pods.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Api {
-    /// The kubelet's device-plugin API: a pod requests a number of devices.
-    #[default]
-    Plugin,
-    /// Dynamic Resource Allocation: a pod has a claim, and the scheduler allocates devices to it.
-    Dra,
 }
 
 /// One resource of the validated configuration.

@@ -2,8 +2,9 @@
 
 use crate::domain::{
     ApiCapabilities, ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered,
-    Offering, PerContainer, Refusal, ResourceSpec, overlap,
+    Offering, PerContainer, Reason, Refusal, ResourceSpec, overlap,
 };
+use std::sync::Arc;
 
 /// Decides on one container's request. The answer has the devices in the order of the request.
 ///
@@ -54,6 +55,19 @@ pub(crate) fn decide<'a>(
         PerContainer::One | PerContainer::Any => {}
     }
     Ok(granted)
+}
+
+/// The refusal with the claim that holds the device: the list only shows that the device is not
+/// given by number.
+pub(super) fn with_holder(refusal: Refusal, grants: &[Arc<Grant>]) -> Refusal {
+    let Refusal::Unhealthy { resource, id, reason: Reason::Deselected } = &refusal else {
+        return refusal;
+    };
+    let holds = |grant: &&Arc<Grant>| {
+        let is_of_claim = grant.is_live() && grant.claim.is_some() && grant.resource == *resource;
+        is_of_claim && grant.held_devices().any(|held| held.id == *id)
+    };
+    grants.iter().find(holds).map_or(refusal.clone(), |holder| Refusal::held(resource, id, holder))
 }
 
 /// Decides whether this API version can carry everything that the container needs.
@@ -309,5 +323,47 @@ pub(super) mod tests {
             Holders::Several("ml/pod-u1".into())
         );
         assert_eq!(ask(&[(Some("u1"), other), (Some("u2"), own)]), Holders::One);
+    }
+
+    #[test]
+    fn a_refusal_names_the_claim_that_holds_the_device() {
+        use crate::domain::{ClaimHold, ClaimRef};
+        let resource: crate::domain::ResourceName = "example.com/device".parse().unwrap();
+        let refused = |id: &str, reason| Refusal::Unhealthy {
+            resource: resource.clone(),
+            id: DeviceId::new(id),
+            reason,
+        };
+        let claim = ClaimRef { uid: "u".into(), namespace: "ml".into(), name: "train".into() };
+        let hold = ClaimHold { claim, allocation: "1".into(), devices: Vec::new() };
+        let device = GrantedDevice {
+            id: DeviceId::new("x"),
+            key: String::new(),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
+        let holder = Grant {
+            alloc_id: AllocId::new("a"),
+            resource: resource.clone(),
+            devices: vec![device],
+            edits: ContainerEdits::default(),
+            claim: Some(Arc::new(hold)),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(1),
+            version: "1".into(),
+            state: GrantState::Prepared {
+                pods: Vec::new(),
+                prepared_at: Timestamp(1),
+                unprepared_at: None,
+            },
+        };
+        let shown = |refusal| with_holder(refusal, &[Arc::new(holder.clone())]).to_string();
+        let text = shown(refused("x", Reason::Deselected));
+        assert!(text.contains("device `x` of example.com/device is held by claim ml/train"));
+        for other in [refused("y", Reason::Deselected), refused("x", Reason::Xid)] {
+            assert_eq!(shown(other.clone()), other.to_string());
+        }
     }
 }

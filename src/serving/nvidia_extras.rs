@@ -4,7 +4,7 @@ use super::gpu_specs::GpuSpecs;
 use super::nvidia_features::by_node;
 use crate::contract::{NvidiaExtras, nvidia_cdi};
 use crate::domain::{
-    Api, Contract, Inventory, NvidiaFeature, NvidiaFeatures, NvidiaOptions, ResourceSpec, Switch,
+    Contract, Inventory, NvidiaFeature, NvidiaFeatures, NvidiaOptions, ResourceSpec, Switch,
 };
 use crate::hardware;
 use crate::host::HostRoot;
@@ -18,7 +18,7 @@ pub(super) fn extras(
     gpus: &GpuSpecs,
 ) -> NvidiaExtras {
     let Contract::Nvidia(options) = &spec.contract else { return NvidiaExtras::default() };
-    let has_names = options.has_cdi_names() || spec.api == Api::Dra;
+    let has_names = options.has_cdi_names() || spec.api.serves_claims();
     let mut features = if needs_features(options, has_names) {
         by_node(root, inventory)
     } else {

@@ -2,6 +2,7 @@
 //! version of the API.
 
 use super::before_start;
+use super::core;
 use super::placement;
 use super::prepare::{Prepared, Request};
 use super::shared::Shared;
@@ -143,6 +144,7 @@ impl Plugin {
         let Prepared { edits, record } = match self.shared.preparer.prepare(request) {
             Ok(prepared) => prepared,
             Err(refusal) => {
+                let refusal = core::with_holder(refusal, &self.shared.grants.borrow());
                 self.report_unusable(&refusal).await;
                 return Err(refusal.into());
             }

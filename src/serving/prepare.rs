@@ -8,13 +8,14 @@ use super::files::SpecFiles;
 use super::nvidia_extras;
 use crate::contract;
 use crate::domain::{
-    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
+    AllocId, Api, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
     GrantedDevice, Inventory, KubeletGeneration, Offered, Offering, Reason, Refusal, ResourceName,
     Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
 use crate::messages::Record;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -98,7 +99,12 @@ impl Preparer {
             self.check(offering, id, offered, &root, &node_exists)?;
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
-        let nvidia = nvidia_extras::extras(&offering.spec, &inventory, &root, &self.files.gpus);
+        // The names that only claims have are no condition for an answer by number.
+        let mut spec = Cow::Borrowed(&*offering.spec);
+        if spec.api.serves_claims() {
+            spec.to_mut().api = Api::Plugin;
+        }
+        let nvidia = nvidia_extras::extras(&spec, &inventory, &root, &self.files.gpus);
         let request = contract::Request {
             spec: &offering.spec,
             devices: &devices,

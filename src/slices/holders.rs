@@ -1,7 +1,7 @@
 //! Who holds devices, by claims and by the device plugin.
 
-use crate::domain::{DeviceId, DraName, Grant, ResourceName};
-use std::collections::BTreeSet;
+use crate::domain::{AllocId, DeviceId, DraName, Grant, ResourceName};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Who holds devices, as the ledger has it.
@@ -31,5 +31,62 @@ impl Holders {
             }
         }
         holders
+    }
+}
+
+/// Devices that claims have lost to containers, each with the grant of the container.
+pub type Lost = BTreeMap<DraName, AllocId>;
+
+/// Those whose containers still have them.
+#[must_use]
+pub fn still_lost(lost: &Lost, grants: &[Arc<Grant>]) -> Lost {
+    if lost.is_empty() {
+        return Lost::new();
+    }
+    let live = grants.iter().filter(|grant| grant.is_live() && grant.claim.is_none());
+    let live: BTreeSet<&AllocId> = live.map(|grant| &grant.alloc_id).collect();
+    let kept = lost.iter().filter(|(_, container)| live.contains(container));
+    kept.map(|(name, container)| (name.clone(), container.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ContainerEdits, GrantState, Timestamp};
+
+    #[test]
+    fn a_device_is_lost_for_as_long_as_the_container_has_it() {
+        let grant = |id: &str, state: GrantState| {
+            Arc::new(Grant {
+                alloc_id: AllocId::new(id),
+                resource: "a.b/c".parse().unwrap(),
+                devices: Vec::new(),
+                edits: ContainerEdits::default(),
+                claim: None,
+                boot_id: "boot".into(),
+                kubelet: None,
+                granted_at: Timestamp(1),
+                version: "1".into(),
+                state,
+            })
+        };
+        let released = GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(2),
+            released_by: "pod_gone".into(),
+            other_pods: Vec::new(),
+        };
+        let name = |device: &str| DraName { pool: "n1/gpu".into(), device: device.into() };
+        let lost: Lost = [
+            (name("a"), AllocId::new("live")),
+            (name("b"), AllocId::new("ended")),
+            (name("c"), AllocId::new("forgotten")),
+        ]
+        .into();
+        let grants = [grant("live", GrantState::Granted), grant("ended", released)];
+        assert_eq!(still_lost(&lost, &grants), [(name("a"), AllocId::new("live"))].into());
+        assert_eq!(still_lost(&lost, &[]), Lost::new());
     }
 }

@@ -4,13 +4,14 @@
 //! A device stays in its slice while it is published, so most changes touch one slice. A device
 //! that a claim holds is published for as long as the claim holds it, even if it is absent.
 
-use super::DRIVER;
+mod taints;
+
 use super::api::object;
-use super::api::{self, Attribute, NO_EXECUTE, NO_SCHEDULE, ResourceSlice, Taint, limits};
-use super::attributes::{Dropped, Facts, describe, is_label_value};
+use super::api::{self, Attribute, ResourceSlice, limits};
+use super::attributes::{Dropped, Facts, describe};
 use super::names::{Family, NodeName, device_name, pooled_name};
 use crate::domain::{
-    DeviceId, DraName, Offered, Offering, Reason, ResourceName, Sharing, Verdict, Verdicts,
+    DeviceId, DraName, HeldBy, InSlice, Offered, Offering, ResourceName, Sharing, Verdicts,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use std::sync::Arc;
 pub struct Inputs<'a> {
     /// The node.
     pub node: &'a NodeName,
-    /// The resources whose devices are published, from the inventory.
+    /// The resources of the inventory. Their API decides which devices are published
+    /// ([`Api::in_slice`](crate::domain::Api::in_slice)).
     pub resources: &'a BTreeMap<ResourceName, Arc<Offering>>,
     /// The devices that claims hold. They are published under any circumstances.
     pub claimed: &'a BTreeSet<DraName>,
@@ -30,6 +32,24 @@ pub struct Inputs<'a> {
     pub verdicts: &'a Verdicts,
     /// Facts that are not in the records of devices.
     pub facts: Facts<'a>,
+}
+
+impl Inputs<'_> {
+    /// Who holds an id, which has this name in a slice. A container comes first: a claim of
+    /// the same device has another share.
+    fn held_by(
+        &self,
+        resource: &ResourceName,
+        id: &DeviceId,
+        name: &str,
+        family: Family,
+    ) -> HeldBy {
+        if self.held.contains(&(resource.clone(), id.clone())) {
+            return HeldBy::Container;
+        }
+        let name = DraName { pool: self.node.pool(family), device: name.to_owned() };
+        if self.claimed.contains(&name) { HeldBy::Claim } else { HeldBy::Nothing }
+    }
 }
 
 /// The devices to publish, without their places in slices.
@@ -57,15 +77,15 @@ pub fn offer(inputs: &Inputs<'_>) -> Offer {
     let mut pool_of_claim: BTreeMap<&str, &str> = BTreeMap::new();
     pool_of_claim.extend(inputs.claimed.iter().map(|it| (it.device.as_str(), it.pool.as_str())));
     for (name, candidate) in candidates(inputs) {
-        let Candidate { offering, id, offered, family } = candidate;
+        let Candidate { offering, id, offered, family, .. } = candidate;
         let pool = inputs.node.pool(family);
         let (mut device, dropped) =
             describe(&name, &offering.spec, id, &offered.device, inputs.facts);
-        device.taints = taints(inputs, &candidate);
+        device.taints = taints::of(inputs, &candidate);
         let is_in_another_pool =
             pool_of_claim.get(device.name.as_str()).is_some_and(|claimed| *claimed != pool);
         if is_in_another_pool {
-            device.taints.push(taint("held", "claim", NO_SCHEDULE));
+            device.taints.push(taints::of_another_pool());
         }
         offer.dropped.extend(dropped);
         offer.pools.entry(pool).or_default().insert(device.name.clone(), device);
@@ -80,6 +100,7 @@ struct Candidate<'a> {
     id: &'a DeviceId,
     offered: &'a Offered,
     family: Family,
+    place: InSlice,
 }
 
 /// Every id to publish, by its name. Two resources have the same id while a device moves from one
@@ -87,7 +108,10 @@ struct Candidate<'a> {
 fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<'a>> {
     let mut found: BTreeMap<String, Candidate<'a>> = BTreeMap::new();
     // The better one has the smaller rank.
-    let rank = |it: &Candidate<'_>| (!it.offered.health.is_healthy(), it.offering.spec.is_orphan());
+    let rank = |it: &Candidate<'_>| {
+        let is_ending = it.place == InSlice::Ending;
+        (is_ending, !it.offered.health.is_healthy(), it.offering.spec.is_orphan())
+    };
     for (resource, offering) in inputs.resources {
         for (id, offered) in &offering.devices {
             let Some(family) = Family::of(offered.device.class) else { continue };
@@ -95,58 +119,18 @@ fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<'a>> {
                 Sharing::Pool(_) => pooled_name(resource, id),
                 Sharing::Exclusive | Sharing::Replicas(_) => device_name(id),
             };
-            let candidate = Candidate { offering, id, offered, family };
+            let held = inputs.held_by(resource, id, &name, family);
+            let place = offering.spec.api.in_slice(held);
+            if place == InSlice::Absent {
+                continue;
+            }
+            let candidate = Candidate { offering, id, offered, family, place };
             if found.get(&name).is_none_or(|known| rank(&candidate) < rank(known)) {
                 found.insert(name, candidate);
             }
         }
     }
     found
-}
-
-/// Why the scheduler must not give the device to a new claim: at most one taint for each reason.
-///
-/// The operator's order to evict counts for a device with another reason too. No other reason
-/// deletes pods.
-fn taints(inputs: &Inputs<'_>, candidate: &Candidate<'_>) -> Vec<Taint> {
-    let verdict = inputs.verdicts.get(&candidate.offered.device.id);
-    let evicts = verdict.is_some_and(Verdict::evicts);
-    let mut taints = Vec::new();
-    let reason = candidate.offered.health.reason();
-    let order = evicts.then_some(Reason::Cordoned).filter(|order| reason != Some(*order));
-    for reason in reason.into_iter().chain(order) {
-        let value = verdict.map(|verdict| value_of(reason, verdict)).unwrap_or_default();
-        let is_order = evicts && reason == Reason::Cordoned;
-        let effect = if is_order { NO_EXECUTE } else { NO_SCHEDULE };
-        taints.push(taint(&reason.as_str().replace('_', "-"), &value, effect));
-    }
-    if inputs.held.contains(&(candidate.offering.spec.name.clone(), candidate.id.clone())) {
-        taints.push(taint("held", "device-plugin", NO_SCHEDULE));
-    }
-    taints
-}
-
-fn taint(reason: &str, value: &str, effect: &str) -> Taint {
-    Taint {
-        key: format!("{DRIVER}/{reason}"),
-        value: value.to_owned(),
-        effect: effect.to_owned(),
-        time_added: None,
-    }
-}
-
-/// The value of a taint: the number of an Xid, or the first word of a cordon's reason.
-fn value_of(reason: Reason, verdict: &Verdict) -> String {
-    let detail = verdict.detail(reason);
-    let mut words = match (&verdict.cordon, reason) {
-        (Some(cordon), Reason::Cordoned) => cordon.reason.split_whitespace(),
-        (_, Reason::Xid) => detail.split_whitespace(),
-        _ => return String::new(),
-    };
-    let is_number = |word: &&str| word.bytes().all(|b| b.is_ascii_digit());
-    let word = if reason == Reason::Xid { words.find(is_number) } else { words.next() };
-    let word = word.unwrap_or_default().trim_matches(|c: char| !c.is_ascii_alphanumeric());
-    if is_label_value(word) { word.to_owned() } else { String::new() }
 }
 
 /// The slices of one pool by number, each with its devices.
@@ -380,17 +364,18 @@ fn order(device: &api::Device) -> (String, String) {
 
 /// A device that a claim holds and the inventory no longer has.
 fn absent(device: &api::Device) -> api::Device {
-    let gone = taint(&Reason::DeviceGone.as_str().replace('_', "-"), "", NO_SCHEDULE);
-    api::Device { taints: vec![gone], ..device.clone() }
+    api::Device { taints: vec![taints::absent()], ..device.clone() }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::api::NO_SCHEDULE;
     use super::super::attributes::violations;
     use super::super::names::is_label;
     use super::*;
     use crate::domain::{
-        Attributes, Cordon, Device, DeviceClass, Health, PciFunction, ResourceSpec, Timestamp,
+        Api, Attributes, Cordon, Device, DeviceClass, Health, PciFunction, Reason, ResourceSpec,
+        Timestamp, Verdict,
     };
     use proptest::prelude::*;
 
@@ -418,7 +403,8 @@ mod tests {
 
     /// An offering of these numbers, with the health of some.
     fn offering(name: &str, numbers: &[usize], unhealthy: &[(usize, Reason)]) -> Arc<Offering> {
-        let spec = Arc::new(ResourceSpec::new(name.parse().unwrap(), DeviceClass::Gpu));
+        let spec = ResourceSpec::new(name.parse().unwrap(), DeviceClass::Gpu);
+        let spec = Arc::new(ResourceSpec { api: Api::Dra, ..spec });
         let devices = numbers.iter().map(|number| {
             let device = device(&address(*number), DeviceClass::Gpu);
             let reason = unhealthy.iter().find(|(it, _)| it == number).map(|(_, reason)| *reason);
@@ -553,6 +539,70 @@ mod tests {
         assert_eq!(world.taints(), ["holdfast.dev/cordoned=fan:NoSchedule"]);
         let viable = World::with(&[offering("a.b/c", &[1], &[(1, Reason::GroupNotViable)])]);
         assert_eq!(viable.taints(), ["holdfast.dev/iommu-group-not-viable=:NoSchedule"]);
+    }
+
+    fn with_api(api: Api, offering: &Arc<Offering>) -> Arc<Offering> {
+        let spec = ResourceSpec { api, ..(*offering.spec).clone() };
+        Arc::new(Offering { spec: Arc::new(spec), ..(**offering).clone() })
+    }
+
+    /// The devices 1 (free), 2 (of a container) and 3 (of a claim), each with its taints.
+    #[test]
+    fn the_api_of_the_resource_decides_what_the_slice_says_of_each_device() {
+        let (held, ending) = ("held=device-plugin", "not-for-claims=");
+        let of_both = Api::Returning { by_number: true };
+        for (api, expected) in [
+            (Api::Plugin, vec![(3, ending)]),
+            (Api::Dra, vec![(1, ""), (2, held), (3, "")]),
+            (Api::Both, vec![(1, ""), (2, held), (3, "")]),
+            (of_both, vec![(1, ending), (2, held), (3, ending)]),
+            (Api::Returning { by_number: false }, vec![(1, ending), (2, held), (3, ending)]),
+        ] {
+            let mut world = World::with(&[with_api(api, &offering("a.b/c", &[1, 2, 3], &[]))]);
+            world.held.insert(("a.b/c".parse().unwrap(), DeviceId::new(address(2))));
+            world.claimed.insert(claim(3));
+            let offer = world.offer();
+            let of = |number: usize| {
+                let device = offer.pools.get(POOL)?.get(&claim(number).device)?;
+                assert!(device.taints.iter().all(|it| it.effect == NO_SCHEDULE));
+                let taints = device.taints.iter().map(|it| format!("{}={}", it.key, it.value));
+                let taints: Vec<String> = taints.collect();
+                Some((number, taints.join(",").replace("holdfast.dev/", "")))
+            };
+            let shown: Vec<_> = (1..=3).filter_map(of).collect();
+            let expected: Vec<_> =
+                expected.into_iter().map(|(number, taint)| (number, taint.to_owned())).collect();
+            assert_eq!(shown, expected, "{api:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_device_evicts_the_pods_of_its_claims() {
+        let mut world =
+            World::with(&[with_api(Api::Both, &offering("a.b/c", &[1, 2], &[(2, Reason::Xid)]))]);
+        world.held.insert(("a.b/c".parse().unwrap(), DeviceId::new(address(1))));
+        let mut offer = world.offer();
+        // The second one is held as another object of the container; the third one is unknown.
+        offer.evict(&[claim(1), claim(2), claim(3)].into());
+        let taints = |number: usize| {
+            let device = &offer.pools[POOL][&claim(number).device];
+            let taints = device.taints.iter();
+            taints.map(|it| format!("{}={}:{}", it.key, it.value, it.effect)).collect::<Vec<_>>()
+        };
+        let evicts = "holdfast.dev/held=device-plugin:NoExecute";
+        assert_eq!(taints(1), [evicts]);
+        assert_eq!(taints(2), ["holdfast.dev/xid=:NoSchedule", evicts]);
+        let layout = Layout::new(node()).followed_by(&offer);
+        let before = Layout::new(node()).followed_by(&world.offer());
+        assert!(!layout.is_good_news_after(&before), "an eviction is urgent");
+    }
+
+    #[test]
+    fn a_device_that_moves_to_a_resource_for_claims_is_that_ones() {
+        let ending = with_api(Api::Returning { by_number: true }, &offering("a.b/old", &[1], &[]));
+        let failed = offering("a.b/new", &[1], &[(1, Reason::PortDown)]);
+        let world = World::with(&[ending, failed]);
+        assert_eq!(world.taints(), ["holdfast.dev/port-down=:NoSchedule"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::mounts::{Mount, mount_of, mounts};
 use super::{AddFacts, ReaderInput, Target};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::contract::nvidia_cdi;
-use crate::domain::{Api, Contract, Grant, GrantState, ResourceSpec, Timestamp, mps_run_here};
+use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp, mps_run_here};
 use crate::host;
 use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(super) fn wants(
 
 /// Whether its containers get devices by CDI names only.
 fn uses_cdi(spec: &ResourceSpec) -> bool {
-    if spec.api == Api::Dra {
+    if spec.api.serves_claims() {
         return true;
     }
     match &spec.contract {

@@ -1,24 +1,25 @@
 //! The lists for the kubelet's device-plugin API, when claims get the devices of some resources.
 
 use super::held::Held;
-use crate::domain::{Api, Health, Inventory, Offering, Reason};
+#[cfg(doc)]
+use crate::domain::Api;
+use crate::domain::{Health, HeldBy, Inventory, Offering, Reason};
 use std::sync::Arc;
 
-/// The lists for the kubelet. A resource whose devices are given to claims is among them only while
-/// a container holds one of its devices through the device plugin. The kubelet starts this
-/// container again with the same ids, so they stay in the list as they are (I3). All others are
-/// unhealthy there, so no container gets them by number. After a change back from claims, the ids
-/// that claims still hold are unhealthy too.
+/// The lists for the kubelet. [`Api::is_in_list`] decides about each id. A resource whose free
+/// devices are not given by number is among the lists only while a container holds one of its
+/// devices through the device plugin: the kubelet starts this container again with the same ids, so
+/// they stay as they are (I3).
 ///
-/// Unchanged lists are shared with `before`, and everything with the inventory if no resource is
-/// for claims and no claim holds a device.
+/// Unchanged lists are shared with `before`, and everything with the inventory if all free devices
+/// are given by number and no claim holds one.
 pub(crate) fn plugin_lists(
     inventory: &Arc<Inventory>,
     held: &Held,
     before: &Arc<Inventory>,
 ) -> Arc<Inventory> {
     let is_whole = |offering: &Arc<Offering>| {
-        offering.spec.api == Api::Plugin && held.of_claims(&offering.spec.name).is_empty()
+        offering.spec.api.gives_by_number() && held.of_claims(&offering.spec.name).is_empty()
     };
     if inventory.resources.values().all(is_whole) {
         return Arc::clone(inventory);
@@ -38,19 +39,22 @@ pub(crate) fn plugin_lists(
     if lists == **before { Arc::clone(before) } else { Arc::new(lists) }
 }
 
-/// The list without the ids that containers must not get by number. `None` for a resource for
-/// claims if no container has a device of it by number.
+/// The list without the ids that containers must not get by number. `None` if no id is given by
+/// number and no container has one.
 fn reduced(offering: &Offering, held: &Held) -> Option<Offering> {
-    let name = &offering.spec.name;
+    let (api, name) = (offering.spec.api, &offering.spec.name);
     let (by_number, by_claims) = (held.of_plugin(name), held.of_claims(name));
-    let is_for_claims = offering.spec.api == Api::Dra;
-    if is_for_claims && by_number.is_empty() {
+    if !api.gives_by_number() && by_number.is_empty() {
         return None;
     }
     let mut list = offering.clone();
     for (id, offered) in &mut list.devices {
-        let is_out = by_claims.contains(id) || is_for_claims;
-        if offered.health.is_healthy() && is_out && !by_number.contains(id) {
+        let held = match (by_number.contains(id), by_claims.contains(id)) {
+            (true, _) => HeldBy::Container,
+            (false, true) => HeldBy::Claim,
+            (false, false) => HeldBy::Nothing,
+        };
+        if offered.health.is_healthy() && !api.is_in_list(held) {
             offered.health = Health::Unhealthy(Reason::Deselected);
         }
     }
@@ -62,8 +66,8 @@ mod tests {
     use super::super::held;
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
-        Grant, GrantState, GrantedDevice, Offered, ResourceSpec, Timestamp,
+        AllocId, Api, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass,
+        DeviceId, Grant, GrantState, GrantedDevice, Offered, ResourceSpec, Timestamp,
     };
 
     fn offered(id: &str) -> (DeviceId, Offered) {
@@ -150,15 +154,40 @@ mod tests {
         assert_eq!(shown(&lists(&[released], &one)), ["x.y/number: a,b of 2"]);
     }
 
+    fn of_claim(resource: &str, id: &str) -> Grant {
+        let claim = ClaimRef { uid: "u".into(), namespace: "n".into(), name: "c".into() };
+        let hold = ClaimHold { claim, allocation: "1".into(), devices: Vec::new() };
+        Grant { claim: Some(Arc::new(hold)), ..grant(resource, id) }
+    }
+
+    /// The device `a` is held by each kind of holder, and `b` is free.
+    #[test]
+    fn the_api_of_the_resource_decides_what_the_list_says_of_each_device() {
+        let of_both = Api::Returning { by_number: true };
+        for (api, free, by_container, by_claim) in [
+            (Api::Plugin, Some("a,b"), Some("a,b"), Some("b")),
+            (Api::Dra, None, Some("a"), None),
+            (Api::Both, Some("a,b"), Some("a,b"), Some("b")),
+            (of_both, Some("a,b"), Some("a,b"), Some("b")),
+            (Api::Returning { by_number: false }, None, Some("a"), None),
+        ] {
+            let inventory = inventory(&[("r", api)]);
+            let list = |grants: &[Grant]| {
+                shown(&plugin_lists(&inventory, &held(grants.iter()), &Arc::default()))
+            };
+            let expected = |ids: Option<&str>| -> Vec<String> {
+                ids.map(|ids| format!("x.y/r: {ids} of 2")).into_iter().collect()
+            };
+            assert_eq!(list(&[]), expected(free), "{api:?}");
+            assert_eq!(list(&[grant("r", "a")]), expected(by_container), "{api:?}");
+            assert_eq!(list(&[of_claim("r", "a")]), expected(by_claim), "{api:?}");
+        }
+    }
+
     #[test]
     fn an_id_that_a_claim_holds_is_not_given_away_by_number() {
         let plugin = inventory(&[("number", Api::Plugin)]);
-        let mut of_claim = grant("number", "a");
-        of_claim.claim = Some(Arc::new(ClaimHold {
-            claim: ClaimRef { uid: "u".into(), namespace: "n".into(), name: "c".into() },
-            allocation: "1".into(),
-            devices: Vec::new(),
-        }));
+        let of_claim = of_claim("number", "a");
         let lists = plugin_lists(&plugin, &held([&of_claim].into_iter()), &Arc::default());
         assert_eq!(shown(&lists), ["x.y/number: b of 2"]);
         // A claim is no reason to keep the list of a resource for claims.

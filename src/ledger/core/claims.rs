@@ -114,6 +114,7 @@ fn new_entries(
             id: device.id.clone(),
             holder: format!("the former allocation of claim {}", whole.claim),
             free_when: "it is free when no process of the claim's former pods runs",
+            container: None,
         });
     }
     *released = ends(ledger, hooks, written, &former, REALLOCATED, now);

@@ -164,7 +164,7 @@ pub fn held_by_another<'a>(
         if !Safeguard::ClaimGate.is_on() {
             return None;
         }
-        return Some(held_refusal(wanted, device, holder));
+        return Some(Refusal::held(&wanted.resource, &device.id, holder));
     }
     let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);
     let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
@@ -175,38 +175,10 @@ pub fn held_by_another<'a>(
         resource: wanted.resource.clone(),
         id: device.id.clone(),
         object: object.clone(),
-        holder: name_of(holder),
+        holder: holder.holder(),
         held: held.id.clone(),
         by: holder.resource.clone(),
     })
-}
-
-/// The holder in a refusal.
-fn name_of(holder: &Grant) -> String {
-    match (&holder.claim, holder.pod()) {
-        (Some(hold), _) => format!("claim {}", hold.claim),
-        (None, Some(pod)) => format!("pod {pod}"),
-        (None, None) => format!("a container that got it by grant {}", holder.alloc_id),
-    }
-}
-
-/// The refusal of a device that another claim, or another holder than the claim, has.
-fn held_refusal(wanted: &Grant, device: &GrantedDevice, holder: &Grant) -> Refusal {
-    let free_when = match holder.state {
-        GrantState::Prepared { unprepared_at: None, .. } => {
-            "it is free when the kubelet has unprepared that claim"
-        }
-        GrantState::Prepared { unprepared_at: Some(_), .. } => {
-            "that claim is unprepared, and the device is free when no process of its pods runs"
-        }
-        _ => "it is free when the end of that pod is proven",
-    };
-    Refusal::Held {
-        resource: wanted.resource.clone(),
-        id: device.id.clone(),
-        holder: name_of(holder),
-        free_when,
-    }
 }
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {

@@ -3,10 +3,10 @@
 use super::{ClaimDevices, DecidedClaim, DecidedHold};
 use crate::contract::claim;
 use crate::domain::{
-    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ConfigSource, DeviceClass, DeviceId, DraName,
-    Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName, printable,
+    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource, DeviceClass,
+    DeviceId, DraName, Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName,
+    printable,
 };
-use crate::domain::{Api, ClaimedDevice};
 use std::collections::BTreeMap;
 
 /// The longest kind of a configuration in an error message, in characters.
@@ -96,6 +96,16 @@ pub enum NotPrepared {
         /// What is waited for.
         why: String,
     },
+    /// A container has a device of the claim through the device plugin.
+    #[error("claim {claim} has lost a device: {why}; {advice}; a new pod gets another device")]
+    Lost {
+        /// The claim.
+        claim: ClaimRef,
+        /// The device and the container's pod.
+        why: String,
+        /// What happens to the pods of the claim, or what to do with them.
+        advice: String,
+    },
     /// It could not be recorded, so it is not prepared.
     #[error("claim {claim} could not be recorded, so it is not prepared: {why}")]
     NotRecorded {
@@ -120,7 +130,7 @@ impl NotPrepared {
     pub fn as_str(&self) -> &'static str {
         match self {
             NotPrepared::Unhealthy { .. } => "unhealthy",
-            NotPrepared::Blocked { .. } => "blocked",
+            NotPrepared::Blocked { .. } | NotPrepared::Lost { .. } => "blocked",
             NotPrepared::NoAnswer { .. } => "api_server",
             NotPrepared::NotRecorded { .. }
             | NotPrepared::NoFile { .. }
@@ -194,7 +204,7 @@ pub(super) struct Found<'a> {
 impl Found<'_> {
     /// A device may be in two lists while it moves from one resource to another.
     fn rank(self) -> (bool, bool) {
-        (self.offering.spec.api == Api::Dra, self.offered.health.is_healthy())
+        (self.offering.spec.api.serves_claims(), self.offered.health.is_healthy())
     }
 }
 
@@ -271,7 +281,7 @@ fn one(
     devices: &dyn ClaimDevices,
 ) -> Result<(ClaimedDevice, crate::domain::GrantedDevice), NotPrepared> {
     let (name, resource) = (of.name.clone(), offering.spec.name.clone());
-    if offering.spec.api != Api::Dra {
+    if !offering.spec.api.serves_claims() {
         return Err(NotPrepared::NotForClaims { name, resource });
     }
     if let Health::Unhealthy(reason) = offered.health

@@ -2,10 +2,14 @@
 
 use super::decide::{self, NotPrepared};
 use super::{
-    ClaimDevices, ClaimFiles, ClaimLedger, ClaimSource, DecidedClaim, NameOf, NotRecorded, digest,
+    ClaimDevices, ClaimFiles, ClaimLedger, ClaimSource, DecidedClaim, DecidedHold, HeldByNumber,
+    NameOf, NotRecorded, digest,
 };
 use crate::contract::claim as contract;
-use crate::domain::{Allocated, AllocatedClaim, ClaimHold, ClaimRef, PreparedDevice, Safeguard};
+use crate::domain::{
+    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, DeviceId, DraName,
+    PreparedDevice, ResourceName, Safeguard,
+};
 use futures_util::future::BoxFuture;
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +27,20 @@ const READ_AGAIN_MAX: Duration = Duration::from_secs(2);
 const BLOCKED_AGAIN: Duration = Duration::from_millis(200);
 /// Claims whose steps may run at the same time; those of one claim never do.
 const LOCKS: usize = 16;
+
+/// A device of a claim: its resource, its id, and its name in the slice.
+type Wanted = (ResourceName, DeviceId, DraName);
+
+fn names(decided: &DecidedClaim) -> Vec<Wanted> {
+    let of = |hold: &DecidedHold| {
+        let devices = hold.hold.devices.iter();
+        let wanted = |device: &ClaimedDevice| {
+            (hold.resource.clone(), device.id.clone(), device.allocated.name.clone())
+        };
+        devices.map(wanted).collect::<Vec<_>>()
+    };
+    decided.holds.iter().flat_map(of).collect()
+}
 
 /// The time, which a simulation replaces.
 pub trait Clock: Send + Sync {
@@ -176,8 +194,10 @@ impl ClaimPreparer {
         let mut is_logged = false;
         loop {
             let decided = self.decided(of, claim, &allocation)?;
+            let wanted = names(&decided);
             let step = self.step(of).await;
             let recorded = self.within(deadline, self.ledger.record(decided)).await;
+            let mut by_number = None;
             let why = match recorded {
                 Some(Ok(holds)) => {
                     self.files.ensure(of, &holds).map_err(|error| NotPrepared::NoFile {
@@ -188,6 +208,7 @@ impl ClaimPreparer {
                 }
                 Some(Err(NotRecorded::Failed(why))) => return Err(not_recorded(why)),
                 Some(Err(NotRecorded::Blocked(why))) => why,
+                Some(Err(NotRecorded::HeldByNumber(held))) => by_number.insert(held).why.clone(),
                 None => return Err(not_recorded("the ledger has not answered in time".into())),
             };
             // Unprepare may come while the claim waits.
@@ -197,10 +218,31 @@ impl ClaimPreparer {
             }
             let again = self.clock.now() + BLOCKED_AGAIN;
             if again >= deadline {
-                return Err(NotPrepared::Blocked { claim: of.clone(), why });
+                return Err(match by_number {
+                    Some(held) => self.lost(claim, &wanted, &held),
+                    None => NotPrepared::Blocked { claim: of.clone(), why },
+                });
             }
             self.clock.sleep_until(again).await;
         }
+    }
+
+    /// A container has a device of the claim, and may have it for ever. So the claim's pods are
+    /// evicted.
+    fn lost(&self, claim: &AllocatedClaim, wanted: &[Wanted], held: &HeldByNumber) -> NotPrepared {
+        let is_it = |(resource, id, _): &&Wanted| (resource, id) == (&held.resource, &held.id);
+        let lost = wanted.iter().filter(is_it).map(|(.., name)| name.clone()).collect();
+        let advice = if self.ledger.evict(&lost, &held.container) {
+            "a taint of the device evicts the pods of the claim".to_owned()
+        } else {
+            let pods: Vec<String> = claim.reserved_for.iter().map(ToString::to_string).collect();
+            format!(
+                "delete pod {}, because the API server drops taints of devices (feature gate \
+                 DRADeviceTaints)",
+                pods.join(", ")
+            )
+        };
+        NotPrepared::Lost { claim: claim.claim.clone(), why: held.why.clone(), advice }
     }
 
     /// What to record: the earlier record of the same allocation, whose devices need not be found

@@ -6,6 +6,10 @@
 //! gets the same answer again: the kubelet repeats Prepare, and may append a second answer to the
 //! first. A call may be dropped at any step. The next one completes what it began.
 //!
+//! A container may have got an allocated device through the device plugin. The claim waits for it
+//! too. When the time is over, its pods are evicted ([`ClaimLedger::evict`]): a new pod gets
+//! another device.
+//!
 //! The kubelet waits for 45 s, and tries a failed call again after a minute only. So Prepare waits
 //! for what is temporary, such as the end of the devices' former pod, within one budget.
 
@@ -22,9 +26,10 @@ pub use flow::{ClaimPreparer, Clock, PREPARE_BUDGET};
 pub use named::named_devices;
 
 use crate::domain::{
-    AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, DeviceClass, DeviceId, DraName,
+    AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, DeviceClass, DeviceId, DraName,
     GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
 };
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The name of a device in the DRA API: a pure function of its id and class, and of the node.
@@ -62,12 +67,27 @@ pub struct DecidedClaim {
     pub holds: Vec<DecidedHold>,
 }
 
+/// A device of a claim that a container has got through the device plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldByNumber {
+    /// The resource of the claim's device.
+    pub resource: ResourceName,
+    /// The claim's device.
+    pub id: DeviceId,
+    /// The grant of the container. Its device may have another id: the whole of a part.
+    pub container: AllocId,
+    /// The sentence, which names the container's pod.
+    pub why: String,
+}
+
 /// Why a claim was not recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotRecorded {
     /// A device has another holder, or waits for its hook. The text names it and what is waited
     /// for. It may be free at the next try.
     Blocked(String),
+    /// A container has a device of the claim. It may be free at the next try.
+    HeldByNumber(HeldByNumber),
     /// The ledger cannot record it.
     Failed(String),
 }
@@ -91,6 +111,12 @@ pub trait ClaimLedger: Send + Sync {
     /// # Errors
     /// One sentence, when that cannot be made durable.
     async fn release(&self, claim: &ClaimRef) -> Result<(), String>;
+
+    /// Has the control plane evict the pods whose claims have these devices, for as long as this
+    /// container has them. Returns whether it does that: a ledger without a control plane does not.
+    fn evict(&self, _lost: &BTreeSet<DraName>, _container: &AllocId) -> bool {
+        false
+    }
 }
 
 /// The devices of the node.

@@ -10,7 +10,7 @@ use crate::host::SpecFolder;
 use crate::lab::sim::executor::{Executor, Handle};
 use futures_util::future::BoxFuture;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -113,6 +113,9 @@ struct Ledger {
     /// How often it answers that a device is not free.
     blocked: Mutex<usize>,
     fails: Mutex<Option<String>>,
+    /// Whether a container has the GPU, and whether the control plane evicts the claim's pods.
+    by_number: Mutex<Option<bool>>,
+    evicted: Mutex<Vec<(BTreeSet<DraName>, AllocId)>>,
     records: Mutex<usize>,
     /// The last request to record.
     last: Mutex<Option<DecidedClaim>>,
@@ -144,6 +147,11 @@ impl ClaimLedger for Ledger {
         time().pass().await;
         Ok(())
     }
+
+    fn evict(&self, lost: &BTreeSet<DraName>, container: &AllocId) -> bool {
+        self.evicted.lock().unwrap().push((lost.clone(), container.clone()));
+        self.by_number.lock().unwrap().unwrap()
+    }
 }
 
 impl Ledger {
@@ -155,6 +163,14 @@ impl Ledger {
         if *blocked > 0 {
             *blocked -= 1;
             return Err(NotRecorded::Blocked("pod ml/former runs on GPU-A".into()));
+        }
+        if self.by_number.lock().unwrap().is_some() {
+            return Err(NotRecorded::HeldByNumber(HeldByNumber {
+                resource: "x.y/gpu".parse().unwrap(),
+                id: DeviceId::new("GPU-A"),
+                container: AllocId::new("a-1"),
+                why: "device `GPU-A` of x.y/gpu is held by pod ml/web".into(),
+            }));
         }
         let mut recorded = self.recorded.lock().unwrap();
         let holds = |claim: &DecidedClaim| -> Vec<ClaimHold> {
@@ -423,6 +439,38 @@ fn a_claim_waits_for_its_devices_within_the_budget() {
             took <= PREPARE_BUDGET && took > PREPARE_BUDGET - Duration::from_secs(1),
             "{took:?}"
         );
+    });
+}
+
+#[test]
+fn a_claim_that_lost_a_device_to_a_container_is_evicted_when_the_time_is_over() {
+    virtually(async {
+        for (is_evicted, advice) in [
+            (true, "a taint of the device evicts the pods of the claim; a new pod gets another"),
+            (false, "delete pod ml/p, because the API server drops taints of devices"),
+        ] {
+            let world = World::new();
+            *world.ledger.by_number.lock().unwrap() = Some(is_evicted);
+            let began = now();
+            let error = world.refusal().await;
+            assert!(now() - began > PREPARE_BUDGET - Duration::from_secs(1), "the pod may end");
+            assert!(error.contains("`GPU-A` of x.y/gpu is held by pod ml/web; "), "{error}");
+            assert!(error.contains(advice), "{error}");
+            let lost = BTreeSet::from([name_of(&DeviceId::new("GPU-A"), DeviceClass::Gpu)]);
+            let evicted = world.ledger.evicted.lock().unwrap().clone();
+            assert_eq!(evicted, [(lost, AllocId::new("a-1"))]);
+        }
+        // The container ends in time.
+        let world = World::new();
+        *world.ledger.by_number.lock().unwrap() = Some(true);
+        let (preparer, ledger) = (Arc::clone(&world.preparer), Arc::clone(&world.ledger));
+        let prepare = time().spawn(async move { drop(preparer.prepare(&claim()).await.unwrap()) });
+        time().sleep(Duration::from_secs(20)).await;
+        *ledger.by_number.lock().unwrap() = None;
+        while !prepare.is_finished() {
+            time().sleep(Duration::from_millis(1)).await;
+        }
+        assert!(ledger.evicted.lock().unwrap().is_empty() && world.file().exists());
     });
 }
 

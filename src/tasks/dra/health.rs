@@ -1,14 +1,17 @@
 //! The health of the devices for claims, for the kubelet.
 
-use crate::domain::{Api, ClaimHealth, Health, Inventory};
+use crate::domain::{ClaimHealth, DraName, Grant, Health, Inventory};
 use crate::health::Judgement;
 use crate::serving::claims::NameOf;
+use crate::slices::holders::Holders;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Follows the inventory.
 pub(crate) struct Healths {
     pub(crate) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) judgement: watch::Receiver<Judgement>,
     pub(crate) name_of: NameOf,
     pub(crate) health: watch::Sender<Arc<[ClaimHealth]>>,
@@ -26,35 +29,48 @@ impl Healths {
                 }
                 is_other
             });
-            if self.inventory.changed().await.is_err() {
+            let changed = tokio::select! {
+                changed = self.inventory.changed() => changed,
+                changed = self.grants.changed() => changed,
+            };
+            if changed.is_err() {
                 return;
             }
         }
     }
 
+    /// The devices that claims may get, and those that claims have although their resource gives no
+    /// device to new claims.
     fn now(&mut self) -> Arc<[ClaimHealth]> {
         let inventory = self.inventory.borrow_and_update().clone();
+        let Holders { claimed, .. } = Holders::of(&self.grants.borrow_and_update());
         let judgement = self.judgement.borrow();
-        let offerings = inventory.resources.values().filter(|it| it.spec.api == Api::Dra);
-        let devices = offerings.flat_map(|offering| &offering.devices);
-        let health = devices.map(|(id, offered)| {
-            let message = match offered.health {
-                Health::Healthy => String::new(),
-                Health::Unhealthy(reason) => {
-                    let verdict = judgement.verdicts.get(&offered.device.id);
-                    let detail = verdict.map(|verdict| verdict.detail(reason).to_owned());
-                    match detail.filter(|detail| !detail.is_empty()) {
-                        Some(detail) => format!("{reason}: {detail}"),
-                        None => reason.to_string(),
-                    }
+        let mut health: BTreeMap<DraName, ClaimHealth> = BTreeMap::new();
+        let mut offerings: Vec<_> = inventory.resources.values().collect();
+        // A device may be in two lists while it moves from one resource to another.
+        offerings.sort_by_key(|offering| offering.spec.api.serves_claims());
+        for offering in offerings {
+            for (id, offered) in &offering.devices {
+                let name = (self.name_of)(id, offered.device.class);
+                if !offering.spec.api.serves_claims() && !claimed.contains(&name) {
+                    continue;
                 }
-            };
-            ClaimHealth {
-                name: (self.name_of)(id, offered.device.class),
-                is_healthy: Some(offered.health.is_healthy()),
-                message,
+                let message = match offered.health {
+                    Health::Healthy => String::new(),
+                    Health::Unhealthy(reason) => {
+                        let verdict = judgement.verdicts.get(&offered.device.id);
+                        let detail = verdict.map(|verdict| verdict.detail(reason).to_owned());
+                        match detail.filter(|detail| !detail.is_empty()) {
+                            Some(detail) => format!("{reason}: {detail}"),
+                            None => reason.to_string(),
+                        }
+                    }
+                };
+                let is_healthy = Some(offered.health.is_healthy());
+                let of = ClaimHealth { name: name.clone(), is_healthy, message };
+                health.insert(name, of);
             }
-        });
-        health.collect()
+        }
+        health.into_values().collect()
     }
 }

@@ -2,11 +2,15 @@
 
 use super::records::Records;
 use crate::domain::{
-    AllocId, ClaimHold, ClaimRef, ContainerEdits, Grant, GrantState, KubeletGeneration,
+    AllocId, ClaimHold, ClaimRef, ContainerEdits, DraName, Grant, GrantState, KubeletGeneration,
+    Refusal,
 };
 use crate::host;
 use crate::messages::{Mailbox, RecordClaim, RecordError, ReleaseClaim};
-use crate::serving::claims::{ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};
+use crate::serving::claims::{ClaimLedger, DecidedClaim, DecidedHold, HeldByNumber, NotRecorded};
+use crate::slices::holders::{Lost, still_lost};
+use crate::slices::published::Published;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -24,6 +28,10 @@ pub(crate) struct Recorder {
     pub(crate) kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The kubelet's record, which has the claim until it is unprepared.
     pub(crate) records: Records,
+    /// The devices of claims that containers have, each with the grant of the container.
+    pub(crate) lost: watch::Sender<Arc<Lost>>,
+    /// What the API server has, and whether it drops taints.
+    pub(crate) published: watch::Receiver<Option<Arc<Published>>>,
 }
 
 #[tonic::async_trait]
@@ -55,9 +63,7 @@ impl ClaimLedger for Recorder {
                 let holds = grants.iter().filter_map(|grant| grant.claim.as_deref().cloned());
                 Ok(holds.collect())
             }
-            Ok(Err(RecordError::Refused(refusal))) => {
-                Err(NotRecorded::Blocked(refusal.to_string()))
-            }
+            Ok(Err(RecordError::Refused(refusal))) => Err(blocked(refusal)),
             Ok(Err(error @ (RecordError::Store(_) | RecordError::NotOneClaim))) => {
                 Err(NotRecorded::Failed(error.to_string()))
             }
@@ -72,6 +78,29 @@ impl ClaimLedger for Recorder {
             Ok(released) => released.map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    fn evict(&self, lost: &BTreeSet<DraName>, container: &AllocId) -> bool {
+        let grants = self.grants.borrow().clone();
+        self.lost.send_if_modified(|known| {
+            let mut now = still_lost(known, &grants);
+            now.extend(lost.iter().map(|name| (name.clone(), container.clone())));
+            let is_other = **known != now;
+            *known = Arc::new(now);
+            is_other
+        });
+        self.published.borrow().as_ref().is_none_or(|published| !published.drops_taints)
+    }
+}
+
+/// A refusal that may end.
+fn blocked(refusal: Refusal) -> NotRecorded {
+    let why = refusal.to_string();
+    match refusal {
+        Refusal::Held { resource, id, container: Some(container), .. } => {
+            NotRecorded::HeldByNumber(HeldByNumber { resource, id, container, why })
+        }
+        _ => NotRecorded::Blocked(why),
     }
 }
 

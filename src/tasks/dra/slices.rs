@@ -3,14 +3,14 @@
 
 use super::known::{Known, Problems, failure, not_published, result_of};
 use crate::cluster::{Client, Collection, Credentials, RESOURCE_SLICES, Watch, WatchEvent};
-use crate::domain::{Api, Grant, Inventory, NvmlSnapshot};
+use crate::domain::{Grant, Inventory, NvmlSnapshot};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::HostRoot;
 use crate::kubelet::dra::Notice;
 use crate::slices::api::{OwnerReference, ResourceSlice};
 use crate::slices::attributes::Facts;
-use crate::slices::holders::Holders;
+use crate::slices::holders::{Holders, Lost, still_lost};
 use crate::slices::names::NodeName;
 use crate::slices::others::OtherDriver;
 use crate::slices::published::Published;
@@ -40,6 +40,8 @@ pub(crate) struct SlicesTask {
     pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) judgement: watch::Receiver<Judgement>,
     pub(crate) nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    /// The devices that claims have lost to containers.
+    pub(crate) lost: watch::Receiver<Arc<Lost>>,
     /// The kubelet's reports. At its start it deletes all slices of the node.
     pub(crate) notices: watch::Receiver<Option<Notice>>,
     /// Why the slices are not published at present.
@@ -200,6 +202,7 @@ impl SlicesTask {
             changed = self.inventory.changed() => is_open(changed),
             changed = self.grants.changed() => is_open(changed),
             changed = self.nvml.changed() => is_open(changed),
+            changed = self.lost.changed() => is_open(changed),
             changed = self.notices.changed() => changed.is_ok().then_some(Wakeup::Kubelet),
             () = due => Some(Wakeup::Due),
         }
@@ -246,22 +249,19 @@ impl SlicesTask {
         let inventory = self.inventory.borrow_and_update().clone();
         let grants = self.grants.borrow_and_update().clone();
         let nvml = self.nvml.borrow_and_update().clone();
-        let resources = inventory.resources.iter();
-        let resources = resources
-            .filter(|(_, offering)| offering.spec.api == Api::Dra)
-            .map(|(name, offering)| (name.clone(), Arc::clone(offering)))
-            .collect();
         let Holders { claimed, held } = Holders::of(&grants);
         let judgement = self.judgement.borrow().clone();
         let driver = hardware::nvidia_driver_version(&self.host_root);
-        let offer = offer(&Inputs {
+        let mut offer = offer(&Inputs {
             node: &self.node,
-            resources: &resources,
+            resources: &inventory.resources,
             claimed: &claimed,
             held: &held,
             verdicts: &judgement.verdicts,
             facts: Facts { nvidia_driver: driver.as_deref(), nvml: Some(&nvml) },
         });
+        let lost = still_lost(&self.lost.borrow_and_update().clone(), &grants);
+        offer.evict(&lost.into_keys().collect());
         for dropped in offer.dropped.difference(&known.dropped) {
             tracing::warn!(%dropped, "a part of a device is not published");
         }

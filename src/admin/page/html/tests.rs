@@ -80,6 +80,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         name: "nvidia.com/gpu".into(),
         registered: true,
         only_claims: false,
+        api: None,
         devices: devices.len(),
         healthy,
         held: 1,
