@@ -18,6 +18,8 @@ mod doctor;
 #[cfg(feature = "cluster")]
 mod dra;
 #[cfg(feature = "cluster")]
+mod dra_both;
+#[cfg(feature = "cluster")]
 mod dra_crash;
 #[cfg(feature = "cluster")]
 mod dra_evidence;
