@@ -13,6 +13,7 @@ pub mod hardware;
 pub mod hook;
 pub mod kubelet;
 pub mod picture;
+pub mod reporting;
 pub mod slices;
 pub mod store;
 pub mod telemetry;

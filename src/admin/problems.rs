@@ -54,6 +54,14 @@ impl Status {
                  the rights of Holdfast in the cluster (docs/install.md)",
             );
         }
+        for why in &self.not_reported {
+            add(
+                why.clone(),
+                "Holdfast retries automatically, without a right every 5 minutes; check \
+                 `cluster.credentials` and the rights of Holdfast in the cluster (docs/install.md), \
+                 or set `cluster.events` and `cluster.node_condition` to false",
+            );
+        }
         for why in &self.dra_problems {
             add(
                 why.clone(),

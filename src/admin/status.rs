@@ -54,6 +54,10 @@ pub struct Status {
     /// if the configuration does not use them.
     #[serde(default)]
     pub labels_not_followed: Option<String>,
+    /// Why Events and the condition of the node cannot be written. Empty without a problem, and if
+    /// both are switched off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_reported: Vec<String>,
     /// Why pods with claims wait, or what an operator must decide about DRA: the driver's sockets,
     /// the API server, claims that the ledger has lost, another driver with the same devices. Empty
     /// without a problem, and if `[dra]` is off.
@@ -209,6 +213,7 @@ impl Status {
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
             labels_not_followed: views.not_followed.borrow().clone(),
+            not_reported: views.not_reported.borrow().clone(),
             dra_problems: views.dra_problems(),
             resources: inventory.resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),

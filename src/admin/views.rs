@@ -60,6 +60,8 @@ pub struct Views {
     pub not_served: watch::Receiver<Option<String>>,
     /// Why the labels of the node are not followed. `None` if they are, or need not be.
     pub not_followed: watch::Receiver<Option<String>>,
+    /// Why Events and the condition of the node cannot be written, one sentence each.
+    pub not_reported: watch::Receiver<Vec<String>>,
     /// Why claims do not get devices: the kubelet's sockets, the API server, and claims that the
     /// ledger has lost.
     pub dra: [watch::Receiver<Option<String>>; 3],

@@ -15,6 +15,8 @@ mod error;
 mod parts;
 mod recovery;
 mod reload;
+#[cfg(feature = "cluster")]
+mod reporting;
 mod returning;
 mod settings;
 mod specs;

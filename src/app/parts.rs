@@ -253,6 +253,8 @@ impl Wiring {
         );
         #[cfg(feature = "cluster")]
         tasks.extend(dra);
+        #[cfg(feature = "cluster")]
+        tasks.extend(self.reporting().map(|task| tokio::spawn(task.run())));
         tasks
     }
 }

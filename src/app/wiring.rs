@@ -74,6 +74,8 @@ pub(super) struct Publishers {
     pub(super) not_served: watch::Sender<Option<String>>,
     /// Why the labels of the node are not followed.
     pub(super) not_followed: watch::Sender<Option<String>>,
+    /// Why Events and the condition of the node cannot be written.
+    pub(super) not_reported: watch::Sender<Vec<String>>,
     /// Why the kubelet does not reach the DRA driver.
     pub(super) dra_sockets: watch::Sender<Option<String>>,
     /// Why the devices for claims are not published in the API server.
@@ -110,6 +112,7 @@ impl Publishers {
             mps: Arc::default(),
             not_served: watch::Sender::default(),
             not_followed: watch::Sender::default(),
+            not_reported: watch::Sender::default(),
             dra_sockets: watch::Sender::default(),
             dra_slices: watch::Sender::default(),
             published: watch::Sender::default(),
@@ -160,6 +163,7 @@ impl Wiring {
             mps: publishers.mps.subscribe(),
             not_served: publishers.not_served.subscribe(),
             not_followed: publishers.not_followed.subscribe(),
+            not_reported: publishers.not_reported.subscribe(),
             dra: [
                 publishers.dra_sockets.subscribe(),
                 publishers.dra_slices.subscribe(),

@@ -171,6 +171,7 @@ mod tests {
             recovery: None,
             not_served: None,
             labels_not_followed: None,
+            not_reported: Vec::new(),
             dra_problems: Vec::new(),
             hooks: Vec::new(),
             not_run: Vec::new(),

@@ -1,11 +1,13 @@
-//! Requests for objects: get, list, create, replace and delete, over one connection.
+//! Requests for objects: get, list, create, replace, patch and delete, over one connection.
 //!
 //! The connection stays open while it is used. It is opened again, with credentials that are read
 //! again, when it was lost, when the API server does not accept the credentials (401), and after a
 //! minute. A request is repeated once at most, and only if that cannot do anything twice.
 
 use super::collection::Collection;
-use super::connection::{Connection, Failed, JSON, LIST_BYTES_MAX, OBJECT_BYTES_MAX, Question};
+use super::connection::{
+    Connection, Failed, JSON, LIST_BYTES_MAX, OBJECT_BYTES_MAX, Question, STRATEGIC_MERGE,
+};
 use super::credentials::Credentials;
 use super::error::ClusterError;
 use super::metadata::List;
@@ -163,6 +165,21 @@ impl Client {
         self.write(Method::PUT, path, object, true).await
     }
 
+    /// Changes the fields of the object at this path that `patch` has (strategic merge patch). An
+    /// empty one changes nothing. Returns the object as the API server has stored it.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        patch: &impl Serialize,
+    ) -> Result<T, ClusterError> {
+        let question = question(Method::PATCH, path, patch, true)?;
+        let question = Question { content_type: STRATEGIC_MERGE, ..question };
+        read(&self.ask(&question, OBJECT_BYTES_MAX).await?)
+    }
+
     /// Deletes the object at this path, if it has this UID and, if given, this version. Returns
     /// `false` if it did not exist.
     ///
@@ -267,7 +284,8 @@ fn question(
         ClusterError::Unreadable(format!("the object for `{path}` is no JSON: {error}"))
     })?;
     let body = Some(Bytes::from(body));
-    Ok(Question { method, path: path.to_owned(), accept: JSON, body, may_repeat })
+    let path = path.to_owned();
+    Ok(Question { method, path, accept: JSON, body, content_type: JSON, may_repeat })
 }
 
 fn read<T: DeserializeOwned>(answer: &[u8]) -> Result<T, ClusterError> {

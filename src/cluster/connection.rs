@@ -32,6 +32,8 @@ const MESSAGE_CHARS_MAX: usize = 300;
 
 /// Whole objects, as JSON.
 pub(super) const JSON: &str = "application/json";
+/// A patch that merges lists by the key of their elements (`patchMergeKey` of the API's types).
+pub(super) const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
 
 /// A request.
 #[derive(Debug, Clone)]
@@ -43,6 +45,8 @@ pub(super) struct Question {
     pub(super) accept: &'static str,
     /// JSON.
     pub(super) body: Option<Bytes>,
+    /// The form of the body.
+    pub(super) content_type: &'static str,
     /// Whether sending it twice does the same as once.
     pub(super) may_repeat: bool,
 }
@@ -50,7 +54,14 @@ pub(super) struct Question {
 impl Question {
     /// Asks for an object, a list or a watch.
     pub(super) fn get(path: String, accept: &'static str) -> Self {
-        Question { method: Method::GET, path, accept, body: None, may_repeat: true }
+        Question {
+            method: Method::GET,
+            path,
+            accept,
+            body: None,
+            content_type: JSON,
+            may_repeat: true,
+        }
     }
 }
 
@@ -192,7 +203,7 @@ impl Connection {
             request = request.header(AUTHORIZATION, token);
         }
         if question.body.is_some() {
-            request = request.header(CONTENT_TYPE, JSON);
+            request = request.header(CONTENT_TYPE, question.content_type);
         }
         let unsent = |error| Failed { error, was_sent: false };
         let body = Full::new(question.body.clone().unwrap_or_default());

@@ -125,10 +125,36 @@ impl ClusterError {
         }
     }
 
+    /// The result of a write that has failed, in one word: for metrics.
+    #[must_use]
+    pub fn result(&self) -> &'static str {
+        match self.code() {
+            Some(_) if self.is_of_policy() => "policy",
+            Some(401 | 403) => "forbidden",
+            Some(404) => "not_found",
+            Some(409) => "conflict",
+            Some(422) => "invalid",
+            Some(429) => "throttled",
+            _ => "error",
+        }
+    }
+
     /// Whether an admission policy has denied the request. The identity has the right then.
     #[must_use]
     pub fn is_of_policy(&self) -> bool {
         matches!(self, ClusterError::Refused { code, message, .. } if is_denial(*code, message))
+    }
+
+    /// Whether a right is missing. A quota, a namespace that is being deleted and admission
+    /// policies are answered with 403 too: only the authorizers' message names what the user
+    /// `cannot` do (apiserver's `handlers/responsewriters.forbiddenMessage`).
+    #[must_use]
+    pub fn is_missing_right(&self) -> bool {
+        let is_right = |details: &Details| details.reason == "Forbidden";
+        self.code() == Some(403)
+            && self.details().is_some_and(is_right)
+            && !self.is_of_policy()
+            && matches!(self, ClusterError::Refused { message, .. } if message.contains(CANNOT))
     }
 
     /// Whether the API server reports that the object does not exist. An answer 404 of a proxy, or
@@ -142,6 +168,9 @@ impl ClusterError {
     }
 }
 
+/// The word of the authorizers' refusals: `User "…" cannot create resource "events" …`.
+const CANNOT: &str = " cannot ";
+
 /// Whether a policy has denied the request: `… is forbidden: ValidatingAdmissionPolicy 'P' with
 /// binding 'B' denied request: …` (apiserver's `admission/plugin/policy/validating`). The code is
 /// that of the policy's `reason`: 422 without one.
@@ -152,6 +181,8 @@ fn is_denial(code: u16, message: &str) -> bool {
 }
 
 fn remedy(code: u16, path: &str, message: &str) -> &'static str {
+    let is_node_status = path.starts_with("/api/v1/nodes/") && path.ends_with("/status");
+    let is_right = message.contains(CANNOT);
     match code {
         _ if is_denial(code, message) && path.contains("/resourceslices") => {
             "; a right is not missing: this admission policy denies the write. That of Holdfast \
@@ -165,6 +196,11 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         403 if path.contains("/resourceslices") => {
             "; grant get, list, watch, create, update and delete of resourceslices"
         }
+        403 if path.contains("/events") && is_right => {
+            "; grant create and patch of events (docs/install.md)"
+        }
+        403 if is_node_status && is_right => "; grant patch of nodes/status (docs/install.md)",
+        403 if path.contains("/events") || is_node_status => "",
         403 if path.contains("/resourceclaims") => "; grant get of resourceclaims",
         403 => "; grant get, list and watch of nodes (docs/install.md)",
         404 if path.starts_with("/apis/resource.k8s.io/v1/") => {

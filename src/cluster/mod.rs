@@ -8,7 +8,7 @@
 //!   Connection ─ TLS 1.3, HTTP/1.1, one request at a time
 //!        │
 //!        ▼
-//!   Client ─ get, list, create, replace, delete: a connection that is kept while it is used
+//!   Client ─ get, list, create, replace, patch, delete: a connection that is kept while it is used
 //!
 //!   Watch ─ list ─▶ watch ─▶ … ends after minutes, or silent, or 410 ─┐
 //!            ▲                                                        │
@@ -51,6 +51,6 @@ pub use metadata::{List, ObjectMeta};
 pub use object_watch::{ObjectWatch, Report};
 pub use objects::{
     AllocatedDevices, Allocation, ClaimStatus, Consumer, DeviceConfig, DeviceResult, Node,
-    NodeInfo, NodeStatus, OpaqueConfig, ResourceClaim, UserInfo,
+    NodeCondition, NodeInfo, NodeStatus, OpaqueConfig, ResourceClaim, UserInfo,
 };
 pub use watch::{Watch, WatchEvent};

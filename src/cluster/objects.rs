@@ -131,6 +131,24 @@ pub struct Node {
 pub struct NodeStatus {
     /// What the kubelet has read on its machine.
     pub node_info: NodeInfo,
+    /// The conditions, of all programs.
+    pub conditions: Vec<NodeCondition>,
+}
+
+/// A condition of a node (`NodeCondition`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeCondition {
+    /// Its type. A node has one of each type.
+    pub r#type: String,
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// In CamelCase.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// When the status changed, as RFC 3339.
+    pub last_transition_time: Option<String>,
 }
 
 /// What the kubelet has read on its machine (`NodeSystemInfo`). A part that is unknown is empty.

@@ -6,6 +6,8 @@ use super::error::ClusterError;
 use super::metadata::{List, Object, ObjectMeta};
 use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo, VersionInfo};
 use super::watch::METADATA;
+use serde::Serialize;
+use serde::de::IgnoredAny;
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -45,6 +47,49 @@ impl Client {
         Ok(node)
     }
 
+    /// Creates an Event of core v1 in a namespace.
+    ///
+    /// # Errors
+    /// As [`Client::create`].
+    pub async fn create_event(
+        &self,
+        namespace: &str,
+        event: &impl Serialize,
+    ) -> Result<(), ClusterError> {
+        let IgnoredAny = self.create(&events(namespace), event).await?;
+        Ok(())
+    }
+
+    /// Changes fields of an Event.
+    ///
+    /// # Errors
+    /// As [`Client::patch`].
+    pub async fn patch_event(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &impl Serialize,
+    ) -> Result<(), ClusterError> {
+        let path = format!("{}/{}", events(namespace), escaped(name));
+        let IgnoredAny = self.patch(&path, patch).await?;
+        Ok(())
+    }
+
+    /// Changes fields of a node's status. Returns the node.
+    ///
+    /// # Errors
+    /// As [`Client::patch`].
+    pub async fn patch_node_status(
+        &self,
+        name: &str,
+        patch: &impl Serialize,
+    ) -> Result<Node, ClusterError> {
+        let path = format!("{}/status", Collection::at(NODES).object(name));
+        let node: Node = self.patch(&path, patch).await?;
+        check(&node.metadata, "", name)?;
+        Ok(node)
+    }
+
     /// The version of the API server: `v1.36.1`.
     ///
     /// # Errors
@@ -76,6 +121,10 @@ impl Client {
         let review: SelfSubjectReview = self.review(SELF_SUBJECT_REVIEWS, &question).await?;
         Ok(review.status.user_info)
     }
+}
+
+fn events(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{}/events", escaped(namespace))
 }
 
 /// An answer is about the object that was asked for: an empty name would be answered with a list.

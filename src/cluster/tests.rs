@@ -109,7 +109,7 @@ async fn changes_arrive_and_bookmarks_are_no_changes() {
     assert_eq!(soon("the removal", watch.next()).await, Report::Absent);
     server.set_labels(&[]);
     assert_eq!(labels(&mut watch).await, "");
-    assert_eq!(*server.served().borrow(), Served { lists: 1, watches: 1, refused: 0 });
+    assert_eq!(*server.served().borrow(), Served { lists: 1, watches: 1, writes: 0, refused: 0 });
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn a_watch_that_is_too_old_begins_with_another_list() {
     server.expire();
     assert_eq!(labels(&mut watch).await, "a=2");
     let served = served(&server, |served| served.watches == 2).await;
-    assert_eq!(served, Served { lists: 2, watches: 2, refused: 0 });
+    assert_eq!(served, Served { lists: 2, watches: 2, writes: 0, refused: 0 });
 }
 
 #[tokio::test]

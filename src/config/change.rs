@@ -94,6 +94,8 @@ impl Change {
             ("labels.features_d", before.features_directory != after.features_directory),
             ("cluster.node_labels", before.node_labels != after.node_labels),
             ("cluster.credentials", before.credentials != after.credentials),
+            ("cluster.events", before.reported.events != after.reported.events),
+            ("cluster.node_condition", before.reported.condition != after.reported.condition),
             ("dra.enabled", before.dra != after.dra),
         ]);
         Change { resources, reordered, live, needs_restart }
@@ -125,6 +127,7 @@ impl Config {
             features_directory: self.features_directory.clone(),
             node_labels: self.node_labels.clone(),
             credentials: self.credentials.clone(),
+            reported: self.reported,
             dra: self.dra,
             resources: other.offered(self.dra),
             ..other.clone()
@@ -212,6 +215,7 @@ impl fmt::Display for Change {
 mod tests {
     use super::super::{Node, load};
     use super::*;
+    use crate::domain::Reported;
     use proptest::prelude::*;
 
     fn config(text: &str) -> Config {
@@ -239,8 +243,9 @@ mod tests {
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"mixed\"\n\
             [labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
-        // Without the cargo feature `cluster` no file may switch it on.
-        let (before, after) = (config(""), Config { dra: true, ..config(other) });
+        // Without the cargo feature `cluster` no file may switch these on.
+        let reported = Reported { events: true, condition: true };
+        let (before, after) = (config(""), Config { dra: true, reported, ..config(other) });
         let change = Change::between(&before, &after);
         let keys = |section: &str, keys: &[&str]| {
             keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>()
@@ -259,7 +264,7 @@ mod tests {
             keys("device_info", &["directory"]),
             keys("nvidia", &["nvml", "driver_root", "dev_root", "mig_strategy"]),
             keys("labels", &["features_d"]),
-            keys("cluster", &["node_labels", "credentials"]),
+            keys("cluster", &["node_labels", "credentials", "events", "node_condition"]),
             keys("dra", &["enabled"]),
         ];
         assert_eq!(change.needs_restart, restart.concat());

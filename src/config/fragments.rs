@@ -130,6 +130,8 @@ pub(super) struct Cluster {
     pub(super) node_labels: Option<String>,
     /// `auto`, or the path of a kubeconfig.
     pub(super) credentials: Option<String>,
+    pub(super) events: Option<bool>,
+    pub(super) node_condition: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -43,6 +43,8 @@ pub(super) const KEYS: &[Key] = &[
     ("labels", "features_d", "\"off\""),
     ("cluster", "node_labels", "\"/etc/holdfast-node/labels\""),
     ("cluster", "credentials", "\"auto\""),
+    ("cluster", "events", "false"),
+    ("cluster", "node_condition", "false"),
     ("dra", "enabled", "false"),
     ("resource", "name", ""),
     ("resource", "api", "\"plugin\""),
@@ -114,6 +116,7 @@ pub(super) fn of(table: &str) -> impl Iterator<Item = &'static Key> {
 mod tests {
     use super::super::{Change, Config, Examined, Node};
     use super::*;
+    use crate::domain::Reported;
     use std::collections::BTreeSet;
     use std::path::Path;
 
@@ -239,8 +242,9 @@ mod tests {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
-        // Without the cargo feature `cluster` no file may switch it on.
-        let other = Config { dra: true, ..config(other) };
+        // Without the cargo feature `cluster` no file may switch these on.
+        let reported = Reported { events: true, condition: true };
+        let other = Config { dra: true, reported, ..config(other) };
         let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

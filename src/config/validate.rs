@@ -7,7 +7,7 @@ use super::resource::spec;
 use super::tree::{Table, Value};
 use super::{Config, ConfigError, Node, health, text};
 use crate::domain::{
-    ApiCredentials, NodeLabels, NvidiaRoots, NvmlLibrary, Policy, ResourceName, Retention,
+    ApiCredentials, NodeLabels, NvidiaRoots, NvmlLibrary, Policy, Reported, ResourceName, Retention,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -100,6 +100,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
             .as_deref()
             .map_or(Ok(Default::default()), node_labels)?,
         credentials: credentials(fragment.cluster.credentials.as_deref().unwrap_or("auto"))?,
+        reported: reported(&fragment.cluster)?,
         dra: dra(&fragment.dra)?,
         resources,
         files,
@@ -231,13 +232,25 @@ fn credentials(text: &str) -> Result<ApiCredentials, ConfigError> {
     }
 }
 
+fn reported(fragment: &fragments::Cluster) -> Result<Reported, ConfigError> {
+    Ok(Reported {
+        events: needs_client(fragment.events, "cluster.events")?,
+        condition: needs_client(fragment.node_condition, "cluster.node_condition")?,
+    })
+}
+
 fn dra(fragment: &fragments::Dra) -> Result<bool, ConfigError> {
-    match fragment.enabled.unwrap_or_default() {
-        true if !cfg!(feature = "cluster") => Err(ConfigError::new(
-            "`dra.enabled` is `true`, but this build of Holdfast cannot connect to the API server \
-             (the cargo feature `cluster`)",
-        )),
-        enabled => Ok(enabled),
+    needs_client(fragment.enabled, "dra.enabled")
+}
+
+/// A key whose value `true` needs the client of the API server; `false` without a value.
+fn needs_client(value: Option<bool>, key: &str) -> Result<bool, ConfigError> {
+    match value.unwrap_or_default() {
+        true if !cfg!(feature = "cluster") => Err(ConfigError::new(format!(
+            "`{key}` is `true`, but this build of Holdfast cannot connect to the API server (the \
+             cargo feature `cluster`)"
+        ))),
+        value => Ok(value),
     }
 }
 

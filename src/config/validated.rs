@@ -4,7 +4,7 @@ use super::labels::ComparedLabels;
 use super::node::Node;
 use crate::domain::{
     ApiCredentials, Durability, HealthPolicy, MigStrategy, NodeLabels, NvidiaRoots, NvmlLibrary,
-    Policy, ResourceSpec, Retention,
+    Policy, Reported, ResourceSpec, Retention,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -60,6 +60,8 @@ pub struct Config {
     pub node_labels: NodeLabels,
     /// The credentials for the API server, if it is used.
     pub credentials: ApiCredentials,
+    /// What is reported to the API server about the devices.
+    pub reported: Reported,
     /// Whether resources may be given to claims (`[dra] enabled`).
     pub dra: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,

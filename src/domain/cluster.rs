@@ -21,6 +21,15 @@ impl Default for NodeLabels {
     }
 }
 
+/// What is reported to the API server about the devices (`[cluster] events` and `node_condition`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// Events of the node and of the pods that hold devices.
+    pub events: bool,
+    /// The condition `HoldfastDevicesHealthy` of the node.
+    pub condition: bool,
+}
+
 /// The credentials for the API server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ApiCredentials {

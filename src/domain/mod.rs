@@ -34,6 +34,7 @@ mod nvlink;
 mod nvml;
 mod object;
 mod observation;
+mod pace;
 mod pci;
 mod plan;
 mod pod;
@@ -63,7 +64,7 @@ pub use claim_evidence::{
     CLAIM_PODS_MAX, ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims, NamedDevice,
     NamedDevices,
 };
-pub use cluster::{ApiCredentials, NodeLabels};
+pub use cluster::{ApiCredentials, NodeLabels, Reported};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode,
     IntelFpgaOptions, IntelGpuOptions, MpsControl, NvidiaOptions, SriovOptions, VdpaType,
@@ -97,6 +98,7 @@ pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share, 
 pub use observation::{
     CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName,
 };
+pub use pace::Pace;
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use pod::PodRef;

@@ -23,9 +23,10 @@ use super::api::{self, OwnerReference, ResourceSlice};
 use super::names::NodeName;
 use super::published::Published;
 use super::wanted::{Layout, Offer};
+use crate::domain::Pace;
 use failures::{TAINTS, dropped};
 use mirror::{Foreign, Mirror};
-use pace::{Pace, Truce};
+use pace::Truce;
 use plan::{Answer, Devices, Plan, Write};
 use refusals::Refusals;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +90,7 @@ impl Publisher {
     pub fn new(node: NodeName, owner: Option<OwnerReference>) -> Self {
         Publisher {
             mirror: Mirror::new(node.clone()),
-            pace: Pace::of(node.as_str()),
+            pace: pace::of(node.as_str()),
             node,
             owner,
             offer: None,

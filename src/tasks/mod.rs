@@ -12,6 +12,7 @@
 //! | `spec_files` | writes CDI files and device-info files |
 //! | `dra` | answers the kubelet's calls about claims, and publishes the devices for claims |
 //! | `api_labels` | keeps a copy of the labels that the node has in the API server |
+//! | `reporting` | writes Events and the condition of the node |
 //! | `node_labels` | writes the node's labels for Node Feature Discovery |
 //!
 //! `rescans` limits the rate of scans for `watcher`, `config_links` finds a replaced configuration,
@@ -32,6 +33,8 @@ pub(crate) mod label_file;
 pub(crate) mod mps;
 pub(crate) mod node_labels;
 pub(crate) mod nvml;
+#[cfg(feature = "cluster")]
+pub(crate) mod reporting;
 mod rescans;
 pub(crate) mod spec_files;
 pub(crate) mod watcher;

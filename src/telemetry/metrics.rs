@@ -159,6 +159,18 @@ pub fn slice_written(verb: &'static str, result: &'static str) {
     count(Metric::DraWrites, &[verb, result]);
 }
 
+/// Writes of this kind begin at zero: `event` or `condition`.
+pub fn reporting_begins(kind: &'static str) {
+    for result in WRITE_RESULTS {
+        add(Metric::ReportWrites, &[kind, result], 0);
+    }
+}
+
+/// A write of an `event` or of the `condition` of the node was answered, or has failed.
+pub fn reported(kind: &'static str, result: &'static str) {
+    count(Metric::ReportWrites, &[kind, result]);
+}
+
 /// The watch of the `ResourceSlice` objects has failed.
 pub fn slices_watch_failed(reason: &'static str) {
     count(Metric::DraWatchFailures, &[reason]);

@@ -184,6 +184,9 @@ table! {
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
         "Released grants by proof (pod_gone, handed_on, superseded or never_started; for a claim unprepared, reallocated, claim_gone, never_prepared or operator).";
+    ReportWrites = Counter "holdfast_report_writes_total" ["kind", "result"]
+        "Writes of Events and of the node's condition by kind (event or condition) and result (ok, \
+         conflict, forbidden, policy, invalid, not_found, throttled or error).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
         "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]

@@ -18,15 +18,15 @@ pub(crate) const COUNTED: &str = "example.com/counted";
 /// Logged after each registration with the kubelet.
 pub(crate) const REGISTERED: &str = "the kubelet registered the DRA driver";
 
-/// The configuration of all but the resources for claims.
-fn common(credentials: &Path) -> String {
+/// The configuration of all but the resources for claims. `keys` are further ones of `[cluster]`.
+fn common(credentials: &Path, keys: &str) -> String {
     format!(
         r#"
 [telemetry]
 listen = "off"
 [cluster]
 credentials = "{}"
-[dra]
+{keys}[dra]
 enabled = true
 [[resource]]
 name = "{COUNTED}"
@@ -73,10 +73,21 @@ impl Daemon {
         credentials: &Path,
         resources: &str,
     ) -> Self {
+        Self::launch_with(cluster, host_root, credentials, "", resources)
+    }
+
+    /// The same with these keys of `[cluster]`.
+    pub(crate) fn launch_with(
+        cluster: &mut Cluster,
+        host_root: &Path,
+        credentials: &Path,
+        keys: &str,
+        resources: &str,
+    ) -> Self {
         cluster.daemons += 1;
         let dir = cluster.dir.join(format!("holdfast-{}", cluster.daemons));
         fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("config.toml"), common(credentials) + resources).unwrap();
+        fs::write(dir.join("config.toml"), common(credentials, keys) + resources).unwrap();
         let process = run(&dir, host_root, 1);
         Daemon { dir, host_root: host_root.to_owned(), process, starts: 1 }
     }
@@ -144,6 +155,11 @@ impl Daemon {
     /// The problems of the driver, from `status`.
     pub(crate) fn problems(&self) -> Value {
         wait_for("status answers", SOON, || self.ask(&["status"]))["dra_problems"].clone()
+    }
+
+    /// Why Events and the condition cannot be written, from `status`.
+    pub(crate) fn not_reported(&self) -> Value {
+        wait_for("status answers", SOON, || self.ask(&["status"]))["not_reported"].clone()
     }
 
     /// The whole status of the grants of a claim, from `history`.

@@ -30,6 +30,7 @@ mod pki;
 mod plane;
 #[path = "../common/real/mod.rs"]
 mod real;
+mod reporting;
 mod rights;
 mod slices;
 mod socket;
@@ -129,6 +130,8 @@ tests! {
     a_device_that_is_cordoned_with_eviction_loses_its_pod: health::eviction,
     a_kubelet_may_write_only_slices_of_its_node: rights::kubelet,
     a_service_account_may_write_only_slices_of_its_node: rights::service_account,
+    a_failed_device_is_shown_with_the_kubelets_credentials: reporting::kubelet,
+    a_failed_device_is_shown_with_the_service_account: reporting::service_account,
     prepare_takes_as_long_as_its_parts: figures::prepare,
     the_daemon_stays_small: figures::memory,
 }

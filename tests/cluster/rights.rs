@@ -10,12 +10,13 @@ use crate::{SOON, pki, say, wait_for};
 use serde_json::{Value, json};
 use std::path::Path;
 
-const RBAC: &str = include_str!("../../packaging/kustomize/components/dra/rbac.yaml");
-const POLICY: &str = include_str!("../../packaging/kustomize/components/dra/policy.yaml");
+pub(crate) const RBAC: &str = include_str!("../../packaging/kustomize/components/dra/rbac.yaml");
+pub(crate) const POLICY: &str =
+    include_str!("../../packaging/kustomize/components/dra/policy.yaml");
 const ACCOUNT: &str = include_str!("../../packaging/kustomize/base/serviceaccount.yaml");
 const NAMESPACE: &str = "kube-system";
 /// The kubeconfig with the token of a pod, and the one with a token of no pod.
-const OF_POD: &str = "pod-token";
+pub(crate) const OF_POD: &str = "pod-token";
 const OF_NO_POD: &str = "plain-token";
 
 fn slice(name: &str, node: &str, driver: &str) -> Value {
@@ -104,18 +105,26 @@ fn account_pod() -> Value {
     })
 }
 
+impl Cluster {
+    /// Creates the service account, a pod of it, and the kubeconfigs. Returns the path of the pod.
+    pub(crate) fn create_account(&self) -> String {
+        let account = self.api.kubectl("admin", &["apply", "-n", NAMESPACE, "-f", "-"], ACCOUNT);
+        assert!(account.status.success(), "{}", String::from_utf8_lossy(&account.stderr));
+        let pods = PODS.replace("default", NAMESPACE);
+        let pod = format!("{pods}/account");
+        self.api.delete(&pod, Some(0));
+        let created = self.api.create(&pods, &account_pod());
+        let uid = text_of(&created, "uid");
+        let bound = ["--bound-object-kind=Pod", "--bound-object-name=account"];
+        let uid = format!("--bound-object-uid={uid}");
+        self.kubeconfig_with(OF_POD, &[&bound[..], &[&uid]].concat());
+        self.kubeconfig_with(OF_NO_POD, &[]);
+        pod
+    }
+}
+
 pub(crate) fn service_account(cluster: &mut Cluster) {
-    let account = cluster.api.kubectl("admin", &["apply", "-n", NAMESPACE, "-f", "-"], ACCOUNT);
-    assert!(account.status.success(), "{}", String::from_utf8_lossy(&account.stderr));
-    let pods = PODS.replace("default", NAMESPACE);
-    let pod = format!("{pods}/account");
-    cluster.api.delete(&pod, Some(0));
-    let created = cluster.api.create(&pods, &account_pod());
-    let uid = text_of(&created, "uid");
-    let bound = ["--bound-object-kind=Pod", "--bound-object-name=account"];
-    cluster
-        .kubeconfig_with(OF_POD, &[&bound[..], &[&format!("--bound-object-uid={uid}")]].concat());
-    cluster.kubeconfig_with(OF_NO_POD, &[]);
+    let pod = cluster.create_account();
     // Without the ClusterRole nothing may be written, and without the policy everything.
     cluster.refuses(OF_POD, "create", &slice("own", NODE, "holdfast.dev"));
     cluster.api.apply(RBAC);

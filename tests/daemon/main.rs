@@ -49,6 +49,8 @@ mod process_limits;
 mod questions;
 mod reach;
 mod reload;
+#[cfg(feature = "cluster")]
+mod reporting;
 mod secrets;
 mod start;
 #[path = "../common/systemd.rs"]

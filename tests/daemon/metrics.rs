@@ -47,7 +47,7 @@ fn the_documentation_lists_the_table_and_nothing_else() {
 }
 
 /// Metrics that other tests provoke, each with the file that names it.
-const ELSEWHERE: [(&str, &str); 19] = [
+const ELSEWHERE: [(&str, &str); 20] = [
     ("holdfast_actor_restarts_total", "tests/daemon/actors.rs"),
     ("holdfast_allocations_of_held_devices_total", "tests/storage/policies.rs"),
     ("holdfast_connections_evicted_total", "tests/daemon/limits/attack.rs"),
@@ -65,6 +65,7 @@ const ELSEWHERE: [(&str, &str); 19] = [
     ("holdfast_journal_sync_failures_total", "tests/storage/full_disk.rs"),
     ("holdfast_kubelet_disagreements_total", "tests/daemon/edges/taken.rs"),
     ("holdfast_log_lines_lost_total", "src/telemetry/log_writer.rs"),
+    ("holdfast_report_writes_total", "tests/daemon/reporting.rs"),
     ("holdfast_requests_refused_total", "tests/daemon/limits/attack.rs"),
     ("holdfast_ledger_unreadable_since_time_seconds", "tests/storage/slow_database.rs"),
 ];

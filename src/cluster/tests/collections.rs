@@ -62,7 +62,7 @@ async fn the_slices_of_a_node_are_listed_and_followed() {
     assert_eq!(server.wipe("gpu-7", Some("holdfast.dev")), 2);
     assert_eq!(next(&mut watch).await, "deleted a=two");
     assert_eq!(next(&mut watch).await, "deleted old=zero");
-    assert_eq!(*server.served().borrow(), Served { lists: 1, watches: 1, refused: 0 });
+    assert_eq!(*server.served().borrow(), Served { lists: 1, watches: 1, writes: 2, refused: 0 });
 }
 
 #[tokio::test]

@@ -121,18 +121,7 @@ pub(super) fn not_published(error: &ClusterError) -> String {
 
 /// The result of a write in one word, for the metrics.
 pub(super) fn result_of(error: Option<&ClusterError>) -> &'static str {
-    match error {
-        None => "ok",
-        Some(error) => match error.code() {
-            Some(_) if error.is_of_policy() => "policy",
-            Some(401 | 403) => "forbidden",
-            Some(404) => "not_found",
-            Some(409) => "conflict",
-            Some(422) => "invalid",
-            Some(429) => "throttled",
-            _ => "error",
-        },
-    }
+    error.map_or("ok", ClusterError::result)
 }
 
 pub(super) fn failure(error: &ClusterError) -> Failure {

@@ -13,8 +13,11 @@ pub enum User {
     Admin,
     /// The kubelet of this node: `system:node:<name>`.
     Kubelet(String),
-    /// This program's service account. The token is bound to a pod on this node, if it has one.
+    /// This program's service account with all its rights. The token is bound to a pod on this
+    /// node, if it has one.
     Pod(Option<String>),
+    /// The service account with the right to read nodes only.
+    Reader,
 }
 
 /// What a request does.
@@ -25,6 +28,7 @@ pub(super) enum Verb {
     Watch,
     Create,
     Update,
+    Patch,
     Delete,
     DeleteAll,
 }
@@ -37,6 +41,7 @@ impl Verb {
             Verb::Watch => "watch",
             Verb::Create => "create",
             Verb::Update => "update",
+            Verb::Patch => "patch",
             Verb::Delete => "delete",
             Verb::DeleteAll => "deletecollection",
         }
@@ -51,7 +56,7 @@ impl User {
         match self {
             User::Admin => "admin".into(),
             User::Kubelet(node) => format!("system:node:{node}"),
-            User::Pod(_) => "system:serviceaccount:holdfast:holdfast".into(),
+            User::Pod(_) | User::Reader => "system:serviceaccount:holdfast:holdfast".into(),
         }
     }
 
@@ -60,7 +65,7 @@ impl User {
         let groups = match self {
             User::Admin => ["system:masters", "system:authenticated"],
             User::Kubelet(_) => ["system:nodes", "system:authenticated"],
-            User::Pod(_) => ["system:serviceaccounts", "system:authenticated"],
+            User::Pod(_) | User::Reader => ["system:serviceaccounts", "system:authenticated"],
         };
         let mut info = json!({ "username": self.name(), "groups": groups });
         if let User::Pod(Some(node)) = self {
@@ -84,10 +89,20 @@ impl User {
             User::Pod(_) => match target.kind {
                 Kind::ResourceSlice => true,
                 Kind::ResourceClaim => verb == Verb::Get,
+                Kind::Node if target.is_status => verb == Verb::Patch,
                 Kind::Node => matches!(verb, Verb::Get | Verb::List | Verb::Watch),
+                Kind::Event => matches!(verb, Verb::Create | Verb::Patch),
                 Kind::Pod => false,
             },
+            User::Reader => {
+                target.kind == Kind::Node
+                    && !target.is_status
+                    && matches!(verb, Verb::Get | Verb::List | Verb::Watch)
+            }
             User::Kubelet(node) => match (target.kind, verb) {
+                // The role `system:node` has these rights; `admit` limits them to the own node.
+                (Kind::Node, Verb::Patch) => target.is_status,
+                (Kind::Event, Verb::Create | Verb::Update | Verb::Patch) => true,
                 (Kind::Node, Verb::Get | Verb::Update) => name == node,
                 (Kind::Node, Verb::List | Verb::Watch) => {
                     selector.required("metadata.name") == Some(node)
@@ -108,13 +123,14 @@ impl User {
                 _ => false,
             },
         };
-        if is_allowed && !(target.is_status && *self != User::Admin) {
+        let is_node_status = target.kind == Kind::Node && verb == Verb::Patch;
+        if is_allowed && (!target.is_status || is_node_status || *self == User::Admin) {
             return Ok(());
         }
         Err(self.forbidden(verb, target, "no relationship found between the user and this object"))
     }
 
-    /// Whether the user may write this object: only slices of the own node.
+    /// Whether the user may write this object: only slices of the own node, and its status.
     pub(super) fn admit(
         &self,
         verb: Verb,
@@ -122,15 +138,28 @@ impl User {
         old: Option<&Value>,
         new: Option<&Value>,
     ) -> Result<(), Refusal> {
+        let is_node = target.kind == Kind::Node && verb == Verb::Patch;
+        let is_slice = target.kind == Kind::ResourceSlice;
         let node = match self {
+            _ if !is_node && !is_slice => return Ok(()),
             User::Kubelet(node) | User::Pod(Some(node)) => node,
             User::Pod(None) if verb != Verb::DeleteAll => {
                 return Err(denied(target, "the token names no node"));
             }
-            User::Admin | User::Pod(None) => return Ok(()),
+            User::Admin | User::Pod(None) | User::Reader => return Ok(()),
         };
+        let name = target.name.as_deref().unwrap_or_default();
+        if is_node && name != node {
+            return Err(match self {
+                User::Pod(_) => denied(target, "not the node of the requesting user"),
+                _ => {
+                    let why = format!("node \"{node}\" is not allowed to modify node \"{name}\"");
+                    let message = format!("nodes \"{name}\" is forbidden: {why}");
+                    Refusal::new(403, message).of("nodes", name)
+                }
+            });
+        }
         let is_own = |object: &Value| object["spec"]["nodeName"].as_str() == Some(node);
-        let is_slice = target.kind == Kind::ResourceSlice;
         if is_slice && !old.into_iter().chain(new).all(is_own) {
             let why = "can only write slices with the node of the requesting user";
             return Err(match self {
@@ -143,9 +172,10 @@ impl User {
 
     fn forbidden(&self, verb: Verb, target: &Target, why: &str) -> Refusal {
         let (plural, name) = (target.kind.plural(), target.name.as_deref().unwrap_or_default());
+        let part = if target.is_status { "/status" } else { "" };
         let message = format!(
-            "{plural} \"{name}\" is forbidden: User \"{}\" cannot {} resource \"{plural}\" in API \
-             group \"{}\": {why}",
+            "{plural} \"{name}\" is forbidden: User \"{}\" cannot {} resource \"{plural}{part}\" \
+             in API group \"{}\": {why}",
             self.name(),
             verb.word(),
             target.kind.group()

@@ -126,8 +126,15 @@ pub(super) async fn end(stream: &mut BufReader<TcpStream>) -> io::Result<()> {
 
 /// The body of a request.
 pub(super) fn body(request: &Request) -> Result<Value, Refusal> {
-    if !request.content_type.starts_with("application/json") {
-        return Err(Refusal::new(415, "the body of the request is not JSON"));
+    body_as(request, "application/json")
+}
+
+/// The body of a request with this type.
+pub(super) fn body_as(request: &Request, content_type: &str) -> Result<Value, Refusal> {
+    if !request.content_type.starts_with(content_type) {
+        let message =
+            format!("the body of the request was in an unknown format, not {content_type}");
+        return Err(Refusal::new(415, message));
     }
     let read: Result<Value, _> = serde_json::from_slice(&request.body);
     match read {

@@ -1,5 +1,5 @@
-//! A simulated Kubernetes API server for tests: nodes, slices and claims, lists and watches, and
-//! what goes wrong with them.
+//! A simulated Kubernetes API server for tests: nodes with their conditions, slices, claims and
+//! Events, lists and watches, and what goes wrong with them.
 //!
 //! It speaks HTTP/1.1 on an address of this machine, without TLS. Objects are JSON. It has the
 //! rules of a real one for versions and preconditions, for the content of a `ResourceSlice`, for
@@ -13,12 +13,13 @@
 //!            store: versions, history ─▶ events of the open watches
 //!                │
 //!                ▼
-//!            slices (schema, names): 422;  profile: dropped fields
+//!            slices (schema, names), patch: 422;  profile: dropped fields
 //! ```
 
 mod access;
 mod http;
 mod names;
+mod patch;
 mod profile;
 mod refusal;
 mod requests;
@@ -57,6 +58,8 @@ pub struct Served {
     pub lists: usize,
     /// Watches that were opened.
     pub watches: usize,
+    /// Writes that were done.
+    pub writes: usize,
     /// Requests that were refused.
     pub refused: usize,
 }

@@ -3,10 +3,10 @@
 use super::access::{User, Verb};
 use super::http::{self, BODY_BYTES_MAX, Request};
 use super::refusal::Refusal;
-use super::reviews;
 use super::state::{Fault, Sent, State, refusal};
 use super::target::{Kind, Selector, Target};
 use super::{Connections, Served};
+use super::{patch, reviews};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -148,6 +148,7 @@ impl Shared {
             ("GET", None) => Verb::List,
             ("POST", None) => Verb::Create,
             ("PUT", Some(_)) => Verb::Update,
+            ("PATCH", Some(_)) if target.is_patched() => Verb::Patch,
             ("DELETE", Some(_)) => Verb::Delete,
             ("DELETE", None) => Verb::DeleteAll,
             _ => {
@@ -165,6 +166,8 @@ impl Shared {
             _ => {
                 let done = write(&mut state, verb, request, &user, &target, &selector);
                 self.publish(&mut state);
+                let writes = usize::from(done.is_ok());
+                self.served.send_modify(|served| served.writes += writes);
                 done
             }
         }
@@ -282,6 +285,11 @@ fn write(
                 return Ok(Answer::Object(201, trial));
             }
             Ok(Answer::Object(201, state.store.create(target, object, profile)?))
+        }
+        Verb::Patch => {
+            user.admit(verb, target, old, None)?;
+            let patch = http::body_as(request, patch::CONTENT_TYPE)?;
+            Ok(Answer::Object(200, state.store.patch(target, &patch)?))
         }
         Verb::Delete => {
             user.admit(verb, target, old, None)?;

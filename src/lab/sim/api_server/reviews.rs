@@ -52,7 +52,7 @@ pub(super) fn answer(
 /// Whether the user may do this, without a selector. Without a name it is about any object.
 fn may(user: &User, asked: &Value, bound: &Bound) -> bool {
     let text = |field: &str| asked[field].as_str().unwrap_or_default();
-    let kinds = [Kind::Node, Kind::ResourceSlice, Kind::ResourceClaim];
+    let kinds = [Kind::Node, Kind::ResourceSlice, Kind::ResourceClaim, Kind::Event];
     let is_asked = |kind: &Kind| kind.plural() == text("resource") && kind.group() == text("group");
     let verbs = [
         Verb::Get,
@@ -60,12 +60,14 @@ fn may(user: &User, asked: &Value, bound: &Bound) -> bool {
         Verb::Watch,
         Verb::Create,
         Verb::Update,
+        Verb::Patch,
         Verb::Delete,
         Verb::DeleteAll,
     ];
     let verb = verbs.into_iter().find(|verb| verb.word() == text("verb"));
     let Some((kind, verb)) = kinds.into_iter().find(is_asked).zip(verb) else { return false };
     let name = Some(text("name").to_owned()).filter(|name| !name.is_empty());
-    let target = Target { kind, namespace: text("namespace").to_owned(), name, is_status: false };
+    let is_status = text("subresource") == "status";
+    let target = Target { kind, namespace: text("namespace").to_owned(), name, is_status };
     user.authorize(verb, &target, &Selector::default(), None, bound).is_ok()
 }

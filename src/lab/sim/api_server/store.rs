@@ -5,7 +5,7 @@ use super::profile::Profile;
 use super::refusal::{Cause, Refusal};
 use super::schema::Spec;
 use super::target::{Kind, Selector, Target};
-use super::{names, slices};
+use super::{names, patch, slices};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -198,6 +198,21 @@ impl Store {
         Ok(object)
     }
 
+    /// Applies a strategic merge patch. One that changes nothing gives no new version.
+    pub(super) fn patch(&mut self, target: &Target, patch: &Value) -> Result<Value, Refusal> {
+        let (kind, plural) = (target.kind, target.kind.plural());
+        let name = target.name.clone().unwrap_or_default();
+        let key = (kind, target.namespace.clone(), name.clone());
+        let old = self.objects.get(&key).cloned();
+        let old = old.ok_or_else(|| Refusal::not_found(plural, &name))?;
+        let mut object = patch::apply(target, &old, patch)?;
+        if object == old {
+            return Ok(old);
+        }
+        self.stamp(&mut object, Some(&old), false);
+        Ok(self.change(key, Some(object)))
+    }
+
     /// Deletes one object. `preconditions` are those of `DeleteOptions`.
     pub(super) fn delete(
         &mut self,
@@ -313,6 +328,10 @@ fn accept(
     old: Option<&Value>,
     profile: Profile,
 ) -> Result<bool, Refusal> {
+    if kind == Kind::Event {
+        let namespace = text(object, "namespace");
+        patch::check_event(object, &namespace)?;
+    }
     if kind != Kind::ResourceSlice {
         return Ok(old.is_none_or(|old| old["spec"] != object["spec"]));
     }

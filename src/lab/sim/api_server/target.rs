@@ -14,6 +14,8 @@ pub enum Kind {
     ResourceClaim,
     /// Pods; in a namespace. Only their collection of all namespaces has a path.
     Pod,
+    /// Events of core v1; in a namespace.
+    Event,
 }
 
 impl Kind {
@@ -23,6 +25,7 @@ impl Kind {
             Kind::ResourceSlice => "resourceslices",
             Kind::ResourceClaim => "resourceclaims",
             Kind::Pod => "pods",
+            Kind::Event => "events",
         }
     }
 
@@ -32,6 +35,7 @@ impl Kind {
             Kind::ResourceSlice => "ResourceSlice",
             Kind::ResourceClaim => "ResourceClaim",
             Kind::Pod => "Pod",
+            Kind::Event => "Event",
         }
     }
 
@@ -44,11 +48,11 @@ impl Kind {
     }
 
     pub(super) fn is_namespaced(self) -> bool {
-        matches!(self, Kind::ResourceClaim | Kind::Pod)
+        matches!(self, Kind::ResourceClaim | Kind::Pod | Kind::Event)
     }
 
     fn is_core(self) -> bool {
-        matches!(self, Kind::Node | Kind::Pod)
+        matches!(self, Kind::Node | Kind::Pod | Kind::Event)
     }
 
     /// The fields that a selector may name.
@@ -58,6 +62,7 @@ impl Kind {
             Kind::ResourceSlice => &["metadata.name", "spec.nodeName", "spec.driver"],
             Kind::ResourceClaim => &["metadata.name", "metadata.namespace"],
             Kind::Pod => &["metadata.name", "metadata.namespace", "spec.nodeName", "status.phase"],
+            Kind::Event => &["metadata.name", "metadata.namespace", "involvedObject.uid"],
         }
     }
 }
@@ -73,12 +78,22 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// Whether its objects can be patched here: Events, and the status of a node.
+    pub(super) fn is_patched(&self) -> bool {
+        self.kind == Kind::Event || self.kind == Kind::Node && self.is_status
+    }
+
     /// `None` if the API server has no such path.
     pub(super) fn of(path: &str) -> Option<Self> {
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         let (kind, namespace, rest) = match parts.as_slice() {
             ["api", "v1", "nodes", rest @ ..] => (Kind::Node, "", rest),
             ["api", "v1", "pods"] => (Kind::Pod, "", &[][..]),
+            ["api", "v1", "namespaces", namespace, "events", rest @ ..]
+                if !namespace.is_empty() =>
+            {
+                (Kind::Event, *namespace, rest)
+            }
             ["apis", "resource.k8s.io", "v1", rest @ ..] => match rest {
                 ["resourceslices", rest @ ..] => (Kind::ResourceSlice, "", rest),
                 ["resourceclaims"] => (Kind::ResourceClaim, "", &[][..]),
@@ -92,7 +107,9 @@ impl Target {
         let (name, is_status) = match rest {
             [] | [""] => (None, false),
             [name] => (Some(percent_decoded(name)), false),
-            [name, "status"] if kind != Kind::ResourceSlice => (Some(percent_decoded(name)), true),
+            [name, "status"] if !matches!(kind, Kind::ResourceSlice | Kind::Event) => {
+                (Some(percent_decoded(name)), true)
+            }
             _ => return None,
         };
         Some(Target { kind, namespace: percent_decoded(namespace), name, is_status })

@@ -392,6 +392,8 @@ fn a_kubelet_and_a_pod_only_reach_what_is_theirs() {
     };
     let bound: Bound = [("n1".to_owned(), "n".to_owned(), "c".to_owned())].into();
     let node = |name: &str| Target::of(&format!("/api/v1/nodes/{name}")).unwrap();
+    let status = |name: &str| Target::of(&format!("/api/v1/nodes/{name}/status")).unwrap();
+    let events = Target::of("/api/v1/namespaces/n/events").unwrap();
     let select = |text: &str| Selector::read(text, Kind::ResourceSlice).unwrap();
     let (none, mine) = (Selector::default(), select("spec.nodeName=n1"));
     let (a, all) = (target(Some("a")), target(None));
@@ -417,6 +419,13 @@ fn a_kubelet_and_a_pod_only_reach_what_is_theirs() {
         (Verb::List, &pods, &of_pods("spec.nodeName=n2"), None, false, false),
         (Verb::List, &pods, &none, None, false, false),
         (Verb::Create, &pods, &none, None, false, false),
+        (Verb::Patch, &status("n1"), &none, None, true, true),
+        (Verb::Update, &status("n1"), &none, None, false, false),
+        (Verb::Patch, &node("n1"), &none, None, false, false),
+        (Verb::Create, &events, &none, None, true, true),
+        (Verb::Patch, &events, &none, None, true, true),
+        (Verb::List, &events, &none, None, false, false),
+        (Verb::Delete, &events, &none, None, false, false),
     ] {
         for (user, expected) in [
             (User::Kubelet("n1".into()), by_kubelet),
@@ -436,6 +445,10 @@ fn a_kubelet_and_a_pod_only_reach_what_is_theirs() {
         assert_eq!(user.admit(Verb::Create, &all, None, Some(&own)).is_ok(), of_own, "{user:?}");
         let found = user.admit(Verb::Delete, &a, Some(&others), None);
         assert_eq!(found.is_ok(), of_others, "{user:?}");
+        for (name, expected) in [("n1", of_own), ("n2", of_others)] {
+            let found = user.admit(Verb::Patch, &status(name), None, None);
+            assert_eq!(found.is_ok(), expected, "{user:?} {name}");
+        }
     }
 }
 
@@ -481,4 +494,91 @@ async fn requests_that_are_no_requests_of_the_api_are_refused() {
     assert_eq!(code(&server, &format!("GET {SLICES} HTTP/1.1"), "").await, 401);
     let head = format!("GET {SLICES} HTTP/1.1\r\nAuthorization: Bearer t");
     assert_eq!(code(&server, &head, "").await, 200);
+}
+
+fn event() -> Value {
+    let at = "2026-01-02T03:04:05Z";
+    json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": { "name": "p.1", "namespace": "team" },
+        "involvedObject": { "apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "p",
+                            "uid": "u" },
+        "reason": "R", "message": "m", "source": { "component": "c", "host": "n1" },
+        "firstTimestamp": at, "lastTimestamp": at, "count": 1, "type": "Warning", "action": "a",
+        "reportingComponent": "c", "reportingInstance": "n1",
+    })
+}
+
+#[tokio::test]
+async fn events_and_their_patches_are_strict() {
+    let server = ApiServer::start("n1", &[]).await.unwrap();
+    let events = "/api/v1/namespaces/team/events";
+    let json = "\r\nContent-Type: application/json";
+    let patch = "\r\nContent-Type: application/strategic-merge-patch+json";
+    let long = "m".repeat(1025);
+    for (path, value, expected) in [
+        ("unknown", "1", 400),
+        ("count", "\"1\"", 400),
+        ("count", "0", 422),
+        ("type", "\"Error\"", 400),
+        ("firstTimestamp", "\"yesterday\"", 400),
+        ("firstTimestamp", "\"2026-01-02T03:04:05.123Z\"", 400),
+        ("involvedObject/namespace", "\"other\"", 422),
+        ("involvedObject/uid", "\"\"", 422),
+        ("message", &format!("\"{long}\""), 422),
+        ("reason", "\"R\"", 201),
+    ] {
+        let mut object = event();
+        set(&mut object, path, serde_json::from_str(value).unwrap());
+        let head = format!("POST {events} HTTP/1.1{json}");
+        assert_eq!(code(&server, &head, &object.to_string()).await, expected, "{path}: {value}");
+    }
+    for (head, body, expected) in [
+        (format!("PATCH {events}/p.1 HTTP/1.1{patch}"), r#"{"count":2}"#, 200),
+        (format!("PATCH {events}/p.1 HTTP/1.1{patch}"), r#"{"count":"2"}"#, 400),
+        (format!("PATCH {events}/p.1 HTTP/1.1{json}"), r#"{"count":2}"#, 415),
+        (format!("PATCH {events}/p.2 HTTP/1.1{patch}"), r#"{"count":2}"#, 404),
+    ] {
+        assert_eq!(code(&server, &head, body).await, expected, "{head} {body}");
+    }
+    assert_eq!(server.object(Kind::Event, "team", "p.1").unwrap()["count"], 2);
+}
+
+#[tokio::test]
+async fn a_patch_of_a_node_merges_its_conditions_by_type() {
+    let server = ApiServer::start("n1", &[("a", "b")]).await.unwrap();
+    let head = "PATCH /api/v1/nodes/n1/status HTTP/1.1\r\nContent-Type: \
+                application/strategic-merge-patch+json";
+    let condition = |of: &str, status: &str| {
+        let at = "2026-01-02T03:04:05Z";
+        json!({ "type": of, "status": status, "reason": "R", "message": "m",
+                "lastHeartbeatTime": at, "lastTransitionTime": at })
+    };
+    let patch = |condition: Value| json!({ "status": { "conditions": [condition] } }).to_string();
+    let conditions =
+        || server.object(Kind::Node, "", "n1").unwrap()["status"]["conditions"].clone();
+    for (body, expected, found) in [
+        (patch(condition("Ready", "True")), 200, vec![("Ready", "True")]),
+        (patch(condition("Own", "False")), 200, vec![("Ready", "True"), ("Own", "False")]),
+        (patch(condition("Own", "Maybe")), 400, vec![("Ready", "True"), ("Own", "False")]),
+        (patch(json!({ "status": "True" })), 400, vec![("Ready", "True"), ("Own", "False")]),
+        (patch(json!({ "type": "Own", "x": 1 })), 400, vec![("Ready", "True"), ("Own", "False")]),
+        (
+            patch(json!({ "type": "Own", "status": "True" })),
+            200,
+            vec![("Ready", "True"), ("Own", "True")],
+        ),
+        (r#"{"metadata":{"labels":null}}"#.into(), 200, vec![("Ready", "True"), ("Own", "True")]),
+        (patch(json!({ "type": "Own", "$patch": "delete" })), 200, vec![("Ready", "True")]),
+    ] {
+        assert_eq!(code(&server, head, &body).await, expected, "{body}");
+        let all = conditions();
+        let all = all.as_array().unwrap().iter();
+        let all = all.map(|it| (it["type"].as_str().unwrap(), it["status"].as_str().unwrap()));
+        assert_eq!(all.collect::<Vec<_>>(), found, "{body}");
+    }
+    // A patch that changes nothing gives no version, and metadata is not a part of the status.
+    let before = server.object(Kind::Node, "", "n1").unwrap();
+    assert_eq!(before["metadata"]["labels"]["a"], "b");
+    assert_eq!(code(&server, head, "{}").await, 200);
+    assert_eq!(server.object(Kind::Node, "", "n1").unwrap(), before);
 }
