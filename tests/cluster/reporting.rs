@@ -131,8 +131,12 @@ pub(crate) fn service_account(cluster: &mut Cluster) {
     });
     cluster.api.apply(RBAC);
     cluster.api.apply(POLICY);
+    // A condition that was written before the policy was in force stays: the next one is another.
+    let mut attempts = 0;
     wait_for("the policy is in force", SOON, || {
-        write(cluster, patch("Other", NODE)).err().filter(|it| it.contains("may be changed"))
+        attempts += 1;
+        let refused = write(cluster, patch(&format!("Other{attempts}"), NODE)).err();
+        refused.filter(|it| it.contains("may be changed"))
     });
     cluster.check_reports(OF_POD);
     cluster.api.delete(&pod, Some(0));

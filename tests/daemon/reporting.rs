@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Runs a pod with GPUs. Returns their numbers and the UID of the pod, which the ledger knows.
-    async fn run_pod(&self, pod: &str, gpus: usize) -> (Vec<usize>, String) {
+    async fn run_pod(&self, pod: &str, gpus: u32) -> (Vec<usize>, String) {
         let spec = PodSpec::new("team", pod).app("main", &name("example.com/gpu"), gpus);
         assert_eq!(self.kubelet.add_pod(spec).await.phase, PodPhase::Running);
         let bound = |grants: &Vec<holdfast::domain::Grant>| {
