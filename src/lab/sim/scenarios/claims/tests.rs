@@ -100,7 +100,6 @@ fn without_any_one_safeguard_of_claims_an_oracle_is_violated() {
         Safeguard::DurableRecord => 90,
         Safeguard::ClaimInUseAgain | Safeguard::ClaimWhole => 150,
         Safeguard::ClaimEnd => 370,
-        Safeguard::ClaimStep => 900,
         _ => 0,
     };
     let found = |safeguard: Safeguard| {
