@@ -53,6 +53,7 @@ mod signals;
 mod tegra;
 #[cfg(test)]
 pub(crate) mod testing;
+mod uevent;
 mod vfio;
 mod xid;
 

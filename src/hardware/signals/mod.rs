@@ -25,7 +25,8 @@ mod pci;
 mod rdma;
 mod thermal;
 
-use super::pci::{Uevent, folder};
+use super::pci::folder;
+use super::uevent::Uevent;
 use crate::domain::{
     Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom,
 };
