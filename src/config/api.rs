@@ -122,7 +122,7 @@ mod tests {
             ("api = \"plugin\"", Api::Plugin),
             ("api = \"dra\"", Api::Dra),
             ("api = \"both\"", Api::Both),
-            ("api = \"both\"\nreplicas = 4\nafter_release = \"reset\"", Api::Both),
+            ("api = \"both\"\nafter_release = \"reset\"", Api::Both),
             ("api = \"dra\"\nreplicas = 4\nper_container = \"any\"", Api::Dra),
             ("api = \"dra\"\ncdi = [\"cri\"]\nbefore_start = \"none\"", Api::Dra),
             ("api = \"dra\"\nafter_release = \"reset\"", Api::Dra),

@@ -274,14 +274,15 @@ fn a_resource_moves_to_claims_and_back_while_devices_are_held() {
         offered(&kubelet, &gpu(), 1).await;
         let first = world.allocate("first", "pod-1", &free[..1]);
         world.manager.prepare("pod-1", &[first]).await.unwrap();
-        daemon.kill();
-        daemon = world.start();
-        world.until_registered().await;
-        until_slice(&world, "the same after a restart", &devices([HELD, "", ""])).await;
         let second = world.allocate("second", "pod-2", &free[1..]);
         kubelet.delete_pod(&uid).unwrap();
         until_slice(&world, "no taint after the release", &devices(["", "", ""])).await;
         offered(&kubelet, &gpu(), 0).await;
+        daemon.kill();
+        daemon = world.start();
+        world.until_registered().await;
+        until_slice(&world, "the same after a restart", &devices(["", "", ""])).await;
+        assert_eq!(world.holders("first").len(), 1);
 
         // And back. The schedulers learn it first, and a claim that has a device is prepared.
         reload(&world, &daemon, "plugin").await;
