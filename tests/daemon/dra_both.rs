@@ -80,6 +80,14 @@ async fn pod_by_number(kubelet: &Kubelet, name: &str) -> Option<String> {
     None
 }
 
+/// A claim gets a device when the end of its former pod is proven: the ledger looks at once, and
+/// not at its next pass.
+async fn waits_for_the_end(world: &World, device: &[String]) {
+    let claim = world.allocate("next", "pod-next", device);
+    world.manager.prepare("pod-next", &[claim]).await.unwrap();
+    world.manager.unprepare("pod-next").await.unwrap();
+}
+
 const HELD: &str = "held=device-plugin:NoSchedule";
 const LOST: &str = "held=device-plugin:NoExecute";
 const ENDING: &str = "not-for-claims=:NoSchedule";
@@ -234,6 +242,7 @@ async fn loser(profile: Profile) {
     assert_eq!(status["resources"][0]["api"], "both", "{status}");
 
     kubelet.delete_pod(&uid).unwrap();
+    waits_for_the_end(&world, &lost).await;
     let free = [&lost, &other].map(|names| (names[0].clone(), Vec::new()));
     until_slice(&world, "no taint after the release", &free.into()).await;
     stop(daemon).await;
@@ -276,6 +285,7 @@ fn a_resource_moves_to_claims_and_back_while_devices_are_held() {
         world.manager.prepare("pod-1", &[first]).await.unwrap();
         let second = world.allocate("second", "pod-2", &free[1..]);
         kubelet.delete_pod(&uid).unwrap();
+        waits_for_the_end(&world, &by_number).await;
         until_slice(&world, "no taint after the release", &devices(["", "", ""])).await;
         offered(&kubelet, &gpu(), 0).await;
         daemon.kill();
