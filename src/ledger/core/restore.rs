@@ -60,7 +60,9 @@ pub fn restore_claims(
             let (mut devices, mut claimed): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
             claimed.sort_by(|one: &ClaimedDevice, other| one.allocated.cmp(&other.allocated));
             devices.dedup_by(|one: &mut GrantedDevice, other| one.id == other.id);
-            let allocation = live.first().map(|hold| hold.allocation.clone()).unwrap_or_default();
+            // That of a live grant may be a later one: the kubelet keeps the devices of a former
+            // allocation in its record.
+            let allocation = String::new();
             let hold = ClaimHold { claim: claim.clone(), allocation, devices: claimed };
             restored.grants.push(Grant {
                 alloc_id: new_id(),

@@ -73,8 +73,8 @@ pub struct ClaimPreparer {
     files: ClaimFiles,
     clock: Arc<dyn Clock>,
     /// A record and its file change in one step: the kubelet may call Unprepare while a Prepare of
-    /// the same claim still runs.
-    locks: [Mutex<()>; LOCKS],
+    /// the same claim still runs. Each lock counts the changes.
+    locks: [Mutex<u64>; LOCKS],
 }
 
 impl fmt::Debug for ClaimPreparer {
@@ -93,7 +93,7 @@ impl ClaimPreparer {
         name_of: NameOf,
         files: ClaimFiles,
     ) -> Self {
-        let locks = std::array::from_fn(|_| Mutex::new(()));
+        let locks = std::array::from_fn(|_| Mutex::new(0));
         let clock = Arc::new(RealTime(tokio::time::Instant::now()));
         ClaimPreparer { source, ledger, devices, name_of, files, clock, locks }
     }
@@ -128,7 +128,8 @@ impl ClaimPreparer {
     /// # Errors
     /// One sentence, when the release cannot be made durable.
     pub async fn unprepare(&self, of: &ClaimRef) -> Result<(), String> {
-        let _step = self.step(of).await;
+        let mut step = self.step(of).await;
+        step.iter_mut().for_each(|changes| **changes += 1);
         self.ledger.release(of).await?;
         // A file that is left is removed with the next snapshot of the ledger. An error would keep
         // the pod in the state Terminating.
@@ -147,10 +148,15 @@ impl ClaimPreparer {
         if !contract::is_uid(&of.uid) {
             return Err(NotPrepared::Uid(of.clone()));
         }
-        // Also for a claim that is recorded: it may have been allocated again under its UID.
-        let found = self.read(of, deadline).await?;
-        let claim = decide::check(of, found.as_ref())?;
-        let holds = self.record(of, claim, deadline).await?;
+        let holds = loop {
+            let changes = self.step(of).await.map(|changes| *changes);
+            // Also for a claim that is recorded: it may have been allocated again under its UID.
+            let found = self.read(of, deadline).await?;
+            let claim = decide::check(of, found.as_ref())?;
+            if let Some(holds) = self.record(of, claim, changes, deadline).await? {
+                break holds;
+            }
+        };
         let devices = holds.iter().flat_map(|hold| &hold.devices);
         let mut answer: Vec<PreparedDevice> = devices.map(PreparedDevice::from).collect();
         answer.sort_by(|a, b| {
@@ -183,28 +189,37 @@ impl ClaimPreparer {
     }
 
     /// Has the claim recorded, as soon as its devices are free, and writes its file.
+    ///
+    /// `changes` is the count from before the claim was read. `None` if it is another now: a call
+    /// that the kubelet has cancelled still waits with the allocation of then, and must not replace
+    /// a later one.
     async fn record(
         &self,
         of: &ClaimRef,
         claim: &AllocatedClaim,
+        changes: Option<u64>,
         deadline: Duration,
-    ) -> Result<Vec<ClaimHold>, NotPrepared> {
+    ) -> Result<Option<Vec<ClaimHold>>, NotPrepared> {
         let allocation = digest(claim);
         let not_recorded = |why| NotPrepared::NotRecorded { claim: of.clone(), why };
         let mut is_logged = false;
         loop {
             let decided = self.decided(of, claim, &allocation)?;
             let wanted = names(&decided);
-            let step = self.step(of).await;
+            let mut step = self.step(of).await;
+            if step.as_deref().copied() != changes {
+                return Ok(None);
+            }
             let recorded = self.within(deadline, self.ledger.record(decided)).await;
             let mut by_number = None;
             let why = match recorded {
                 Some(Ok(holds)) => {
+                    step.iter_mut().for_each(|changes| **changes += 1);
                     self.files.ensure(of, &holds).map_err(|error| NotPrepared::NoFile {
                         claim: of.clone(),
                         why: error.to_string(),
                     })?;
-                    return Ok(holds);
+                    return Ok(Some(holds));
                 }
                 Some(Err(NotRecorded::Failed(why))) => return Err(not_recorded(why)),
                 Some(Err(NotRecorded::Blocked(why))) => why,
@@ -279,7 +294,7 @@ impl ClaimPreparer {
         }
     }
 
-    async fn step(&self, of: &ClaimRef) -> Option<MutexGuard<'_, ()>> {
+    async fn step(&self, of: &ClaimRef) -> Option<MutexGuard<'_, u64>> {
         if !Safeguard::ClaimStep.is_on() {
             return None;
         }

@@ -417,6 +417,28 @@ fn another_allocation_under_the_same_uid_is_decided_again() {
     });
 }
 
+/// The kubelet has cancelled a call that waits, unprepared the claim, and a scheduler has allocated
+/// it again.
+#[test]
+fn a_call_that_waits_does_not_record_an_allocation_from_before_another_call() {
+    virtually(async {
+        let mut other = allocation();
+        other.devices = vec![allocated("gpu", "GPU-B", DeviceClass::Gpu)];
+        let world = World::with(Source::default(), [Ok(Some(allocation())), Ok(Some(other))]);
+        *world.ledger.blocked.lock().unwrap() = 3;
+        let preparer = Arc::clone(&world.preparer);
+        let waiting = time().spawn(async move {
+            assert_eq!(names(&preparer.prepare(&claim()).await.unwrap()), ["gpu n1/gpu/gpu-b"]);
+        });
+        time().sleep(Duration::from_millis(300)).await;
+        world.preparer.unprepare(&claim()).await.unwrap();
+        while !waiting.is_finished() {
+            time().sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(names(&world.prepare().await.unwrap()), ["gpu n1/gpu/gpu-b"]);
+    });
+}
+
 #[test]
 fn a_claim_waits_for_its_devices_within_the_budget() {
     virtually(async {
