@@ -66,6 +66,8 @@ pub(super) struct Cluster {
     uids: u64,
     /// Whether it does not answer.
     pub(super) is_away: bool,
+    /// Whether it does not answer questions about claims that may have ended.
+    pub(super) hides_ends: bool,
     /// The longest time until an answer about a claim.
     pub(super) slowest: Duration,
 }

@@ -11,6 +11,7 @@
 //! | files | at each start | each CDI name is defined |
 //! | runs | when idle | every pod that the scheduler has bound runs |
 //! | slices | when idle | the slices are those of the ledger |
+//! | released | before idle | no grant has been unprepared and without a process for 30 s |
 //! | held | at the end | no claim is in the ledger, and none has a file |
 //!
 //! The same claim with the same devices has the same bytes until the kubelet's next Unprepare.
@@ -18,7 +19,7 @@
 use super::machine::{Held, Machine};
 use super::slices::offered;
 use super::world::{Crash, Step, World};
-use crate::domain::{ClaimRef, DeviceId, DraName, Grant, PreparedDevice};
+use crate::domain::{AllocId, ClaimRef, DeviceId, DraName, Grant, GrantState, PreparedDevice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,6 +194,14 @@ impl Oracles {
         }
     }
 
+    /// When everything works. `before` are the [`ended`] grants of half a minute ago.
+    pub(super) fn released(&mut self, world: &World, before: &BTreeSet<AllocId>) {
+        let left: Vec<AllocId> = ended(world).intersection(before).cloned().collect();
+        if !left.is_empty() {
+            self.violated("released", world.handle.now(), format!("{left:?} have no process"));
+        }
+    }
+
     /// When no pod has existed for minutes.
     pub(super) fn end(&mut self, world: &World) {
         let (now, machine) = (world.handle.now(), world.machine());
@@ -210,6 +219,17 @@ impl Oracles {
             self.violated("held", now, format!("the kubelet has {known:?}"));
         }
     }
+}
+
+/// The live grants that are unprepared and whose pods have no process.
+pub(super) fn ended(world: &World) -> BTreeSet<AllocId> {
+    let machine = world.machine();
+    let has_ended = |grant: &&Arc<Grant>| {
+        let is_unprepared =
+            matches!(grant.state, GrantState::Prepared { unprepared_at: Some(_), .. });
+        is_unprepared && grant.pods().all(|pod| machine.cgroup(&pod.uid).is_dead())
+    };
+    machine.durable.grants().filter(has_ended).map(|grant| grant.alloc_id.clone()).collect()
 }
 
 /// Whether the durable ledger has the device as one of the claim's.

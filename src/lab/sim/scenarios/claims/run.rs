@@ -8,7 +8,7 @@
 
 use super::cluster::{self, Request};
 use super::kubelet::Habits;
-use super::oracles::{Covered, Violation};
+use super::oracles::{self, Covered, Violation};
 use super::world::{Crash, MS, SECOND, Step, World};
 use crate::domain::DeviceClass;
 use crate::lab::sim::executor::Executor;
@@ -78,6 +78,8 @@ pub(super) fn run(seed: u64) -> Outcome {
     let habits = Habits { appends: random.chance(0.5), unprepares_shared: random.chance(0.3) };
     let world = World::new(executor.handle(), habits);
     world.handle.spawn(cluster::run(Arc::clone(&world)));
+    // Then only the end of its processes proves the end of a claim that was unprepared early.
+    world.cluster().hides_ends = seed % 8 == 5;
     world.start_daemon();
     world.start_kubelet();
     let mut run = Run { executor, world, random };
@@ -292,6 +294,14 @@ impl Run {
             return;
         }
         self.stop_faults();
+        let hides_ends = self.world.cluster().hides_ends;
+        if hides_ends {
+            self.run_for(30 * SECOND);
+            let before = oracles::ended(&self.world);
+            self.run_for(30 * SECOND);
+            self.world.oracles().released(&self.world, &before);
+            self.world.cluster().hides_ends = false;
+        }
         self.run_for(SETTLED);
         if !self.is_over() {
             self.world.oracles().idle(&self.world);

@@ -99,7 +99,6 @@ fn without_any_one_safeguard_of_claims_an_oracle_is_violated() {
     let from = |safeguard| match safeguard {
         Safeguard::DurableRecord => 90,
         Safeguard::ClaimInUseAgain | Safeguard::ClaimWhole => 150,
-        Safeguard::ClaimEnd => 370,
         _ => 0,
     };
     let found = |safeguard: Safeguard| {
