@@ -97,8 +97,12 @@ fn no_claim_is_lost_and_no_device_has_two_holders() {
 fn without_any_one_safeguard_of_claims_an_oracle_is_violated() {
     // The seeds before the one that detects it need not run every time.
     let from = |safeguard| match safeguard {
-        Safeguard::DurableRecord => 90,
-        Safeguard::ClaimInUseAgain | Safeguard::ClaimWhole => 150,
+        Safeguard::ClaimEnd => 60,
+        Safeguard::ClaimAllocation => 80,
+        Safeguard::DurableRecord => 140,
+        Safeguard::ClaimStep | Safeguard::ClaimChanges => 170,
+        Safeguard::ClaimWhole => 260,
+        Safeguard::ClaimInUseAgain => 400,
         _ => 0,
     };
     let found = |safeguard: Safeguard| {
