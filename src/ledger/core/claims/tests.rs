@@ -1033,7 +1033,17 @@ fn a_lost_claim_comes_back_from_the_kubelets_record_and_the_next_prepare_finds_i
     let part = restore(&World::new([of_claim(1, "c1", "x", GPU, &["a-1"], "u1")]).ledger);
     let [grant] = &part.grants[..] else { panic!("{part:?}") };
     let hold = grant.claim.as_ref().unwrap();
-    assert_eq!((hold.allocation.as_str(), hold.devices[0].id.as_str()), ("x", "a-2"));
+    assert_eq!((hold.allocation.as_str(), hold.devices[0].id.as_str()), ("", "a-2"));
+    // The next Prepare shows whether it is of the same allocation or of a former one.
+    for allocated in [&["a-1", "a-2"][..], &["a-1"]] {
+        let known = of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
+        let mut world = World::new([known, grant.clone()]);
+        world.sees("u1", CgroupState::Absent);
+        let answer = world.record(&[of_claim(2, "c1", "x", GPU, allocated, "u1")]).unwrap();
+        let devices = answer.iter().flat_map(|grant| &grant.devices);
+        let answered: BTreeSet<&str> = devices.map(|device| device.id.as_str()).collect();
+        assert_eq!(answered, allocated.iter().copied().collect());
+    }
 }
 
 /// One step of a history.
