@@ -15,7 +15,12 @@ use std::time::{Duration, Instant};
 pub(crate) const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 pub(crate) const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
+/// The pods of all namespaces.
+pub(crate) const ALL_PODS: &str = "/api/v1/pods";
 pub(crate) const NODES: &str = "/api/v1/nodes";
+
+/// Each object that the manifests of this repository create has it.
+const LABEL: &str = "app.kubernetes.io/name=holdfast";
 
 /// A request of a test is answered at once, or the server is stopped.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -114,6 +119,13 @@ impl Api {
     /// Creates or changes all objects of a file of this repository, as an administrator.
     pub(crate) fn apply(&self, text: &str) {
         let output = self.kubectl("admin", &["apply", "-f", "-"], text);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Deletes the roles and policies of this repository, as an administrator.
+    pub(crate) fn delete_rights(&self) {
+        let kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
+        let output = self.kubectl("admin", &["delete", kinds, "-l", LABEL], "");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 

@@ -1,7 +1,8 @@
 //! The control plane with its node, which the tests of a process share.
 
-use crate::api::{Api, CLAIMS, NODES, PODS, SLICES};
+use crate::api::{ALL_PODS, Api, CLAIMS, NODES, PODS, SLICES};
 use crate::node::{self, NODE, Node};
+use crate::objects::text_of;
 use crate::plane::Plane;
 use crate::{SOON, pki, sandbox, wait_for};
 use nix::sys::signal::Signal;
@@ -67,15 +68,20 @@ impl Cluster {
         if !self.node.is_up() {
             self.node.start_kubelet();
         }
-        for (path, grace) in [(PODS, Some(0)), (CLAIMS, None), (SLICES, None)] {
+        self.api.delete_rights();
+        for (path, grace) in [(ALL_PODS, Some(0)), (CLAIMS, None), (SLICES, None)] {
             for object in self.api.list(path) {
-                let name = object["metadata"]["name"].as_str().unwrap();
-                self.api.delete(&format!("{path}/{name}"), grace);
+                let name = text_of(&object, "name");
+                let collection = match object["metadata"]["namespace"].as_str() {
+                    Some(namespace) if path == ALL_PODS => PODS.replace("default", namespace),
+                    _ => path.to_owned(),
+                };
+                self.api.delete(&format!("{collection}/{name}"), grace);
             }
         }
         wait_for("no pod and no claim is left", SOON, || {
             let is_empty = |path| self.api.list(path).is_empty();
-            (is_empty(PODS) && is_empty(CLAIMS)).then_some(())
+            (is_empty(ALL_PODS) && is_empty(CLAIMS)).then_some(())
         });
         wait_for("no process of a pod runs", SOON, || {
             node::pod_processes().is_empty().then_some(())

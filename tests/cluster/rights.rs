@@ -125,8 +125,16 @@ impl Cluster {
 
 pub(crate) fn service_account(cluster: &mut Cluster) {
     let pod = cluster.create_account();
-    // Without the ClusterRole nothing may be written, and without the policy everything.
-    cluster.refuses(OF_POD, "create", &slice("own", NODE, "holdfast.dev"));
+    // Without the ClusterRole nothing may be written, and without the policy everything. The roles
+    // of a former test may hold for a moment after their deletion.
+    let own = slice("own", NODE, "holdfast.dev");
+    wait_for("no right is left", SOON, || match cluster.write(OF_POD, "create", &own) {
+        Ok(()) => {
+            cluster.api.delete(&format!("{SLICES}/own"), None);
+            None
+        }
+        Err(error) => error.contains("cannot create resource").then_some(()),
+    });
     cluster.api.apply(RBAC);
     cluster.api.apply(POLICY);
     let other = slice("other", "node-2", "holdfast.dev");

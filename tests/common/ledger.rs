@@ -3,8 +3,8 @@
 use super::Random;
 use actix::Addr;
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration,
-    PodRef, Timestamp,
+    AllocId, Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, DeviceId, DraName,
+    Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp,
 };
 use holdfast::ledger::LedgerActor;
 use holdfast::messages::{Record, RecordError, WithReply};
@@ -92,7 +92,7 @@ impl Load {
         let (kind, some) = (self.random.below(8), model.live.values().nth(nth));
         match some {
             Some(grant) if kind < 2 || model.live.len() > 30 => self.release(grant),
-            Some(grant) if kind < 4 => self.bind(grant),
+            Some(grant) if kind < 4 => self.advance(grant),
             _ if kind == 4 => {
                 self.made += 1;
                 Entry::Named {
@@ -115,8 +115,15 @@ impl Load {
         let n = self.made;
         // Grants of many sizes; the largest soon fill a segment of the journal.
         let filler = "x".repeat(self.random.index(2) * self.random.index(24_000));
+        let alloc_id = AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}"));
+        // Every second one is of a claim, some of them of one with two resources.
+        let claim = (n % 2 == 0).then(|| Arc::new(hold(&alloc_id, n / 4)));
+        let state = match claim {
+            None => GrantState::Granted,
+            Some(_) => self.prepared(vec![pod_of(&alloc_id)], None),
+        };
         Entry::Grant(Arc::new(Grant {
-            alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
+            alloc_id,
             resource: "example.com/gpu".parse().unwrap(),
             devices: vec![GrantedDevice {
                 id: DeviceId::new(format!("GPU-{n}")),
@@ -129,27 +136,38 @@ impl Load {
                 envs: BTreeMap::from([("FILLER".into(), filler)]),
                 ..ContainerEdits::default()
             },
-            claim: None,
+            claim,
             boot_id: "the boot before".into(),
             kubelet: Some(KubeletGeneration { inode: n, made_ns: 1 }),
             granted_at: Timestamp(self.now),
             version: "1".into(),
-            state: GrantState::Granted,
+            state,
         }))
     }
 
-    fn bind(&self, grant: &Grant) -> Entry {
-        let state = GrantState::Bound {
-            pod: pod(grant),
-            container: "main".into(),
-            bound_at: Timestamp(self.now),
+    /// The pod of an Allocate is known; a claim has another pod, or was unprepared.
+    fn advance(&self, grant: &Grant) -> Entry {
+        let pod = pod_of(&grant.alloc_id);
+        let state = match &grant.state {
+            GrantState::Prepared { pods, .. } if pods.len() > 2 => {
+                self.prepared(pods.clone(), Some(Timestamp(self.now)))
+            }
+            GrantState::Prepared { pods, .. } => {
+                let next = PodRef { uid: format!("{}-{}", pod.uid, pods.len()), ..pod };
+                self.prepared(pods.iter().cloned().chain([next]).collect(), None)
+            }
+            _ => GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(self.now) },
         };
         Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
     }
 
+    fn prepared(&self, pods: Vec<PodRef>, unprepared_at: Option<Timestamp>) -> GrantState {
+        GrantState::Prepared { pods, prepared_at: Timestamp(self.now), unprepared_at }
+    }
+
     fn release(&self, grant: &Grant) -> Entry {
         let state = GrantState::Released {
-            pod: Some(pod(grant)),
+            pod: Some(pod_of(&grant.alloc_id)),
             container: Some("main".into()),
             bound_at: None,
             released_at: Timestamp(self.now),
@@ -160,6 +178,25 @@ impl Load {
     }
 }
 
-fn pod(grant: &Grant) -> PodRef {
-    PodRef { uid: grant.alloc_id.to_string(), namespace: Some("default".into()), name: None }
+fn pod_of(alloc_id: &AllocId) -> PodRef {
+    PodRef { uid: alloc_id.to_string(), namespace: Some("default".into()), name: None }
+}
+
+/// What the `n`th claim holds by this grant.
+fn hold(alloc_id: &AllocId, n: u64) -> ClaimHold {
+    let claim =
+        ClaimRef { uid: format!("claim-{n}"), namespace: "default".into(), name: n.to_string() };
+    let allocated = Allocated {
+        request: "device".into(),
+        name: DraName { pool: "n1/gpu".into(), device: format!("gpu-{n}") },
+        share_id: None,
+        admin: false,
+    };
+    let device = ClaimedDevice {
+        allocated,
+        id: DeviceId::new(format!("GPU-{n}")),
+        cdi_devices: vec![format!("k8s.holdfast.dev/claim={alloc_id}")],
+        edits: ContainerEdits::default(),
+    };
+    ClaimHold { claim, allocation: "digest".into(), devices: vec![device] }
 }
