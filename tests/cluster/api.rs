@@ -57,6 +57,13 @@ impl Api {
         }
     }
 
+    /// A page that is not JSON.
+    pub(crate) fn text(&self, path: &str) -> String {
+        let (code, text) = self.request("GET", path, "", "");
+        assert_eq!(code, 200, "GET {path}: {text}");
+        text
+    }
+
     /// The objects of a collection.
     pub(crate) fn list(&self, path: &str) -> Vec<Value> {
         let mut list = self.get(path).unwrap_or_else(|| panic!("there is no {path}"));

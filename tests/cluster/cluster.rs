@@ -52,6 +52,15 @@ impl Cluster {
         cluster
     }
 
+    /// Restarts the API server, and waits until it is ready.
+    pub(crate) fn restart_api_server(&mut self) {
+        self.plane.restart_api_server(&self.dir);
+        wait_for("the API server is ready", SOON, || {
+            self.plane.check();
+            self.api.is_ready().then_some(())
+        });
+    }
+
     /// Whether the scheduler may use the node.
     fn is_ready(&mut self) -> bool {
         self.plane.check();

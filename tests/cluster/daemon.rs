@@ -152,6 +152,13 @@ impl Daemon {
         grants.filter(|grant| grant["claim"]["name"] == claim).cloned().collect()
     }
 
+    /// The number of live grants of a resource, from `who`.
+    pub(crate) fn held(&self, resource: &str) -> usize {
+        let who = wait_for("who answers", SOON, || self.ask(&["who"]));
+        let grants = who["grants"].as_array().unwrap().iter();
+        grants.filter(|grant| grant["resource"] == resource).count()
+    }
+
     /// The problems of the driver, from `status`.
     pub(crate) fn problems(&self) -> Value {
         wait_for("status answers", SOON, || self.ask(&["status"]))["dra_problems"].clone()

@@ -20,6 +20,7 @@ mod archive;
 mod cluster;
 mod daemon;
 mod figures;
+mod fleet;
 mod hardware;
 mod health;
 mod holders;
@@ -28,6 +29,7 @@ mod objects;
 mod outages;
 mod pki;
 mod plane;
+mod racing;
 #[path = "../common/real/mod.rs"]
 mod real;
 mod reporting;
@@ -132,6 +134,8 @@ tests! {
     a_service_account_may_write_only_slices_of_its_node: rights::service_account,
     a_failed_device_is_shown_with_the_kubelets_credentials: reporting::kubelet,
     a_failed_device_is_shown_with_the_service_account: reporting::service_account,
+    pods_of_both_apis_race_for_devices: racing::both_apis,
+    many_nodes_share_an_api_server: fleet::many_nodes,
     prepare_takes_as_long_as_its_parts: figures::prepare,
     the_daemon_stays_small: figures::memory,
 }

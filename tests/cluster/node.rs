@@ -21,7 +21,7 @@ pub(crate) const DEVICES: usize = 4;
 pub(crate) const PLUGIN_DEVICE: &str = "/dev/counted";
 /// A major number for local use, without a driver (`Documentation/admin-guide/devices.txt`): a
 /// container that may open such a node gets ENXIO, and another one EPERM.
-const MAJOR: u64 = 240;
+pub(crate) const MAJOR: u64 = 240;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(crate) const CDI: &str = "/var/run/cdi";
 

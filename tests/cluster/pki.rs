@@ -37,13 +37,18 @@ pub(crate) fn make(dir: &Path) {
     );
     certificate(dir, "server", "/CN=kube-apiserver", &names);
     for (client, subject) in clients() {
-        certificate(dir, client, &subject, "");
-        let user = json!({
-            "client-certificate": dir.join(format!("{client}.crt")),
-            "client-key": dir.join(format!("{client}.key")),
-        });
-        write_kubeconfig(dir, client, &user);
+        make_client(dir, client, &subject);
     }
+}
+
+/// Makes the certificate and the kubeconfig of a client.
+pub(crate) fn make_client(dir: &Path, client: &str, subject: &str) {
+    certificate(dir, client, subject, "");
+    let user = json!({
+        "client-certificate": dir.join(format!("{client}.crt")),
+        "client-key": dir.join(format!("{client}.key")),
+    });
+    write_kubeconfig(dir, client, &user);
 }
 
 /// Writes a kubeconfig with this user. A JSON document is a YAML document.

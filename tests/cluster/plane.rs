@@ -6,6 +6,7 @@ use crate::node::ADDRESS;
 use crate::pki::kubeconfig;
 use crate::real::process::Process;
 use crate::wait_for;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use std::fs;
 use std::net::TcpStream;
@@ -77,6 +78,14 @@ impl Plane {
         let controllers = start("kube-controller-manager", &controllers(dir));
         let scheduler = start("kube-scheduler", &scheduler(dir));
         (Plane { api_server, others: vec![etcd, proxy, controllers, scheduler] }, api)
+    }
+
+    /// Kills the API server and starts it again, without waiting for it.
+    pub(crate) fn restart_api_server(&mut self, dir: &Path) {
+        self.api_server.stop(Signal::SIGKILL);
+        let mut command = Command::new("kube-apiserver");
+        let log = dir.join("kube-apiserver-again.log");
+        self.api_server = Process::start(command.args(api_server(dir)), log);
     }
 
     /// Panics if a process has ended.
