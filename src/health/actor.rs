@@ -204,7 +204,10 @@ impl Actor for HealthActor {
 impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn handle(&mut self, grants: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
         // Every Allocate adds one new grant to many known ones.
-        if !self.judge.is_unchanged_by(new_since(&self.judged_grants, &grants)) {
+        let both = self.judged_grants.iter().chain(grants.iter()).map(AsRef::as_ref);
+        if core::depend_on_holders(&self.config.inventory.borrow(), both)
+            || !self.judge.is_unchanged_by(new_since(&self.judged_grants, &grants))
+        {
             self.publish(context);
         } else {
             self.judged_grants = grants;

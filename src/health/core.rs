@@ -17,7 +17,7 @@ mod rules;
 mod tests;
 
 pub(crate) use self::held::{Held, held, holders};
-pub(crate) use self::plugin_lists::plugin_lists;
+pub(crate) use self::plugin_lists::{depend_on_holders, plugin_lists};
 pub(crate) use self::pool::pool;
 pub(crate) use self::rules::{LEAVE_AFTER, Rules};
 
@@ -296,7 +296,7 @@ impl Judge {
         [leaving, in_flight, self.next_removal(), withheld].into_iter().flatten().min()
     }
 
-    /// Whether the list would stay the same with these grants. If no device is lost, an Allocate
+    /// Whether the inventory would stay the same with these grants. If no device is lost, an Allocate
     /// never leads to a pass of the judge.
     pub(crate) fn is_unchanged_by<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {

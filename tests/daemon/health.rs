@@ -9,10 +9,10 @@ use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry,
-    Evidence, Grant, GrantState, GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration,
-    PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, Symptom, Timestamp,
-    Verdict, VerdictState, Verdicts,
+    AllocId, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
+    Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Health, HealthPolicy, Inventory,
+    KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals,
+    Symptom, Timestamp, Verdict, VerdictState, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -472,15 +472,26 @@ impl Deliver<RecordVerdicts> for NoReceiver {
 /// The actor alone, with two devices `a` and `b`, its inputs and its published views.
 struct StandaloneHealth {
     inventory: watch::Receiver<Arc<Inventory>>,
+    lists: watch::Receiver<Arc<Inventory>>,
     judgement: watch::Receiver<Judgement>,
     kubelet: watch::Sender<Option<KubeletGeneration>>,
+    grants: watch::Sender<Arc<Vec<Arc<Grant>>>>,
     /// Triggers a scan that finds both.
     scan: Box<dyn Fn()>,
-    _others: Box<dyn std::any::Any>,
+    _due: Box<dyn std::any::Any>,
 }
 
 impl StandaloneHealth {
     fn start(
+        probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static,
+        remembered: Verdicts,
+        held: &[&str],
+    ) -> StandaloneHealth {
+        Self::polling(Duration::from_secs(1), probe_device, remembered, held)
+    }
+
+    fn polling(
+        poll: Duration,
         probe_device: impl Fn(&Device) -> Signals + Send + Sync + 'static,
         remembered: Verdicts,
         held: &[&str],
@@ -502,7 +513,8 @@ impl StandaloneHealth {
         let (kubelet, kubelet_view) = watch::channel(None);
         let (grants, grants_view) = watch::channel(Arc::new(grants.collect::<Vec<_>>()));
         let (due, due_view) = watch::channel(Arc::default());
-        let health = HealthPolicy { poll: Duration::from_secs(1), ..HealthPolicy::default() };
+        let (lists, lists_view) = watch::channel(Arc::default());
+        let health = HealthPolicy { poll, ..HealthPolicy::default() };
         let plan =
             Arc::new(Plan { specs: Arc::from([Arc::clone(&spec)]), health, ..Plan::default() });
         let config = HealthConfig {
@@ -515,7 +527,7 @@ impl StandaloneHealth {
             mps: watch::channel(Arc::default()).1,
             kubelet: kubelet_view,
             inventory: Arc::new(inventory),
-            lists: Arc::default(),
+            lists: Arc::new(lists),
             judgement: Arc::new(judgement),
             probe_device: Arc::new(probe_device),
             rescan: Mailbox::new(NoReceiver),
@@ -541,22 +553,51 @@ impl StandaloneHealth {
         scan();
         StandaloneHealth {
             inventory: inventory_view,
+            lists: lists_view,
             judgement: judgement_view,
             kubelet,
+            grants,
             scan,
-            _others: Box::new((grants, due)),
+            _due: Box::new(due),
         }
     }
 
     /// Waits until both devices have these states: the reason, or none.
     async fn shows(&mut self, wanted: [Option<Reason>; 2]) {
-        let seen = |inventory: &Arc<Inventory>| {
-            let listed =
-                inventory.resources.values().flat_map(|offering| offering.devices.values());
-            listed.map(|offered| Health::reason(offered.health)).eq(wanted)
-        };
-        let _ = soon("the list", self.inventory.wait_for(seen)).await.unwrap();
+        let seen = |inventory: &Arc<Inventory>| reasons(inventory) == wanted;
+        let _ = soon("the inventory", self.inventory.wait_for(seen)).await.unwrap();
     }
+
+    /// The same for the kubelet's list.
+    async fn lists(&mut self, wanted: [Option<Reason>; 2]) {
+        let seen = |lists: &Arc<Inventory>| reasons(lists) == wanted;
+        let _ = soon("the list", self.lists.wait_for(seen)).await.unwrap();
+    }
+}
+
+/// What each device has.
+fn reasons(inventory: &Inventory) -> Vec<Option<Reason>> {
+    let offered = inventory.resources.values().flat_map(|offering| offering.devices.values());
+    offered.map(|offered| Health::reason(offered.health)).collect()
+}
+
+/// A claim makes its device unhealthy in the list, and its release makes it healthy again. Nothing
+/// else causes a list here: the next poll is far away.
+#[test]
+fn the_list_follows_the_claims_at_once() {
+    run(async {
+        let far = Duration::from_secs(3600);
+        let mut health =
+            StandaloneHealth::polling(far, |_| Signals::default(), Verdicts::default(), &[]);
+        health.lists([None, None]).await;
+        let claim = ClaimRef { uid: "u".into(), namespace: "n".into(), name: "c".into() };
+        let hold = ClaimHold { claim, allocation: "digest".into(), devices: Vec::new() };
+        let held = Grant { claim: Some(Arc::new(hold)), ..holder("b") };
+        health.grants.send_replace(Arc::new(vec![Arc::new(held)]));
+        health.lists([None, Some(Reason::Deselected)]).await;
+        health.grants.send_replace(Arc::default());
+        health.lists([None, None]).await;
+    });
 }
 
 fn symptom(reason: Reason) -> Signals {

@@ -1,9 +1,7 @@
 //! The lists for the kubelet's device-plugin API, when claims get the devices of some resources.
 
 use super::held::Held;
-#[cfg(doc)]
-use crate::domain::Api;
-use crate::domain::{Health, HeldBy, Inventory, Offering, Reason};
+use crate::domain::{Api, Grant, Health, HeldBy, Inventory, Offering, Reason};
 use std::sync::Arc;
 
 /// The lists for the kubelet. [`Api::is_in_list`] decides about each id. A resource whose free
@@ -39,6 +37,16 @@ pub(crate) fn plugin_lists(
     if lists == **before { Arc::clone(before) } else { Arc::new(lists) }
 }
 
+/// Whether the lists depend on who holds a device: claims have devices of the node, or may get some.
+/// Otherwise a list stays the same when a device is given to a container.
+pub(crate) fn depend_on_holders<'a>(
+    inventory: &Inventory,
+    mut grants: impl Iterator<Item = &'a Grant>,
+) -> bool {
+    inventory.resources.values().any(|offering| offering.spec.api != Api::Plugin)
+        || grants.any(|grant| grant.claim.is_some())
+}
+
 /// The list without the ids that containers must not get by number. `None` if no id is given by
 /// number and no container has one.
 fn reduced(offering: &Offering, held: &Held) -> Option<Offering> {
@@ -66,8 +74,8 @@ mod tests {
     use super::super::held;
     use super::*;
     use crate::domain::{
-        AllocId, Api, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass,
-        DeviceId, Grant, GrantState, GrantedDevice, Offered, ResourceSpec, Timestamp,
+        AllocId, Attributes, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
+        GrantState, GrantedDevice, Offered, ResourceSpec, Timestamp,
     };
 
     fn offered(id: &str) -> (DeviceId, Offered) {
