@@ -120,6 +120,18 @@ impl Daemon {
         old.stop(Signal::SIGTERM);
     }
 
+    /// Replaces a text of the configuration, and waits until it was reloaded.
+    pub(crate) fn configure(&self, from: &str, to: &str) {
+        let file = self.dir.join("config.toml");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&file, text.replace(from, to)).unwrap();
+        let reloads = || self.log().matches("configuration reloaded").count();
+        let before = reloads();
+        self.process.signal(Signal::SIGHUP);
+        wait_for("the configuration is reloaded", SOON, || (reloads() > before).then_some(()));
+    }
+
     /// Waits until the log has this text.
     pub(crate) fn wait_until_logged(&self, text: &str) {
         wait_for(text, SOON, || self.log().contains(text).then_some(()));

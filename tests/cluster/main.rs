@@ -135,6 +135,8 @@ tests! {
     a_failed_device_is_shown_with_the_kubelets_credentials: reporting::kubelet,
     a_failed_device_is_shown_with_the_service_account: reporting::service_account,
     pods_of_both_apis_race_for_devices: racing::both_apis,
+    a_node_moves_between_the_apis_while_pods_come_and_go: racing::moves,
+    upgrades_hurt_no_pod_of_either_api: racing::upgrades,
     many_nodes_share_an_api_server: fleet::many_nodes,
     prepare_takes_as_long_as_its_parts: figures::prepare,
     the_daemon_stays_small: figures::memory,

@@ -1,12 +1,13 @@
 //! One resource by both APIs: pods with a number and pods with a claim race for its devices.
 
-use crate::api::{CLAIMS, PODS};
+use crate::api::{CLAIMS, NODES, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
-use crate::node::MAJOR;
-use crate::objects::{claim_of, pod, text_of};
+use crate::node::{MAJOR, NODE};
+use crate::objects::{claim_of, main_started, pod, text_of};
 use crate::pki::kubeconfig;
 use crate::real::gpus;
+use crate::upgrades::versions;
 use crate::{SOON, say, wait_for};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,12 +15,25 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "example.com/raced";
-const RESOURCE: &str = r#"
+const BOTH: &str = r#"
 [[resource]]
 name = "example.com/raced"
 class = "char"
 paths = [{ host = "/dev/raced*", container = "/dev/raced/" }]
 api = "both"
+"#;
+/// Half of the devices for each API.
+const CLAIMED: &str = "example.com/raced-by-claims";
+const DIVIDED: &str = r#"
+[[resource]]
+name = "example.com/raced"
+class = "char"
+paths = [{ host = "/dev/raced[0-3]", container = "/dev/raced/" }]
+[[resource]]
+name = "example.com/raced-by-claims"
+class = "char"
+paths = [{ host = "/dev/raced[4-7]", container = "/dev/raced/" }]
+api = "dra"
 "#;
 /// The number of devices, and of pods that have not ended at a time.
 const DEVICES: usize = 8;
@@ -54,6 +68,8 @@ struct Ends {
 
 #[derive(Debug)]
 struct Race {
+    /// The beginning of the names of its pods.
+    name: &'static str,
     marks: PathBuf,
     left: usize,
     created: usize,
@@ -65,11 +81,16 @@ struct Race {
 impl Race {
     fn create(&mut self, cluster: &Cluster, has_claim: bool) {
         self.created += 1;
-        let name = format!("races-{}", self.created);
+        let name = format!("{}-{}", self.name, self.created);
         let seconds = (self.created % 3).to_string();
         let script = HOLDS.replace("NAME", &name).replace("SECONDS", &seconds);
-        let claims: &[&str] = if has_claim { &[&name] } else { &[] };
-        let mut pod = pod(&name, claims, &script);
+        self.create_pod(cluster, &name, has_claim, &script);
+        self.running.insert(name, has_claim);
+    }
+
+    fn create_pod(&self, cluster: &Cluster, name: &str, has_claim: bool, script: &str) {
+        let claims: &[&str] = if has_claim { &[name] } else { &[] };
+        let mut pod = pod(name, claims, script);
         pod["spec"]["restartPolicy"] = "Never".into();
         let marks = json!({"name": "marks", "hostPath": {"path": self.marks}});
         pod["spec"]["volumes"] = json!([marks]);
@@ -82,12 +103,11 @@ impl Race {
                 "selectors": [{"cel": {"expression": expression}}],
             });
             let requests = json!([{"name": "device", "exactly": device}]);
-            cluster.api.create(CLAIMS, &claim_of(&name, json!({"requests": requests})));
+            cluster.api.create(CLAIMS, &claim_of(name, json!({"requests": requests})));
         } else {
             main["resources"] = json!({"limits": {NAME: "1"}});
         }
         cluster.api.create(PODS, &pod);
-        self.running.insert(name, has_claim);
     }
 
     /// Removes what has ended and creates others, as controllers do. Returns whether a pod has
@@ -155,24 +175,62 @@ impl Race {
     }
 }
 
+/// Creates the raced devices.
+fn make_devices() {
+    for n in 0..DEVICES {
+        let path = format!("/dev/raced{n}");
+        if !Path::new(&path).exists() {
+            gpus::make_node(Path::new(&path), MAJOR, 100 + n as u64);
+        }
+    }
+}
+
+/// `HOLDFAST_PODS`, or the usual number.
+fn wanted() -> usize {
+    std::env::var("HOLDFAST_PODS").map_or(PODS_WANTED, |text| text.parse().unwrap())
+}
+
+impl Race {
+    /// A race on a node with this number of devices for pods with a number.
+    fn new(cluster: &Cluster, name: &'static str, wanted: usize, devices: usize) -> Self {
+        // The kubelet reports it a moment after the list.
+        wait_for("the devices are allocatable", SOON, || {
+            let node = cluster.api.get(&format!("{NODES}/{NODE}"))?;
+            (node["status"]["allocatable"][NAME] == devices.to_string()).then_some(())
+        });
+        let marks = cluster.dir.join(format!("marks-{name}"));
+        fs::create_dir(&marks).unwrap();
+        let (running, ends) = (BTreeMap::new(), Ends::default());
+        Race { name, marks, left: wanted, created: 0, running, ends }
+    }
+
+    /// Runs all pods. After each end `between` gets the number of ends.
+    fn run(&mut self, cluster: &mut Cluster, mut between: impl FnMut(&mut Cluster, usize)) {
+        while self.left > 0 || !self.running.is_empty() {
+            wait_for("another pod ends well", 2 * SOON, || self.step(cluster).then_some(()));
+            assert_eq!(self.violations(), Vec::<String>::new());
+            between(cluster, self.ends.by_number + self.ends.by_claim);
+        }
+    }
+}
+
+/// Waits until nothing of the race holds a device.
+fn until_released(daemon: &Daemon) {
+    for resource in [NAME, CLAIMED] {
+        wait_for("every device is released", SOON, || (daemon.held(resource) == 0).then_some(()));
+    }
+}
+
 pub(crate) fn both_apis(cluster: &mut Cluster) {
-    let wanted = std::env::var("HOLDFAST_PODS").map_or(PODS_WANTED, |text| text.parse().unwrap());
-    (0..DEVICES).for_each(|n| {
-        gpus::make_node(Path::new(&format!("/dev/raced{n}")), MAJOR, 100 + n as u64);
-    });
-    let marks = cluster.dir.join("marks");
-    fs::create_dir(&marks).unwrap();
+    make_devices();
+    let wanted = wanted();
     let credentials = kubeconfig(&cluster.dir, "kubelet");
-    let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, RESOURCE);
+    let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, BOTH);
     daemon.wait_until_registered(cluster);
     cluster.published(DEVICES);
-    let (left, running, ends) = (wanted, BTreeMap::new(), Ends::default());
-    let mut race = Race { marks, left, created: 0, running, ends };
+    let mut race = Race::new(cluster, "races", wanted, DEVICES);
     let mut kills: BTreeSet<usize> = (1..=KILLS).map(|n| n * wanted / (KILLS + 1)).collect();
-    while race.left > 0 || !race.running.is_empty() {
-        wait_for("another pod ends well", 2 * SOON, || race.step(cluster).then_some(()));
-        assert_eq!(race.violations(), Vec::<String>::new(), "{}", daemon.log());
-        let ended = race.ends.by_number + race.ends.by_claim;
+    race.run(cluster, |cluster, ended| {
         if kills.first().is_some_and(|at| ended >= *at) {
             kills.pop_first();
             daemon.kill_and_start(|| {
@@ -182,14 +240,85 @@ pub(crate) fn both_apis(cluster: &mut Cluster) {
                 }
             });
         }
-    }
+    });
     let Race { created, ends, .. } = &race;
     assert_eq!(ends.by_number + ends.by_claim, wanted);
     assert!(kills.is_empty(), "too few pods for the kills: {kills:?}");
-    let live = || daemon.held(NAME);
-    wait_for("every device is released", SOON, || (live() == 0).then_some(()));
+    until_released(&daemon);
     say(format_args!(
         "{created} pods for {wanted} ends, {DEVICES} devices by both APIs, {KILLS} kills of the daemon, one of the \
          kubelet: no device in two containers; {ends:?}"
     ));
+}
+
+/// A node moves from the device plugin to DRA and back, while pods come and go. The kubelet
+/// restarts after each move. Two pods run all the time, one by number and one with a claim.
+pub(crate) fn moves(cluster: &mut Cluster) {
+    const MOVES: [&str; 4] = ["dra", "both", "plugin", "both"];
+    make_devices();
+    let wanted = wanted();
+    let credentials = kubeconfig(&cluster.dir, "kubelet");
+    let daemon = Daemon::launch(cluster, Path::new("/"), &credentials, BOTH);
+    daemon.wait_until_registered(cluster);
+    cluster.published(DEVICES);
+    let mut race = Race::new(cluster, "moves", wanted, DEVICES);
+    // One after the other, so that neither loses its device to the other one.
+    for (name, has_claim) in [("stays-number", false), ("stays-claim", true)] {
+        let script = HOLDS.replace("NAME", name).replace("SECONDS", "1000000");
+        race.create_pod(cluster, name, has_claim, &script);
+        cluster.running(name);
+    }
+    let stay = ["stays-number", "stays-claim"];
+    let started = |cluster: &mut Cluster| stay.map(|name| main_started(&cluster.running(name)));
+    let before = started(cluster);
+    let mut moves =
+        MOVES.iter().enumerate().map(|(n, api)| ((n + 1) * wanted / 5, *api)).peekable();
+    let mut api = "both";
+    race.run(cluster, |cluster, ended| {
+        if let Some((_, next)) = moves.next_if(|(at, _)| ended >= *at) {
+            daemon.configure(&format!("api = {api:?}"), &format!("api = {next:?}"));
+            api = next;
+            cluster.node.kill_kubelet();
+            cluster.node.start_kubelet();
+            assert_eq!(started(cluster), before, "a pod was hurt by the move to {next}");
+        }
+    });
+    assert!(moves.peek().is_none(), "too few pods for the moves");
+    assert_eq!(started(cluster), before);
+    let Race { created, ends, .. } = &race;
+    assert_eq!(ends.by_number + ends.by_claim, wanted);
+    say(format_args!(
+        "{created} pods for {wanted} ends over the moves to {MOVES:?}, each with a restart of the kubelet: no device in \
+         two containers, two pods ran all the time; {ends:?}"
+    ));
+    stay.iter().for_each(|name| cluster.end(name));
+    until_released(&daemon);
+}
+
+/// Instances take over from each other, while pods of both APIs come and go on different devices.
+pub(crate) fn upgrades(cluster: &mut Cluster) {
+    make_devices();
+    let wanted = wanted();
+    let credentials = kubeconfig(&cluster.dir, "kubelet");
+    let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, DIVIDED);
+    daemon.wait_until_registered(cluster);
+    let before = cluster.published(DEVICES / 2);
+    let mut race = Race::new(cluster, "upgrades", wanted, DEVICES / 2);
+    let mut upgrades = 0;
+    race.run(cluster, |_, _| {
+        daemon.hand_over();
+        upgrades += 1;
+    });
+    let Race { created, ends, .. } = &race;
+    let lost = ends.rejected + ends.evicted + ends.interrupted;
+    assert_eq!((ends.by_number + ends.by_claim, lost), (wanted, 0), "{ends:?}");
+    let after = cluster.published(DEVICES / 2);
+    assert_eq!(versions(&after), versions(&before), "a slice was written");
+    assert_eq!(cluster.failed_prepares("upgrades-"), Vec::<String>::new());
+    assert!(upgrades * 4 > wanted, "{upgrades} upgrades");
+    say(format_args!(
+        "{upgrades} upgrades while {created} pods of both APIs came and went: no Allocate and no Prepare failed, no \
+         slice was written"
+    ));
+    until_released(&daemon);
 }
