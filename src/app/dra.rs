@@ -52,7 +52,7 @@ impl Wiring {
         let devices = Arc::new(devices);
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
-            Arc::new(ApiClaims(client.clone())),
+            Arc::new(ApiClaims { client: client.clone(), vendors: config.vendor_attributes }),
             Arc::new(self.recorder(&records, &lost)),
             Arc::clone(&devices) as _,
             Arc::clone(&name_of),
@@ -88,6 +88,7 @@ impl Wiring {
             grants: views.grants.clone(),
             judgement: views.judgement.clone(),
             nvml,
+            vendors: config.vendor_attributes,
             lost: lost.subscribe(),
             notices: noticed,
             problem: self.publishers.dra_slices.clone(),

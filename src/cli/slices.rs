@@ -53,7 +53,8 @@ pub fn run(global: &Global, node: Option<&str>) -> Result<(), Failed> {
     let document = document(&root, discovery, true)
         .with_verdicts(&recovered.verdicts, &boot_id)
         .with_holders(grants, discovery);
-    let facts = Facts { nvidia_driver: driver.as_deref(), nvml: Some(&found.nvml) };
+    let vendors = config.vendor_attributes;
+    let facts = Facts { nvidia_driver: driver.as_deref(), nvml: Some(&found.nvml), vendors };
     let resources = offerings(&document, discovery);
     let offer = offer_of(&node, &resources, grants, &recovered.verdicts, facts);
     for dropped in &offer.dropped {

@@ -97,6 +97,7 @@ impl Change {
             ("cluster.events", before.reported.events != after.reported.events),
             ("cluster.node_condition", before.reported.condition != after.reported.condition),
             ("dra.enabled", before.dra != after.dra),
+            ("dra.vendor_attributes", before.vendor_attributes != after.vendor_attributes),
         ]);
         Change { resources, reordered, live, needs_restart }
     }
@@ -129,6 +130,7 @@ impl Config {
             credentials: self.credentials.clone(),
             reported: self.reported,
             dra: self.dra,
+            vendor_attributes: self.vendor_attributes,
             resources: other.offered(self.dra),
             ..other.clone()
         }

@@ -138,6 +138,7 @@ pub(super) struct Cluster {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Dra {
     pub(super) enabled: Option<bool>,
+    pub(super) vendor_attributes: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -46,6 +46,7 @@ pub(super) const KEYS: &[Key] = &[
     ("cluster", "events", "false"),
     ("cluster", "node_condition", "false"),
     ("dra", "enabled", "false"),
+    ("dra", "vendor_attributes", "false"),
     ("resource", "name", ""),
     ("resource", "api", "\"plugin\""),
     ("resource", "class", ""),
@@ -244,7 +245,7 @@ mod tests {
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         // Without the cargo feature `cluster` no file may switch these on.
         let reported = Reported { events: true, condition: true };
-        let other = Config { dra: true, reported, ..config(other) };
+        let other = Config { dra: true, vendor_attributes: true, reported, ..config(other) };
         let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

@@ -102,6 +102,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         credentials: credentials(fragment.cluster.credentials.as_deref().unwrap_or("auto"))?,
         reported: reported(&fragment.cluster)?,
         dra: dra(&fragment.dra)?,
+        vendor_attributes: fragment.dra.vendor_attributes.unwrap_or_default(),
         resources,
         files,
         requested_file: None,

@@ -64,6 +64,8 @@ pub struct Config {
     pub reported: Reported,
     /// Whether resources may be given to claims (`[dra] enabled`).
     pub dra: bool,
+    /// Whether slices have the attributes of vendors' drivers too (`[dra] vendor_attributes`).
+    pub vendor_attributes: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

@@ -94,9 +94,12 @@ pub enum ConfigSource {
     FromClaim,
 }
 
-/// A configuration for this driver in the allocation of a claim (`OpaqueDeviceConfiguration`).
+/// A configuration in the allocation of a claim (`OpaqueDeviceConfiguration`): for this driver, or
+/// for the driver of a vendor that has no device in the claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpaqueConfig {
+    /// The driver that it is for.
+    pub driver: String,
     /// Where it comes from.
     pub source: ConfigSource,
     /// The requests that it applies to; empty means all.
@@ -116,7 +119,7 @@ pub struct AllocatedClaim {
     pub devices: Vec<Allocated>,
     /// The pods that it is reserved for (`status.reservedFor`).
     pub reserved_for: Vec<PodRef>,
-    /// The configurations for this driver, in the order of the claim: a later one has precedence.
+    /// The configurations, in the order of the claim: a later one has precedence.
     pub configs: Vec<OpaqueConfig>,
     /// Whether it is being deleted (`metadata.deletionTimestamp`). Its pods may still run.
     pub is_deleted: bool,

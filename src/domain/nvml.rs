@@ -92,6 +92,8 @@ pub struct GpuDescription {
     pub memory_mib: Option<u64>,
     /// Its CUDA compute capability, major and minor.
     pub compute: Option<(i32, i32)>,
+    /// Its brand, as NVIDIA's DRA driver names it: `Nvidia`, `Tesla`.
+    pub brand: Option<&'static str>,
     /// Whether it has a MIG mode.
     pub has_mig_mode: bool,
     /// The newest CUDA version that the driver supports, major and minor. The same for all GPUs.

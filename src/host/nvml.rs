@@ -263,10 +263,38 @@ fn describe(
     Ok(GpuDescription {
         memory_mib: memory.map(|memory| memory.total / (1024 * 1024)),
         compute: compute.map(|version| (version.major, version.minor)),
+        // A brand of a newer library is no failure of the GPU.
+        brand: device.brand().ok().map(brand),
         has_mig_mode: known(device.mig_mode())?.is_some(),
         cuda: cuda.map(|version| (version / 1000, version % 1000 / 10)),
         instances,
     })
+}
+
+/// A brand as NVIDIA's DRA driver publishes it (go-nvlib, `GetBrandAsString`).
+#[cfg(feature = "nvml")]
+fn brand(brand: nvml_wrapper::enum_wrappers::device::Brand) -> &'static str {
+    use nvml_wrapper::enum_wrappers::device::Brand;
+
+    match brand {
+        Brand::Unknown => "Unknown",
+        Brand::Quadro => "Quadro",
+        Brand::Tesla => "Tesla",
+        Brand::NVS => "NVS",
+        Brand::GRID => "Grid",
+        Brand::GeForce => "GeForce",
+        Brand::Titan => "Titan",
+        Brand::VApps => "NvidiaVApps",
+        Brand::VPC => "NvidiaVPC",
+        Brand::VCS => "NvidiaVCS",
+        Brand::VWS => "NvidiaVWS",
+        Brand::CloudGaming | Brand::VGaming => "NvidiaCloudGaming",
+        Brand::QuadroRTX => "QuadroRTX",
+        Brand::NvidiaRTX => "NvidiaRTX",
+        Brand::Nvidia => "Nvidia",
+        Brand::GeForceRTX => "GeForceRTX",
+        Brand::TitanRTX => "TitanRTX",
+    }
 }
 
 /// The size of a MIG instance.

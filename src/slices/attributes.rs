@@ -8,12 +8,18 @@
 //! The API server refuses a slice as a whole for one bad value. So every value is checked here, and
 //! a bad one is left out and returned as a [`Dropped`].
 
+use self::vendors::Value;
 use super::api::{self, Attribute, Capacity, limits};
 use super::names;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, MigPlace, NvmlSnapshot, PciFunction, ResourceSpec,
+    Device, DeviceClass, DeviceId, GpuDescription, NvmlSnapshot, PciFunction, ResourceSpec,
 };
 use std::fmt;
+
+mod rules;
+pub mod vendors;
+
+pub use self::rules::{is_label_value, refused_key, refused_value, violations};
 
 /// The PCI root of a function: `pci0000:00`. Kubernetes defines the name and the value
 /// (`dynamic-resource-allocation/deviceattribute`), so that a claim may have devices of several
@@ -26,13 +32,22 @@ pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 /// The NUMA node as drivers for network devices name it.
 pub const NUMA_NODE_OF_DRANET: &str = "dra.net/numaNode";
 
-/// Facts that are not in the record of a device. They may become known later.
+/// What is published besides the record of a device. The facts may become known later.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts<'a> {
     /// The version of NVIDIA's driver: `580.95.05`.
     pub nvidia_driver: Option<&'a str>,
     /// NVML's answers.
     pub nvml: Option<&'a NvmlSnapshot>,
+    /// Whether the attributes of vendors' drivers are published too (`[dra] vendor_attributes`).
+    pub vendors: bool,
+}
+
+impl<'a> Facts<'a> {
+    /// NVML's description of the GPU with this function.
+    pub(super) fn description(self, pci: &PciFunction) -> Option<&'a GpuDescription> {
+        self.nvml?.gpus.get(&pci.address)?.description.as_ref()
+    }
 }
 
 /// An attribute, a capacity or a taint that is not published.
@@ -59,6 +74,8 @@ struct Draft<'a> {
     device: &'a Device,
     values: Vec<(&'static str, Attribute)>,
     capacity: Vec<(&'static str, Capacity)>,
+    /// What is added as long as there is room, without a report of what is not.
+    rest: vendors::Values,
 }
 
 /// Describes one id of a resource: a device, or a share of it. `name` is its name in the API.
@@ -70,12 +87,16 @@ pub fn describe(
     device: &Device,
     facts: Facts<'_>,
 ) -> (api::Device, Vec<Dropped>) {
-    let mut draft = Draft { device, values: Vec::new(), capacity: Vec::new() };
+    let mut draft =
+        Draft { device, values: Vec::new(), capacity: Vec::new(), rest: vendors::Values::new() };
     draft.add_common(spec, id);
     draft.add_class();
     draft.add_pci();
     draft.add_part();
     draft.add_nvidia(facts);
+    if facts.vendors {
+        draft.add_vendor(spec, facts);
+    }
     checked(name, draft)
 }
 
@@ -203,21 +224,28 @@ impl Draft<'_> {
                 None => self.text("driverRelease", version),
             }
         }
-        let described =
-            facts.nvml.and_then(|nvml| nvml.gpus.get(&pci.address)?.description.as_ref());
-        let Some(described) = described else { return };
-        if let Some((major, minor)) = described.compute {
+        let described = facts.description(pci);
+        if let Some((major, minor)) = described.and_then(|of| of.compute) {
             let version = Attribute::Version(format!("{major}.{minor}.0"));
             self.values.push(("cudaComputeCapability", version));
         }
-        let number = |name: &str| self.device.attribute(name)?.parse::<u32>().ok();
-        let place: Option<MigPlace> = number("gi").zip(number("ci"));
-        let mib = match place {
-            Some(place) => described.instances.get(&place).map(|instance| instance.memory_mb),
-            None => described.memory_mib.filter(|_| self.device.attribute("part").is_none()),
-        };
-        let bytes = mib.and_then(|mib| mib.checked_mul(1 << 20));
+        let bytes = vendors::memory(self.device, described);
         self.capacity.extend(bytes.map(|bytes| ("memory", Capacity::of_bytes(bytes))));
+    }
+
+    /// What the vendor's driver publishes. A MIG instance has more than the API allows with it. So
+    /// what matters least comes after the vendor's values.
+    fn add_vendor(&mut self, spec: &ResourceSpec, facts: Facts<'_>) {
+        self.rest = vendors::values(spec, self.device, facts);
+        if self.rest.is_empty() || self.device.class != DeviceClass::Gpu {
+            return;
+        }
+        for name in [NUMA_NODE_OF_DRANET, "iommuGroup"] {
+            if let Some(at) = self.values.iter().position(|(known, _)| *known == name) {
+                let (name, value) = self.values.remove(at);
+                self.rest.push((name, Value::Attribute(value)));
+            }
+        }
     }
 }
 
@@ -226,7 +254,7 @@ impl Draft<'_> {
 ///
 /// Behind a volume management device the path has two; the first one counts. A virtual function
 /// may be on another bus than its physical function, and has the same path above it.
-fn pcie_root(pci: &PciFunction) -> String {
+pub(super) fn pcie_root(pci: &PciFunction) -> String {
     let top = pci.bridges.first().copied().or(pci.physfn).unwrap_or(pci.address);
     format!("pci{:04x}:{:02x}", top.domain, top.bus)
 }
@@ -288,6 +316,23 @@ fn checked(name: &str, draft: Draft<'_>) -> (api::Device, Vec<Dropped>) {
     }
     device.capacity =
         draft.capacity.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    for (key, value) in draft.rest {
+        match value {
+            _ if room == 0 => break,
+            Value::Attribute(value) => match refused_key(key).or_else(|| refused_value(&value)) {
+                // An expression may read it.
+                Some(why) => {
+                    drop(key, why);
+                    device.attributes.insert(key.to_owned(), Attribute::text(""));
+                }
+                None => drop_nothing(device.attributes.insert(key.to_owned(), value)),
+            },
+            Value::Capacity(value) => {
+                device.capacity.insert(key.to_owned(), value);
+            }
+        }
+        room -= 1;
+    }
     (device, dropped)
 }
 
@@ -300,80 +345,6 @@ fn drop_nothing(former: Option<Attribute>) {
 pub const ALWAYS: &[&str] = &[
     "class", "resource", "vendor", "device", "model", "driver", "id", "linkType", "serial", "path",
 ];
-
-/// Why the API server would refuse the name of an attribute or capacity; `None` if it would not.
-#[must_use]
-pub fn refused_key(key: &str) -> Option<&'static str> {
-    let (domain, name) = key.split_once('/').map_or((None, key), |(at, name)| (Some(at), name));
-    if domain.is_some_and(|domain| domain.len() > limits::DOMAIN || !names::is_subdomain(domain)) {
-        return Some("its domain is no DNS subdomain of at most 63 bytes");
-    }
-    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    let is_identifier =
-        name.bytes().all(is_word) && name.bytes().next().is_some_and(|b| !b.is_ascii_digit());
-    (!is_identifier || name.len() > limits::KEY)
-        .then_some("its name is no identifier of C with at most 32 bytes")
-}
-
-/// Why the API server would refuse the value of an attribute; `None` if it would not.
-#[must_use]
-pub fn refused_value(value: &Attribute) -> Option<&'static str> {
-    match value {
-        Attribute::Text(text) => {
-            (text.len() > limits::VALUE).then_some("its text has more than 64 bytes")
-        }
-        Attribute::Version(version) if version.len() > limits::VALUE => {
-            Some("its version has more than 64 bytes")
-        }
-        Attribute::Version(version) => (semver(version).as_ref() != Some(version))
-            .then_some("its version is not of semver 2.0.0"),
-        Attribute::Int(_) | Attribute::Bool(_) => None,
-        Attribute::Unknown => Some("its type is unknown"),
-    }
-}
-
-/// Every rule of the API that a device violates, one sentence each. Empty if the API server accepts
-/// the device.
-#[must_use]
-pub fn violations(device: &api::Device) -> Vec<String> {
-    let mut found = Vec::new();
-    if !names::is_label(&device.name) {
-        found.push(format!("`{}` is no DNS label", device.name));
-    }
-    if device.attributes.len() + device.capacity.len() > limits::ATTRIBUTES {
-        found.push("more than 32 attributes and capacities".to_owned());
-    }
-    let keys = device.attributes.keys().chain(device.capacity.keys());
-    found.extend(keys.filter_map(|key| Some(format!("`{key}`: {}", refused_key(key)?))));
-    let values = device.attributes.iter();
-    found.extend(
-        values.filter_map(|(key, value)| Some(format!("`{key}`: {}", refused_value(value)?))),
-    );
-    if device.taints.len() > limits::TAINTS {
-        found.push("more than 16 taints".to_owned());
-    }
-    for taint in &device.taints {
-        let (domain, name) = taint.key.split_once('/').unwrap_or(("", &taint.key));
-        let is_key = names::is_subdomain(domain) && is_label_value(name) && !name.is_empty();
-        let is_effect =
-            ["None", api::NO_SCHEDULE, api::NO_EXECUTE].contains(&taint.effect.as_str());
-        if !is_key || !is_label_value(&taint.value) || !is_effect {
-            found.push(format!("the taint `{}`", taint.key));
-        }
-    }
-    found
-}
-
-/// Whether the text is the value of a label: at most 63 letters, digits, `-`, `_` and `.`, with a
-/// letter or digit at both ends; or empty.
-#[must_use]
-pub fn is_label_value(text: &str) -> bool {
-    let is_end = |b: Option<u8>| b.is_none_or(|b| b.is_ascii_alphanumeric());
-    text.len() <= limits::TAINT_VALUE
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
-        && is_end(text.bytes().next())
-        && is_end(text.bytes().next_back())
-}
 
 #[cfg(test)]
 mod tests {
@@ -425,7 +396,7 @@ mod tests {
         };
         let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
         let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
-        let facts = Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml) };
+        let facts = Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml), vendors: false };
         let (published, dropped) = described(&gpu, facts);
         let text = |text: &str| json!({ "string": text });
         let expected = json!({
@@ -445,7 +416,8 @@ mod tests {
         });
         assert_eq!((published, dropped), (expected, vec![]));
 
-        let (unknown, _) = described(&gpu, Facts { nvidia_driver: Some("580-beta"), nvml: None });
+        let (unknown, _) =
+            described(&gpu, Facts { nvidia_driver: Some("580-beta"), nvml: None, vendors: false });
         assert_eq!(unknown["attributes"]["driverRelease"], text("580-beta"));
         assert_eq!(unknown["attributes"]["driverVersion"], Value::Null);
     }
@@ -468,7 +440,8 @@ mod tests {
         };
         let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
         let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
-        let (published, _) = described(&part, Facts { nvidia_driver: None, nvml: Some(&nvml) });
+        let (published, _) =
+            described(&part, Facts { nvidia_driver: None, nvml: Some(&nvml), vendors: false });
         for (name, value) in [("part", "mig"), ("parent", "GPU-1"), ("profile", "1g.10gb")] {
             assert_eq!(published["attributes"][name], json!({ "string": value }));
         }
@@ -560,7 +533,7 @@ mod tests {
                 sharing: Sharing::Replicas(2),
                 ..ResourceSpec::new("a.b/c".parse().unwrap(), class)
             };
-            let facts = Facts { nvidia_driver: Some(version), nvml: Some(&nvml) };
+            let facts = Facts { nvidia_driver: Some(version), nvml: Some(&nvml), vendors: false };
             let (published, _) = describe("d", &spec, &device.id.share(0), &device, facts);
             names.extend(published.attributes.into_keys());
         }
@@ -636,6 +609,9 @@ mod tests {
                 DeviceClass::Char, DeviceClass::Accelerator,
             ]),
             version in ".{0,90}",
+            vendor in prop::sample::select(vec![0x10de_u16, 0x1002, 0x8086, 0x15b3]),
+            driver in prop::sample::select(vec!["nvidia", "amdgpu", "xe", "vfio-pci"]),
+            is_vf in any::<bool>(),
         ) {
             let names = [
                 "uuid", "model", "serial", "firmware", "subsystem_nqn", "nsid", "hive", "part",
@@ -644,12 +620,26 @@ mod tests {
             let mut device = device(class, &id, &[]);
             device.attributes = names.into_iter().zip(values).collect::<Attributes>();
             let spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), class);
-            let facts = Facts { nvidia_driver: Some(&version), nvml: None };
-            let (published, _) = describe("d", &spec, &device.id, &device, facts);
+            let facts = Facts { nvidia_driver: Some(&version), nvml: None, vendors: false };
+            let (mut published, _) = describe("d", &spec, &device.id, &device, facts);
             prop_assert_eq!(violations(&published), Vec::<String>::new());
             let always = ["class", "resource", "vendor", "device", "model", "driver", "id"];
             for name in always {
                 prop_assert!(published.attributes.contains_key(name), "{}", name);
+            }
+
+            // The vendor's attributes change no other one, but for those that matter least.
+            let pci = device.pci.as_mut().unwrap();
+            (pci.vendor, pci.driver) = (Some(vendor), Some(driver.into()));
+            pci.physfn = is_vf.then(|| "0000:18:00.7".parse().unwrap());
+            (published, _) = describe("d", &spec, &device.id, &device, facts);
+            let facts = Facts { vendors: true, ..facts };
+            let (with, _) = describe("d", &spec, &device.id, &device, facts);
+            prop_assert_eq!(violations(&with), Vec::<String>::new());
+            for (name, value) in &published.attributes {
+                let found = with.attributes.get(name);
+                let is_least = [NUMA_NODE_OF_DRANET, "iommuGroup"].contains(&name.as_str());
+                prop_assert!(found == Some(value) || is_least && found.is_none(), "{}", name);
             }
         }
     }

@@ -14,6 +14,9 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 /// The classes that are shipped.
 const CLASSES: &str = include_str!("../../packaging/kustomize/components/dra/classes.yaml");
 
+const VENDOR_CLASSES: &str =
+    include_str!("../../packaging/kustomize/components/dra-vendor-classes/classes.yaml");
+
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) dir: PathBuf,
@@ -49,6 +52,7 @@ impl Cluster {
             cluster.api.get("/api/v1/namespaces/default/serviceaccounts/default")
         });
         cluster.api.apply(CLASSES);
+        cluster.api.apply(VENDOR_CLASSES);
         cluster
     }
 

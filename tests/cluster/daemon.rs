@@ -28,6 +28,7 @@ listen = "off"
 credentials = "{}"
 {keys}[dra]
 enabled = true
+vendor_attributes = true
 [[resource]]
 name = "{COUNTED}"
 class = "char"

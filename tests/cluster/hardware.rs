@@ -14,6 +14,7 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Once;
 
 /// A function of the second adapter. The first GPUs in the slice are below the other root, so
 /// without the constraint the scheduler would take one of those.
@@ -49,6 +50,8 @@ api = "dra"
 /// Makes the node below `root`, and its nodes where the runtime finds them.
 fn make(root: &Path) {
     gpus::make(root);
+    let version = format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}\n", gpus::RELEASE);
+    fs::write(root.join("proc/driver/nvidia/version"), version).unwrap();
     let nodes = root.join("dev/infiniband");
     for (minor, entry) in (192..).zip(fs::read_dir(&nodes).unwrap().collect::<Vec<_>>()) {
         let path = entry.unwrap().path();
@@ -67,9 +70,12 @@ fn make(root: &Path) {
     gpus::make_node(&root.join("dev/counted"), 240, 4);
 }
 
-pub(crate) fn the_same_root(cluster: &mut Cluster) {
+/// Starts the daemon on the made node, which the first test with it makes.
+pub(crate) fn daemon(cluster: &mut Cluster) -> Daemon {
+    static MADE: Once = Once::new();
+
     let root = cluster.dir.join("host");
-    make(&root);
+    MADE.call_once(|| make(&root));
     let credentials = kubeconfig(&cluster.dir, "kubelet");
     let resources = resources(&cluster.dir);
     let daemon = Daemon::launch(cluster, &root, &credentials, &resources);
@@ -79,6 +85,11 @@ pub(crate) fn the_same_root(cluster: &mut Cluster) {
         let gpu = format!("GPU-5ca1ab1e-0000-4000-8000-{:012x}", GPUS - 1);
         (has_function && cluster.device("id", &gpu).is_some()).then_some(())
     });
+    daemon
+}
+
+pub(crate) fn the_same_root(cluster: &mut Cluster) {
+    let daemon = daemon(cluster);
     let bus = "device.attributes[\"resource.kubernetes.io\"].pciBusID";
     let function = json!({"cel": {"expression": format!("{bus} == \"{FUNCTION}\"")}});
     let devices = json!({

@@ -37,6 +37,7 @@ mod rights;
 mod slices;
 mod socket;
 mod upgrades;
+mod vendors;
 
 use cluster::Cluster;
 use real::{sandbox, say, wait_for};
@@ -124,6 +125,7 @@ tests! {
     two_pods_share_a_claim: holders::two_pods_share_a_claim,
     the_next_pod_starts_after_the_end_of_a_forcibly_deleted_one: holders::force_delete,
     a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
+    claims_for_the_drivers_of_vendors_get_devices: vendors::claims_for_their_drivers,
     a_kubelet_may_be_killed_during_prepare: outages::killed_kubelet,
     claims_survive_a_reboot: outages::reboot,
     a_prepare_survives_an_upgrade: upgrades::during_prepare,

@@ -59,15 +59,18 @@ pub(crate) fn are_accepted_unchanged(cluster: &mut Cluster) {
     let Some(captures) = archive::captures() else { return };
     let config = cluster.dir.join("captures.toml");
     let resources = CLASSES.map(resource).concat();
-    fs::write(&config, format!("[dra]\nenabled = true\n{resources}")).unwrap();
     let (mut slices, mut devices) = (0, 0);
     for capture in captures {
-        for slice in discovered(&capture.root, &config) {
-            let accepted = cluster.api.create(SLICES, &slice);
-            assert_eq!(spec(&accepted), spec(&slice), "{} was changed", capture.name);
-            slices += 1;
-            devices += slice["spec"]["devices"].as_array().map_or(0, Vec::len);
-            cluster.api.delete(&format!("{SLICES}/{}", text_of(&accepted, "name")), None);
+        for vendors in [false, true] {
+            let dra = format!("[dra]\nenabled = true\nvendor_attributes = {vendors}\n");
+            fs::write(&config, dra + &resources).unwrap();
+            for slice in discovered(&capture.root, &config) {
+                let accepted = cluster.api.create(SLICES, &slice);
+                assert_eq!(spec(&accepted), spec(&slice), "{} was changed", capture.name);
+                slices += 1;
+                devices += slice["spec"]["devices"].as_array().map_or(0, Vec::len);
+                cluster.api.delete(&format!("{SLICES}/{}", text_of(&accepted, "name")), None);
+            }
         }
     }
     assert!(slices > 0 && devices > 0, "the captures have no device for claims");

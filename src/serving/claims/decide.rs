@@ -3,10 +3,11 @@
 use super::{ClaimDevices, DecidedClaim, DecidedHold};
 use crate::contract::claim;
 use crate::domain::{
-    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource, DeviceClass,
-    DeviceId, DraName, Health, Inventory, Offered, Offering, OpaqueConfig, Reason, ResourceName,
-    printable,
+    Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource, DRA_DRIVER,
+    Device, DeviceClass, DeviceId, DraName, Health, Inventory, Offered, Offering, OpaqueConfig,
+    Reason, ResourceName, printable,
 };
+use crate::slices::attributes::vendors::Vendor;
 use std::collections::BTreeMap;
 
 /// The longest kind of a configuration in an error message, in characters.
@@ -40,6 +41,22 @@ pub enum NotPrepared {
         of: String,
         /// Its `kind` and `apiVersion`.
         kind: String,
+    },
+    /// A configuration for the driver of a vendor, in whose place this driver has the device.
+    #[error(
+        "the {of} has the configuration `{kind}` for the driver {driver}, and device {name} was \
+         allocated in place of a device of that driver; Holdfast knows no configuration, and the \
+         device would be used without it: remove the configuration"
+    )]
+    VendorConfig {
+        /// `claim ns/name`, or `DeviceClass`.
+        of: String,
+        /// Its `kind` and `apiVersion`.
+        kind: String,
+        /// The vendor's driver.
+        driver: &'static str,
+        /// The device.
+        name: DraName,
     },
     /// No resource of this node has a device of this name.
     #[error("device {0} is not a device of this node, or it was removed")]
@@ -141,6 +158,7 @@ impl NotPrepared {
             | NotPrepared::NotReserved(_)
             | NotPrepared::NoDevice(_)
             | NotPrepared::UnknownConfig { .. }
+            | NotPrepared::VendorConfig { .. }
             | NotPrepared::NotHere(_)
             | NotPrepared::NotForClaims { .. }
             | NotPrepared::SameName(_) => "refused",
@@ -166,14 +184,42 @@ pub(super) fn check<'a>(
     if claim.reserved_for.is_empty() {
         return Err(NotPrepared::NotReserved(of.clone()));
     }
-    match claim.configs.first() {
+    match claim.configs.iter().find(|config| config.driver == DRA_DRIVER) {
         None => Ok(claim),
-        Some(config) => Err(NotPrepared::UnknownConfig {
-            of: match config.source {
-                ConfigSource::FromClass => "DeviceClass".to_owned(),
-                ConfigSource::FromClaim => format!("claim {of}"),
-            },
+        Some(config) => {
+            Err(NotPrepared::UnknownConfig { of: source(of, config), kind: kind(config) })
+        }
+    }
+}
+
+/// Where a configuration is.
+fn source(of: &ClaimRef, config: &OpaqueConfig) -> String {
+    match config.source {
+        ConfigSource::FromClass => "DeviceClass".to_owned(),
+        ConfigSource::FromClaim => format!("claim {of}"),
+    }
+}
+
+/// Refuses a device in whose place a vendor's driver would have applied a configuration.
+fn check_vendor(
+    claim: &AllocatedClaim,
+    of: &Allocated,
+    device: &Device,
+) -> Result<(), NotPrepared> {
+    let Some(vendor) = Vendor::of(device) else { return Ok(()) };
+    // An entry names a request with all of its alternatives, or one alternative.
+    let is_about_it = |config: &&OpaqueConfig| {
+        let is_it = |request: &String| *request == of.request || request == of.request_name();
+        config.driver == vendor.driver()
+            && (config.requests.is_empty() || config.requests.iter().any(is_it))
+    };
+    match claim.configs.iter().find(is_about_it) {
+        None => Ok(()),
+        Some(config) => Err(NotPrepared::VendorConfig {
+            of: source(&claim.claim, config),
             kind: kind(config),
+            driver: vendor.driver(),
+            name: of.name.clone(),
         }),
     }
 }
@@ -227,6 +273,7 @@ pub(super) fn decide(
             return Err(NotPrepared::SameName(of.name.device.clone()));
         }
         let found = *by_name.get(&of.name).ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
+        check_vendor(claim, of, &found.offered.device)?;
         let (device, granted) = one(&claim.claim, of, found, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {

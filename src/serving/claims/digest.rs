@@ -1,7 +1,7 @@
 //! The identity of an allocation. A claim may be deallocated and allocated again under the same
 //! UID, so the UID alone does not show that an earlier answer is still true.
 
-use crate::domain::AllocatedClaim;
+use crate::domain::{AllocatedClaim, DRA_DRIVER};
 use serde::Serialize;
 
 /// An allocated device in the input.
@@ -35,7 +35,8 @@ fn input(claim: &AllocatedClaim) -> String {
         })
         .collect();
     devices.sort_unstable();
-    let configs = claim.configs.iter();
+    // Those for other drivers are refused, and never have an effect.
+    let configs = claim.configs.iter().filter(|of| of.driver == DRA_DRIVER);
     let configs = configs.map(|of| (of.source, of.requests.as_slice(), of.parameters.as_str()));
     // Texts and truths always have a JSON form.
     serde_json::to_string(&Input(devices, configs.collect())).unwrap_or_default()
@@ -60,6 +61,7 @@ mod tests {
 
     fn claim() -> AllocatedClaim {
         let config = |source, parameters: &str| OpaqueConfig {
+            driver: DRA_DRIVER.into(),
             source,
             requests: vec!["gpu".into()],
             parameters: parameters.into(),

@@ -4,7 +4,7 @@ use super::*;
 use crate::contract::cdi::FILE_PREFIX;
 use crate::domain::{
     Allocated, Api, Attributes, ConfigSource, Device, EditDevice, Health, OpaqueConfig,
-    PreparedDevice, Reason, ResourceSpec, Sharing,
+    PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing,
 };
 use crate::host::SpecFolder;
 use crate::lab::sim::executor::{Executor, Handle};
@@ -562,6 +562,7 @@ fn a_claim_that_is_not_ours_to_prepare_is_an_error() {
 fn an_unknown_configuration_is_named() {
     virtually(async {
         let config = |source, parameters: &str| OpaqueConfig {
+            driver: "holdfast.dev".into(),
             source,
             requests: Vec::new(),
             parameters: parameters.into(),
@@ -588,6 +589,54 @@ fn an_unknown_configuration_is_named() {
         let world =
             World::changed(|claim| claim.configs = vec![config(ConfigSource::FromClaim, &long)]);
         assert!(world.refusal().await.len() < 300);
+    });
+}
+
+#[test]
+fn a_configuration_for_the_driver_in_whose_place_a_device_is_used_is_refused() {
+    let prepared = |driver: &'static str, request: &'static str| async move {
+        let world = World::changed(|claim| {
+            claim.configs = vec![OpaqueConfig {
+                driver: driver.into(),
+                source: ConfigSource::FromClaim,
+                requests: vec![request.into()],
+                parameters: r#"{"kind":"GpuConfig"}"#.into(),
+            }];
+        });
+        world.change_inventory(|inventory| {
+            let offering = inventory.resources.get_mut(&"x.y/gpu".parse().unwrap()).unwrap();
+            let devices = &mut Arc::make_mut(offering).devices;
+            let gpu = &mut devices.get_mut(&DeviceId::new("GPU-A")).unwrap().device;
+            let gpu = Arc::make_mut(gpu);
+            gpu.pci = Some(Box::new(PciFunction {
+                vendor: Some(0x10de),
+                driver: Some("nvidia".into()),
+                ..PciFunction::at("0000:18:00.0".parse().unwrap())
+            }));
+        });
+        let prepared = world.prepare().await;
+        (prepared.map_err(|error| error.to_string()), world)
+    };
+    virtually(async move {
+        for request in ["gpu", "gpu/large"] {
+            let (prepared, world) = prepared("gpu.nvidia.com", request).await;
+            let error = prepared.unwrap_err();
+            let expected = "the claim ml/train has the configuration `GpuConfig` for the driver \
+                            gpu.nvidia.com, and device n1/gpu/gpu-a was allocated in place";
+            assert!(error.starts_with(expected), "{error}");
+            assert!(world.ledger.recorded.lock().unwrap().is_empty() && world.files().is_empty());
+        }
+        // Those of other requests, alternatives and drivers were never for this device.
+        let mut digests = BTreeSet::new();
+        for (driver, request) in
+            [("gpu.nvidia.com", "nics"), ("gpu.nvidia.com", "gpu/small"), ("gpu.amd.com", "gpu")]
+        {
+            let (prepared, world) = prepared(driver, request).await;
+            assert_eq!(names(&prepared.unwrap()), ANSWER);
+            let last = world.ledger.last.lock().unwrap().take().unwrap();
+            digests.insert(last.holds[0].hold.allocation.clone());
+        }
+        assert_eq!(digests, BTreeSet::from([digest(&allocation())]), "the allocation is the same");
     });
 }
 

@@ -5,21 +5,29 @@ use crate::domain::{
     Allocated, AllocatedClaim, ClaimRef, ConfigSource, DRA_DRIVER, OpaqueConfig, PodRef,
 };
 use crate::serving::claims::ClaimSource;
+use crate::slices::attributes::vendors::Vendor;
 
 /// Reads claims with a client.
 #[derive(Debug, Clone)]
-pub(crate) struct ApiClaims(pub(crate) Client);
+pub(crate) struct ApiClaims {
+    pub(crate) client: Client,
+    /// Whether devices have the attributes of vendors' drivers.
+    pub(crate) vendors: bool,
+}
 
 #[tonic::async_trait]
 impl ClaimSource for ApiClaims {
     async fn get(&self, claim: &ClaimRef) -> Result<Option<AllocatedClaim>, String> {
-        let found = self.0.claim(&claim.namespace, &claim.name).await;
-        found.map(|found| found.map(of_this_driver)).map_err(|error| error.to_string())
+        let found = self.client.claim(&claim.namespace, &claim.name).await;
+        let reduced = |found| of_this_driver(found, self.vendors);
+        found.map(|found| found.map(reduced)).map_err(|error| error.to_string())
     }
 }
 
-/// The parts of a claim that are about this driver.
-pub(super) fn of_this_driver(claim: ResourceClaim) -> AllocatedClaim {
+/// The parts of a claim that are about this driver. With `vendors`, the configurations for a
+/// vendor's driver that has no device in the claim are parts too: a device of this driver may have
+/// been allocated in place of one of that driver.
+pub(super) fn of_this_driver(claim: ResourceClaim, vendors: bool) -> AllocatedClaim {
     let ResourceClaim { metadata, status } = claim;
     let pod = |name: String, uid: String| PodRef {
         uid,
@@ -35,13 +43,20 @@ pub(super) fn of_this_driver(claim: ResourceClaim) -> AllocatedClaim {
     let is_allocated = status.allocation.is_some();
     let devices = status.allocation.map(|allocation| allocation.devices).unwrap_or_default();
     let results = devices.results.iter().filter(|result| result.driver == DRA_DRIVER);
+    let is_in_place = |driver: &str| {
+        vendors
+            && Vendor::ALL.iter().any(|vendor| vendor.driver() == driver)
+            && devices.results.iter().all(|result| result.driver != driver)
+    };
     let configs = devices.config.into_iter().filter_map(|config| {
-        let opaque = config.opaque.filter(|opaque| opaque.driver == DRA_DRIVER)?;
+        let is_ours = |driver: &str| driver == DRA_DRIVER || is_in_place(driver);
+        let opaque = config.opaque.filter(|opaque| is_ours(&opaque.driver))?;
         let source = match config.source.as_str() {
             "FromClass" => ConfigSource::FromClass,
             _ => ConfigSource::FromClaim,
         };
         Some(OpaqueConfig {
+            driver: opaque.driver,
             source,
             requests: config.requests,
             parameters: opaque.parameters.to_string(),
@@ -83,7 +98,7 @@ mod tests {
                 ],
             },
         });
-        let found = of_this_driver(serde_json::from_value(claim).unwrap());
+        let found = of_this_driver(serde_json::from_value(claim).unwrap(), false);
         assert!(found.is_allocated && !found.is_deleted);
         assert_eq!(found.claim.to_string(), "ml/c");
         let devices: Vec<&str> =
@@ -97,6 +112,34 @@ mod tests {
 
         let claim =
             serde_json::json!({ "metadata": { "name": "c", "namespace": "ml", "uid": "u1" } });
-        assert!(!of_this_driver(serde_json::from_value(claim).unwrap()).is_allocated);
+        assert!(!of_this_driver(serde_json::from_value(claim).unwrap(), false).is_allocated);
+    }
+
+    #[test]
+    fn a_configuration_of_a_vendor_without_a_device_of_its_driver_is_kept_if_asked_for() {
+        let configs = |other: &str, vendors: bool| -> Vec<String> {
+            let config = |driver: &str| {
+                serde_json::json!({
+                    "source": "FromClaim", "opaque": { "driver": driver, "parameters": {} },
+                })
+            };
+            let claim = serde_json::json!({
+                "metadata": { "name": "c", "namespace": "ml", "uid": "u1" },
+                "status": { "allocation": { "devices": {
+                    "results": [
+                        { "request": "a", "driver": DRA_DRIVER, "pool": "n1/gpu", "device": "g" },
+                        { "request": "b", "driver": other, "pool": "n1", "device": "d" },
+                    ],
+                    "config": [
+                        config("gpu.nvidia.com"), config("x.example.com"), config(DRA_DRIVER),
+                    ],
+                } } },
+            });
+            let found = of_this_driver(serde_json::from_value(claim).unwrap(), vendors);
+            found.configs.into_iter().map(|config| config.driver).collect()
+        };
+        assert_eq!(configs("x.example.com", true), ["gpu.nvidia.com", DRA_DRIVER]);
+        assert_eq!(configs("x.example.com", false), [DRA_DRIVER]);
+        assert_eq!(configs("gpu.nvidia.com", true), [DRA_DRIVER], "its own driver applies it");
     }
 }

@@ -127,7 +127,7 @@ impl EvidenceTask {
         };
         match self.client.claim(&claim.namespace, &claim.name).await {
             Ok(found) => {
-                let found = found.map(of_this_driver);
+                let found = found.map(|found| of_this_driver(found, false));
                 let is_gone = is_gone(found.as_ref(), claim, devices, &self.node);
                 let same = found.filter(|found| found.claim.uid == claim.uid);
                 Some((is_gone, same.map(|found| found.reserved_for).unwrap_or_default()))

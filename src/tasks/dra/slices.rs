@@ -40,6 +40,8 @@ pub(crate) struct SlicesTask {
     pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) judgement: watch::Receiver<Judgement>,
     pub(crate) nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    /// Whether the attributes of vendors' drivers are published too.
+    pub(crate) vendors: bool,
     /// The devices that claims have lost to containers.
     pub(crate) lost: watch::Receiver<Arc<Lost>>,
     /// The kubelet's reports. At its start it deletes all slices of the node.
@@ -258,7 +260,11 @@ impl SlicesTask {
             claimed: &claimed,
             held: &held,
             verdicts: &judgement.verdicts,
-            facts: Facts { nvidia_driver: driver.as_deref(), nvml: Some(&nvml) },
+            facts: Facts {
+                nvidia_driver: driver.as_deref(),
+                nvml: Some(&nvml),
+                vendors: self.vendors,
+            },
         });
         let lost = still_lost(&self.lost.borrow_and_update().clone(), &grants);
         offer.evict(&lost.into_keys().collect());

@@ -8,6 +8,7 @@ use holdfast::domain::{DeviceClass, MigStrategy, ResourceSpec, Select, Sharing, 
 use holdfast::hardware::{DiscoverInput, Discovery, defaults, discover, discover_with, scan};
 use holdfast::host::HostRoot;
 use holdfast::slices::api::{Attribute, ResourceSlice, limits};
+use holdfast::slices::attributes::vendors::Vendor;
 use holdfast::slices::attributes::{Facts, PCI_BUS_ID, PCIE_ROOT, violations};
 use holdfast::slices::names::{NodeName, is_pool_name, is_subdomain};
 use holdfast::slices::wanted::Layout;
@@ -36,9 +37,13 @@ fn usual(root: &HostRoot) -> Discovery {
 }
 
 fn slices(root: &HostRoot, found: &Discovery) -> Vec<ResourceSlice> {
+    slices_with(root, found, Facts::default())
+}
+
+fn slices_with(root: &HostRoot, found: &Discovery, facts: Facts<'_>) -> Vec<ResourceSlice> {
     let node = NodeName::new("node-1.example.org").unwrap();
     let resources = offerings(&document(root, found, true), found);
-    let offer = offer_of(&node, &resources, &[], &Verdicts::new(), Facts::default());
+    let offer = offer_of(&node, &resources, &[], &Verdicts::new(), facts);
     assert!(offer.dropped.is_empty(), "{:?}", offer.dropped);
     Layout::new(node).followed_by(&offer).objects()
 }
@@ -70,12 +75,23 @@ fn refused(slices: &[ResourceSlice]) -> Vec<String> {
 #[test]
 fn the_slices_of_every_machine_fulfil_every_limit() {
     let Some(captures) = captures() else { return };
-    let mut devices = 0;
+    let (mut devices, mut vendors) = (0, BTreeSet::new());
     for Capture { name, root, truth, .. } in &captures {
         let host = HostRoot::new(root);
         let found = everything(&host);
         let slices = slices(&host, &found);
         assert_eq!(refused(&slices), [""; 0], "{name}");
+        let facts = Facts { vendors: true, nvidia_driver: Some("580.95.05"), nvml: None };
+        let with_vendors = slices_with(&host, &found, facts);
+        assert_eq!(refused(&with_vendors), [""; 0], "{name}");
+        for device in with_vendors.iter().flat_map(|slice| &slice.spec.devices) {
+            for vendor in Vendor::ALL {
+                let domain = format!("{}/", vendor.driver());
+                if device.attributes.keys().any(|name| name.starts_with(&domain)) {
+                    vendors.insert(vendor.driver());
+                }
+            }
+        }
         let published = slices.iter().map(|slice| slice.spec.devices.len()).sum::<usize>();
         let offered = offerings(&document(&host, &found, true), &found);
         assert_eq!(published, offered.values().map(|it| it.devices.len()).sum::<usize>(), "{name}");
@@ -99,6 +115,7 @@ fn the_slices_of_every_machine_fulfil_every_limit() {
         }
     }
     assert!(devices > 100, "only {devices} devices");
+    assert_eq!(vendors.len(), Vendor::ALL.len(), "{vendors:?}");
 }
 
 #[test]

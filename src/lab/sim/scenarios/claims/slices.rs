@@ -24,7 +24,7 @@ pub(super) fn offered(grants: &[Arc<Grant>]) -> Offer {
         claimed: &claimed,
         held: &held,
         verdicts: &Verdicts::default(),
-        facts: Facts { nvidia_driver: None, nvml: None },
+        facts: Facts::default(),
     })
 }
 
