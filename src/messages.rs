@@ -14,7 +14,7 @@
 //! | hook runner | `HookEnded` | ledger |
 //! | discovery | `Remember`, `Found` | ledger |
 //! | host watch, dra | `Reconcile` | ledger |
-//! | admin | `Publish`, `ReleaseStuck` | ledger |
+//! | admin | `Publish`, `FindPending`, `ReleaseStuck` | ledger |
 //! | dra | `RestoreClaims` | ledger |
 //! | app | `TakeOver` | ledger |
 //! | ledger | `Forget` | health |
@@ -34,7 +34,8 @@ pub use claims::{RecordClaim, ReleaseClaim, ReleaseStuck, RestoreClaims};
 
 use crate::domain::{
     CheckResult, DeviceEvent, DeviceId, Evidence, Grant, KubeletGeneration, Moment,
-    OperatorRequest, PendingHook, Plan, Reason, Refusal, ResourceName, StartBlocked, Verdict,
+    OperatorRequest, PendingHook, PendingReleases, Plan, Reason, Refusal, ResourceName,
+    StartBlocked, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -279,6 +280,12 @@ pub struct TakeOver(pub Vec<ResourceName>);
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct Publish;
+
+/// admin → ledger: which releases wait for proof, by a look at the pods' cgroups now. If there are
+/// any, a pass of reconciliation begins, so that the release does not wait for the timer.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "PendingReleases")]
+pub struct FindPending;
 
 /// host watch → registration: the kubelet's socket on disk, `None` if there is none.
 #[derive(Debug, Clone, Copy, Message)]

@@ -17,12 +17,15 @@ pub use document::{Installed, LedgerEnd, Order, ReleaseOrder, Upgrade};
 use self::ledger::{stream, verify as verify_ledger};
 use super::devices;
 use super::processors;
+use super::status::pending_reports;
 use super::{Status, Views};
 use crate::domain::{DRA_DRIVER, Grant, NotReleased, OperatorRequest};
 use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::kubelet::dra::state::read_record;
-use crate::messages::{ApplyOperatorRequest, Mailbox, OperatorRequestError, Publish, ReleaseStuck};
+use crate::messages::{
+    ApplyOperatorRequest, FindPending, Mailbox, OperatorRequestError, Publish, ReleaseStuck,
+};
 use crate::store::Store;
 use crate::telemetry::metrics;
 use crate::telemetry::server::{self, Limits, Listener};
@@ -66,6 +69,7 @@ pub(crate) fn socket_path(run_dir: &Path) -> PathBuf {
 #[derive(Debug, Clone)]
 pub(crate) struct Mailboxes {
     pub(crate) publish: Mailbox<Publish>,
+    pub(crate) pending: Mailbox<FindPending>,
     pub(crate) operator: Mailbox<ApplyOperatorRequest>,
     pub(crate) release: Mailbox<ReleaseStuck>,
 }
@@ -158,6 +162,11 @@ async fn grants(State(source): State<Source>) -> Reply {
     let grants: Vec<Arc<Grant>> =
         source.views().await.grants.borrow().iter().map(Arc::clone).collect();
     reply(&grants)
+}
+
+async fn releases(State(source): State<Source>) -> Reply {
+    let asked = source.mailboxes.pending.call(FindPending, PUBLISH_DEADLINE).await;
+    reply(&asked.map_err(failure)?)
 }
 
 type Failure = (StatusCode, String);
@@ -255,6 +264,9 @@ async fn hand_over(
 async fn status(State(source): State<Source>) -> Reply {
     let mut status = Status::of(source.views().await, source.started.elapsed());
     devices::add_restricted(&mut status.ailing, &source.views, &source.outputs);
+    // Without an answer, the states of the grants show what is known.
+    let asked = source.mailboxes.pending.call(FindPending, PUBLISH_DEADLINE).await;
+    status.pending_releases = pending_reports(&source.views, &asked.unwrap_or_default());
     reply(&status)
 }
 
@@ -267,6 +279,7 @@ pub(crate) fn serve(
 ) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
+        .route("/v1/releases", route(releases))
         .route("/v1/ledger", route(stream))
         .route("/v1/verify", route(verify_ledger))
         .route("/v1/processors", route(processors))

@@ -27,5 +27,5 @@ pub use devices::DeviceReport;
 pub use measures::write_held;
 pub use problems::{Problem, problem_summary};
 pub use processors::Processors;
-pub use status::{HookReport, ResourceReport, Status};
+pub use status::{HookReport, PendingReport, ResourceReport, Status};
 pub use views::Views;

@@ -4,8 +4,8 @@ use super::Views;
 use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
 use crate::domain::{
-    Api, DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook, Source,
-    WhenNotDurable,
+    AllocId, Api, DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook,
+    PendingRelease, PendingReleases, Source, WhenNotDurable,
 };
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
@@ -66,6 +66,10 @@ pub struct Status {
     /// The hooks after release that are due or have failed. Until then their devices are free and
     /// unhealthy, or their next holder waits for its start.
     pub hooks: Vec<HookReport>,
+    /// The grants that are held although their pods have ended, or are no longer listed, each with
+    /// the proofs that its release waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pending_releases: Vec<PendingReport>,
     /// The hooks and checks that cannot be run now.
     pub not_run: Vec<NotRun>,
     /// The control daemons of MPS that Holdfast runs, by resource.
@@ -93,6 +97,21 @@ pub struct HookReport {
     /// The holders that were granted the device and wait for their start; the device is healthy for
     /// them. If there are none, the device is unhealthy until the hook is done.
     pub awaited_by: Vec<Holder>,
+}
+
+/// A grant of [`Status`] whose release waits for proof.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingReport {
+    /// The grant.
+    pub alloc_id: AllocId,
+    /// Its resource.
+    pub resource: String,
+    /// The ids of its devices.
+    pub devices: Vec<String>,
+    /// Its holder.
+    pub holder: Holder,
+    /// What the release waits for.
+    pub release: PendingRelease,
 }
 
 /// One resource of [`Status`].
@@ -208,6 +227,7 @@ impl Status {
             ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),
+            pending_releases: pending_reports(views, &PendingReleases::new()),
             not_run: views.shortages.all(),
             mps: MpsStates::clone(&views.mps.borrow()),
             recovery: views.recovery.as_deref().map(str::to_owned),
@@ -244,6 +264,22 @@ fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
         HookReport { owed: owed.clone(), awaited_by }
     };
     due.all().map(report).collect()
+}
+
+/// The grants whose release waits for proof.
+pub(super) fn pending_reports(views: &Views, pending: &PendingReleases) -> Vec<PendingReport> {
+    let grants = views.grants.borrow().clone();
+    let report = |grant: &Arc<Grant>| {
+        let release = PendingRelease::of(grant, pending)?;
+        Some(PendingReport {
+            alloc_id: grant.alloc_id.clone(),
+            resource: grant.resource.to_string(),
+            devices: grant.devices.iter().map(|device| device.id.to_string()).collect(),
+            holder: Holder::of(grant).with_release(Some(&release)),
+            release,
+        })
+    };
+    grants.iter().filter_map(report).collect()
 }
 
 fn is_ailing(device: &DeviceReport) -> bool {

@@ -285,6 +285,7 @@ impl Wiring {
             &self.store,
             Mailboxes {
                 publish: self.actors.ledger.mailbox(),
+                pending: self.actors.ledger.mailbox(),
                 operator: self.actors.health.mailbox(),
                 release: self.actors.ledger.replying_mailbox(),
             },

@@ -144,7 +144,7 @@ struct Done {
     order: Order,
 }
 
-fn fetch_devices(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
+pub(super) fn fetch_devices(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
     block_on(control_get(&global.run_dir, "/v1/devices"))?.map_err(control_failure)
 }
 
@@ -211,7 +211,8 @@ fn tint(cell: &str) -> Tint {
     }
 }
 
-fn health(device: &DeviceReport) -> String {
+/// The health with a pending change: `Unhealthy, recovering`.
+pub(super) fn health(device: &DeviceReport) -> String {
     let health = device.health.as_deref().unwrap_or("not offered");
     match (device.state.as_str(), health) {
         ("recovering", "Unhealthy") => "Unhealthy, recovering".into(),
@@ -220,7 +221,8 @@ fn health(device: &DeviceReport) -> String {
     }
 }
 
-fn why(device: &DeviceReport) -> String {
+/// The reason with its evidence: `xid (Xid 79)`; empty for a healthy device.
+pub(super) fn why(device: &DeviceReport) -> String {
     let order = if device.evicts { " --evict" } else { "" };
     match (&device.reason, device.explanation()) {
         (Some(reason), Some(detail)) if reason == "cordoned" => {

@@ -8,7 +8,9 @@ use crate::admin::Processors;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
-use crate::domain::{ClaimRef, DeviceId, Grant, GrantState, Timestamp};
+use crate::domain::{
+    ClaimRef, DeviceId, Grant, GrantState, PendingRelease, PendingReleases, Timestamp,
+};
 use crate::ledger::core::{
     CLAIM_GONE, NEVER_PREPARED, NEVER_STARTED, OPERATOR, POD_GONE, REALLOCATED, SUPERSEDED,
     UNPREPARED,
@@ -47,6 +49,9 @@ pub struct Row<'a> {
     /// The claim that holds the devices, with all its pods; absent for a grant by an Allocate.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<Claim<'a>>,
+    /// What the release waits for, if the pod has ended or is no longer listed; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pending_release: Option<PendingRelease>,
     /// The devices that are unhealthy now, with the reason; absent if there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unhealthy: BTreeMap<&'a str, &'a str>,
@@ -62,6 +67,12 @@ impl<'a> Row<'a> {
                 .collect(),
             ..self
         }
+    }
+
+    /// Adds what the release waits for.
+    #[must_use]
+    pub fn with_pending(self, of: &Grant, pending: &PendingReleases) -> Row<'a> {
+        Row { pending_release: PendingRelease::of(of, pending), ..self }
     }
 }
 
@@ -96,14 +107,12 @@ pub fn document<'a>(
     grants: impl IntoIterator<Item = &'a Grant>,
     processors: &'a [Processors],
     unhealthy_devices: &'a UnhealthyDevices,
+    pending: &PendingReleases,
 ) -> Document<'a> {
-    Document {
-        schema: 1,
-        grants: grants
-            .into_iter()
-            .map(|grant| row(grant, processors).with_health(grant, unhealthy_devices))
-            .collect(),
-    }
+    let row = |grant| {
+        row(grant, processors).with_health(grant, unhealthy_devices).with_pending(grant, pending)
+    };
+    Document { schema: 1, grants: grants.into_iter().map(row).collect() }
 }
 
 /// The exclusive CPUs of the container that holds a grant. The kubelet identifies pods by name, so
@@ -154,6 +163,7 @@ pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
             None
         },
         claim: claim(grant),
+        pending_release: None,
         unhealthy: BTreeMap::new(),
     }
 }
@@ -171,20 +181,25 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
 
 /// Grants as a table: holder, devices, and since when. If any container has exclusive CPUs, the
 /// table has columns for them and for the NUMA nodes. If any device is unhealthy, it has a column
-/// for the reason.
+/// for the reason. If any release waits for proof, it has a column for what is missing.
 pub fn table<'a>(
     grants: impl IntoIterator<Item = &'a Grant>,
     processors: &[Processors],
     unhealthy_devices: &UnhealthyDevices,
+    pending: &PendingReleases,
 ) -> Text {
     let grants: Vec<&Grant> = grants.into_iter().collect();
     let numa: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
     let has_unhealthy =
         grants.iter().any(|grant| unhealthy_of(grant, unhealthy_devices).next().is_some());
     let unhealthy: &[&str] = if has_unhealthy { &["UNHEALTHY"] } else { &[] };
+    let waits = |grant: &Grant| PendingRelease::of(grant, pending);
+    let has_waits = grants.iter().any(|grant| waits(grant).is_some());
+    let waiting: &[&str] = if has_waits { &["WAITS FOR"] } else { &[] };
     let table = Table::new(
         &[
             &["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"],
+            waiting,
             numa,
             unhealthy,
             &["DEVICES"],
@@ -192,21 +207,31 @@ pub fn table<'a>(
         .concat(),
     );
     let table = table
-        .shrinking(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"])
+        .shrinking(&[
+            "DEVICES",
+            "UNHEALTHY",
+            "WAITS FOR",
+            "CONTAINER",
+            "RESOURCE",
+            "NAMESPACE",
+            "POD",
+        ])
         .omitting(&["SINCE"]);
     let mut table = table
         .tinted("STATE", tint)
         .tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
+        let release = waits(grant);
         let mut cells = vec![
             namespace,
             pod,
             container,
             grant.resource.to_string(),
-            state(grant),
+            grant.state_for_people(release.as_ref()).to_owned(),
             grant.granted_at.to_seconds(),
         ];
+        cells.extend(has_waits.then(|| release.map(|it| it.short()).unwrap_or_default()));
         if !numa.is_empty() {
             cells.push(numbers(&numa_nodes(grant)));
             let own =
@@ -225,7 +250,9 @@ fn tint(state: &str) -> Tint {
     match state {
         "bound" | "prepared" => Tint::Green,
         "granted" => Tint::Yellow,
-        _ if state.starts_with("suspect") || state.starts_with("unprepared") => Tint::Yellow,
+        _ if state.starts_with("pod ") || ["suspect", "unprepared"].contains(&state) => {
+            Tint::Yellow
+        }
         _ => Tint::Plain,
     }
 }
@@ -353,26 +380,13 @@ pub fn proof_in_words(released_by: &str) -> String {
     }
 }
 
-/// The state; for a suspect grant, with the time since when the kubelet has not listed the pod.
-fn state(grant: &Grant) -> String {
-    match &grant.state {
-        GrantState::Suspect { suspect_at, .. } => {
-            format!("suspect since {}", suspect_at.to_seconds())
-        }
-        GrantState::Prepared { unprepared_at: Some(at), .. } => {
-            format!("unprepared at {}", at.to_seconds())
-        }
-        _ => grant.state_name().to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::console::screen::Screen;
     use crate::domain::{
         AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DraName, GrantedDevice,
-        PodRef,
+        MissingProof, PodRef, PodSight,
     };
     use std::sync::Arc;
 
@@ -430,7 +444,13 @@ mod tests {
             r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null,"suspect_at":null}]}"#,
         );
         assert_eq!(
-            serde_json::to_string(&document(&two(), &[], &UnhealthyDevices::new())).unwrap(),
+            serde_json::to_string(&document(
+                &two(),
+                &[],
+                &UnhealthyDevices::new(),
+                &PendingReleases::new()
+            ))
+            .unwrap(),
             wanted
         );
     }
@@ -441,6 +461,7 @@ mod tests {
             [&grant(GrantState::Granted)],
             &[],
             &UnhealthyDevices::new(),
+            &PendingReleases::new(),
         ))
         .unwrap();
         assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
@@ -456,35 +477,54 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 ";
         let [bound, released] = two();
         assert_eq!(
-            table([&bound, &released, &grant(GrantState::Granted)], &[], &UnhealthyDevices::new()),
+            table(
+                [&bound, &released, &grant(GrantState::Granted)],
+                &[],
+                &UnhealthyDevices::new(),
+                &PendingReleases::new()
+            ),
             wanted
         );
     }
 
     #[test]
-    fn a_suspect_grant_shows_since_when_in_its_state() {
+    fn a_pending_release_shows_what_it_waits_for() {
         let [bound, _] = two();
-        let GrantState::Bound { pod, container, bound_at } = bound.state else {
+        let GrantState::Bound { pod, container, bound_at } = bound.state.clone() else {
             panic!("it is bound")
         };
-        let suspect = grant(GrantState::Suspect {
-            pod,
-            container,
-            bound_at,
-            suspect_at: Timestamp(1_700_000_060_000),
-        });
+        let suspect_at = Timestamp(1_700_000_060_000);
+        let suspect = grant(GrantState::Suspect { pod, container, bound_at, suspect_at });
+        let seen = PendingRelease {
+            pod: PodSight::Gone,
+            since: Some(suspect_at),
+            lists: 1,
+            waits_for: vec![MissingProof::Lists],
+        };
+        let pending = PendingReleases::from([(suspect.alloc_id.clone(), seen)]);
         let wanted = "\
-NAMESPACE  POD    CONTAINER  RESOURCE        STATE                               SINCE                 DEVICES
-default    web-0  main       nvidia.com/gpu  suspect since 2023-11-14T22:14:20Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
+NAMESPACE  POD    CONTAINER  RESOURCE        STATE     SINCE                 WAITS FOR                                               DEVICES
+default    web-0  main       nvidia.com/gpu  pod gone  2023-11-14T22:13:20Z  2 kubelet lists without it, since 2023-11-14T22:14:20Z  GPU-b,GPU-a
 ";
-        assert_eq!(table([&suspect], &[], &UnhealthyDevices::new()), wanted);
-        let json =
-            serde_json::to_value(document([&suspect], &[], &UnhealthyDevices::new())).unwrap();
+        assert_eq!(table([&suspect], &[], &UnhealthyDevices::new(), &pending), wanted);
+        let unhealthy = UnhealthyDevices::new();
+        let json = serde_json::to_value(document([&suspect], &[], &unhealthy, &pending)).unwrap();
         let row = &json["grants"][0];
         assert_eq!(
             (&row["state"], &row["suspect_at"]),
             (&"suspect".into(), &"2023-11-14T22:14:20.000Z".into())
         );
+        let release = serde_json::json!({"pod": "gone", "since": "2023-11-14T22:14:20.000Z",
+            "lists": 1, "waits_for": ["lists"]});
+        assert_eq!(row["pending_release"], release);
+
+        // Without a daemon only the state of the grant is known.
+        let wanted = "\
+NAMESPACE  POD    CONTAINER  RESOURCE        STATE         SINCE                 WAITS FOR                   DEVICES
+default    web-0  main       nvidia.com/gpu  pod unlisted  2023-11-14T22:13:20Z  since 2023-11-14T22:14:20Z  GPU-b,GPU-a
+";
+        assert_eq!(table([&suspect], &[], &unhealthy, &PendingReleases::new()), wanted);
+        assert!(!table([&bound], &[], &unhealthy, &PendingReleases::new()).contains("WAITS FOR"));
     }
 
     #[test]
@@ -504,11 +544,20 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  1 
 -          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -     -                GPU-b,GPU-a
 ";
         let processors = [own];
-        assert_eq!(table([&bound, &released], &processors, &UnhealthyDevices::new()), wanted);
+        assert_eq!(
+            table(
+                [&bound, &released],
+                &processors,
+                &UnhealthyDevices::new(),
+                &PendingReleases::new()
+            ),
+            wanted
+        );
         let json = serde_json::to_value(document(
             [&bound, &released],
             &processors,
             &UnhealthyDevices::new(),
+            &PendingReleases::new(),
         ))
         .unwrap();
         let of = |row: usize| {
@@ -528,14 +577,25 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
 -          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -          GPU-b,GPU-a
 ";
         let [mut bound, released] = two();
-        assert_eq!(table([&bound, &released], &[], &unhealthy_devices), wanted);
-        let json =
-            serde_json::to_value(document([&bound, &released], &[], &unhealthy_devices)).unwrap();
+        assert_eq!(
+            table([&bound, &released], &[], &unhealthy_devices, &PendingReleases::new()),
+            wanted
+        );
+        let json = serde_json::to_value(document(
+            [&bound, &released],
+            &[],
+            &unhealthy_devices,
+            &PendingReleases::new(),
+        ))
+        .unwrap();
         assert_eq!(json["grants"][0]["unhealthy"], serde_json::json!({"GPU-b": "xid"}));
         assert!(json["grants"][1]["unhealthy"].is_null(), "a released grant has no holder");
         bound.devices =
             vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
-        assert!(table([&bound], &[], &unhealthy_devices).contains("  xid        GPU-b::1"));
+        assert!(
+            table([&bound], &[], &unhealthy_devices, &PendingReleases::new())
+                .contains("  xid        GPU-b::1")
+        );
     }
 
     #[test]
@@ -571,12 +631,12 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
             })
         };
         let wanted = "\
-NAMESPACE  POD       CONTAINER    RESOURCE        STATE                               SINCE                 DEVICES
-ml         a,uid:u2  claim:train  nvidia.com/gpu  prepared                            2023-11-14T22:13:20Z  GPU-b,GPU-a
-ml         a,uid:u2  claim:train  nvidia.com/gpu  unprepared at 2023-11-14T22:13:30Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
+NAMESPACE  POD       CONTAINER    RESOURCE        STATE       SINCE                 WAITS FOR                                         DEVICES
+ml         a,uid:u2  claim:train  nvidia.com/gpu  prepared    2023-11-14T22:13:20Z  -                                                 GPU-b,GPU-a
+ml         a,uid:u2  claim:train  nvidia.com/gpu  unprepared  2023-11-14T22:13:20Z  end of its processes, since 2023-11-14T22:13:30Z  GPU-b,GPU-a
 ";
         let grants = [prepared(None), prepared(Some(Timestamp(1_700_000_010_000)))];
-        assert_eq!(table(&grants, &[], &UnhealthyDevices::new()), wanted);
+        assert_eq!(table(&grants, &[], &UnhealthyDevices::new(), &PendingReleases::new()), wanted);
         assert_eq!(holder_in_words(&grants[0]), "claim ml/train, pods ml/a, u2");
         // A claim that was restored from its CDI file.
         let mut nameless = hold.clone();
@@ -584,7 +644,13 @@ ml         a,uid:u2  claim:train  nvidia.com/gpu  unprepared at 2023-11-14T22:13
             ClaimRef { uid: "c9".into(), namespace: String::new(), name: String::new() };
         let nameless = Grant { claim: Some(Arc::new(nameless)), ..prepared(None) };
         assert_eq!(holder(&nameless), ["", "a,uid:u2", "claim:c9"].map(str::to_owned));
-        let json = serde_json::to_value(document(&grants, &[], &UnhealthyDevices::new())).unwrap();
+        let json = serde_json::to_value(document(
+            &grants,
+            &[],
+            &UnhealthyDevices::new(),
+            &PendingReleases::new(),
+        ))
+        .unwrap();
         let row = &json["grants"][1];
         assert_eq!(
             (&row["state"], &row["bound_at"], &row["container"], &row["pod"]["name"]),

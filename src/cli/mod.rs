@@ -6,6 +6,7 @@ pub mod device;
 pub mod discover;
 pub mod doctor;
 pub mod document;
+pub mod explain;
 pub mod found;
 pub mod handover;
 pub mod history;
@@ -53,7 +54,7 @@ struct Cli {
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
                           6 already running, 7 an actor died too often, 8 `who` found no holder, 9 `config import` left out wrong values, \
                           10 `doctor` found a problem, 11 limits of the process, \
-                          12 `kubectl`: some nodes did not answer.";
+                          12 `kubectl`: some nodes did not answer, 13 `explain` knows no such name.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {
@@ -77,6 +78,8 @@ enum Verb {
     Status(status::Options),
     /// Show which container holds which device, or the holder of one device
     Who(who::Options),
+    /// Explain a device, a pod or a claim: what is known, why, and what happens next
+    Explain(explain::Options),
     /// Show past and present grants: who held which device, and when
     History(history::Options),
     /// Show the health of devices; cordon or uncordon a device
@@ -122,22 +125,58 @@ pub fn command() -> clap::Command {
 /// holdfast`.
 const PLUGIN: &str = "kubectl-holdfast";
 
-/// The command line. As kubectl's plugin, this program has the verb `kubectl`.
-fn command_line(arguments: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut arguments = arguments.into_iter();
-    let program = arguments.next();
-    let name = program.as_ref().and_then(|program| Path::new(program).file_name());
-    let verb = name.filter(|name| *name == PLUGIN).map(|_| OsString::from("kubectl"));
-    program.into_iter().chain(verb).chain(arguments)
+/// Ask the daemons of all or selected nodes of a cluster.
+#[cfg(feature = "kubectl")]
+#[derive(Debug, Parser)]
+#[command(
+    name = "holdfast",
+    bin_name = "kubectl holdfast",
+    version,
+    max_term_width = 100,
+    after_help = EXIT_CODES
+)]
+struct Plugin {
+    #[command(flatten, next_help_heading = "Options of every verb")]
+    global: Global,
+    #[command(flatten)]
+    options: kubectl::Options,
+}
+
+/// Whether this program was called as kubectl's plugin.
+fn is_plugin(program: Option<&OsString>) -> bool {
+    cfg!(feature = "kubectl")
+        && program.and_then(|program| Path::new(program).file_name()).is_some_and(|it| it == PLUGIN)
+}
+
+/// Parses the command line. As kubectl's plugin, this program is the verb `kubectl`.
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    #[cfg(feature = "kubectl")]
+    if is_plugin(arguments.first()) {
+        let Plugin { global, options } = Plugin::try_parse_from(arguments)?;
+        return Ok(Cli { global, verb: Verb::Kubectl(options) });
+    }
+    Cli::try_parse_from(arguments)
+}
+
+/// The help of this program as it was called.
+fn help(is_plugin: bool) -> String {
+    #[cfg(feature = "kubectl")]
+    if is_plugin {
+        return Plugin::command().render_help().to_string();
+    }
+    let _only_with_the_feature = is_plugin;
+    command().render_help().to_string()
 }
 
 /// Parses the command line and runs its verb.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { global, verb } = match Cli::try_parse_from(command_line(std::env::args_os())) {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let is_plugin = is_plugin(arguments.first());
+    let Cli { global, verb } = match parse(&arguments) {
         // Without a verb, print the help too; the exit code is that of a usage error.
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
-            eprint(&Text::document(&command().render_help().to_string()));
+            eprint(&Text::document(&help(is_plugin)));
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
@@ -154,7 +193,10 @@ pub fn main() -> ExitCode {
                 exit::end(printed)
             };
         }
-        Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
+        Err(error) => {
+            let sentence = usage(&error.to_string(), is_plugin);
+            return exit::end(Err(Failed::new(exit::USAGE, sentence)));
+        }
     };
     if global.output == Output::Svg && !matches!(verb, Verb::Topology(_)) {
         return exit::end(Err(Failed::new(
@@ -193,6 +235,7 @@ pub fn main() -> ExitCode {
         Verb::Topology(options) => topology::run(&global, &options),
         Verb::Status(options) => status::run(&global, &options),
         Verb::Who(options) => who::run(&global, &options),
+        Verb::Explain(options) => explain::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),
         Verb::Device(verb) => device::run(&global, &verb),
         Verb::Release(options) => release::run(&global, &options),
@@ -204,7 +247,7 @@ pub fn main() -> ExitCode {
 
 /// clap's error report as one line: the problem, a suggestion if there is one, and a pointer to
 /// `--help`.
-fn usage(report: &str) -> String {
+fn usage(report: &str, is_plugin: bool) -> String {
     let mut paragraphs = report
         .split("\n\n")
         .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -212,9 +255,10 @@ fn usage(report: &str) -> String {
     let tip = paragraphs
         .find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
     format!(
-        "{}{}; see `holdfast --help`",
+        "{}{}; see `{} --help`",
         problem.trim_start_matches("error: "),
-        tip.unwrap_or_default()
+        tip.unwrap_or_default(),
+        if is_plugin { "kubectl holdfast" } else { "holdfast" }
     )
 }
 
@@ -222,17 +266,26 @@ fn usage(report: &str) -> String {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "kubectl")]
     #[test]
-    fn the_plugin_of_kubectl_is_the_verb_kubectl() {
-        let line = |words: &str| {
-            let words = command_line(words.split(' ').map(OsString::from));
-            words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
-        };
-        for program in ["kubectl-holdfast", "/usr/bin/kubectl-holdfast"] {
-            assert_eq!(line(&format!("{program} who")), format!("{program} kubectl who"));
+    fn the_plugin_of_kubectl_is_the_verb_kubectl_with_a_usage_of_its_own() {
+        let words = |words: &str| words.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let is_kubectl = |line: &str| matches!(parse(&words(line)).unwrap().verb, Verb::Kubectl(_));
+        for line in
+            ["kubectl-holdfast who", "/usr/bin/kubectl-holdfast who", "holdfast kubectl who"]
+        {
+            assert!(is_kubectl(line), "{line}");
         }
-        for other in ["holdfast who", "/kubectl-holdfast/holdfast who", "holdfast-lab demo"] {
-            assert_eq!(line(other), other);
+        for line in ["holdfast who", "/kubectl-holdfast/holdfast who"] {
+            assert!(!is_kubectl(line), "{line}");
         }
+        let shown = parse(&words("kubectl-holdfast --help")).unwrap_err().to_string();
+        assert!(shown.contains("Usage: kubectl holdfast [OPTIONS] <COMMAND>"), "{shown}");
+        let shown = parse(&words("kubectl-holdfast who --help")).unwrap_err().to_string();
+        assert!(shown.contains("Usage: kubectl holdfast who "), "{shown}");
+        let wrong = parse(&words("kubectl-holdfast what")).unwrap_err().to_string();
+        let sentence = usage(&wrong, true);
+        assert!(sentence.ends_with("see `kubectl holdfast --help`"), "{sentence}");
+        assert!(help(true).contains("Usage: kubectl holdfast "));
     }
 }

@@ -56,8 +56,9 @@ impl GrantFilter {
 
 /// The beginnings of the sentences that report an unknown name. `kubectl holdfast` recognizes the
 /// nodes that do not have a device by them.
-pub const UNKNOWN_NAMES: [&str; 2] = [NO_DEVICE, NO_RESOURCE];
+pub const UNKNOWN_NAMES: [&str; 3] = [NO_DEVICE, NO_RESOURCE, NO_NAME];
 const NO_DEVICE: &str = "the ledger knows no device `";
+pub(super) const NO_NAME: &str = "no device, pod or claim of this node is known as `";
 const NO_RESOURCE: &str = "neither the daemon nor the ledger knows the resource `";
 
 /// The resources in the ledger, to distinguish an unused resource from an unknown one.
@@ -117,7 +118,7 @@ pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
 }
 
 /// Whether `wanted` names the claim, in the same forms as a pod.
-fn is_claim(claim: &ClaimRef, wanted: &str) -> bool {
+pub(super) fn is_claim(claim: &ClaimRef, wanted: &str) -> bool {
     let ClaimRef { uid, namespace, name } = claim.clone();
     is_named(&PodRef { uid, namespace: Some(namespace), name: Some(name) }, wanted)
 }
@@ -146,7 +147,7 @@ pub struct DeviceQuery {
 }
 
 /// Minimum similarity of a suggestion: one letter in four may differ.
-const NEAR_MIN: f64 = 0.75;
+pub(super) const NEAR_MIN: f64 = 0.75;
 /// Maximum number of suggestions.
 const NEAR_MAX: usize = 3;
 
@@ -227,6 +228,18 @@ impl DeviceQuery {
         let unmeant = grant.devices.iter().filter(|_| fits.is_empty());
         unmeant.for_each(|device| self.note_similar(&device.key, &device.id));
         !fits.is_empty()
+    }
+
+    /// The most similar ids, if no device matches.
+    #[must_use]
+    pub fn similar(&self) -> Vec<&str> {
+        self.near.iter().map(|(_, id)| id.as_str()).collect()
+    }
+
+    /// Whether no device matches.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        self.fits.is_empty()
     }
 
     /// The devices that match. There are several only if they share an address or a node.

@@ -4,7 +4,7 @@ use super::query::DeviceQuery;
 use crate::admin::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
 use crate::console::exit::{FAILURE, Failed, STATE};
 use crate::console::{Global, block_on};
-use crate::domain::{DeviceId, ResourceName};
+use crate::domain::{DeviceId, PendingReleases, ResourceName};
 use crate::host::peer::is_root;
 use crate::store::{self, ExportLine, StoreError};
 use std::io::ErrorKind;
@@ -43,6 +43,13 @@ pub fn device_query(global: &Global, text: &str) -> DeviceQuery {
         wanted.add_named(&key, &DeviceId::new(id), &names);
     }
     wanted
+}
+
+/// The releases that wait for proof, by a look of the running daemon at the pods; empty if no
+/// daemon answers.
+pub fn pending_releases(global: &Global) -> PendingReleases {
+    let asked = block_on(control_get(&global.run_dir, "/v1/releases"));
+    asked.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 /// The resources that the running daemon offers; empty if no daemon answers.

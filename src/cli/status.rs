@@ -3,7 +3,8 @@
 use super::device;
 use super::watch::{self, QueryResult, Watch};
 use crate::admin::{
-    ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, problem_summary,
+    ControlError, DeviceReport, PendingReport, Problem, ResourceReport, Status, control_get,
+    problem_summary,
 };
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
@@ -74,6 +75,10 @@ fn text(status: &Status, screen: Screen) -> Text {
         text.end_line();
         text += device::table(&ailing);
     }
+    if !status.pending_releases.is_empty() {
+        text.end_line();
+        text += pending(&status.pending_releases).on(screen);
+    }
     let (sign, arrow) = if screen.ascii { ("!", "->") } else { ("✗", "→") };
     for Problem { what, todo } in problems {
         text.end_line();
@@ -93,6 +98,23 @@ fn text(status: &Status, screen: Screen) -> Text {
         text.end_line();
     }
     text
+}
+
+/// The grants that are held although their pods have ended.
+fn pending(reports: &[PendingReport]) -> Table {
+    let mut table = Table::new(&["POD", "STATE", "WAITS FOR", "RESOURCE", "DEVICES"])
+        .shrinking(&["DEVICES", "RESOURCE", "WAITS FOR", "POD"])
+        .tinted("STATE", |_| Tint::Yellow);
+    for PendingReport { resource, devices, holder, release, .. } in reports {
+        table.row([
+            holder.in_words(),
+            release.pod.state().to_owned(),
+            release.short(),
+            resource.clone(),
+            devices.join(","),
+        ]);
+    }
+    table
 }
 
 fn resources(reports: &[ResourceReport]) -> Table {
@@ -174,6 +196,7 @@ mod tests {
             not_reported: Vec::new(),
             dra_problems: Vec::new(),
             hooks: Vec::new(),
+            pending_releases: Vec::new(),
             not_run: Vec::new(),
             mps: BTreeMap::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
@@ -213,6 +236,40 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             ),
             "{shown}"
         );
+    }
+
+    #[test]
+    fn a_grant_whose_pod_is_gone_is_listed_with_the_missing_proof() {
+        use crate::domain::{AllocId, MissingProof, PendingRelease, PodSight, Timestamp};
+        let release = PendingRelease {
+            pod: PodSight::Gone,
+            since: None,
+            lists: 0,
+            waits_for: vec![MissingProof::Lists],
+        };
+        let report = PendingReport {
+            alloc_id: AllocId::new("a-1"),
+            resource: "nvidia.com/gpu".into(),
+            devices: vec!["GPU-a".into()],
+            holder: crate::picture::Holder {
+                namespace: Some("ml".into()),
+                pod: Some("web".into()),
+                pod_uid: None,
+                container: None,
+                since: Timestamp(0),
+                pod_seen: Some(PodSight::Gone),
+            },
+            release,
+        };
+        let status = Status { pending_releases: vec![report], ..status() };
+        let wanted = "
+POD     STATE     WAITS FOR                   RESOURCE        DEVICES
+ml/web  pod gone  2 kubelet lists without it  nvidia.com/gpu  GPU-a
+";
+        let shown = text(&status, Screen::default());
+        assert!(shown.ends_with(wanted), "{shown}");
+        let json = serde_json::to_string(&status).unwrap();
+        assert_eq!(serde_json::from_str::<Status>(&json).unwrap(), status, "{json}");
     }
 
     #[test]
@@ -328,6 +385,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             pod_uid: None,
             container: None,
             since: Timestamp(0),
+            pod_seen: None,
         };
         let shown = |owed: &PendingHook, awaited_by: &[Holder]| {
             let hooks = vec![HookReport { owed: owed.clone(), awaited_by: awaited_by.to_vec() }];

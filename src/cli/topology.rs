@@ -9,8 +9,8 @@ use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, json, print};
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Grant, Health, PciAddress, PciFunction, Reason,
-    Verdicts,
+    Device, DeviceClass, DeviceId, DeviceNode, Grant, Health, PciAddress, PciFunction,
+    PendingReleases, Reason, Verdicts,
 };
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
@@ -71,6 +71,8 @@ pub struct Known {
     pub names: BTreeMap<String, DeviceId>,
     /// All known grants.
     pub grants: Vec<Grant>,
+    /// The releases that wait for proof; empty without a daemon.
+    pub pending: PendingReleases,
     /// Devices as the daemon judges them; empty without a daemon.
     pub judged: BTreeMap<String, DeviceReport>,
     /// Verdicts of the ledger.
@@ -105,7 +107,8 @@ impl Known {
                 .map(|device| (device.key.clone(), DeviceId::new(&device.id))),
         );
         let judged = judged.into_iter().map(|device| (device.id.clone(), device)).collect();
-        Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
+        let (grants, pending) = (asked.unwrap_or(grants), source::pending_releases(global));
+        Ok(Known { names, grants, pending, judged, verdicts })
     }
 
     fn leaf(
@@ -214,7 +217,7 @@ fn absent(
 #[must_use]
 pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
     let resources = discovery.selection.resource_of();
-    let holders = picture::holders(&known.grants);
+    let holders = picture::holders(&known.grants, &known.pending);
     let found: BTreeSet<&DeviceId> = discovery.devices.iter().map(|device| &device.id).collect();
     let mut leaves: Vec<Leaf> = Vec::new();
     for device in &discovery.devices {
@@ -301,8 +304,8 @@ fn lines(parts: &[Shown], before: &str, is_top: bool, screen: Screen, table: &mu
 fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
     let held = match leaf.holders.as_slice() {
         [] => String::new(),
-        [only] => only.in_words(),
-        [first, rest @ ..] => format!("{} +{}", first.in_words(), rest.len()),
+        [only] => only.with_state(),
+        [first, rest @ ..] => format!("{} +{}", first.with_state(), rest.len()),
     };
     let health =
         leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();

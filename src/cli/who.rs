@@ -16,8 +16,24 @@ use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
+/// The legend of `--help`.
+const STATES: &str = "\
+States:
+  granted          given by an Allocate; the kubelet has not named the container yet
+  bound            a container holds the devices
+  prepared         a ResourceClaim holds the devices
+  unprepared       the kubelet unprepared the claim; a process of its pods still runs
+  pod gone         the kubelet removed the pod; the release waits for proof
+  pod ended        no process of the pod runs; the kubelet may start it again
+  pod deleted      the kubelet forgot the pod, but a process of it still runs
+  pod not started  not seen since the last boot; the kubelet may start it again
+  pod unlisted     the kubelet no longer lists the pod; nothing else is known
+WAITS FOR has the missing proof. A device is given to the next container only after it.
+`holdfast explain DEVICE` has more about one device.";
+
 /// Filters of the grants.
 #[derive(Debug, Clone, Default, Args)]
+#[command(after_help = STATES)]
 pub struct Options {
     /// Show the holder of this device: its id or a prefix of it, a PCI address, a node such as
     /// /dev/fuse, or its name on the host such as mlx5_2
@@ -56,17 +72,18 @@ fn all_grants(global: &Global, watch: Watch) -> Result<QueryResult, Failed> {
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
     let processors = processors(global);
-    let unhealthy_devices = unhealthy_devices(global);
+    let (unhealthy_devices, pending) =
+        (unhealthy_devices(global), source::pending_releases(global));
     let table = |_: &_| {
         if grants.is_empty() {
             Text::of_line(format_args!("no container holds a device"))
         } else {
-            table(&grants, &processors, &unhealthy_devices)
+            table(&grants, &processors, &unhealthy_devices, &pending)
         }
     };
     let text = watch.format_document(
         global.output,
-        &document::document(&grants, &processors, &unhealthy_devices),
+        &document::document(&grants, &processors, &unhealthy_devices, &pending),
         table,
     )?;
     Ok(QueryResult { text, remarks, end: Ok(()) })
@@ -116,13 +133,14 @@ fn filtered(global: &Global, options: &Options) -> Result<QueryResult, Failed> {
             search.resources.check(options.filter.resource.as_ref(), || source::offered(global));
         known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
-    let (processors, unhealthy_devices) = if held.is_empty() {
+    let (processors, unhealthy_devices, pending) = if held.is_empty() {
         Default::default()
     } else {
-        (processors(global), unhealthy_devices(global))
+        (processors(global), unhealthy_devices(global), source::pending_releases(global))
     };
-    let rows =
-        held.iter().map(|grant| row(grant, &processors).with_health(grant, &unhealthy_devices));
+    let rows = held.iter().map(|grant| {
+        row(grant, &processors).with_health(grant, &unhealthy_devices).with_pending(grant, &pending)
+    });
     let answer = FilteredDocument {
         schema: 1,
         grants: rows.collect(),
@@ -132,7 +150,7 @@ fn filtered(global: &Global, options: &Options) -> Result<QueryResult, Failed> {
         if held.is_empty() {
             no_holder(ids, &options.filter, last)
         } else {
-            table(held.iter().copied(), &processors, &unhealthy_devices)
+            table(held.iter().copied(), &processors, &unhealthy_devices, &pending)
         }
     })?;
     let unread = problem.filter(|_| held.is_empty() && last.is_none());

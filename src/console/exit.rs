@@ -28,6 +28,8 @@ pub const FINDINGS: u8 = 10;
 pub const LIMITS: u8 = 11;
 /// `kubectl holdfast`: some of the selected nodes did not answer.
 pub const PARTIAL: u8 = 12;
+/// `explain`: no device, pod or claim has this name.
+pub const UNKNOWN: u8 = 13;
 
 /// `migrate check`: a pod needs a drain before the switch. The same as [`FAILURE`].
 pub const NEEDS_DRAIN: u8 = 1;

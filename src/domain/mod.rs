@@ -36,6 +36,7 @@ mod object;
 mod observation;
 mod pace;
 mod pci;
+mod pending_release;
 mod plan;
 mod pod;
 mod policy;
@@ -100,6 +101,7 @@ pub use observation::{
 };
 pub use pace::Pace;
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
+pub use pending_release::{MissingProof, PendingRelease, PendingReleases, PodSight};
 pub use plan::Plan;
 pub use pod::PodRef;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};

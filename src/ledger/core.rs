@@ -32,6 +32,7 @@ mod evidence;
 mod forgetting;
 mod hooks;
 mod passage;
+mod pending;
 mod prepared;
 mod rebuild;
 mod reconcile;
@@ -49,6 +50,7 @@ pub use self::evidence::ABSENCE_MIN;
 pub use self::forgetting::{FORGOTTEN_AFTER, forget};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
+pub use self::pending::pending_releases;
 pub use self::prepared::{CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{

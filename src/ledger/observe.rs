@@ -10,7 +10,7 @@ use crate::domain::{
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -114,6 +114,18 @@ impl KubeletObserver {
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
         let seen = self.hierarchies().state(uid);
         if seen == CgroupState::Populated { seen } else { self.find_hierarchies().state(uid) }
+    }
+
+    /// The current states of these pods' cgroups. The hierarchies are searched again if a pod has
+    /// no running process.
+    pub(super) fn cgroups<'a>(
+        &self,
+        uids: impl Iterator<Item = &'a str>,
+    ) -> BTreeMap<String, CgroupState> {
+        let uids: BTreeSet<&str> = uids.collect();
+        let all_live = uids.iter().all(|uid| self.lives(uid));
+        let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
+        uids.into_iter().map(|uid| (uid.to_owned(), hierarchies.state(uid))).collect()
     }
 
     /// The pod's names, by its log folder.

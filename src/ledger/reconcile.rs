@@ -5,8 +5,8 @@ use super::core::{LOOK_HELD, has_dead_holder, is_calm, next_look, owing, reconci
 use super::report;
 use crate::domain::Observation;
 use crate::host;
-use crate::messages::Reconcile;
-use actix::{AsyncContext, Context, Handler, Message};
+use crate::messages::{FindPending, Reconcile};
+use actix::{AsyncContext, Context, Handler, Message, MessageResult};
 use std::time::Instant;
 
 /// A pass has observed the kubelet.
@@ -87,6 +87,18 @@ impl Handler<Reconcile> for LedgerActor {
 
     fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
         self.reconcile(context);
+    }
+}
+
+impl Handler<FindPending> for LedgerActor {
+    type Result = MessageResult<FindPending>;
+
+    fn handle(&mut self, _: FindPending, context: &mut Self::Context) -> Self::Result {
+        let pending = self.reconciler.pending(&self.ledger, &self.config, host::now());
+        if !pending.is_empty() {
+            self.reconcile(context);
+        }
+        MessageResult(pending)
     }
 }
 

@@ -2,10 +2,10 @@
 //! of the next pass.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Ledger, Watchlist};
+use super::core::{Agenda, Ledger, Watchlist, pending_releases};
 use super::observe::{KubeletAge, KubeletObserver, Wants};
 use super::sight::{Seen, refusal};
-use crate::domain::{Grant, Moment, Refusal};
+use crate::domain::{Grant, Moment, PendingReleases, Refusal};
 use actix::SpawnHandle;
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,20 @@ impl Reconciler {
         let kubelet = *config.kubelet.borrow();
         let agenda = Agenda::of(ledger, &self.watchlist, now.boot);
         Wants { agenda, kubelet, kubelet_settled: self.kubelet_age.is_settled(kubelet, now) }
+    }
+
+    /// The releases that wait for proof. Reads the cgroups of all pods, as the timer's check does.
+    pub(super) fn pending(
+        &mut self,
+        ledger: &Ledger,
+        config: &LedgerConfig,
+        now: Moment,
+    ) -> PendingReleases {
+        let kubelet_settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
+        let cgroups = self.observer.cgroups(ledger.pods().union(&ledger.claim_pods()).copied());
+        let cgroup = |uid: &str| cgroups.get(uid).copied().unwrap_or_default();
+        let boot_id = &config.boot_id;
+        pending_releases(ledger, &self.watchlist, boot_id, kubelet_settled, &cgroup, now)
     }
 
     /// Why an exclusive grant is refused, from the observations of the kubelet (I2).

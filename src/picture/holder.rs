@@ -1,6 +1,8 @@
 //! The holders of devices: the pod and the container of each grant.
 
-use crate::domain::{DeviceId, Grant, PodRef, Timestamp};
+use crate::domain::{
+    DeviceId, Grant, PendingRelease, PendingReleases, PodRef, PodSight, Timestamp,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,6 +19,9 @@ pub struct Holder {
     pub container: Option<String>,
     /// Since when.
     pub since: Timestamp,
+    /// What is seen of the pod, if it has ended or is no longer listed; absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_seen: Option<PodSight>,
 }
 
 impl Holder {
@@ -43,7 +48,21 @@ impl Holder {
             pod_uid: pod.map(|pod| pod.uid.clone()),
             container: grant.container().map(str::to_owned),
             since: grant.granted_at,
+            pod_seen: PendingRelease::of_state(grant).map(|release| release.pod),
         }
+    }
+
+    /// The holder with the state of its pending release.
+    #[must_use]
+    pub fn with_release(self, release: Option<&PendingRelease>) -> Holder {
+        Holder { pod_seen: release.map(|release| release.pod), ..self }
+    }
+
+    /// The holder, and the state of its pod if that has ended: `ml/train-0 (pod gone)`.
+    #[must_use]
+    pub fn with_state(&self) -> String {
+        let state = self.pod_seen.map(|pod| format!(" ({})", pod.state())).unwrap_or_default();
+        self.in_words() + &state
     }
 
     /// `namespace/pod`, or the pod's UID if its name is unknown, or a text for an unknown holder.
@@ -60,12 +79,18 @@ impl Holder {
 /// The holders of each device, by the device's own id, which represents all its shares. Each holder
 /// is listed once, sorted.
 #[must_use]
-pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<DeviceId, Vec<Holder>> {
+pub fn holders<'a>(
+    grants: impl IntoIterator<Item = &'a Grant>,
+    pending: &PendingReleases,
+) -> BTreeMap<DeviceId, Vec<Holder>> {
     let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
     for grant in grants.into_iter().filter(|grant| grant.is_live()) {
         for device in &grant.devices {
             let id = device.id.shared().unwrap_or_else(|| device.id.clone());
-            holders.entry(id).or_default().extend(Holder::all_of(grant));
+            let release = PendingRelease::of(grant, pending);
+            let all = Holder::all_of(grant).into_iter();
+            let all = all.map(|holder| holder.with_release(release.as_ref()));
+            holders.entry(id).or_default().extend(all);
         }
     }
     holders.values_mut().for_each(|holders| {

@@ -197,7 +197,7 @@ fn device(leaf: &Leaf) -> Tile {
     let about = about.iter().find(|text| !text.is_empty()).cloned().unwrap_or_default();
     let mut tile =
         plain(style, &leaf.kind(), &short(&leaf.name()), &about, &state, &facts.join(" · "));
-    let names = leaf.holders.iter().take(HOLDERS_MAX).map(Holder::in_words);
+    let names = leaf.holders.iter().take(HOLDERS_MAX).map(Holder::with_state);
     let more = leaf.holders.len().saturating_sub(HOLDERS_MAX);
     for name in names.chain((more > 0).then(|| format!("and {more} more"))) {
         let _infallible = write!(
@@ -280,7 +280,7 @@ fn held(holder: &Holder) -> String {
         .as_ref()
         .map(|container| format!(", container {container}"))
         .unwrap_or_default();
-    format!("{}{container} since {}", holder.in_words(), holder.since.to_seconds())
+    format!("{}{container} since {}", holder.with_state(), holder.since.to_seconds())
 }
 
 #[cfg(test)]

@@ -52,6 +52,7 @@ pub(crate) fn holder(name: &str) -> Holder {
         pod_uid: Some("u-1".into()),
         container: Some("main".into()),
         since: Timestamp(1_700_000_000_000),
+        pod_seen: None,
     }
 }
 

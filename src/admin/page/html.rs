@@ -2,7 +2,7 @@
 
 use super::kubelet_since;
 use crate::admin::{DeviceReport, Problem, ResourceReport, Status, problem_summary};
-use crate::domain::{Grant, Timestamp};
+use crate::domain::{Grant, PendingRelease, Timestamp};
 use crate::picture::Holder;
 use crate::picture::markup::escape;
 use std::fmt::Write;
@@ -276,7 +276,7 @@ fn holders(grants: &[Arc<Grant>]) -> String {
             format!("<code>{}</code>", escape(&devices)),
             grant.granted_at.to_seconds(),
             escape(grant.container().unwrap_or("–")),
-            grant.state_name().to_owned(),
+            grant.state_for_people(PendingRelease::of_state(grant).as_ref()).to_owned(),
         ]
     };
     let rows: Vec<_> = live.iter().map(row).collect();

@@ -10,7 +10,7 @@ mod html;
 use self::html::{Facts, STYLE};
 use super::devices::reports;
 use super::{Status, Views};
-use crate::domain::{DeviceId, Timestamp};
+use crate::domain::{DeviceId, PendingReleases, Timestamp};
 use crate::host;
 use crate::picture::{self, Cpus, Leaf, fold, svg};
 use crate::telemetry::http::{Pages, Refused};
@@ -79,7 +79,7 @@ fn leaves(views: &Views) -> Vec<Leaf> {
     // Copies: a publisher must not wait for the page.
     let (grants, inventory) =
         (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
-    let holders = picture::holders(grants.iter().map(AsRef::as_ref));
+    let holders = picture::holders(grants.iter().map(AsRef::as_ref), &PendingReleases::new());
     let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
     let verdicts = views.judgement.borrow().verdicts.clone();
     for (resource, offering) in &inventory.resources {

@@ -26,6 +26,7 @@ use self::targets::{Pod, Targets};
 use super::when;
 use crate::console::exit::{FAILURE, FINDINGS, Failed, NO_HOLDER, PARTIAL, USAGE};
 use crate::console::progress::Progress;
+use crate::console::screen::Screen;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, eprintln, json, print};
 use futures_util::{StreamExt as _, stream};
@@ -85,6 +86,7 @@ async fn answer(global: &Global, options: &Options) -> Result<(), Failed> {
     let lists: &[&str] = match verb {
         Verb::Who { .. } | Verb::History { .. } => LISTS_OF_GRANTS,
         Verb::Devices { .. } => &["devices"],
+        Verb::Explain { .. } => &["devices", "last"],
         Verb::Doctor { .. } => &["findings"],
         Verb::Status | Verb::Topology { .. } | Verb::Cordon { .. } | Verb::Uncordon { .. } => &[],
     };
@@ -262,6 +264,14 @@ fn shown(verb: &Verb, merged: &Merged) -> Text {
             if !rows("failures").is_empty() {
                 text.end_line();
                 text += tables::failures(rows("failures")).into();
+            }
+            text
+        }
+        Verb::Explain { .. } => {
+            let mut text = tables::explained(rows("devices"), Screen::get());
+            if !rows("last").is_empty() {
+                text.line(format_args!("last held by:"));
+                text += tables::history(rows("last")).into();
             }
             text
         }

@@ -111,6 +111,12 @@ pub(super) enum Verb {
         #[arg(long, value_name = "TIME")]
         since: Option<String>,
     },
+    /// Explain a device, a pod or a claim: what is known, why, and what happens next
+    Explain {
+        /// A device in the forms of `who`, or a pod or a ResourceClaim: [NAMESPACE/]NAME or uid:…
+        #[arg(value_parser = non_empty)]
+        subject: String,
+    },
     /// Show the state of each daemon and its problems
     Status,
     /// List the hardware of the nodes: model, driver, place, health and holder of each device
@@ -178,6 +184,7 @@ impl Verb {
                     [text("device", device), instant("at", at)?, instant("since", since)?];
                 (&["history"], options.into_iter().chain(of_filter(filter)).collect())
             }
+            Verb::Explain { subject } => (&["explain"], operand(Some(subject)).into()),
             Verb::Status => (&["status"], Vec::new()),
             Verb::Topology { .. } => (&["topology"], Vec::new()),
             Verb::Devices { device, .. } => (&["device", "show"], operand(device.as_ref()).into()),
@@ -248,6 +255,7 @@ mod tests {
                 "history --since 2h --claim ml/c",
                 "history --output=json --since=2023-11-14T20:13:20.000Z --claim=ml/c",
             ),
+            ("explain ml/train-0", "explain --output=json -- ml/train-0"),
             ("status", "status --output=json"),
             ("topology --match x", "topology --output=json"),
             ("devices mlx5_2", "device show --output=json -- mlx5_2"),
@@ -287,6 +295,7 @@ mod tests {
             "status",
             "topology",
             "devices -- -x",
+            "explain -- -x",
             "doctor",
             "cordon --reason x -- -y",
             "uncordon GPU-5a",

@@ -3,47 +3,69 @@
 
 use super::replies::{Merged, text, texts};
 use crate::admin::Status;
-use crate::console::screen::Tint;
+use crate::cli::explain::device_text;
+use crate::console::screen::{Screen, Tint};
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
+use crate::domain::{PendingRelease, PodSight};
 use serde_json::Value;
 use std::time::Duration;
 
 /// Held devices.
 pub(super) fn holders(rows: &[Value]) -> Table {
-    let table = Table::new(&[
-        "NODE",
-        "NAMESPACE",
-        "POD",
-        "CONTAINER",
-        "RESOURCE",
-        "STATE",
-        "SINCE",
-        "UNHEALTHY",
-        "DEVICES",
-    ]);
+    let has_waits = rows.iter().any(|row| pending(&row["pending_release"]).is_some());
+    let waits: &[&str] = if has_waits { &["WAITS FOR"] } else { &[] };
+    let table = Table::new(
+        &[
+            &["NODE", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE"],
+            waits,
+            &["SINCE", "UNHEALTHY", "DEVICES"],
+        ]
+        .concat(),
+    );
     let mut table = table
-        .shrinking(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"])
+        .shrinking(&[
+            "DEVICES",
+            "UNHEALTHY",
+            "WAITS FOR",
+            "CONTAINER",
+            "RESOURCE",
+            "NAMESPACE",
+            "POD",
+        ])
         .omitting(&["UNHEALTHY", "SINCE"])
         .tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for row in rows {
         let [namespace, pod, container] = holder(row);
+        let release = pending(&row["pending_release"]);
         let unhealthy = row["unhealthy"].as_object().into_iter().flatten();
         let unhealthy =
             unhealthy.map(|(id, why)| format!("{id} {}", why.as_str().unwrap_or_default()));
-        table.row([
-            text(row, "node"),
-            namespace,
-            pod,
-            container,
-            text(row, "resource"),
-            text(row, "state"),
-            seconds(row, "granted_at"),
-            unhealthy.collect::<Vec<_>>().join(", "),
-            texts(row, "devices"),
-        ]);
+        let (node, resource) = (text(row, "node"), text(row, "resource"));
+        let mut cells =
+            vec![node, namespace, pod, container, resource, state(row, release.as_ref())];
+        let short = || release.map(|release| release.short()).unwrap_or_default();
+        cells.extend(has_waits.then(short));
+        let unhealthy = unhealthy.collect::<Vec<_>>().join(", ");
+        cells.extend([seconds(row, "granted_at"), unhealthy, texts(row, "devices")]);
+        table.row(cells);
     }
     table
+}
+
+/// What a release waits for; `None` if it does not wait, or if this version does not know the
+/// words.
+fn pending(value: &Value) -> Option<PendingRelease> {
+    serde_json::from_value(value.clone()).ok()
+}
+
+/// The state of a grant for people.
+fn state(row: &Value, release: Option<&PendingRelease>) -> String {
+    match release {
+        _ if !row["claim"]["unprepared_at"].is_null() => "unprepared".to_owned(),
+        Some(release) => release.pod.state().to_owned(),
+        None => text(row, "state"),
+    }
 }
 
 /// Past and present grants.
@@ -134,6 +156,17 @@ pub(super) fn status(nodes: &[Value]) -> Text {
         for problem in judged.iter().flatten() {
             problems.line(format_args!("{name}: {}\n  {}", problem.what, problem.todo));
         }
+        for report in node["pending_releases"].as_array().into_iter().flatten() {
+            if let Some(release) = pending(&report["release"]) {
+                problems.line(format_args!(
+                    "{name}: {} of {}: {}; waits for: {}",
+                    texts(report, "devices"),
+                    pod_of(&report["holder"]),
+                    release.pod.state(),
+                    release.short()
+                ));
+            }
+        }
         table.row([
             name,
             text(node, "version"),
@@ -197,9 +230,10 @@ pub(super) fn topology(rows: &[Value]) -> Table {
     .tinted("HEALTH", health_tint);
     for row in rows {
         let held = row["holders"].as_array().into_iter().flatten();
-        let held = held.map(|holder| match (text(holder, "namespace"), text(holder, "pod")) {
-            (namespace, pod) if namespace.is_empty() => pod,
-            (namespace, pod) => format!("{namespace}/{pod}"),
+        let held = held.map(|holder| {
+            let seen = serde_json::from_value::<PodSight>(holder["pod_seen"].clone()).ok();
+            let state = seen.map(|pod| format!(" ({})", pod.state())).unwrap_or_default();
+            pod_of(holder) + &state
         });
         table.row([
             text(row, "node"),
@@ -215,6 +249,27 @@ pub(super) fn topology(rows: &[Value]) -> Table {
         ]);
     }
     table
+}
+
+/// The pod of a holder: its namespace and name, as far as they are known.
+fn pod_of(holder: &Value) -> String {
+    match (text(holder, "namespace"), text(holder, "pod")) {
+        (namespace, pod) if namespace.is_empty() => pod,
+        (namespace, pod) => format!("{namespace}/{pod}"),
+    }
+}
+
+/// Explanations of devices, each below its node.
+pub(super) fn explained(rows: &[Value], screen: Screen) -> Text {
+    let mut all = Text::default();
+    for (index, row) in rows.iter().enumerate() {
+        if index > 0 {
+            all.end_line();
+        }
+        all.line(format_args!("node {}", text(row, "node")));
+        all += device_text(row, screen);
+    }
+    all
 }
 
 /// Findings of `doctor`.
@@ -286,7 +341,6 @@ fn health_tint(cell: &str) -> Tint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::screen::Screen;
     use serde_json::json;
 
     fn shown(table: &Table) -> String {
@@ -312,6 +366,37 @@ c     -          -        -          -               -      -                   
 "
         );
         assert!(shown(&history(&rows)).contains("a     2026-11-21T03:12:00Z  -      ml"));
+    }
+
+    #[test]
+    fn a_pod_that_is_gone_is_shown_with_the_missing_proof() {
+        let release = json!({"pod": "gone", "since": null, "waits_for": ["lists"]});
+        let holder = json!({"namespace": "ml", "pod": "web", "pod_seen": "gone"});
+        let row = json!({"node": "a", "pod": {"namespace": "ml", "name": "web", "uid": "u"},
+            "state": "bound", "devices": ["GPU-a"], "pending_release": release});
+        let shown = shown(&holders(&[row]));
+        assert!(shown.contains("  pod gone  2 kubelet lists without it  "), "{shown}");
+        let node = json!({"node": "a", "pending_releases": [
+            {"devices": ["GPU-a"], "holder": holder, "release": release}]});
+        let status = status(&[node]);
+        let wanted = "\na: GPU-a of ml/web: pod gone; waits for: 2 kubelet lists without it\n";
+        assert!(status.ends_with(wanted), "{status}");
+        let tree = topology(&[json!({"node": "a", "holders": [holder]})]);
+        assert!(self::shown(&tree).contains("  ml/web (pod gone)"), "{}", self::shown(&tree));
+        // Words of another version are not guessed.
+        let unknown = json!({"node": "a", "state": "bound", "pending_release": {"pod": "x"}});
+        assert!(self::shown(&holders(&[unknown])).contains("  bound  "));
+    }
+
+    #[test]
+    fn an_explanation_names_its_node() {
+        let row = json!({"node": "a", "is": "GPU-a: gpu", "offered": "yes, as r",
+            "held_by": [{"holder": "ml/web", "waits": ["x"]}]});
+        assert_eq!(
+            explained(&[row.clone(), row], Screen::default()),
+            "node a\nGPU-a: gpu\n  offered    yes, as r\n  held by    ml/web\n  waits for  x\n\n\
+             node a\nGPU-a: gpu\n  offered    yes, as r\n  held by    ml/web\n  waits for  x\n"
+        );
     }
 
     #[test]

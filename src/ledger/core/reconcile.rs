@@ -108,6 +108,24 @@ impl Watchlist {
             .is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
     }
 
+    /// Whether the pod was seen to run in this boot.
+    pub(super) fn was_alive(&self, uid: &str) -> bool {
+        self.alive.contains(uid)
+    }
+
+    /// How many listings in succession lacked the pod of a grant, and for how long.
+    pub(super) fn absence(&self, alloc_id: &AllocId, now: Duration) -> (u32, Duration) {
+        self.absent
+            .get(alloc_id)
+            .map(|absence| (absence.listings, now.saturating_sub(absence.since)))
+            .unwrap_or_default()
+    }
+
+    /// Whether the kubelet's checkpoint lacks a bound grant.
+    pub(super) fn is_forgotten(&self, alloc_id: &AllocId) -> bool {
+        self.forgotten.contains(alloc_id)
+    }
+
     /// Whether the running kubelet has had a grant in its memory.
     #[must_use]
     pub fn was_known_to(&self, kubelet: KubeletGeneration, alloc_id: &AllocId) -> bool {

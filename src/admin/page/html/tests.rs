@@ -115,6 +115,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         not_reported: Vec::new(),
         dra_problems: Vec::new(),
         hooks: Vec::new(),
+        pending_releases: Vec::new(),
         not_run: Vec::new(),
         mps: crate::domain::MpsStates::new(),
         resources: vec![report],
