@@ -296,8 +296,8 @@ impl Judge {
         [leaving, in_flight, self.next_removal(), withheld].into_iter().flatten().min()
     }
 
-    /// Whether the inventory would stay the same with these grants. If no device is lost, an Allocate
-    /// never leads to a pass of the judge.
+    /// Whether the inventory would stay the same with these grants. If no device is lost, an
+    /// Allocate never leads to a pass of the judge.
     pub(crate) fn is_unchanged_by<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {
             let listed =

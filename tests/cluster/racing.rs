@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const NAME: &str = "example.com/raced";
 const BOTH: &str = r#"
@@ -42,6 +43,9 @@ const AT_ONCE: usize = 24;
 const PODS_WANTED: usize = 40;
 /// Kills of the daemon, evenly spread. In the middle the kubelet is killed too.
 const KILLS: usize = 4;
+
+/// How long a race waits for an end before it goes on.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Marks its device while it has it. A mark of another container is a violation.
 const HOLDS: &str = r#"
@@ -204,12 +208,22 @@ impl Race {
         Race { name, marks, left: wanted, created: 0, running, ends }
     }
 
-    /// Runs all pods. After each end `between` gets the number of ends.
-    fn run(&mut self, cluster: &mut Cluster, mut between: impl FnMut(&mut Cluster, usize)) {
+    /// Runs all pods. After each end, and when there was none for a while, `between` gets the number
+    /// of ends, and whether there was one.
+    fn run(&mut self, cluster: &mut Cluster, mut between: impl FnMut(&mut Cluster, usize, bool)) {
+        let mut last_end = Instant::now();
         while self.left > 0 || !self.running.is_empty() {
-            wait_for("another pod ends well", 2 * SOON, || self.step(cluster).then_some(()));
+            let began = Instant::now();
+            let has_ended = wait_for("a pod ends well or the time is over", SOON, || {
+                let has_ended = self.step(cluster);
+                (has_ended || began.elapsed() > PATIENCE).then_some(has_ended)
+            });
             assert_eq!(self.violations(), Vec::<String>::new());
-            between(cluster, self.ends.by_number + self.ends.by_claim);
+            if has_ended {
+                last_end = Instant::now();
+            }
+            assert!(last_end.elapsed() < 2 * SOON, "no pod ends: {:?}", self.running);
+            between(cluster, self.ends.by_number + self.ends.by_claim, has_ended);
         }
     }
 }
@@ -230,7 +244,7 @@ pub(crate) fn both_apis(cluster: &mut Cluster) {
     cluster.published(DEVICES);
     let mut race = Race::new(cluster, "races", wanted, DEVICES);
     let mut kills: BTreeSet<usize> = (1..=KILLS).map(|n| n * wanted / (KILLS + 1)).collect();
-    race.run(cluster, |cluster, ended| {
+    race.run(cluster, |cluster, ended, _| {
         if kills.first().is_some_and(|at| ended >= *at) {
             kills.pop_first();
             daemon.kill_and_start(|| {
@@ -274,8 +288,9 @@ pub(crate) fn moves(cluster: &mut Cluster) {
     let mut moves =
         MOVES.iter().enumerate().map(|(n, api)| ((n + 1) * wanted / 5, *api)).peekable();
     let mut api = "both";
-    race.run(cluster, |cluster, ended| {
-        if let Some((_, next)) = moves.next_if(|(at, _)| ended >= *at) {
+    race.run(cluster, |cluster, ended, has_ended| {
+        // Where all pods that are left need the other API, none ends before the next move.
+        if let Some((_, next)) = moves.next_if(|(at, _)| ended >= *at || !has_ended) {
             daemon.configure(&format!("api = {api:?}"), &format!("api = {next:?}"));
             api = next;
             cluster.node.kill_kubelet();
@@ -305,7 +320,7 @@ pub(crate) fn upgrades(cluster: &mut Cluster) {
     let before = cluster.published(DEVICES / 2);
     let mut race = Race::new(cluster, "upgrades", wanted, DEVICES / 2);
     let mut upgrades = 0;
-    race.run(cluster, |_, _| {
+    race.run(cluster, |_, _, _| {
         daemon.hand_over();
         upgrades += 1;
     });

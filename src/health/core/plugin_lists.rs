@@ -37,8 +37,8 @@ pub(crate) fn plugin_lists(
     if lists == **before { Arc::clone(before) } else { Arc::new(lists) }
 }
 
-/// Whether the lists depend on who holds a device: claims have devices of the node, or may get some.
-/// Otherwise a list stays the same when a device is given to a container.
+/// Whether the lists depend on who holds a device: claims have devices of the node, or may get
+/// some. Otherwise a list stays the same when a device is given to a container.
 pub(crate) fn depend_on_holders<'a>(
     inventory: &Inventory,
     mut grants: impl Iterator<Item = &'a Grant>,
