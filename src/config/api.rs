@@ -1,10 +1,10 @@
 //! The API that gives the devices of a resource to pods, and what a claim cannot carry.
 
 use super::ConfigError;
-use super::error::unknown;
-use super::fragments::{Hook, Resource};
+use super::error::{hidden, unknown};
+use super::fragments::{Class, Hook, Resource};
 use super::tree::{Is, Table, Value};
-use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer};
+use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer, template};
 
 /// The values of the key.
 const KNOWN: [&str; 3] = ["plugin", "dra", "both"];
@@ -21,6 +21,12 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
         return Err(format!(
             "{key} needs an ordinary name without `{word}`, because claims select devices by their \
              attributes; name the resource once"
+        ));
+    }
+    if resource.class == Class::Other {
+        return Err(format!(
+            "devices of the class `other` are not published for claims; use the device plugin for \
+             them, without {key}"
         ));
     }
     match contract {
@@ -48,6 +54,13 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
                 .into());
         }
         _ => {}
+    }
+    if let Some(name) = resource.env.iter().find(|(_, value)| template::has_placeholder(value)) {
+        return Err(format!(
+            "the variable `{}` of `env` lists devices by its placeholder, but a container may have \
+             several claims, and the last one would win; remove it for {key}",
+            hidden(name.0)
+        ));
     }
     if resource.pool.is_some() {
         return Err(format!(

@@ -169,7 +169,9 @@ pub(super) struct Resource {
     pub(super) select: Select,
     pub(super) exclude: Option<Select>,
     #[serde(default)]
-    pub(super) paths: Vec<Path>,
+    pub(super) paths: Vec<PathOrGroup>,
+    #[serde(default)]
+    pub(super) nodes: Vec<Path>,
     pub(super) replicas: Option<u32>,
     pub(super) pool: Option<u32>,
     pub(super) per_container: Option<PerContainer>,
@@ -194,6 +196,7 @@ pub(super) enum Class {
     Nvme,
     Accelerator,
     Char,
+    Other,
 }
 
 /// The link layer of a network function.
@@ -242,47 +245,81 @@ pub(super) struct Path {
     pub(super) host: NodePattern,
     pub(super) container: Option<String>,
     pub(super) permissions: Option<String>,
+    /// Only for a member of a group, and for a node that goes with a device.
+    pub(super) optional: Option<bool>,
+}
+
+/// A path, or several that are one device.
+#[derive(Debug)]
+pub(super) enum PathOrGroup {
+    Path(Path),
+    Group(Vec<Path>),
+}
+
+impl<'de> Deserialize<'de> for Path {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match PathOrGroup::deserialize(deserializer)? {
+            PathOrGroup::Path(path) => Ok(path),
+            PathOrGroup::Group(_) => {
+                Err(D::Error::custom("a `group` cannot be here, only in `paths` itself"))
+            }
+        }
+    }
 }
 
 /// Implemented by hand: serde's `untagged` answers a misspelt key with "did not match any variant".
-impl<'de> Deserialize<'de> for Path {
+impl<'de> Deserialize<'de> for PathOrGroup {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
             host: Option<String>,
             regex: Option<String>,
+            group: Option<Vec<Path>>,
             container: Option<String>,
             permissions: Option<String>,
+            optional: Option<bool>,
         }
 
         struct TextOrTable;
 
         impl<'de> Visitor<'de> for TextOrTable {
-            type Value = Path;
+            type Value = PathOrGroup;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a path, or a table such as { host = \"/dev/fuse\", container = \"/dev/fuse\", permissions = \"rwm\" }")
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<Path, E> {
-                Ok(Path { host: text.into(), container: None, permissions: None })
+            fn visit_str<E: Error>(self, text: &str) -> Result<PathOrGroup, E> {
+                let (container, permissions, optional) = (None, None, None);
+                Ok(PathOrGroup::Path(Path { host: text.into(), container, permissions, optional }))
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Path, A::Error> {
-                let Table { host, regex, container, permissions } =
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PathOrGroup, A::Error> {
+                let Table { host, regex, group, container, permissions, optional } =
                     Table::deserialize(MapAccessDeserializer::new(map))?;
-                let host = match (host, regex) {
-                    (Some(host), None) => NodePattern::Glob(host),
-                    (None, Some(regex)) => NodePattern::Regex(regex),
-                    (Some(_), Some(_)) => {
+                let is_alone = host.is_none()
+                    && regex.is_none()
+                    && container.is_none()
+                    && permissions.is_none()
+                    && optional.is_none();
+                let host = match (host, regex, group) {
+                    (_, _, Some(group)) if is_alone => return Ok(PathOrGroup::Group(group)),
+                    (_, _, Some(_)) => {
+                        return Err(A::Error::custom(
+                            "a table with `group` has no other key: set the others in its members",
+                        ));
+                    }
+                    (Some(host), None, None) => NodePattern::Glob(host),
+                    (None, Some(regex), None) => NodePattern::Regex(regex),
+                    (Some(_), Some(_), None) => {
                         return Err(A::Error::custom(
                             "`host` and `regex` exclude each other: give one of them",
                         ));
                     }
-                    (None, None) => return Err(A::Error::missing_field("host")),
+                    (None, None, None) => return Err(A::Error::missing_field("host")),
                 };
-                Ok(Path { host, container, permissions })
+                Ok(PathOrGroup::Path(Path { host, container, permissions, optional }))
             }
         }
 

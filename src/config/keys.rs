@@ -57,6 +57,7 @@ pub(super) const KEYS: &[Key] = &[
     ("resource", "placement", "\"closest\""),
     ("resource", "cdi", "[]"),
     ("resource", "paths", ""),
+    ("resource", "nodes", ""),
     ("resource", "env", ""),
     ("resource", "mounts", "[]"),
     ("resource", "before_start", "\"none\""),

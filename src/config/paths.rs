@@ -1,14 +1,15 @@
 //! Validates the paths of a resource: nodes of `/dev` by glob or regular expression, and mounts.
 
 use super::error::hidden;
+use super::fragments::PathOrGroup;
 use super::{fragments, text};
-use crate::domain::{CharPath, MountSpec, NodePattern};
+use crate::domain::{CharPath, MemberPath, MountSpec, NodePattern};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The memory limit of a regular expression: thousands of times the size of one for names.
 const REGEX_BYTES_MAX: usize = 256 * 1024;
 
-pub(super) fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
+fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     let host = &path.host;
     match host {
         NodePattern::Glob(glob) => self::glob(glob)?,
@@ -80,23 +81,134 @@ fn regex(regex: &str) -> Result<(), String> {
     )
 }
 
-/// Two hosts with the same path in the container, and that path. Hosts are compared by name; the
-/// matches of a wildcard are not known here.
-pub(super) fn duplicate_target(paths: &[CharPath]) -> Option<(String, &str, &str)> {
+/// The paths of a resource, and its groups.
+pub(super) fn paths(
+    resource: &fragments::Resource,
+    is_one: bool,
+) -> Result<(Vec<CharPath>, Vec<Vec<MemberPath>>), String> {
+    let (mut paths, mut groups) = (Vec::new(), Vec::new());
+    for entry in &resource.paths {
+        match entry {
+            PathOrGroup::Path(path) if path.optional.is_some() => {
+                return Err(format!(
+                    "`optional` of `{}` belongs to the members of a `group` and to `nodes`; a path \
+                     without a node is no device anyway",
+                    hidden(&path.host)
+                ));
+            }
+            PathOrGroup::Path(path) => paths.push(self::path(path, is_one)?),
+            PathOrGroup::Group(members) => groups.push(group(members)?),
+        }
+    }
+    check_targets(&paths, &groups, is_one)?;
+    Ok((paths, groups))
+}
+
+/// The members of a group. Its first member is the device's identity.
+fn group(members: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
+    let Some(first) = members.first() else {
+        return Err("a `group` is empty; give the paths of its nodes".into());
+    };
+    let shown = hidden(&first.host);
+    if let Some(regex) = members.iter().find(|path| matches!(path.host, NodePattern::Regex(_))) {
+        return Err(format!(
+            "`{}` is a regular expression, but the members of a `group` are paths and globs",
+            hidden(&regex.host)
+        ));
+    }
+    if first.host.literal().is_none() {
+        return Err(format!(
+            "the first member `{shown}` of a `group` must have no wildcard, because the device \
+             gets its id from it"
+        ));
+    }
+    if first.optional == Some(true) {
+        return Err(format!(
+            "the first member `{shown}` of a `group` cannot be `optional`, because the device gets \
+             its id from it; begin with a node that is always there"
+        ));
+    }
+    members.iter().map(|member| self::member(member)).collect()
+}
+
+fn member(member: &fragments::Path) -> Result<MemberPath, String> {
+    let optional = member.optional.unwrap_or_default();
+    Ok(MemberPath { path: path(member, false)?, optional })
+}
+
+/// The nodes that go with each device of a resource.
+pub(super) fn nodes(nodes: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
     let mut taken = BTreeMap::new();
-    paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(
-        |(host, container)| {
-            let target = match container {
-                None => host.to_owned(),
-                Some(folder) if folder.ends_with('/') => {
-                    format!("{folder}{}", host.rsplit('/').next().unwrap_or(host))
-                }
-                Some(container) => container.clone(),
-            };
-            let first: &str = taken.entry(target.clone()).or_insert(host);
-            (first != host).then_some((target, first, host))
-        },
-    )
+    for node in nodes {
+        let shown = hidden(&node.host);
+        if node.host.literal().is_none() {
+            return Err(format!(
+                "`{shown}` of `nodes` must be the path of one node, without a wildcard; it may have \
+                 placeholders such as `{{index}}`"
+            ));
+        }
+        for text in [Some(node.host.to_string()), node.container.clone()].iter().flatten() {
+            text::placeholders(text, "nodes")?;
+        }
+        let host = node.host.to_string();
+        if let Some(target) = target(&host, node.container.as_deref())
+            && taken.insert(target.clone(), host.clone()).is_some()
+        {
+            return Err(format!(
+                "two of `nodes` would be `{}` in the container; give each its own path",
+                hidden(target)
+            ));
+        }
+    }
+    nodes.iter().map(member).collect()
+}
+
+/// The path in the container of a path without wildcards; `None` for a pattern.
+fn target(host: &str, container: Option<&str>) -> Option<String> {
+    let host = NodePattern::from(host).literal()?.to_owned();
+    Some(match container {
+        None => host,
+        Some(folder) if folder.ends_with('/') => {
+            format!("{folder}{}", host.rsplit('/').next().unwrap_or(&host))
+        }
+        Some(container) => container.to_owned(),
+    })
+}
+
+/// Checks that no container would get two hosts at one path. Hosts are compared by name; the
+/// matches of a wildcard are not known here. With `is_one` a container gets only one device.
+fn check_targets(
+    paths: &[CharPath],
+    groups: &[Vec<MemberPath>],
+    is_one: bool,
+) -> Result<(), String> {
+    let of_paths = paths.iter().map(std::slice::from_ref).map(|path| path.iter().collect());
+    let of_groups = groups.iter().map(|group| group.iter().map(|member| &member.path).collect());
+    let devices: Vec<Vec<&CharPath>> = of_paths.chain(of_groups).collect();
+    let mut taken: BTreeMap<String, (usize, &str)> = BTreeMap::new();
+    for (number, device) in devices.iter().enumerate() {
+        for path in device {
+            let Some(host) = path.host.literal() else { continue };
+            let Some(target) = target(host, path.container.as_deref()) else { continue };
+            let (owner, first) = *taken.entry(target.clone()).or_insert((number, host));
+            let shown = (hidden(first), hidden(host), hidden(target));
+            if owner == number && first != host {
+                return Err(format!(
+                    "`{}` and `{}` of one group would both be `{}` in the container; give each its \
+                     own path",
+                    shown.0, shown.1, shown.2
+                ));
+            }
+            if first != host && !is_one {
+                return Err(format!(
+                    "`{}` and `{}` would both be `{}` in the container; give each its own path, or \
+                     set per_container = \"one\"",
+                    shown.0, shown.1, shown.2
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
@@ -124,4 +236,97 @@ pub(super) fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, Stri
         read_only: mount.read_only,
     };
     Ok(mounts.iter().map(mount).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Examined, Node};
+    use std::path::Path;
+
+    fn load(text: &str) -> Result<Config, String> {
+        let text = format!("[[resource]]\nname = \"a.b/c\"\n{text}\n");
+        Examined::alone(text.as_bytes(), Path::new("f"), &Node::default())
+            .config()
+            .map_err(|error| error.in_full())
+    }
+
+    #[test]
+    fn a_group_and_the_nodes_of_each_device_are_read() {
+        let config = load(
+            "class = \"char\"\npaths = [\"/dev/a\", { group = [\"/dev/b\", { host = \"/dev/c*\", \
+             container = \"/x/\", permissions = \"r\", optional = true }] }]\n\
+             nodes = [\"/dev/manager\", { host = \"/dev/ctl{index}\", optional = true }]",
+        )
+        .unwrap();
+        let spec = &config.resources[0];
+        let group: Vec<(String, bool)> = spec.groups[0]
+            .iter()
+            .map(|member| (member.path.host.to_string(), member.optional))
+            .collect();
+        assert_eq!(group, [("/dev/b".to_owned(), false), ("/dev/c*".to_owned(), true)]);
+        assert_eq!(spec.groups[0][1].path.permissions, "r");
+        assert_eq!((spec.paths.len(), spec.device_paths().count(), spec.nodes.len()), (1, 3, 2));
+    }
+
+    #[test]
+    fn every_mistake_in_groups_nodes_and_placeholders_is_one_sentence() {
+        let group =
+            |members: &str| format!("class = \"char\"\npaths = [{{ group = [{members}] }}]");
+        for (text, expected) in [
+            (group(""), "a `group` is empty"),
+            (group("\"/dev/a*\""), "the first member `/dev/a*` of a `group` must have no wildcard"),
+            (
+                group("{ host = \"/dev/a\", optional = true }"),
+                "the first member `/dev/a` of a `group` cannot be `optional`",
+            ),
+            (group("\"/dev/a\", { regex = \"^b$\" }"), "`^b$` is a regular expression"),
+            (group("\"/dev/a\", { group = [] }"), "a `group` cannot be here"),
+            (
+                group("\"/dev/a\", { host = \"/dev/b\", container = \"/dev/a\" }"),
+                "`/dev/a` and `/dev/b` of one group would both be `/dev/a`",
+            ),
+            (
+                group("\"/dev/a\"] }, { group = [\"/dev/b\", { host = \"/dev/c\", container = \"/dev/a\" }"),
+                "`/dev/a` and `/dev/c` would both be `/dev/a` in the container",
+            ),
+            (
+                "class = \"char\"\npaths = [{ group = [\"/dev/a\"], permissions = \"r\" }]".into(),
+                "a table with `group` has no other key",
+            ),
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a\", optional = true }]".into(),
+                "`optional` of `/dev/a` belongs to the members of a `group`",
+            ),
+            (
+                "class = \"char\"\npaths = [{ group = [\"/dev/a\"] }]\nnodes = [\"/dev/b*\"]".into(),
+                "`/dev/b*` of `nodes` must be the path of one node",
+            ),
+            (
+                "class = \"gpu\"\nnodes = [\"/dev/b{no}\"]".into(),
+                "`{no}` of `nodes` is not a placeholder; the known ones are `{id}`, `{address}`",
+            ),
+            (
+                "class = \"gpu\"\nnodes = [\"/dev/b\", { host = \"/dev/c\", container = \"/dev/b\" }]"
+                    .into(),
+                "two of `nodes` would be `/dev/b` in the container",
+            ),
+            (
+                "class = \"other\"\nselect = { vendor = [\"10de\"] }".into(),
+                "the class `other` has every other PCI function",
+            ),
+            (
+                "class = \"gpu\"\nenv = { A = \"{what}\" }".into(),
+                "`{what}` of `env.A` is not a placeholder",
+            ),
+        ] {
+            let error = load(&text).unwrap_err();
+            assert!(error.contains(expected), "{error}\nshould contain: {expected}\n{text}");
+        }
+        let each = "class = \"char\"\npaths = [{ group = [\"/dev/a\"] }]";
+        let text = format!("[[resource]]\nname = \"a.b/{{node}}\"\n{each}\n");
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        let error = examined.config().unwrap_err().in_full();
+        assert!(error.contains("a `group` is one device, and `{node}`"), "{error}");
+        assert!(load("class = \"gpu\"\nenv = { A = '{\"json\": {}} {{what}}' }").is_ok());
+    }
 }

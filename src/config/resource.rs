@@ -3,7 +3,7 @@
 use super::api::api;
 use super::contract::contract;
 use super::error::{hidden, hidden_in};
-use super::fragments::{self, Class, LinkType};
+use super::fragments::{self, Class, LinkType, PathOrGroup};
 use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{paths, text};
@@ -28,18 +28,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     // If a container, or a resource, has only one device, several hosts may have the same path in
     // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
-    let paths = resource
-        .paths
-        .iter()
-        .map(|path| paths::path(path, is_one))
-        .collect::<Result<Vec<_>, _>>()?;
-    if let Some((target, first, second)) = paths::duplicate_target(&paths).filter(|_| !is_one) {
-        let (first, second, target) = (hidden(first), hidden(second), hidden(target));
-        return Err(format!(
-            "`{first}` and `{second}` would both be `{target}` in the container; give each its \
-             own path, or set per_container = \"one\""
-        ));
-    }
+    let (paths, groups) = paths::paths(resource, is_one)?;
     text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
     let api = api(resource, &contract)?;
@@ -53,6 +42,8 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
         select,
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
         paths,
+        groups,
+        nodes: paths::nodes(&resource.nodes)?,
         cdi: resource.cdi.clone(),
         sharing,
         per_container,
@@ -63,7 +54,8 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     })
 }
 
-/// Checks that the class `char` has paths, and that only it has them.
+/// Checks that the class `char` has paths, that only it has them, and that `other` names its
+/// devices.
 fn check_class(
     resource: &fragments::Resource,
     class: DeviceClass,
@@ -81,8 +73,22 @@ fn check_class(
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
     }
+    let is_group = |entry: &PathOrGroup| matches!(entry, PathOrGroup::Group(_));
+    if resource.name.contains(NODE) && resource.paths.iter().any(is_group) {
+        return Err(format!(
+            "a `group` is one device, and `{NODE}` in the name makes a resource of each node; give \
+             the group a resource with an ordinary name"
+        ));
+    }
     if !is_char && !resource.paths.is_empty() {
         return Err(format!("`paths` belongs to the class `char`, not to `{class}`; use `select`"));
+    }
+    let names_ids = !select.vendor.is_empty() && !select.device.is_empty();
+    let names_one = !select.address.is_empty() || !select.id.is_empty();
+    if class == DeviceClass::Other && !names_ids && !names_one {
+        return Err("the class `other` has every other PCI function, such as bridges and host \
+                    controllers; select some by `vendor` and `device`, by `address` or by `id`"
+            .into());
     }
     if is_char && *select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err(
@@ -101,6 +107,7 @@ fn class(class: Class) -> DeviceClass {
         Class::Nvme => DeviceClass::Nvme,
         Class::Accelerator => DeviceClass::Accelerator,
         Class::Char => DeviceClass::Char,
+        Class::Other => DeviceClass::Other,
     }
 }
 

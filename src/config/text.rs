@@ -1,6 +1,7 @@
 //! Validates paths and texts that reach a container, a program or the kernel unchanged.
 
 use super::error::hidden;
+use crate::domain::template;
 use std::collections::BTreeMap;
 
 /// The limit of one argument or variable with its name and NUL (`MAX_ARG_STRLEN` of Linux). With a
@@ -22,6 +23,20 @@ pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
         return Err(format!("the path `{}` of `{of}` must not contain `.` or `..`", hidden(path)));
     }
     Ok(())
+}
+
+/// Every placeholder of a text must be known. `of` names its key.
+pub(super) fn placeholders(text: &str, of: &str) -> Result<(), String> {
+    template::unknown(text).map_or(Ok(()), |name| {
+        Err(format!(
+            "`{{{}}}` of `{}` is not a placeholder; the known ones are {}; `{{{{{}}}}}` is the \
+             text itself",
+            hidden(name),
+            hidden(of),
+            template::known(),
+            hidden(name)
+        ))
+    })
 }
 
 /// An argument of a command line.
@@ -60,6 +75,7 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
                 hidden(name)
             ));
         }
+        placeholders(value, &format!("env.{name}"))?;
         let bytes = name.len() + value.len() + 2;
         all += bytes;
         if bytes > ARGUMENT_BYTES_MAX {

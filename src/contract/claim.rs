@@ -45,7 +45,7 @@ pub fn edits(
     };
     // CDI has no annotations of containers.
     edits.annotations.clear();
-    add_configured(request.spec, &mut edits);
+    add_configured(request, &mut edits);
     edits
 }
 

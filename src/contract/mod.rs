@@ -35,8 +35,8 @@ mod testing;
 mod xilinx;
 
 use crate::domain::{
-    AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceNode, EditMount, NvidiaFeatures,
-    ResourceSpec, VdpaType,
+    AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceNode, EditDevice, EditMount,
+    MemberPath, NvidiaFeatures, ResourceSpec, VdpaType, template,
 };
 
 /// The input of a contract.
@@ -75,16 +75,32 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
         }
     }
     let request = &Request { devices: &distinct, ..*request };
-    let spec = request.spec;
     let mut edits = by_contract(request);
     cdi::use_names(request, &mut edits);
-    add_configured(spec, &mut edits);
+    add_configured(request, &mut edits);
     edits
 }
 
-/// Adds the environment and the mounts of the configuration, which override the contract.
-fn add_configured(spec: &ResourceSpec, edits: &mut ContainerEdits) {
-    edits.envs.extend(spec.env.clone());
+/// Adds the environment, the nodes and the mounts of the configuration, which override the
+/// contract. A variable with placeholders has one value for each device, with commas.
+fn add_configured(request: &Request<'_>, edits: &mut ContainerEdits) {
+    let spec = request.spec;
+    for (name, text) in &spec.env {
+        let value = if template::has_placeholder(text) {
+            let values = request.devices.iter().filter_map(|of| template::fill(text, of).ok());
+            values.collect::<Vec<_>>().join(",")
+        } else {
+            template::plain(text)
+        };
+        edits.envs.insert(name.clone(), value);
+    }
+    for node in request.devices.iter().flat_map(|device| companions(spec, device)) {
+        let is_known = edits.devices.iter().any(|known| known.container == node.container);
+        if !is_known && (node.required || (request.node_exists)(&node.host)) {
+            let DeviceNode { host, container, permissions, .. } = node;
+            edits.devices.push(EditDevice { host, container, permissions });
+        }
+    }
     for mount in &spec.mounts {
         edits.mounts.retain(|known| known.container != mount.container);
         edits.mounts.push(EditMount {
@@ -95,9 +111,48 @@ fn add_configured(spec: &ResourceSpec, edits: &mut ContainerEdits) {
     }
 }
 
+/// The nodes of the configuration that go with a device. They are its own as little as
+/// `/dev/nvidiactl` is: several containers may have them.
+pub fn companions<'a>(
+    spec: &'a ResourceSpec,
+    device: &'a Device,
+) -> impl Iterator<Item = DeviceNode> + 'a {
+    spec.nodes.iter().filter_map(|MemberPath { path, optional }| {
+        let host = template::fill_path(path.host.literal()?, device).ok()?;
+        let container = match path.container.as_deref().map(|of| template::fill_path(of, device)) {
+            None => host.clone(),
+            Some(Ok(folder)) if folder.ends_with('/') => {
+                format!("{folder}{}", host.rsplit('/').next().unwrap_or(&host))
+            }
+            Some(container) => container.ok()?,
+        };
+        let permissions = path.permissions.clone();
+        Some(DeviceNode { container, permissions, required: !optional, ..DeviceNode::at(host) })
+    })
+}
+
+/// The placeholder that a device has no value for, with the key of the configuration.
+fn unfilled(spec: &ResourceSpec, device: &Device) -> Option<String> {
+    let of_env = spec.env.iter().find_map(|(name, text)| {
+        Some((format!("env.{name}"), template::fill(text, device).err()?))
+    });
+    let of_nodes = || {
+        let texts = spec.nodes.iter().filter(|node| !node.optional).flat_map(|node| {
+            node.path.host.literal().into_iter().chain(node.path.container.as_deref())
+        });
+        let mut unfilled = texts.filter_map(|text| template::fill_path(text, device).err());
+        Some(("nodes".to_owned(), unfilled.next()?))
+    };
+    let (key, name) = of_env.or_else(of_nodes)?;
+    Some(format!("`{key}` needs its `{{{name}}}`, which it does not have"))
+}
+
 /// Why the contract cannot answer for a device, which then must not be offered; `None` if it can.
 #[must_use]
 pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
+    if let Some(why) = unfilled(spec, device) {
+        return Some(why);
+    }
     match &spec.contract {
         Contract::Nvidia(options) => nvidia::unanswerable(device, options),
         _ => None,
@@ -178,4 +233,59 @@ fn address(device: &Device) -> String {
         .pci
         .as_ref()
         .map_or_else(|| device.id.to_string(), |function| function.address.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{device, edits_of, spec};
+    use super::*;
+    use crate::domain::{CharPath, ContractKind};
+
+    fn node(host: &str, optional: bool) -> MemberPath {
+        let path = CharPath { host: host.into(), container: None, permissions: "rw".into() };
+        MemberPath { path, optional }
+    }
+
+    fn npus() -> (ResourceSpec, [Device; 2]) {
+        let mut spec = spec("huawei.com/npu", ContractKind::Generic);
+        spec.nodes = vec![node("/dev/davinci_manager", false), node("/dev/log{index}", true)];
+        spec.env = [("VISIBLE", "{index}"), ("ALL", "on {{x}}"), ("ID", "{id}")]
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .into();
+        (spec, ["3", "11"].map(|n| device(n, &[&format!("/dev/davinci{n}")], &[])))
+    }
+
+    #[test]
+    fn every_container_gets_the_nodes_and_variables_of_its_devices() {
+        let (spec, [first, second]) = npus();
+        let edits = edits_of(&spec, &[&second, &first, &second]);
+        let nodes: Vec<&str> = edits.devices.iter().map(|node| node.container.as_str()).collect();
+        let expected =
+            ["/dev/davinci11", "/dev/davinci3", "/dev/davinci_manager", "/dev/log11", "/dev/log3"];
+        assert_eq!(nodes, expected);
+        let env: Vec<(&str, &str)> =
+            edits.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(env, [("ALL", "on {x}"), ("ID", "11,3"), ("VISIBLE", "11,3")]);
+        let objects = first.objects();
+        assert!(objects.iter().all(|object| !object.as_str().contains("manager")), "{objects:?}");
+    }
+
+    #[test]
+    fn a_device_without_a_value_for_a_placeholder_is_not_offered() {
+        let (mut spec, [first, _]) = npus();
+        assert_eq!(unanswerable(&spec, &first), None);
+        spec.env.insert("UUID".into(), "a{uuid}".into());
+        assert_eq!(
+            unanswerable(&spec, &first).as_deref(),
+            Some("`env.UUID` needs its `{uuid}`, which it does not have")
+        );
+        spec.env.clear();
+        spec.nodes.push(node("/dev/x{serial}", true));
+        assert_eq!(unanswerable(&spec, &first), None, "an optional node is left out");
+        spec.nodes.push(node("/dev/x{serial}", false));
+        assert_eq!(
+            unanswerable(&spec, &first).as_deref(),
+            Some("`nodes` needs its `{serial}`, which it does not have")
+        );
+    }
 }

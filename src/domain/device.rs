@@ -199,9 +199,13 @@ impl Device {
     pub fn objects(&self) -> Vec<Object> {
         let mut objects: Vec<Object> = Object::of_key(&self.key).into_iter().collect();
         // Few containers need the card node, so it is optional. A container gets it if it exists.
-        let cards =
-            self.nodes.iter().filter(|node| !node.required && node.host.starts_with("/dev/dri/"));
-        for node in self.own_nodes().chain(cards) {
+        // An optional node of a group belongs to the group alone, if it is a node of the kernel.
+        let is_of_group = self.class == DeviceClass::Char;
+        let optional = self.nodes.iter().filter(|node| {
+            let is_real = node.number.is_some();
+            !node.required && (node.host.starts_with("/dev/dri/") || is_of_group && is_real)
+        });
+        for node in self.own_nodes().chain(optional) {
             objects.push(Object::node(&node.host));
             objects.extend(node.number.map(Object::number));
         }
@@ -230,5 +234,34 @@ impl Device {
     pub fn iommu_group(&self) -> Option<u32> {
         let own = self.attribute("iommu_group").and_then(|group| group.parse().ok());
         own.or_else(|| self.pci.as_ref()?.iommu_group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_optional_node_of_a_group_is_held_with_it() {
+        let numbered = |path: &str, minor| DeviceNode {
+            number: Some(DeviceNumber { is_block: false, major: 81, minor }),
+            ..DeviceNode::at(path)
+        };
+        let nodes = vec![numbered("/dev/video0", 0), numbered("/dev/media0", 1).optional()];
+        let group = Device {
+            id: DeviceId::new("cam"),
+            key: "dev:/dev/video0".into(),
+            class: DeviceClass::Char,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes,
+            attributes: Attributes::default(),
+        };
+        let objects = group.objects();
+        for text in ["node:/dev/video0", "char:81:0", "node:/dev/media0", "char:81:1"] {
+            assert!(objects.contains(&Object::of_text(text)), "{text}: {objects:?}");
+        }
+        let accelerator = Device { class: DeviceClass::Accelerator, ..group };
+        assert!(!accelerator.objects().contains(&Object::node("/dev/media0")));
     }
 }

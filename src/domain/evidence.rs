@@ -104,7 +104,7 @@ pub struct Evidence {
     pub missing_nodes: BTreeSet<String>,
     /// What a container would miss of a selected device although all known nodes of the device are
     /// present.
-    pub unfulfilled: BTreeMap<DeviceId, &'static str>,
+    pub unfulfilled: BTreeMap<DeviceId, String>,
     /// The gaps: the parts of the host that could not be read.
     pub unread: Unread,
 }
@@ -117,6 +117,7 @@ impl Evidence {
             .nodes
             .iter()
             .find(|node| node.required && self.missing_nodes.contains(&node.host));
-        missing.map(|node| node.host.as_str()).or_else(|| self.unfulfilled.get(&device.id).copied())
+        let unfulfilled = || self.unfulfilled.get(&device.id).map(String::as_str);
+        missing.map(|node| node.host.as_str()).or_else(unfulfilled)
     }
 }

@@ -129,6 +129,16 @@ pub struct CharPath {
     pub permissions: String,
 }
 
+/// A node of a group, or one that goes with each device of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberPath {
+    /// The node. With a group it may be a folder, or after the first member a glob. With a device,
+    /// its paths may have placeholders, as in [`template`](super::template).
+    pub path: CharPath,
+    /// Whether the device is usable without it.
+    pub optional: bool,
+}
+
 /// A bind mount for every container of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSpec {
@@ -159,6 +169,12 @@ pub struct ResourceSpec {
     pub exclude: Option<Select>,
     /// Paths, for the class `char`.
     pub paths: Vec<CharPath>,
+    /// Groups of paths, for the class `char`: each group is one device. It exists while its first
+    /// path leads to a node or a folder of nodes.
+    pub groups: Vec<Vec<MemberPath>>,
+    /// Nodes that every container gets in addition to those of its devices. They belong to no
+    /// device alone.
+    pub nodes: Vec<MemberPath>,
     /// The number of containers that share a device.
     pub sharing: Sharing,
     /// The limit of ids for one container.
@@ -187,6 +203,8 @@ impl ResourceSpec {
             select: Select::default(),
             exclude: None,
             paths: Vec::new(),
+            groups: Vec::new(),
+            nodes: Vec::new(),
             sharing: Sharing::Exclusive,
             per_container: PerContainer::Any,
             placement: Placement::default(),
@@ -208,6 +226,12 @@ impl ResourceSpec {
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         matches!(&self.select.id[..], [id] if id.as_str().is_empty())
+    }
+
+    /// Every path whose nodes are devices, or parts of one: those of `paths` and of the groups.
+    pub fn device_paths(&self) -> impl Iterator<Item = &CharPath> {
+        let of_groups = self.groups.iter().flatten().map(|member| &member.path);
+        self.paths.iter().chain(of_groups)
     }
 
     /// Whether at most one container holds a device at a time.

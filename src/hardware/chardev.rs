@@ -1,7 +1,8 @@
 //! Plain nodes of `/dev` that the configuration names, and folders of them.
 //!
 //! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that
-//! matches nodes and folders selects the nodes only.
+//! matches nodes and folders selects the nodes only. A group of paths is one device with the nodes
+//! of all of them, and is named as its first path is.
 //!
 //! A node is found by its current name (`/dev/ttyUSB0`). Its id comes from a name that stays the
 //! same: udev's link to it, else the kernel's subsystem and name. No node is ever opened: opening
@@ -78,6 +79,17 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
                     .filter_map(|record| record.device.as_deref())
                     .map(Object::kernel_device),
             );
+        }
+        if found.is_group {
+            // A group is named by the link that it begins with, also by one of a kind without
+            // links above.
+            if found.matched != named.path && !named.links.contains(&found.matched) {
+                named.links.insert(0, found.matched.clone());
+            }
+            for node in &found.others {
+                named.objects.push(Object::node(&node.host));
+                named.objects.extend(node.number.map(Object::number));
+            }
         }
         // The kernel has a name for each node, but none for a folder.
         let record = record.filter(|_| found.folder.is_none());
@@ -179,28 +191,13 @@ fn objects(node: &HostNode) -> Vec<Object> {
 }
 
 fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
-    let real_path = found.real_path();
-    let container = match &found.path.container {
-        // The path where a program expects it: the configured, stable path, not the current kernel
-        // number.
-        None => found.matched.clone(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(real_path)),
-        Some(container) => container.clone(),
-    };
-    let node = |node: &HostNode| DeviceNode {
-        host: node.path.clone(),
-        container: format!("{container}{}", node.path.strip_prefix(real_path).unwrap_or_default()),
-        permissions: found.path.permissions.clone(),
-        required: true,
-        number: node.number,
-    };
     Device {
         id: name.id,
         key: name.key,
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: Vec::new(),
-        nodes: found.nodes.iter().map(node).collect(),
+        nodes: found.device_nodes(),
         attributes: attributes_of(record),
     }
 }

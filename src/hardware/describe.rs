@@ -131,7 +131,8 @@ impl<'a> Describer<'a> {
         facts.note("parts", facts.parts_are);
         facts.note("hive", self.nvlink_hives.get(&function.address));
         let parts = std::mem::take(&mut facts.parts);
-        let numa_nodes = if class == DeviceClass::Other {
+        // Without a node it is not offered, and a node has hundreds of bridges.
+        let numa_nodes = if class == DeviceClass::Other && facts.nodes.is_empty() {
             Vec::new()
         } else {
             self.numa.get(self.root).near(self.root, function)

@@ -1,10 +1,12 @@
 //! The nodes of `/dev`, and the folders of them, that the paths of `char` resources lead to.
 
+mod groups;
+
 use super::char_devices::{CharDevices, note_failure};
 use super::disks::Disks;
 use super::node_names::base_name;
 use super::patterns::Dev;
-use crate::domain::{CharPath, NodePattern, ResourceName, ResourceSpec};
+use crate::domain::{CharPath, DeviceNode, MemberPath, NodePattern, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +20,44 @@ pub(super) struct Match<'a> {
     pub(super) nodes: Vec<HostNode>,
     /// The path that the pattern matched: a link, or the real path.
     pub(super) matched: String,
+    /// The nodes of the other members of a group, as containers get them. One without a number may
+    /// be absent.
+    pub(super) others: Vec<DeviceNode>,
+    /// Whether it is a group.
+    pub(super) is_group: bool,
 }
 
 impl Match<'_> {
+    /// All nodes, as a container gets them.
+    pub(super) fn device_nodes(&self) -> Vec<DeviceNode> {
+        let mut nodes = self.nodes_of_path(true);
+        nodes.extend(self.others.iter().cloned());
+        nodes
+    }
+
+    /// The nodes of this path.
+    fn nodes_of_path(&self, required: bool) -> Vec<DeviceNode> {
+        let real_path = self.real_path();
+        let container = match &self.path.container {
+            // The path where a program expects it: the configured, stable path, not the current
+            // kernel number.
+            None => self.matched.clone(),
+            Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(real_path)),
+            Some(container) => container.clone(),
+        };
+        let node = |node: &HostNode| DeviceNode {
+            host: node.path.clone(),
+            container: format!(
+                "{container}{}",
+                node.path.strip_prefix(real_path).unwrap_or_default()
+            ),
+            permissions: self.path.permissions.clone(),
+            required,
+            number: node.number,
+        };
+        self.nodes.iter().map(node).collect()
+    }
+
     /// The real path.
     pub(super) fn real_path(&self) -> &str {
         let first = || self.nodes.first().map_or("", |node| node.path.as_str());
@@ -95,8 +132,39 @@ pub(super) fn matches<'a>(
                 ));
             }
         }
+        let sources = groups::Sources { root, dev: dev.as_ref(), disks };
+        for group in &spec.groups {
+            matches.extend(add_group(&sources, &mut listings, (spec, group), &mut taken, found));
+        }
     }
     matches
+}
+
+/// The device of a group. After a failed read it stays as in the former scan: it could lack nodes.
+fn add_group<'a>(
+    sources: &groups::Sources<'_>,
+    listings: &mut Listings,
+    (spec, group): (&'a ResourceSpec, &'a [MemberPath]),
+    taken: &mut BTreeMap<String, ResourceName>,
+    found: &mut CharDevices,
+) -> Option<Match<'a>> {
+    let looked_up = sources.group(listings, spec, group, taken);
+    let failures = sources.root.take_failures();
+    note_failure(found, spec, &failures);
+    match looked_up {
+        Ok(groups::Found { device, warnings }) if failures.is_empty() => {
+            let of_spec = warnings.iter().map(|warning| format!("{}: {warning}", spec.name));
+            found.warnings.extend(of_spec);
+            let nodes = device.iter().flat_map(Match::device_nodes);
+            taken.extend(nodes.map(|node| (node.host, spec.name.clone())));
+            device
+        }
+        Ok(_) => None,
+        Err(error) => {
+            found.unread.entry(spec.name.clone()).or_insert_with(|| error.to_string());
+            None
+        }
+    }
 }
 
 /// The matches of one path.
@@ -128,6 +196,8 @@ fn matches_of_path<'a>(
         folder: None,
         nodes: vec![node],
         matched: matched.clone(),
+        others: Vec::new(),
+        is_group: false,
     };
     let mut candidates: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
     if is_glob && !candidates.is_empty() {
@@ -147,6 +217,8 @@ fn matches_of_path<'a>(
         folder: Some(folder),
         nodes,
         matched,
+        others: Vec::new(),
+        is_group: false,
     }));
     Ok(candidates)
 }

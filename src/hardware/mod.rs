@@ -101,7 +101,7 @@ pub struct Discovery {
     /// Nodes that a device requires and that are absent.
     pub missing_nodes: BTreeSet<String>,
     /// What a container would miss of a selected device, although all its known nodes exist.
-    pub unfulfilled: BTreeMap<DeviceId, &'static str>,
+    pub unfulfilled: BTreeMap<DeviceId, String>,
     /// What could not be read. It stays as in the former scan (I12).
     pub unread: Unread,
 }
@@ -208,6 +208,7 @@ pub fn discover_with(
     let devices = shared(devices, known.former);
     let mut selection = select(&devices, &chars, &specs);
     unread.resources.extend(profiles::unknown(&devices, &specs));
+    let unfulfilled = unfulfilled(root, &selection, &specs, &mut unread);
     warnings.extend(found.warnings);
     selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
@@ -233,7 +234,6 @@ pub fn discover_with(
             })
             .map(|node| node.host.clone()),
     );
-    let unfulfilled = unfulfilled(&selection, &specs);
     Discovery { devices, specs, selection, named, scan, missing_nodes, unfulfilled, unread }
 }
 
@@ -295,20 +295,32 @@ fn integrated(
     former.find(|device| device.key == INTEGRATED_KEY).map(|device| (**device).clone())
 }
 
-/// What containers would miss of the selected devices.
+/// What containers would miss of the selected devices. After a failed read the nodes that go with
+/// the devices of a resource do not count as missing.
 fn unfulfilled(
+    root: &HostRoot,
     selection: &Selection,
     specs: &[Arc<ResourceSpec>],
-) -> BTreeMap<DeviceId, &'static str> {
-    let with_spec =
-        specs.iter().filter_map(|spec| Some((spec, selection.resources.get(&spec.name)?)));
-    let of = |(spec, devices): (&Arc<ResourceSpec>, &Vec<Arc<Device>>)| {
-        devices
-            .iter()
-            .filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?)))
-            .collect::<Vec<_>>()
-    };
-    with_spec.flat_map(of).collect()
+    unread: &mut Unread,
+) -> BTreeMap<DeviceId, String> {
+    let mut found = BTreeMap::new();
+    for spec in specs {
+        let devices = selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
+        for device in devices {
+            let absent = || {
+                let mut nodes = contract::companions(spec, device);
+                let node = nodes.find(|node| node.required && !root.node_exists(&node.host));
+                node.map(|node| node.host)
+            };
+            let missing = contract::missing(spec, device).map(str::to_owned).or_else(absent);
+            if let Some(failure) = root.take_failures().first() {
+                unread.resources.entry(spec.name.clone()).or_insert_with(|| failure.to_string());
+            } else if let Some(missing) = missing {
+                found.insert(device.id.clone(), missing);
+            }
+        }
+    }
+    found
 }
 
 /// The nodes of `/dev` that a scan offered, with their resources.
@@ -345,9 +357,9 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::{spec, write};
+    use super::testing::{char_spec, spec, write};
     use super::*;
-    use crate::domain::{CharPath, NodePattern, Select};
+    use crate::domain::{CharPath, MemberPath, NodePattern, Select};
 
     #[test]
     fn a_node_that_a_device_needs_and_that_is_not_there_is_missing() {
@@ -374,6 +386,77 @@ mod tests {
         let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
         assert_eq!(nodes, [2, 1], "a required node stays; an absent optional node is left out");
         assert_eq!(found.unread, Unread::default());
+    }
+
+    #[test]
+    fn a_function_of_any_pci_class_is_offered_by_its_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        for (address, class, id, driver, group) in [
+            ("0000:01:00.1", "40300", "10DE:10FA", "vfio-pci", 7),
+            ("0000:02:00.1", "40300", "10DE:10FA", "snd_hda_intel", 8),
+            ("0000:00:01.0", "60400", "10DE:10FB", "pcieport", 9),
+        ] {
+            let place = format!("sys/bus/pci/devices/{address}");
+            let text = format!("DRIVER={driver}\nPCI_CLASS={class}\nPCI_ID={id}\n");
+            write(dir.path(), &format!("{place}/uevent"), &text);
+            write(dir.path(), &format!("{place}/numa_node"), "0\n");
+            write(dir.path(), &format!("{place}/local_cpulist"), "0\n");
+            write(dir.path(), &format!("dev/vfio/{group}"), "");
+            let groups = dir.path().join(format!("sys/kernel/iommu_groups/{group}/devices"));
+            std::fs::create_dir_all(groups).unwrap();
+            let link = dir.path().join(&place).join("iommu_group");
+            let target = format!("../../../../kernel/iommu_groups/{group}");
+            std::os::unix::fs::symlink(target, link).unwrap();
+        }
+        write(dir.path(), "dev/vfio/vfio", "");
+        write(dir.path(), "sys/devices/system/node/node0/cpulist", "0\n");
+        let select = Select { vendor: vec![0x10de], device: vec![0x10fa], ..Select::default() };
+        let audio = spec("example.com/audio", DeviceClass::Other, select);
+        let root = HostRoot::new(dir.path());
+        let found = discover(&root, std::slice::from_ref(&audio), &BTreeMap::new());
+        let devices = &found.selection.resources[&audio.name];
+        assert_eq!(devices.len(), 1, "{:?}", found.selection.warnings);
+        let nodes: Vec<&str> = devices[0].nodes.iter().map(|node| node.host.as_str()).collect();
+        assert_eq!(devices[0].id.as_str(), "0000:01:00.1");
+        assert_eq!(
+            (nodes, &*devices[0].numa_nodes),
+            (vec!["/dev/vfio/vfio", "/dev/vfio/7"], &[0][..])
+        );
+        let expected = "0000:02:00.1 is not offered, because it has no known node";
+        let text = found.selection.warnings.join("\n");
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn a_missing_node_that_goes_with_a_device_makes_it_unhealthy() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in ["davinci0", "davinci1", "log1"] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        let node = |host: &str, optional| MemberPath {
+            path: char_spec("a.b/c", &[host]).paths[0].clone(),
+            optional,
+        };
+        let mut npu = (*char_spec("huawei.com/npu", &["/dev/davinci[0-9]"])).clone();
+        npu.nodes = vec![node("/dev/log{index}", true), node("/dev/manager", false)];
+        let (root, specs) = (HostRoot::new(dir.path()), [Arc::new(npu)]);
+        let found = || discover(&root, &specs, &BTreeMap::new());
+        let before = found();
+        let devices = &before.selection.resources[&specs[0].name];
+        assert_eq!(devices.len(), 2, "{:?}", before.selection.warnings);
+        for device in devices {
+            assert_eq!(before.unfulfilled[&device.id], "/dev/manager");
+            assert!(!before.health(&root, device).unwrap().is_healthy());
+        }
+        let (blind, _) = crate::host::faults::with_faults(
+            |call| (call > 0).then_some(24),
+            || discover(&root, &specs, &BTreeMap::new()),
+        );
+        assert_eq!(blind.unfulfilled, BTreeMap::new(), "a failed read is no missing node");
+        write(dir.path(), "dev/manager", "");
+        let after = found();
+        assert_eq!(after.unfulfilled, BTreeMap::new());
+        assert!(devices.iter().all(|device| after.health(&root, device).unwrap().is_healthy()));
     }
 
     #[test]

@@ -159,6 +159,7 @@ impl Preparer {
         let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
         // A held device stays in the list while a node that a container needs is missing.
         if offered.device.nodes.iter().any(missing)
+            || contract::companions(&offering.spec, &offered.device).any(|node| missing(&node))
             || contract::missing(&offering.spec, &offered.device).is_some()
         {
             no_failure(root, resource, id)?;

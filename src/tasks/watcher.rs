@@ -102,7 +102,8 @@ impl Watcher {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
             }
-            for CharPath { host, .. } in &spec.paths {
+            let with_devices = spec.nodes.iter().map(|node| &node.path);
+            for CharPath { host, .. } in spec.device_paths().chain(with_devices) {
                 let folder = host.folder();
                 dirs.insert(self.host_root.path(folder.trim_start_matches('/')));
                 // If the path is a folder, its entries matter; a node is watched by its folder.

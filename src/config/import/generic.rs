@@ -3,7 +3,6 @@
 mod glob;
 mod group;
 
-use self::glob::is_glob;
 use self::group::{Group, group_of};
 use super::super::tree::{Is, Table, Value};
 use super::doc::{Doc, Scalar};
@@ -12,6 +11,7 @@ use super::error::ImportError;
 use super::field::{Decoder, Field};
 use super::source::Source;
 use super::values::{plain, resource, set_from, text};
+use std::collections::BTreeMap;
 
 /// The plugin's default domain of resources, and the one since version 0.2.
 const DOMAIN: &str = "squat.ai";
@@ -205,14 +205,13 @@ fn offer(
     left_out.iter().for_each(|why| draft.warn(format!("a group of {name} is left out: {why}")));
     let mut offered = resource(&name, "char");
     let (count, mounts) = (first.count, first.mounts.clone());
-    let mut paths: Vec<&String> =
-        offered_groups.iter().filter_map(|group| group.one_path.as_ref()).collect();
-    let is_one = offered_groups.iter().any(|group| {
-        group.one_path.is_some()
-            && group.path.get("host").and_then(Value::as_text).is_some_and(is_glob)
-    });
-    paths.sort();
-    let is_one = is_one || paths.windows(2).any(|pair| pair[0] == pair[1]);
+    let mut taken: BTreeMap<&str, &str> = BTreeMap::new();
+    let targets = offered_groups.iter().flat_map(|group| &group.targets);
+    let is_twice = targets
+        .filter(|(target, host)| *taken.entry(target.as_str()).or_insert(host) != host.as_str())
+        .count()
+        > 0;
+    let is_one = is_twice || offered_groups.iter().any(|group| group.is_one);
     let list = |tables: Vec<Table>| {
         Is::List(
             tables.into_iter().map(|table| Value { place: None, is: Is::Table(table) }).collect(),

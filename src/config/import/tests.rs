@@ -170,9 +170,26 @@ fn squats() {
         ("example.org/sound", Sharing::Exclusive),
         ("example.org/modem", Sharing::Exclusive),
         ("example.org/each", Sharing::Exclusive),
+        ("example.org/capture", Sharing::Exclusive),
     ];
     assert_eq!(of, expected);
     assert_eq!(devices.resources[4].per_container, PerContainer::One);
+    let capture = &devices.resources[6];
+    let groups: Vec<Vec<(String, bool)>> = capture
+        .groups
+        .iter()
+        .map(|group| {
+            group.iter().map(|member| (member.path.host.to_string(), member.optional)).collect()
+        })
+        .collect();
+    let of = |hosts: &[(&str, bool)]| -> Vec<(String, bool)> {
+        hosts.iter().map(|(host, optional)| (format!("/dev/snd/{host}"), *optional)).collect()
+    };
+    let expected = [
+        of(&[("controlC0", false), ("pcmC0D0c", false)]),
+        of(&[("controlC1", false), ("timer", true), ("pcmC1D0c", false)]),
+    ];
+    assert_eq!((groups, capture.per_container), (expected.into(), PerContainer::One));
 }
 
 #[test]

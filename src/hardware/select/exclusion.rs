@@ -25,7 +25,7 @@ pub(super) struct Exclusion {
 ///
 /// - A disk that the host uses: a container would get the host's files.
 /// - A GPU that its driver was configured to exclude: no process can open it.
-/// - An accelerator without a node: a container would get nothing.
+/// - An accelerator without a node, or a function of no known class: a container would get nothing.
 /// - A member of a pool that the host may use, unless the resource names it by address or id.
 /// - An adapter with the host's default route, if a CNI plugin would move its interface into the
 ///   pod, unless the resource names it.
@@ -48,7 +48,7 @@ pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusio
             found: "excluded".into(),
         });
     }
-    if lacks_node(device) {
+    if lacks_node(spec, device) {
         let why = "it has no known node in `/dev`; the class `char` can offer a node by its path"
             .to_owned();
         let found =
@@ -237,8 +237,11 @@ pub(super) fn withhold_shared_parents(
     }
 }
 
-/// Whether it is an accelerator without a node, which no container could use. Its PCI class does
-/// not show how it is used, and its driver may provide no node.
-fn lacks_node(device: &Device) -> bool {
-    device.class == DeviceClass::Accelerator && device.nodes.is_empty()
+/// Whether it is an accelerator, or a function of no known class, that no container could use: it
+/// has no node, and the configuration adds none. Its PCI class does not show how it is used, and
+/// its driver may provide no node.
+fn lacks_node(spec: &ResourceSpec, device: &Device) -> bool {
+    matches!(device.class, DeviceClass::Accelerator | DeviceClass::Other)
+        && device.nodes.is_empty()
+        && spec.nodes.is_empty()
 }

@@ -1,23 +1,27 @@
-//! A group of paths: one device node each, with the mounts that go with it.
+//! A group of paths: the nodes of each of its devices, with the mounts that go with them.
 
 use super::super::draft::Draft;
 use super::super::error::ImportError;
 use super::super::field::Field;
 use super::super::values::{plain, text};
 use super::glob::{glob, is_glob};
-use crate::config::tree::Table;
+use crate::config::tree::{Is, Table, Value};
 
 /// The plugin's default permissions of a container for a node.
 const PERMISSIONS: &str = "mrw";
 
-/// A group that can be converted: each of its devices is one node.
+/// A group that can be converted: each match of its only path is a device, or its several paths
+/// are one.
 pub(super) struct Group {
+    /// An entry of `paths`.
     pub(super) path: Table,
     pub(super) mounts: Vec<Table>,
-    /// How many containers may share each node.
+    /// How many containers may share each device.
     pub(super) count: u32,
-    /// The path in the container, if it is the same for every match.
-    pub(super) one_path: Option<String>,
+    /// Whether every match has the same path in the container.
+    pub(super) is_one: bool,
+    /// The path in the container of each path without a wildcard, with the path on the host.
+    pub(super) targets: Vec<(String, String)>,
 }
 
 pub(super) fn group_of(
@@ -32,30 +36,34 @@ pub(super) fn group_of(
     }
     let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
     let paths = group.get("paths").ok_or_else(|| group.wrong("`paths` or `usb`"))?;
-    let (mut node, mut mounts): (Option<Node>, Vec<(Table, u32)>) = (None, Vec::new());
+    let (mut nodes, mut mounts): (Vec<Node>, Vec<(Table, u32)>) = (Vec::new(), Vec::new());
     for item in paths.items()? {
         match item.get("type").map(|kind| kind.text()).transpose()?.unwrap_or("Device") {
             "Mount" => match mount(&item, draft)? {
                 Ok(mount) => mounts.push(mount),
                 Err(why) => return Ok(Err(why)),
             },
-            "Device" | "" if node.is_some() => {
-                return Ok(Err(format!(
-                    "{}: the group has several nodes for each device, and a device has one node \
-                     or one folder here",
-                    item.place()
-                )));
-            }
-            "Device" | "" => match self::node(&item)? {
-                Ok(read) => node = Some(read),
+            "Device" | "" => match node(&item)? {
+                Ok(read) => nodes.push(read),
                 Err(why) => return Ok(Err(why)),
             },
             _ => return Err(item.wrong("a path of the `type` Device or Mount")),
         }
     }
-    let Some(Node { table, host, container, limit }) = node else {
+    if nodes.len() > 1 {
+        let of_group = several(nodes, paths.place(), draft);
+        return Ok(of_group.map(|(path, targets)| Group {
+            path,
+            mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
+            count,
+            is_one: false,
+            targets,
+        }));
+    }
+    let Some(node) = nodes.into_iter().next() else {
         return Ok(Err(format!("{} has only mounts, and no device", paths.place())));
     };
+    let (targets, Node { table, host, container, limit, .. }) = (node.target(), node);
     // If another path of the group has more matches, a match is used up to `limit` times. A mount
     // has one match.
     match mounts.iter().map(|(_, limit)| *limit).min() {
@@ -80,13 +88,52 @@ pub(super) fn group_of(
         )),
         _ => {}
     }
-    let one_path = container.filter(|container| !container.ends_with('/'));
+    let is_fixed = container.is_some_and(|container| !container.ends_with('/'));
     Ok(Ok(Group {
         path: table,
         mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
         count,
-        one_path,
+        is_one: is_fixed && is_glob(&host),
+        targets: targets.into_iter().collect(),
     }))
+}
+
+/// Several paths that are one device, with their paths in the container.
+fn several(
+    mut nodes: Vec<Node>,
+    place: String,
+    draft: &mut Draft,
+) -> Result<(Table, Vec<(String, String)>), String> {
+    if let Some(pattern) = nodes.iter().find(|node| is_glob(&node.host)) {
+        return Err(format!(
+            "{place}: the plugin combines the matches of several paths by their order, so a device \
+             may get nodes of different hardware; give each device a group of paths without \
+             wildcards, in place of `{}`",
+            pattern.host
+        ));
+    }
+    // The first path of a group is the device's identity, so it is never optional.
+    match nodes.iter().position(|node| !node.is_optional) {
+        Some(required) => nodes[..=required].rotate_right(1),
+        None => {
+            draft.warn(format!(
+                "{place}: every path is `optional`, and the plugin offers the device while one of \
+                 them exists; Holdfast offers it while `{}` exists",
+                nodes[0].host
+            ));
+        }
+    }
+    let targets = nodes.iter().filter_map(Node::target).collect();
+    let members =
+        nodes.into_iter().enumerate().map(|(index, Node { mut table, is_optional, .. })| {
+            if is_optional && index > 0 {
+                table.set("optional", plain(true));
+            }
+            Value { place: None, is: Is::Table(table) }
+        });
+    let mut group = Table::default();
+    group.set("group", Is::List(members.collect()));
+    Ok((group, targets))
 }
 
 struct Node {
@@ -94,14 +141,30 @@ struct Node {
     host: String,
     container: Option<String>,
     limit: u32,
+    is_optional: bool,
+}
+
+impl Node {
+    /// The path in the container, and on the host; `None` for a wildcard.
+    fn target(&self) -> Option<(String, String)> {
+        let host = Some(&self.host).filter(|host| !is_glob(host))?;
+        let container = match &self.container {
+            None => host.clone(),
+            Some(folder) if folder.ends_with('/') => {
+                format!("{folder}{}", host.rsplit('/').next().unwrap_or(host))
+            }
+            Some(container) => container.clone(),
+        };
+        Some((container, host.clone()))
+    }
 }
 
 fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
     let path = path_of(item)?;
     let container = container_of(item)?;
-    // A missing node is one device fewer, `optional` or not. `readOnly` has an effect on mounts
-    // only.
-    let _optional = item.get("optional").map(|optional| optional.truth()).transpose()?;
+    // Without other paths in its group, a missing node is one device fewer, `optional` or not.
+    // `readOnly` has an effect on mounts only.
+    let is_optional = item.get("optional").map_or(Ok(false), |optional| optional.truth())?;
     let _read_only = item.get("readOnly").map(|read_only| read_only.truth()).transpose()?;
     let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
     let permissions = item.get("permissions").map(|permissions| permissions.text()).transpose()?;
@@ -120,7 +183,7 @@ fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
         table.set("container", text(container));
     }
     table.set("permissions", text(permissions));
-    Ok(Ok(Node { table, host, container, limit }))
+    Ok(Ok(Node { table, host, container, limit, is_optional }))
 }
 
 fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), String>, ImportError> {
