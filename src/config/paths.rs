@@ -128,7 +128,7 @@ fn group(members: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
              its id from it; begin with a node that is always there"
         ));
     }
-    members.iter().map(|member| self::member(member)).collect()
+    members.iter().map(member).collect()
 }
 
 fn member(member: &fragments::Path) -> Result<MemberPath, String> {

@@ -198,9 +198,10 @@ impl Race {
     /// A race on a node with this number of devices for pods with a number.
     fn new(cluster: &Cluster, name: &'static str, wanted: usize, devices: usize) -> Self {
         // The kubelet reports it a moment after the list.
+        let wanted_count = devices.to_string();
         wait_for("the devices are allocatable", SOON, || {
             let node = cluster.api.get(&format!("{NODES}/{NODE}"))?;
-            (node["status"]["allocatable"][NAME] == devices.to_string()).then_some(())
+            (node["status"]["allocatable"][NAME] == wanted_count.as_str()).then_some(())
         });
         let marks = cluster.dir.join(format!("marks-{name}"));
         fs::create_dir(&marks).unwrap();

@@ -117,7 +117,7 @@ impl Load {
         let filler = "x".repeat(self.random.index(2) * self.random.index(24_000));
         let alloc_id = AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}"));
         // Every second one is of a claim, some of them of one with two resources.
-        let claim = (n % 2 == 0).then(|| Arc::new(hold(&alloc_id, n / 4)));
+        let claim = n.is_multiple_of(2).then(|| Arc::new(hold(&alloc_id, n / 4)));
         let state = match claim {
             None => GrantState::Granted,
             Some(_) => self.prepared(vec![pod_of(&alloc_id)], None),
