@@ -44,7 +44,7 @@ const PODS_WANTED: usize = 40;
 /// Kills of the daemon, evenly spread. In the middle the kubelet is killed too.
 const KILLS: usize = 4;
 
-/// How long a race waits for an end before it goes on.
+/// How long a race waits for an end before it continues.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Marks its device while it has it. A mark of another container is a violation.
@@ -209,8 +209,8 @@ impl Race {
         Race { name, marks, left: wanted, created: 0, running, ends }
     }
 
-    /// Runs all pods. After each end, and when there was none for a while, `between` gets the number
-    /// of ends, and whether there was one.
+    /// Runs all pods. After each end, and when there was none for a while, `between` gets the
+    /// number of ends, and whether a pod has just ended.
     fn run(&mut self, cluster: &mut Cluster, mut between: impl FnMut(&mut Cluster, usize, bool)) {
         let mut last_end = Instant::now();
         while self.left > 0 || !self.running.is_empty() {
