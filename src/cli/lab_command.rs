@@ -31,13 +31,7 @@ pub(super) struct Arguments {
 pub(super) fn run(verb: &str) -> Result<(), Failed> {
     let executable = env::current_exe().unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
-    Err(replace(
-        verb,
-        &executable,
-        &path,
-        super::command_line(env::args_os()).skip(1),
-        CommandExt::exec,
-    ))
+    Err(replace(verb, &executable, &path, env::args_os().skip(1), CommandExt::exec))
 }
 
 /// Returns only if `exec` fails. A failed exec leaves SIGPIPE at its default, so tests pass another
