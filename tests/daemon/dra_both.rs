@@ -30,6 +30,8 @@ fn set_api(world: &World, api: &str) {
 
 /// The same, for a running daemon.
 async fn reload(world: &World, daemon: &Daemon, api: &str) {
+    // Before it handles signals, SIGHUP would end it.
+    daemon.logged("INFO ready").await;
     set_api(world, api);
     let before = daemon.log().iter().filter(|line| line.contains("reloaded")).count();
     daemon.signal(Signal::SIGHUP);

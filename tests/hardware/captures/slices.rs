@@ -115,7 +115,9 @@ fn the_slices_of_every_machine_fulfil_every_limit() {
         }
     }
     assert!(devices > 100, "only {devices} devices");
-    assert_eq!(vendors.len(), Vendor::ALL.len(), "{vendors:?}");
+    // No captured machine has a virtual function of a network adapter.
+    let captured = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel].map(Vendor::driver);
+    assert_eq!(vendors, BTreeSet::from(captured));
 }
 
 #[test]
