@@ -194,10 +194,15 @@ impl Daemon {
 
     /// Resident memory in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.split_whitespace().next().unwrap().parse().unwrap()
+        resident_kib(&self.process)
     }
+}
+
+/// Resident memory of a process in KiB (`VmRSS`, `proc_pid_status(5)`).
+pub(crate) fn resident_kib(process: &Process) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 impl Drop for Daemon {

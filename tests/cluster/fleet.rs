@@ -3,6 +3,7 @@
 
 use crate::api::{Event, NODES, SLICES};
 use crate::cluster::Cluster;
+use crate::daemon::resident_kib;
 use crate::real::binary::as_in_unit;
 use crate::real::process::Process;
 use crate::{SOON, pki, say};
@@ -78,12 +79,6 @@ api = "dra"
         fs::create_dir(dir.join("kubelet")).unwrap();
         let process = Process::start(command.arg("run").env("NODE_NAME", &node), dir.join("log"));
         Member { node, hardware, process }
-    }
-
-    fn resident_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.split_whitespace().next().unwrap().parse().unwrap()
     }
 }
 
@@ -166,7 +161,7 @@ pub(crate) fn many_nodes(cluster: &mut Cluster) {
         (number("HOLDFAST_QUIET_SECONDS", QUIET_SECONDS), processor_seconds(server));
     let before = requests(cluster);
     assert!(events.recv_timeout(Duration::from_secs(quiet as u64)).is_err(), "a slice was changed");
-    let kib: Vec<u64> = members.iter().map(Member::resident_kib).collect();
+    let kib: Vec<u64> = members.iter().map(|it| resident_kib(&it.process)).collect();
     say(format_args!(
         "{quiet} s without a change: requests for slices: {}; the API server used {:.1} s of processor; \
          the daemons have {} KiB at most, {} in the mean",
