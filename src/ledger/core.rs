@@ -43,7 +43,7 @@ mod stuck;
 #[cfg(test)]
 mod tests;
 
-pub use self::agenda::{Agenda, LOOK_HELD, has_dead_holder, is_calm, next_look};
+pub use self::agenda::{Agenda, LOOK_HELD, is_calm, next_look};
 pub use self::claim_end::UNPREPARED;
 pub use self::claims::{REALLOCATED, Recording, is_one_claim, record_claim, release_claim};
 pub use self::evidence::ABSENCE_MIN;

@@ -1,7 +1,7 @@
 //! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
-use super::core::{LOOK_HELD, has_dead_holder, is_calm, next_look, owing, reconcile};
+use super::core::{LOOK_HELD, is_calm, next_look, owing, reconcile};
 use super::report;
 use crate::domain::Observation;
 use crate::host;
@@ -24,7 +24,7 @@ impl LedgerActor {
         let resting = self.reconciler.timer.under_way.is_none();
         if !self.reconciler.timer.begin(Instant::now()) {
             if resting {
-                self.schedule(false, context);
+                self.schedule(context);
             }
             return;
         }
@@ -43,21 +43,21 @@ impl LedgerActor {
         if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| {
             self.reconciler.observer.lives(uid)
         }) {
-            self.schedule(false, context);
+            self.schedule(context);
         } else {
             self.reconcile(context);
         }
     }
 
     /// Schedules the next pass, or the one that was requested.
-    fn schedule(&mut self, dead: bool, context: &mut Context<Self>) {
+    fn schedule(&mut self, context: &mut Context<Self>) {
         if let Some(timer) = self.reconciler.timer.timer.take() {
             context.cancel_future(timer);
         }
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let look = || next_look(&self.ledger, &self.reconciler.watchlist, dead, host::now().wall);
+        let look = || next_look(&self.ledger, &self.reconciler.watchlist, host::now());
         // A pass that nothing calls for is made when the machine wakes up for the other polls.
         let usual = || match look() {
             LOOK_HELD => host::until_tick(LOOK_HELD),
@@ -77,7 +77,7 @@ impl LedgerActor {
     /// Schedules the next pass, unless one is scheduled.
     pub(super) fn ensure_scheduled(&mut self, context: &mut Context<Self>) {
         if self.reconciler.timer.timer.is_none() && self.reconciler.timer.under_way.is_none() {
-            self.schedule(false, context);
+            self.schedule(context);
         }
     }
 }
@@ -111,13 +111,12 @@ impl Handler<Observed> for LedgerActor {
         // The pending hooks come first, in one commit with the releases that cause them.
         entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
         report::reconciled(&observation, &entries);
-        let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {
             // No caller waits for this answer. A failed write is logged, and the next pass decides
             // the same again.
             drop(self.submit(entries, context));
         }
         self.reconciler.timer.end(Instant::now());
-        self.schedule(dead, context);
+        self.schedule(context);
     }
 }

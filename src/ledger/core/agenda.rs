@@ -2,7 +2,7 @@
 
 use super::{Ledger, Watchlist};
 use crate::domain::{
-    AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Observation, Timestamp,
+    AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Moment, Observation, Timestamp,
 };
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,11 +13,11 @@ const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// for each pod. With the two listings that follow, it keeps "released within 30 s".
 pub const LOOK_HELD: Duration = Duration::from_secs(15);
 
-/// How long the name of a pod is searched for at that shorter interval. The pod's log folder, which
-/// has the name, comes with its sandbox, after the checkpoint that binds the grant. A pod that
-/// ended before the next usual pass would stay without a name. The limit is for hosts where no such
-/// folder can be seen.
-const NAMED_WITHIN: Duration = Duration::from_secs(30);
+/// How long the passes come at that shorter interval after a wait began; then they come as usual. A
+/// proof may take long: the kubelet may list a pod for minutes after its last process, and a
+/// container may ignore its end. The name of a pod may never be seen: its log folder, which has the
+/// name, comes with its sandbox, after the checkpoint that binds the grant.
+pub(super) const SOON_FOR: Duration = Duration::from_secs(30);
 
 /// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,33 +90,19 @@ pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> b
     !watchlist.has_forgotten() && ledger.grants().all(|grant| is_in_order(grant))
 }
 
-/// Whether the processes of a holder have ended. That triggers listings; until the listings agree
-/// it is only a suspicion.
-#[must_use]
-pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
-    let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
-    let placed = ledger.grants().filter(|grant| grant.is_placed());
-    placed.filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid))
-}
-
 /// The wait until the next pass, unless an event triggers one earlier.
 #[must_use]
-pub fn next_look(
-    ledger: &Ledger,
-    watchlist: &Watchlist,
-    has_dead_holder: bool,
-    now: Timestamp,
-) -> Duration {
+pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, now: Moment) -> Duration {
+    let is_recent =
+        |at: Timestamp| u128::from(now.wall.0.saturating_sub(at.0)) < SOON_FOR.as_millis();
     let is_open = |grant: &Grant| match &grant.state {
-        GrantState::Granted => true,
-        GrantState::Bound { pod, bound_at, .. } => {
-            pod.name.is_none()
-                && u128::from(now.0.saturating_sub(bound_at.0)) < NAMED_WITHIN.as_millis()
-        }
+        // From the first pass on the watchlist has it.
+        GrantState::Granted => !watchlist.is_unbound(&grant.alloc_id),
+        GrantState::Bound { pod, bound_at, .. } => pod.name.is_none() && is_recent(*bound_at),
         // The last process of its pods may end at any time.
-        GrantState::Prepared { unprepared_at, .. } => unprepared_at.is_some(),
+        GrantState::Prepared { unprepared_at, .. } => unprepared_at.is_some_and(is_recent),
         GrantState::Suspect { .. } | GrantState::Released { .. } => false,
     };
     let open = ledger.grants().any(|grant| is_open(grant));
-    if has_dead_holder || open || watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD }
+    if open || watchlist.is_waiting(now.boot) { LOOK_SOON } else { LOOK_HELD }
 }

@@ -50,8 +50,9 @@ pub(super) struct ClaimWatch {
 }
 
 impl ClaimWatch {
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.gone.is_empty() || !self.lacking.is_empty()
+    /// When each wait began, since the boot.
+    pub(super) fn waiting_since(&self) -> impl Iterator<Item = Duration> {
+        self.gone.values().chain(self.lacking.values()).copied()
     }
 
     pub(super) fn note_answered(&mut self, uid: &str, now: Duration) {

@@ -35,6 +35,7 @@
 //! can have started without an entry.
 
 use super::Ledger;
+use super::agenda::SOON_FOR;
 use super::evidence::{ABSENCE_MIN, Evidence, Listing};
 use super::prepared::{ClaimWatch, prepared};
 use crate::domain::{
@@ -66,8 +67,9 @@ pub struct Watchlist {
     known: BTreeMap<AllocId, KubeletGeneration>,
     /// Bound grants that the kubelet's checkpoint lacks.
     forgotten: BTreeSet<AllocId>,
-    /// Grants of pods without a running process at the last pass, under the same kubelet.
-    ended: BTreeSet<AllocId>,
+    /// Grants of pods without a running process at the last pass, under the same kubelet; with the
+    /// time since the boot when that was first seen.
+    ended: BTreeMap<AllocId, Duration>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
     claims: ClaimWatch,
@@ -90,10 +92,20 @@ struct Unbound {
 }
 
 impl Watchlist {
-    /// Whether a release waits for another pass: then the next pass is soon.
+    /// Whether something has waited for another pass for a short time ([`SOON_FOR`]): then the next
+    /// pass is soon. `now` is the time since the boot.
     #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        !self.absent.is_empty() || !self.unbound.is_empty() || self.claims.is_waiting()
+    pub fn is_waiting(&self, now: Duration) -> bool {
+        let absent = self.absent.values().map(|absence| absence.since);
+        let unbound = self.unbound.values().map(|watch| watch.since);
+        let ended = self.ended.values().copied();
+        let mut all = absent.chain(unbound).chain(ended).chain(self.claims.waiting_since());
+        all.any(|since| now.saturating_sub(since) < SOON_FOR)
+    }
+
+    /// Whether a pass has seen the grant without a container.
+    pub(super) fn is_unbound(&self, alloc_id: &AllocId) -> bool {
+        self.unbound.contains_key(alloc_id)
     }
 
     /// Records that a claim is in an answer to the kubelet, at a time since the boot.
@@ -157,7 +169,7 @@ impl Watchlist {
         self.claims.retain_live(ledger);
         let holders = ledger.pods();
         self.alive.retain(|uid| holders.contains(uid.as_str()));
-        self.ended.retain(|id| ledger.grant(id).is_some());
+        self.ended.retain(|id, _| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| {
             ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
@@ -296,7 +308,7 @@ fn placed(
             released_by: released_by.to_owned(),
         })
     };
-    if is_over(watchlist, grant, &pod.uid, evidence) {
+    if is_over(watchlist, grant, &pod.uid, evidence, now) {
         return released(pod, container, SUPERSEDED);
     }
     let listing = evidence.listing(grant, &pod);
@@ -315,6 +327,7 @@ fn placed(
                 absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
             if absent_twice && is_dead(watchlist, grant, &pod.uid, evidence, observation) {
                 watchlist.absent.remove(&grant.alloc_id);
+                watchlist.ended.remove(&grant.alloc_id);
                 return released(pod, container, POD_GONE);
             }
         }
@@ -330,13 +343,19 @@ fn placed(
 
 /// Whether the kubelet has given the container another grant, after all processes of this grant had
 /// ended.
-fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>) -> bool {
+fn is_over(
+    watchlist: &mut Watchlist,
+    grant: &Grant,
+    uid: &str,
+    evidence: &Evidence<'_>,
+    now: Moment,
+) -> bool {
     if evidence.cgroup(uid).is_dead() {
-        watchlist.ended.insert(grant.alloc_id.clone());
+        watchlist.ended.entry(grant.alloc_id.clone()).or_insert(now.boot);
     } else if !evidence.is_superseded(grant) {
         watchlist.ended.remove(&grant.alloc_id);
     }
-    evidence.is_superseded(grant) && watchlist.ended.contains(&grant.alloc_id)
+    evidence.is_superseded(grant) && watchlist.ended.contains_key(&grant.alloc_id)
 }
 
 /// Whether no process of the pod runs, and none will run again.

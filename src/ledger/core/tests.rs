@@ -184,9 +184,7 @@ fn a_name_that_is_found_later_is_filled_in() {
 #[test]
 fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
     let mut world = World::new();
-    let after = |world: &World, seconds| {
-        next_look(&world.ledger, &world.watchlist, false, at(seconds).wall)
-    };
+    let after = |world: &World, seconds| next_look(&world.ledger, &world.watchlist, at(seconds));
     world.seen.names.clear();
     world.seen.pods = None;
     world.look(0);
@@ -233,11 +231,41 @@ fn a_pod_that_is_gone_is_released_at_the_second_listing_five_seconds_on() {
     let mut world = World::gone();
     assert_eq!(world.look(10).len(), 1);
     assert_eq!(world.state(1), "suspect");
-    assert!(world.watchlist.is_waiting());
+    assert!(world.watchlist.is_waiting(at(10).boot));
     assert_eq!(world.look(14), [], "4 s are not 5");
     assert_eq!(released_by(&world.look(15)), Some(POD_GONE));
-    assert!(!world.watchlist.is_waiting());
+    assert!(!world.watchlist.is_waiting(at(15).boot));
     assert!(world.ledger.held().is_empty());
+}
+
+/// The time until the pass after one at this second.
+fn next_after(world: &World, seconds: u64) -> Duration {
+    next_look(&world.ledger, &world.watchlist, at(seconds))
+}
+
+#[test]
+fn a_pod_that_the_kubelet_lists_long_after_its_end_is_looked_at_as_usual() {
+    let mut world = World::bound();
+    assert_eq!(next_after(&world, 0), LOOK_HELD);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
+    world.look(10);
+    assert!(next_after(&world, 39) < Duration::from_secs(2), "it may be removed at any time");
+    world.look(39);
+    assert_eq!(next_after(&world, 40), LOOK_HELD);
+    world.seen.pods = Some(Vec::new());
+    world.look(55);
+    assert!(next_after(&world, 55) < Duration::from_secs(2), "the second listing comes soon");
+    assert_eq!(released_by(&world.look(60)), Some(POD_GONE));
+}
+
+#[test]
+fn a_grant_that_no_checkpoint_has_is_looked_at_as_usual_after_a_while() {
+    let mut world = World::new();
+    world.write(Vec::new());
+    assert!(next_after(&world, 0) < Duration::from_secs(2), "no pass has seen it");
+    world.look(0);
+    assert!(next_after(&world, 29) < Duration::from_secs(2));
+    assert_eq!(next_after(&world, 30), LOOK_HELD);
 }
 
 #[test]

@@ -10,9 +10,7 @@ use crate::domain::{
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{
-    Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile,
-};
+use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, next_look, reconcile};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use std::collections::BTreeMap;
@@ -184,10 +182,10 @@ impl Inner {
     async fn reconcile_loop(self: Arc<Self>) {
         let mut written = self.node.checkpoint_writes();
         loop {
-            let dead = self.reconcile_once().await;
+            self.reconcile_once().await;
             let wait = {
                 let cores = self.lock();
-                next_look(&cores.ledger, &cores.watchlist, dead, self.node.moment().wall)
+                next_look(&cores.ledger, &cores.watchlist, self.node.moment())
             };
             tokio::select! {
                 biased;
@@ -197,7 +195,7 @@ impl Inner {
         }
     }
 
-    async fn reconcile_once(&self) -> bool {
+    async fn reconcile_once(&self) {
         let now = self.node.moment();
         let (agenda, settled) = {
             let mut cores = self.lock();
@@ -218,16 +216,12 @@ impl Inner {
                 observation.pods = listing.and_then(Result::ok);
             }
         }
-        let (entries, dead) = {
+        let entries = {
             let mut cores = self.lock();
             let Cores { ledger, watchlist, .. } = &mut *cores;
-            (
-                reconcile(watchlist, ledger, &observation, self.node.moment()),
-                has_dead_holder(ledger, &observation),
-            )
+            reconcile(watchlist, ledger, &observation, self.node.moment())
         };
         self.commit(entries).await;
-        dead
     }
 
     /// Makes the entries durable, then applies them.

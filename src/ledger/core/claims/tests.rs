@@ -601,7 +601,7 @@ fn gone_claim() -> World {
 fn a_claim_is_gone_after_two_answers_five_seconds_apart_with_all_other_evidence() {
     let mut world = gone_claim();
     assert_eq!(world.look(10), []);
-    assert!(world.watchlist.is_waiting());
+    assert!(world.watchlist.is_waiting(at(10).boot));
     assert_eq!(world.look(100), [], "the same answer of the server is one answer");
     world.evidence.api = gone(true, 14);
     assert_eq!(world.look(101), [], "4 s are not 5");

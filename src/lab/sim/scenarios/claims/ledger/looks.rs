@@ -8,7 +8,7 @@ use crate::domain::{
     CheckpointEntry, ClaimEvidence, ClaimHold, ClaimLook, Grant, ListedContainer, ListedPod,
     Observation,
 };
-use crate::ledger::core::{Agenda, has_dead_holder, next_look, reconcile};
+use crate::ledger::core::{Agenda, next_look, reconcile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 impl LedgerShell {
     pub(super) async fn reconcile_all(self: Arc<Self>) {
         loop {
-            let dead = self.reconcile_once().await;
+            self.reconcile_once().await;
             let wait = {
                 let cores = self.cores();
-                next_look(&cores.ledger, &cores.watchlist, dead, self.world.moment().wall)
+                next_look(&cores.ledger, &cores.watchlist, self.world.moment())
             };
             tokio::select! {
                 biased;
@@ -32,7 +32,7 @@ impl LedgerShell {
         }
     }
 
-    async fn reconcile_once(&self) -> bool {
+    async fn reconcile_once(&self) {
         let now = self.world.moment();
         let (agenda, settled, evidence) = {
             let mut cores = self.cores();
@@ -52,16 +52,14 @@ impl LedgerShell {
         while self.cores().written().next().is_some() {
             self.world.pause(MS / 20, MS).await;
         }
-        let (entries, dead) = {
+        let entries = {
             let mut cores = self.cores();
             let Cores { ledger, watchlist, .. } = &mut *cores;
-            let dead = has_dead_holder(ledger, &observation);
-            (reconcile(watchlist, ledger, &observation, now), dead)
+            reconcile(watchlist, ledger, &observation, now)
         };
         if !entries.is_empty() {
             drop(self.submit(entries).await);
         }
-        dead
     }
 
     /// Asks the API server, again and again. A slow answer delays no pass.
