@@ -15,6 +15,7 @@ pub use client::{
 pub use document::{Installed, LedgerEnd, Order, ReleaseOrder, Upgrade};
 
 use self::ledger::{stream, verify as verify_ledger};
+use super::apis::ApisReport;
 use super::devices;
 use super::processors;
 use super::status::pending_reports;
@@ -199,6 +200,10 @@ async fn devices(State(source): State<Source>) -> Reply {
     reply(&reports)
 }
 
+async fn apis(State(source): State<Source>) -> Reply {
+    reply(&ApisReport::of(source.views().await))
+}
+
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     let Order { device, instruction } = parsed(&body)?;
     let evicts = matches!(instruction, OperatorRequest::CordonAndEvict { .. });
@@ -286,6 +291,7 @@ pub(crate) fn serve(
         .route("/v1/devices", route(devices).post(instruct))
         .route("/v1/claims", post(release))
         .route("/v1/status", route(status))
+        .route("/v1/apis", route(apis))
         .route("/v1/handover", post(hand_over))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(source);

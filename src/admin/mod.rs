@@ -6,6 +6,7 @@
 //! (`control`), for the other verbs on this host, and the telemetry address (`listen`), with the
 //! probes, `/metrics` (`measures`) and the page at `/` (`page`).
 
+mod apis;
 mod config_report;
 pub(crate) mod control;
 mod devices;
@@ -17,6 +18,7 @@ pub(crate) mod processors;
 pub(crate) mod status;
 mod views;
 
+pub use apis::{ApiReport, ApisReport};
 pub use config_report::ConfigReport;
 pub use control::{
     ControlError, Installed, LedgerEnd, Order, ReleaseOrder, Upgrade, UpgradeOrder,

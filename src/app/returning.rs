@@ -12,9 +12,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How long the schedulers have to learn of the taints. A slice is written within a second, and
-/// their watches deliver it within milliseconds; a busy control plane takes some seconds.
-const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// How long the scan for the new plan may take.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -75,7 +72,7 @@ impl Returning {
         self.end();
         let (plan, rescan) = (plan.clone(), rescan.clone());
         self.0 = Some(tokio::spawn(async move {
-            tokio::time::sleep(KNOWN_WITHIN).await;
+            tokio::time::sleep(Api::KNOWN_WITHIN).await;
             let is_changed = plan.send_if_modified(|plan| {
                 let next = returned(plan).map(Arc::new);
                 next.is_some_and(|next| {

@@ -342,11 +342,11 @@ pub fn device_text(device: &Value, screen: Screen) -> Text {
 }
 
 /// At most 80 columns, also in a pipe: these are sentences, not a table.
-fn narrow(screen: Screen) -> Screen {
+pub(super) fn narrow(screen: Screen) -> Screen {
     Screen { width: Some(screen.width.unwrap_or(COLUMNS).min(COLUMNS)), ..screen }
 }
 
-fn line(text: &mut Text, screen: Screen, name: &str, value: &str) {
+pub(super) fn line(text: &mut Text, screen: Screen, name: &str, value: &str) {
     if !value.is_empty() {
         text.put(format_args!("  {name:<11}"));
         text.wrap(screen, INDENT, value);

@@ -93,7 +93,8 @@ enum Verb {
     /// Check, show and compare configurations; import one from another plugin
     #[command(subcommand)]
     Config(configuration::Verb),
-    /// Check what a switch from another device plugin means for the pods of this node
+    /// Check a switch from another device plugin; move resources between the device plugin and
+    /// Dynamic Resource Allocation
     #[command(subcommand)]
     Migrate(migrate::Verb),
     /// Export, import or verify the ledger

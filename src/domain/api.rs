@@ -10,6 +10,8 @@
 //! A device that is not given by number is unhealthy in the list, as long as there is a list. The
 //! ledger decides who gets a device: a list and a slice are always a little late.
 
+use std::time::Duration;
+
 /// The API of Kubernetes that gives the devices of a resource to new pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Api {
@@ -53,6 +55,11 @@ pub enum InSlice {
 }
 
 impl Api {
+    /// How long the schedulers have to learn of the taints of [`Api::Returning`]. A slice is
+    /// written within a second, and their watches deliver it within milliseconds; a busy control
+    /// plane takes some seconds.
+    pub const KNOWN_WITHIN: Duration = Duration::from_secs(10);
+
     /// The value of the key `api`.
     #[must_use]
     pub fn as_str(self) -> &'static str {

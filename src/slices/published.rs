@@ -1,7 +1,7 @@
 //! What an operator sees of the slices: in `status`, and in the metrics.
 
 use super::DRIVER;
-use super::api::{NO_EXECUTE, NO_SCHEDULE, ResourceSlice};
+use super::api::{Attribute, NO_EXECUTE, NO_SCHEDULE, ResourceSlice};
 use super::others::OtherDriver;
 use crate::domain::Verdicts;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ pub struct Published {
     /// The taints of its devices: by the reason, which is the key without the driver's domain, and
     /// by the effect.
     pub taints: BTreeMap<(String, &'static str), usize>,
+    /// The devices of each resource in these slices.
+    pub resources: Vec<(String, usize)>,
     /// Whether the API server has dropped the taints of a device: their feature gate
     /// (`DRADeviceTaints`) is off.
     pub drops_taints: bool,
@@ -48,6 +50,11 @@ impl Published {
             let size = published.pools.entry(pool.clone()).or_default();
             size.slices += 1;
             size.devices += slice.spec.devices.len();
+            for device in &slice.spec.devices {
+                if let Some(Attribute::Text(resource)) = device.attributes.get("resource") {
+                    published.count(resource);
+                }
+            }
             for taint in slice.spec.devices.iter().flat_map(|device| &device.taints) {
                 let reason = taint.key.strip_prefix(DRIVER).and_then(|it| it.strip_prefix('/'));
                 let effects = [NO_SCHEDULE, NO_EXECUTE];
@@ -59,6 +66,21 @@ impl Published {
             }
         }
         published
+    }
+
+    fn count(&mut self, resource: &str) {
+        if let Some((_, devices)) = self.resources.iter_mut().find(|(known, _)| known == resource) {
+            *devices += 1;
+        } else if self.resources.len() < ENTRIES_MAX {
+            self.resources.push((resource.to_owned(), 1));
+        }
+    }
+
+    /// How many devices of a resource the slices have.
+    #[must_use]
+    pub fn devices_of(&self, resource: &str) -> usize {
+        let mut resources = self.resources.iter();
+        resources.find(|(known, _)| known == resource).map_or(0, |(_, devices)| *devices)
     }
 
     /// What an operator must decide, one sentence each.
@@ -134,6 +156,26 @@ mod tests {
             .collect();
         let published = Published::of(many.iter(), false);
         assert_eq!((published.pools.len(), published.taints.len()), (ENTRIES_MAX, ENTRIES_MAX));
+    }
+
+    #[test]
+    fn the_devices_of_each_resource_are_counted_and_bounded() {
+        let slice = |resources: &[String]| -> ResourceSlice {
+            let device = |resource: &String| json!({ "name": "d", "attributes": { "resource": { "string": resource } } });
+            let devices: Vec<_> = resources.iter().map(device).collect();
+            let pool = json!({ "name": "n1/gpu" });
+            serde_json::from_value(
+                json!({ "spec": { "driver": DRIVER, "pool": pool, "devices": devices } }),
+            )
+            .unwrap()
+        };
+        let name = |n: usize| format!("a.b/r{n}");
+        let slices = [slice(&[name(0), name(1), name(0)]), slice(&[name(0)])];
+        let published = Published::of(slices.iter(), false);
+        assert_eq!([0, 1, 2].map(|n| published.devices_of(&name(n))), [3, 1, 0]);
+        let many: Vec<String> = (0..99).map(name).chain([name(0)]).collect();
+        let published = Published::of([slice(&many)].iter(), false);
+        assert_eq!((published.resources.len(), published.devices_of("a.b/r0")), (ENTRIES_MAX, 2));
     }
 
     #[test]

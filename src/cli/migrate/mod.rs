@@ -1,15 +1,21 @@
-//! `holdfast migrate`: what a switch from another device plugin means for the pods of this node.
-//! Reads only, and changes nothing.
+//! `holdfast migrate`: what a switch from another device plugin means for the pods of this node, and
+//! the way of resources between the two APIs of Kubernetes. Reads only, and changes nothing.
 //!
-//! `fate`, `compare` and `answers` are pure: they compare what the kubelet has with what Holdfast
-//! would offer. `report` prints the result.
+//! The switch (`check`): `fate`, `compare` and `answers` are pure, and compare what the kubelet has
+//! with what Holdfast would offer. `report` prints the result.
+//!
+//! The APIs (`status` and `plan`): `apis` asks the daemon and prints. `steps` has the plan, and
+//! `words` its sentences; both are pure.
 
 mod answers;
+mod apis;
 mod compare;
 mod fate;
 mod report;
+mod steps;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use self::answers::Answer;
 use self::compare::{Holder, Theirs, Verdict, compare};
@@ -35,7 +41,7 @@ use clap::{Args, Subcommand};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Verbs on the switch from another device plugin.
+/// Verbs on the switch from another device plugin, and on the API that gives devices to pods.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Report which pods need a drain before a switch from another device plugin, and what changes
@@ -44,6 +50,14 @@ pub enum Verb {
     /// configuration. Changes nothing. Exit codes: 0 no pod needs a drain, 1 a pod needs one, 2
     /// this cannot be determined.
     Check(Options),
+    /// Show which API gives the devices of each resource to pods, who holds them, and what the next
+    /// step waits for
+    Status,
+    /// Print the steps that lead resources to another API, with what happens to pods
+    ///
+    /// Changes nothing. Each step has what it does to pods, and what a restart of the kubelet or a
+    /// reboot of the node does after it. `--to both` is the way to change workloads one by one.
+    Plan(apis::PlanOptions),
 }
 
 /// Options of the check.
@@ -67,8 +81,17 @@ impl Options {
 /// Runs one verb.
 ///
 /// # Errors
-/// [`NEEDS_DRAIN`] or [`CANNOT_TELL`] after the report, or when the configuration is invalid.
-pub fn run(global: &Global, Verb::Check(options): &Verb) -> Result<(), Failed> {
+/// When no daemon runs. `check`: [`NEEDS_DRAIN`] or [`CANNOT_TELL`] after the report, or when the
+/// configuration is invalid.
+pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
+    match verb {
+        Verb::Check(options) => check(global, options),
+        Verb::Status => apis::status(global),
+        Verb::Plan(options) => apis::plan(global, options),
+    }
+}
+
+fn check(global: &Global, options: &Options) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root).with_nvidia(&config.nvidia_roots);
     let kubelet = Kubelet::read(global, &config);
