@@ -16,6 +16,8 @@
 //! | 7 | uneven use of devices | | |
 //! | last | the ids | the ids | the ids |
 //!
+//! The lowest ids are the best; with `api = "both"` the highest ones.
+//!
 //! (a) if there are at least as many neighbours as requested ids; (b) if there are fewer.
 //!
 //! A group is whole while everything in it is free. It is split when only a part of it is taken.
@@ -32,7 +34,7 @@ mod search;
 mod tree;
 
 use self::search::Policy;
-use self::tree::Tree;
+use self::tree::{Tree, rank};
 use crate::domain::{Device, DeviceId, Offering};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,7 +61,7 @@ pub enum Unanswerable {
 }
 
 /// Chooses `size` ids of `available` that include `must_include`, by the resource's placement. The
-/// answer has the ids that must be included first, then the others in order.
+/// answer has the ids that must be included first, then the others, each in order of preference.
 ///
 /// # Errors
 /// When that many cannot be chosen.
@@ -97,8 +99,9 @@ pub fn choose_near(
     let policy =
         Policy { placement: offering.spec.placement, neighbours_first: neighbours.len() >= size };
     let chosen = tree.choose(policy, size);
+    let id = |chosen| ids[rank(offering, ids.len(), chosen)];
     let (first, rest): (Vec<_>, Vec<_>) =
-        chosen.into_iter().map(|index| ids[index]).partition(|id| must.binary_search(id).is_ok());
+        chosen.into_iter().map(id).partition(|id| must.binary_search(id).is_ok());
     Ok(first.into_iter().chain(rest).cloned().collect())
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::topology::{Nearness, Placement, hives, nearness, places};
-use crate::domain::{Device, Health, Offered, Sharing};
+use crate::domain::{Api, Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -135,6 +135,25 @@ fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
         "a::1",
         "more used"
     );
+}
+
+#[test]
+fn with_both_apis_containers_get_the_last_of_equal_devices() {
+    let with_both = |mut offering: Offering| {
+        Arc::make_mut(&mut offering.spec).api = Api::Both;
+        offering
+    };
+    let board = |placement| with_both(offering(placement, &BOARD, 1));
+    let closest = board(Placement::Closest);
+    assert_eq!(of(&closest, ALL, "", 1), "d1");
+    assert_eq!(of(&closest, ALL, "", 2), "d1 d0");
+    assert_eq!(of(&closest, ALL, "a0", 2), "a0 a1", "nearness comes first");
+    assert_eq!(of(&closest, "a0 a1 b0 c0 d0", "", 2), "a1 a0", "one switch comes first");
+    assert_eq!(of(&board(Placement::Packed), ALL, "", 3), "d1 d0 c1");
+    assert_eq!(of(&board(Placement::Spread), ALL, "", 2), "d1 b1");
+    let shared = with_both(offering(Placement::Closest, &[("a", None, &[]), ("b", None, &[])], 3));
+    assert_eq!(of(&shared, "a::0 a::1 a::2 b::0 b::1 b::2", "a::1", 3), "a::1 b::2 b::1");
+    assert_eq!(of(&closest, "?0 ?1", "", 1), "?1");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The tree of a resource's devices, and how near its groups are to the neighbours.
 
 use crate::domain::topology::{Nearness, Place, hives, places};
-use crate::domain::{Device, DeviceId, Offering};
+use crate::domain::{Api, Device, DeviceId, Offering};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -99,6 +99,13 @@ pub(super) enum Parts {
 #[derive(Debug)]
 pub(super) struct Tree(pub(super) Group);
 
+/// The rank of an id among `count` ones, from its index or back: of equal choices the one with the
+/// lowest ranks is the best. The scheduler gives claims the first devices of a slice, which are
+/// sorted by id. So containers get the last ones where the two do not know of each other.
+pub(super) fn rank(offering: &Offering, count: usize, index: usize) -> usize {
+    if offering.spec.api == Api::Both { count - 1 - index } else { index }
+}
+
 /// The number of neighbours in each place.
 type Neighbours = BTreeMap<Key, usize>;
 
@@ -111,6 +118,12 @@ impl Tree {
         must: &[&DeviceId],
     ) -> Self {
         let mut leaves = leaves(offering, ids, must);
+        for leaf in &mut leaves {
+            leaf.free.iter_mut().for_each(|index| *index = rank(offering, ids.len(), *index));
+            let (must, free) = leaf.free.split_at_mut(leaf.must);
+            must.sort_unstable();
+            free.sort_unstable();
+        }
         let mut neighbours: Vec<Path> = neighbours.values().map(|device| path(device)).collect();
         put_bridges_on_nodes(&mut leaves, &mut neighbours);
         put_hives(&mut leaves);
