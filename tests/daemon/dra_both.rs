@@ -14,12 +14,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-fn gpu() -> ResourceName {
+pub(crate) fn gpu() -> ResourceName {
     name("example.com/gpu")
 }
 
 /// Sets `api` of the GPUs.
-fn set_api(world: &World, api: &str) {
+pub(crate) fn set_api(world: &World, api: &str) {
     let text = std::fs::read_to_string(world.node.config_file()).unwrap();
     let lines = text.lines().map(|line| match line.starts_with("api = ") {
         true => format!("api = {api:?}\n"),
@@ -29,7 +29,7 @@ fn set_api(world: &World, api: &str) {
 }
 
 /// The same, for a running daemon.
-async fn reload(world: &World, daemon: &Daemon, api: &str) {
+pub(crate) async fn reload(world: &World, daemon: &Daemon, api: &str) {
     // Before it handles signals, SIGHUP would end it.
     daemon.logged("INFO ready").await;
     set_api(world, api);
@@ -69,18 +69,18 @@ async fn until_slice(world: &World, what: &str, expected: &BTreeMap<String, Vec<
 }
 
 /// The id of a device in the device plugin: `dev:gpu1` of `dev-gpu1-5a7c0123`.
-fn id_of(device: &str) -> String {
+pub(crate) fn id_of(device: &str) -> String {
     let (id, _hash) = device.rsplit_once('-').unwrap();
     id.replacen('-', ":", 1)
 }
 
 /// The id that a pod of the device plugin has.
-fn id_in(kubelet: &Kubelet, pod: &str) -> String {
+pub(crate) fn id_in(kubelet: &Kubelet, pod: &str) -> String {
     let devices = kubelet.devices(pod, "main");
     devices[&gpu()].iter().next().unwrap().to_string()
 }
 
-async fn pod_by_number(kubelet: &Kubelet, name: &str) -> Option<String> {
+pub(crate) async fn pod_by_number(kubelet: &Kubelet, name: &str) -> Option<String> {
     let outcome = kubelet.add_pod(PodSpec::new("ml", name).app("main", &gpu(), 1)).await;
     if outcome.phase == PodPhase::Running {
         return Some(outcome.uid);

@@ -26,6 +26,8 @@ mod dra_evidence;
 #[cfg(feature = "cluster")]
 mod dra_handover;
 #[cfg(feature = "cluster")]
+mod dra_migrate;
+#[cfg(feature = "cluster")]
 mod dra_operator;
 mod edges;
 mod growth;

@@ -1,11 +1,11 @@
-//! `holdfast migrate`: what a switch from another device plugin means for the pods of this node, and
-//! the way of resources between the two APIs of Kubernetes. Reads only, and changes nothing.
+//! `holdfast migrate`: what a switch from another device plugin means for the pods of this node,
+//! and the way of resources between the two APIs of Kubernetes. Reads only, and changes nothing.
 //!
 //! The switch (`check`): `fate`, `compare` and `answers` are pure, and compare what the kubelet has
 //! with what Holdfast would offer. `report` prints the result.
 //!
-//! The APIs (`status` and `plan`): `apis` asks the daemon and prints. `steps` has the plan, and
-//! `words` its sentences; both are pure.
+//! The APIs (`status` and `plan`): `apis` asks the daemon and prints. `steps` has the plan. It
+//! is pure.
 
 mod answers;
 mod apis;
@@ -15,7 +15,6 @@ mod report;
 mod steps;
 #[cfg(test)]
 mod tests;
-mod words;
 
 use self::answers::Answer;
 use self::compare::{Holder, Theirs, Verdict, compare};

@@ -1,6 +1,6 @@
 //! The way of resources from one API of Kubernetes to another: from the state to its steps. Pure.
 //!
-//! What is said of the kubelet is what Kubernetes 1.34 to 1.36 does, in pkg/kubelet/cm:
+//! The kubelet of Kubernetes 1.36 behaves as stated, in pkg/kubelet/cm:
 //!
 //! - `devicemanager/manager.go`, `devicesToAllocate`: at its start the kubelet admits every pod
 //!   again. A container that runs needs nothing. For any other container the resource must be
@@ -10,13 +10,14 @@
 //!   plugin, for as long as the resource is known: five minutes after its plugin has left
 //!   (`endpointStopGracePeriod`).
 //! - `dra/plugin/dra_plugin_manager.go`, `NewDRAPluginManager`: a start deletes all slices of the
-//!   node. `dra/manager.go`, `unprepareResources`: without the driver a claim is not unprepared, and
-//!   its pod does not end.
+//!   node. `dra/manager.go`, `unprepareResources`: without the driver a claim is not unprepared,
+//!   and its pod does not end.
 //!
 //! The scheduler uses a class of that name where the node has no allocatable device of the resource
 //! (pkg/scheduler/framework/plugins/noderesources/fit.go, `shouldDelegateResourceToDRA`).
 
-use super::words;
+mod words;
+
 use crate::domain::Api;
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! The sentences of `migrate status` and `migrate plan`. Pure.
 
-use super::steps::{Holding, Moving, Resource, State};
+use super::{Holding, Moving, Resource, State};
 use crate::domain::Api;
 
 /// Holders that a sentence names.
